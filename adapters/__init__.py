@@ -1,0 +1,10 @@
+"""How a trial becomes a Lightning module."""
+
+if not __name__.startswith("det_lightning."):
+    raise ImportError(
+        f"Import this package as det_lightning.adapters, not as {__name__}: there must be one copy of it."
+    )
+
+from det_lightning.adapters.module import TrialModule
+
+__all__ = ["TrialModule"]

@@ -1,0 +1,163 @@
+"""A trial's loaders as Lightning sees them: the training data endless and resumable, cut into epochs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch.utils.data
+
+from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch.data import DataLoader
+from det_lightning.pytorch.random_state import PassJournal
+from det_lightning.pytorch.trial import PyTorchTrial
+
+__all__ = ["TrainStream", "TrialData", "ValidationStream"]
+
+
+class TrialData:
+    """The loaders of a trial, for the ranks and the position of a run.
+
+    Args:
+        trial: builds the loaders.
+        context: of the trial; its position tells where to begin, and is told the length of an epoch.
+        sharded_validation: each rank validates on its share; otherwise the chief on all of the data.
+        journal: how the passes over the training data began, from the checkpoint that the run goes on from.
+        limit: an epoch has at most so many batches (an int), or this share of the loader's (a float).
+
+    Raises:
+        RuntimeError: a loader is not a ``det_lightning.pytorch.DataLoader`` and that was not allowed, or the training
+            loader is empty.
+    """
+
+    def __init__(
+        self,
+        trial: PyTorchTrial,
+        context: PyTorchTrialContext,
+        sharded_validation: bool,
+        journal: list[dict[str, Any]] | None = None,
+        limit: float = 1.0,
+    ) -> None:
+        self._context = context
+        self._replicas = context.distributed.size
+        self._rank = context.distributed.rank
+        self.journal = PassJournal(journal)
+        training = self._build_training(trial.build_training_data_loader())
+        epoch_len = context.distributed.broadcast(_limited(_length(training) or sys.maxsize, limit))
+        context.position.epoch_len = epoch_len
+        self.training = TrainStream(training, epoch_len, context.position.initial_batch)
+        validation = trial.build_validation_data_loader()
+        self.validation_loader = self._build_validation(validation, sharded_validation)
+        self.validation = ValidationStream(self.validation_loader)
+
+    def _build_training(self, loader: Any) -> Any:
+        initial_batch = self._context.position.initial_batch
+        if isinstance(loader, DataLoader):
+            loader = loader.get_resumable_loader(self.journal, initial_batch, self._replicas, self._rank)
+        else:
+            self._require_allowed("build_training_data_loader", loader)
+        if _length(loader) == 0:
+            raise RuntimeError(
+                "The training loader is empty: its dataset has no samples, or fewer than one batch with "
+                "drop_last=True. See build_training_data_loader()."
+            )
+        return loader
+
+    def _build_validation(self, loader: Any, sharded: bool) -> Any:
+        if not isinstance(loader, DataLoader):
+            self._require_allowed("build_validation_data_loader", loader)
+            return loader
+        replicas, rank = (self._replicas, self._rank) if sharded else (1, 0)
+        return loader.get_data_loader(repeat=False, skip=0, num_replicas=replicas, rank=rank)
+
+    def _require_allowed(self, method: str, loader: Any) -> None:
+        if self._context.experimental.reproducibility_checks:
+            raise RuntimeError(
+                f"{method}() returned a {type(loader).__module__}.{type(loader).__name__}, which is not repeated, "
+                "sharded and resumed for you. Return a det_lightning.pytorch.DataLoader, which takes the same "
+                "arguments, or call context.experimental.disable_dataset_reproducibility_checks() in the trial's "
+                "__init__ and do so yourself."
+            )
+
+    def close(self) -> None:
+        """End the workers of the training loader."""
+        self.training.close()
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def _limited(length: int, limit: float) -> int:
+    if isinstance(limit, int):
+        return min(length, limit)
+    return length if limit == 1.0 else int(length * limit)
+
+
+class TrainStream:
+    """Cuts one endless iterator over the training data into epochs; workers and shuffling live on between them.
+
+    Args:
+        loader: an iterable that does not end.
+        epoch_len: number of batches in an epoch, ``sys.maxsize`` for epochs that do not end.
+        first_batch: number of batches trained on already; the first epoch is shorter by what it has of them.
+    """
+
+    def __init__(self, loader: Any, epoch_len: int, first_batch: int = 0) -> None:
+        self._loader = loader
+        self._epoch_len = epoch_len
+        self._next = first_batch
+        self._iterator: Iterator[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Made now and not with the first batch: making it draws from the global random state.
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+        return self._rest_of_epoch(self._iterator)
+
+    def _rest_of_epoch(self, batches: Iterator[Any]) -> Iterator[Any]:
+        missing = object()
+        while True:
+            batch = next(batches, missing)
+            if batch is missing:
+                raise RuntimeError(
+                    f"The training loader ran dry after {self._next} batches. A loader that is not a "
+                    "det_lightning.pytorch.DataLoader has to repeat its data without end, for example through "
+                    "det_lightning.pytorch.samplers.RepeatBatchSampler."
+                )
+            self._next += 1
+            yield batch
+            if self._next % self._epoch_len == 0:
+                return
+
+    def close(self) -> None:
+        """Drop the iterator, which ends its workers."""
+        self._iterator = None
+
+
+class ValidationStream:
+    """The validation data, begun anew at each validation, and not before the first batch is asked for.
+
+    Args:
+        loader: a loader that ends.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader: torch.utils.data.DataLoader[Any] = loader
+
+    def __len__(self) -> int:
+        length = len(self._loader)
+        if length == 0:
+            raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
+        return length
+
+    def __iter__(self) -> Iterator[Any]:
+        # A generator: Lightning asks for the iterator before the callbacks hear of the validation.
+        yield from self._loader

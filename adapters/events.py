@@ -1,0 +1,89 @@
+"""The callbacks of a trial, called in the order in which it built them."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import warnings
+from typing import Any
+
+from det_lightning.pytorch.callback import PyTorchCallback
+
+__all__ = ["TrialEvents"]
+
+logger = logging.getLogger("det_lightning.pytorch")
+
+_REPLACED = {
+    "on_checkpoint_end": "on_checkpoint_write_end",
+    "on_before_optimizer_step": "step_optimizer(clip_grads=...)",
+    "on_validation_step_start": "on_validation_start",
+    "on_validation_step_end": "on_validation_end",
+}
+
+
+def _overrides(callback: PyTorchCallback, method: str) -> bool:
+    return getattr(type(callback), method, None) is not getattr(PyTorchCallback, method)
+
+
+class TrialEvents:
+    """Passes the events of a run on to a trial's callbacks.
+
+    Args:
+        callbacks: what ``build_callbacks`` returned.
+
+    Raises:
+        TypeError: it is no dict of ``PyTorchCallback`` by name; all wrong entries are named.
+    """
+
+    def __init__(self, callbacks: dict[str, PyTorchCallback]) -> None:
+        if not isinstance(callbacks, dict):
+            raise TypeError(f"build_callbacks() must return a dict of callbacks by name; got {callbacks!r}.")
+        wrong = {name: c for name, c in callbacks.items() if not isinstance(c, PyTorchCallback)}
+        if wrong:
+            raise TypeError(f"build_callbacks() must return PyTorchCallback objects of det_lightning; got {wrong}.")
+        self.callbacks = callbacks
+        self._shutdown = contextlib.ExitStack()
+        self._epoch_starts = [
+            (callback, bool(inspect.signature(callback.on_training_epoch_start).parameters))
+            for callback in callbacks.values()
+        ]
+        self._warn_of_old_spellings()
+
+    def _warn_of_old_spellings(self) -> None:
+        for name, callback in self.callbacks.items():
+            for old, new in _REPLACED.items():
+                if _overrides(callback, old):
+                    warnings.warn(
+                        f"Callback {name!r} overrides {old}, which is deprecated; use {new} instead.",
+                        FutureWarning,
+                        stacklevel=2,
+                    )
+
+    def overriding(self, method: str) -> list[Any]:
+        """Return the bound methods of the callbacks that override ``method``."""
+        return [getattr(callback, method) for callback in self.callbacks.values() if _overrides(callback, method)]
+
+    def emit(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Call ``method`` of every callback."""
+        for callback in self.callbacks.values():
+            getattr(callback, method)(*args, **kwargs)
+
+    def start_up(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
+        """Call ``on_trial_startup``; the callbacks that got it will get ``on_trial_shutdown`` too."""
+        for callback in self.callbacks.values():
+            callback.on_trial_startup(first_batch_idx, checkpoint_uuid)
+            self._shutdown.callback(callback.on_trial_shutdown)
+
+    def shut_down(self) -> None:
+        """Call ``on_trial_shutdown``, the last callback first; all of them, also if one raises."""
+        self._shutdown.close()
+
+    def start_epoch(self, epoch_idx: int) -> None:
+        """Call ``on_training_epoch_start``, also in its old form without an argument."""
+        for callback, takes_epoch in self._epoch_starts:
+            if takes_epoch:
+                callback.on_training_epoch_start(epoch_idx)
+            else:
+                logger.warning("%s.on_training_epoch_start() should take epoch_idx.", type(callback).__name__)
+                callback.on_training_epoch_start()  # type: ignore[call-arg]

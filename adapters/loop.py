@@ -1,0 +1,160 @@
+"""The few places of Lightning's own loops that a trial reads and moves."""
+
+from __future__ import annotations
+
+import sys
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import LearningRateFinder, ModelCheckpoint, ProgressBar
+
+from det_lightning import errors
+from det_lightning.checkpoint.state import TrialState
+from det_lightning.pytorch.position import TrainingPosition
+from det_lightning.units import Batch, Epoch, TrainUnit
+
+__all__ = [
+    "allow_validation",
+    "move_to",
+    "move_to_epoch",
+    "needs_each_batch",
+    "refuse_unsupported_flags",
+    "run_validation",
+    "validation_period_of",
+]
+
+_PER_BATCH_HOOKS = {
+    "train": ("on_train_batch_start", "on_train_batch_end"),
+    "validation": ("on_validation_batch_start", "on_validation_batch_end"),
+}
+
+
+def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
+    """Raise for flags of ``pl.Trainer`` that can not work with a trial.
+
+    Raises:
+        UnsupportedTrainerFlags: names every such flag, its value and what to use instead.
+    """
+    time_based = not hasattr(trainer, "val_check_interval")
+    lr_finder = any(isinstance(callback, LearningRateFinder) for callback in trainer.callbacks)
+    wrong = {
+        f"gradient_clip_val={trainer.gradient_clip_val}": (
+            bool(trainer.gradient_clip_val),
+            "clip in train_batch through context.step_optimizer(optimizer, clip_grads=...)",
+        ),
+        f"accumulate_grad_batches={trainer.accumulate_grad_batches}": (
+            trainer.accumulate_grad_batches != 1,
+            f"use TrialModule(..., aggregation_frequency={trainer.accumulate_grad_batches})",
+        ),
+        f"overfit_batches={trainer.overfit_batches}": (
+            trainer.overfit_batches > 0,
+            "return a subset of the data from build_training_data_loader()",
+        ),
+        f"reload_dataloaders_every_n_epochs={trainer.reload_dataloaders_every_n_epochs}": (
+            trainer.reload_dataloaders_every_n_epochs > 0,
+            "leave it out: the training data are one endless stream",
+        ),
+        "a time as val_check_interval": (time_based, "use TrialModule(..., validation_period=Batch(n) or Epoch(n))"),
+        "LearningRateFinder": (lr_finder, "try learning rates as hyperparameters"),
+        f"precision={trainer.precision!r}": (
+            trainer.precision != "32-true",
+            "call context.experimental.use_amp() in the trial's __init__",
+        ),
+        f"{trainer.world_size} devices": (
+            trainer.world_size > 1,
+            "use devices=1: this version of det_lightning trains in a single process",
+        ),
+    }
+    found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
+    if found:
+        raise errors.UnsupportedTrainerFlags("pl.Trainer can not train a trial with " + "; and with ".join(found) + ".")
+
+
+class _InEpochSchedule:
+    """The batches at which Lightning's ``val_check_interval`` asks for a validation, counted over the whole run."""
+
+    def __init__(self, position: TrainingPosition, interval: float, every_epochs: int) -> None:
+        self._position = position
+        self._interval = interval
+        self._every_epochs = every_epochs
+
+    def __contains__(self, batches_trained: object) -> bool:
+        if not isinstance(batches_trained, int):
+            return False
+        epoch_len, interval = self._position.epoch_length(), self._interval
+        every_batches = interval if isinstance(interval, int) else max(1, int(epoch_len * interval))
+        epoch, batch = divmod(batches_trained - 1, epoch_len)
+        return (epoch + 1) % self._every_epochs == 0 and (batch + 1) % every_batches == 0
+
+
+def validation_period_of(trainer: pl.Trainer, position: TrainingPosition) -> TrainUnit | None:
+    """Return when the flags of ``trainer`` ask for validations; None where they do not."""
+    if not trainer.enable_validation:
+        return None
+    interval, every_epochs = trainer.val_check_interval, trainer.check_val_every_n_epoch
+    if every_epochs is None:
+        return Batch(int(interval))
+    if interval == 1.0 and isinstance(interval, float):
+        return Epoch(every_epochs)
+    return Batch(_InEpochSchedule(position, interval, every_epochs))
+
+
+def allow_validation(trainer: pl.Trainer, due: bool) -> None:
+    """Let Lightning's fit loop validate after the present step, or keep it from doing so.
+
+    The loop validates by its own flags. With no epochs to count and an interval of one step it does so after every
+    step, with an interval of so many epochs never.
+    """
+    trainer.val_check_batch = 1
+    trainer.check_val_every_n_epoch = None if due else sys.maxsize
+
+
+def run_validation(trainer: pl.Trainer) -> None:
+    """Run Lightning's validation loop from outside of a training step."""
+    trainer.validating = True
+    trainer.fit_loop.epoch_loop.val_loop.run()
+    trainer.training = True
+
+
+def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_batches: int = 0) -> None:
+    """Make Lightning's counters agree with the trial's.
+
+    Args:
+        trainer: whose ``global_step``, ``batch_idx`` and logging step are moved.
+        state: how far the trial has come.
+        optimizer_steps: number of optimizer steps of the run.
+        extra_batches: number of batches of the present step beyond the one that Lightning counts.
+    """
+    epoch_loop = trainer.fit_loop.epoch_loop
+    progress = epoch_loop.manual_optimization.optim_step_progress.total
+    progress.ready = progress.completed = optimizer_steps
+    if extra_batches > 0:
+        epoch_loop.batch_progress.increment_by(extra_batches)
+    # The loop's way of taking over a logging step from a checkpoint; it adds 1 at the end of a step.
+    epoch_loop.on_load_checkpoint({"_batches_that_stepped": state.batches_trained})
+
+
+def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
+    """Make ``trainer.current_epoch`` agree with a trial that goes on from a checkpoint."""
+    current = trainer.fit_loop.epoch_progress.current
+    current.ready = current.started = current.processed = current.completed = epochs_trained
+
+
+def needs_each_batch(trainer: pl.Trainer, stage: str) -> bool:
+    """Tell whether a callback has to see every single batch of ``stage`` ("train" or "validation").
+
+    Progress bars only show how far the run has come. ``ModelCheckpoint`` looks at batches only when it was told to;
+    its ``state_key`` says so.
+    """
+    return any(
+        getattr(type(callback), hook) is not getattr(pl.Callback, hook)
+        for callback in trainer.callbacks
+        if not isinstance(callback, ProgressBar) and not _saves_by_epoch(callback)
+        for hook in _PER_BATCH_HOOKS[stage]
+    )
+
+
+def _saves_by_epoch(callback: pl.Callback) -> bool:
+    if type(callback) is not ModelCheckpoint:
+        return False
+    key = callback.state_key
+    return "'every_n_train_steps': 0" in key and "'train_time_interval': None" in key

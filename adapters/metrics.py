@@ -1,0 +1,150 @@
+"""The metrics of one window of batches: collected where they are, converted once, reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from det_lightning import errors
+from det_lightning.core.distributed import DistributedContext
+from det_lightning.pytorch.reducers import Reducer, simple_reduce
+
+__all__ = ["MetricWindow", "average_metrics", "reduce_validation_metrics", "scalars_of", "to_numpy"]
+
+
+class MetricWindow:
+    """The metrics of the batches since the last boundary.
+
+    A tensor keeps the value that it has when it is added. On the CPU it is converted at once; on an accelerator it
+    stays there, so that no batch waits for the device, and :meth:`close` brings all of them over together.
+    """
+
+    def __init__(self) -> None:
+        self._batches: list[dict[str, Any]] = []
+        self._on_device = False
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def add(self, metrics: dict[str, Any]) -> None:
+        """Add the metrics of one batch."""
+        kept = {}
+        for name, value in metrics.items():
+            if isinstance(value, torch.Tensor):
+                if value.device.type == "cpu" and value.dtype is not torch.bfloat16:
+                    value = value.detach().numpy().copy()
+                else:
+                    value = value.detach().clone()
+                    self._on_device = True
+            kept[name] = value
+        self._batches.append(kept)
+
+    def close(self) -> list[dict[str, Any]]:
+        """Return the metrics of each batch with numpy values in place of tensors, and begin a new window."""
+        batches, on_device = self._batches, self._on_device
+        self._batches, self._on_device = [], False
+        return _bring_over(batches) if on_device else batches
+
+
+def _bring_over(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Convert tensors to numpy values with one transfer for all that are of the same kind."""
+    kinds: dict[tuple[Any, ...], list[tuple[dict[str, Any], str]]] = {}
+    for batch in batches:
+        for name, value in batch.items():
+            if isinstance(value, torch.Tensor):
+                kinds.setdefault((value.device, value.dtype, value.shape), []).append((batch, name))
+    for (_, dtype, _), places in kinds.items():
+        stacked = torch.stack([batch[name] for batch, name in places])
+        values = (stacked.float() if dtype is torch.bfloat16 else stacked).cpu().numpy()
+        for (batch, name), index in zip(places, range(len(values)), strict=True):
+            batch[name] = np.array(values[index])
+    return batches
+
+
+def to_numpy(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return the metrics with numpy values in place of tensors."""
+    window = MetricWindow()
+    window.add(metrics)
+    return window.close()[0]
+
+
+def average_metrics(batches: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Return the mean of each metric over a window; None for a metric whose values have no mean.
+
+    Raises:
+        ValueError: the batches do not have the same metrics; names the batch.
+    """
+    names = list(dict.fromkeys(name for batch in batches for name in batch))
+    for index, batch in enumerate(batches):
+        if batch.keys() != set(names):
+            raise ValueError(
+                f"train_batch() must return the same metrics for every batch; batch {index} of the workload has "
+                f"{sorted(batch)}, over all of it there are {sorted(names)}."
+            )
+    return {name: _mean([batch[name] for batch in batches]) for name in names}
+
+
+def _mean(values: list[Any]) -> float | None:
+    try:
+        array = np.array(values)
+        return cast("float", np.mean(array[array != None]).item())  # noqa: E711 (element by element)
+    except (TypeError, ValueError):
+        return None
+
+
+def reduce_validation_metrics(
+    batches: list[dict[str, Any]], reducer: Reducer | dict[str, Reducer], distributed: DistributedContext
+) -> dict[str, Any]:
+    """Reduce the metrics of a validation over batches and ranks.
+
+    Raises:
+        InvalidExperimentException: the reducers are no ``Reducer``, or not for exactly the metrics that there are.
+        TypeError: the values of a metric can not be reduced; names it.
+    """
+    names = list(batches[0])
+    reducers = _reducer_of_each(names, reducer)
+    reduced = {name: _reduce_one(name, reducers[name], [batch[name] for batch in batches]) for name in names}
+    if distributed.size == 1:
+        return reduced
+    per_rank = [entry for entry in distributed.allgather((reduced, len(batches))) if entry[1]]
+    counts = [count for _, count in per_rank]
+    return {name: simple_reduce(reducers[name], [metrics[name] for metrics, _ in per_rank], counts) for name in names}
+
+
+def _reducer_of_each(names: list[str], reducer: Reducer | dict[str, Reducer]) -> dict[str, Reducer]:
+    reducers = reducer if isinstance(reducer, dict) else dict.fromkeys(names, reducer)
+    if reducers.keys() != set(names):
+        raise errors.InvalidExperimentException(
+            f"evaluation_reducer() returned reducers for {sorted(reducers)}, but the validation metrics are "
+            f"{sorted(names)}. Return one Reducer for all of them, or a dict with exactly these keys."
+        )
+    wrong = {name: value for name, value in reducers.items() if not isinstance(value, Reducer)}
+    if wrong:
+        raise errors.InvalidExperimentException(
+            f"evaluation_reducer() must return members of det_lightning.pytorch.Reducer; got {wrong}."
+        )
+    return reducers
+
+
+def _reduce_one(name: str, reducer: Reducer, values: list[Any]) -> Any:
+    try:
+        return simple_reduce(reducer, np.stack(values, axis=0))
+    except (TypeError, ValueError) as e:
+        raise TypeError(f"Validation metric {name!r} can not be reduced by {reducer}: {e}") from e
+
+
+def scalars_of(metrics: dict[str, Any], leave_out: Iterable[str] = ()) -> dict[str, float]:
+    """Return the metrics that are single numbers, as floats; those are what loggers can show."""
+    return {
+        name: float(value) for name, value in metrics.items() if name not in leave_out and is_numerical_scalar(value)
+    }
+
+
+def is_numerical_scalar(value: Any) -> bool:
+    """Tell whether ``value`` is a number or a numpy array of shape ``()`` with a number in it."""
+    if isinstance(value, np.ndarray):
+        return value.ndim == 0 and np.issubdtype(value.dtype, np.number)
+    return isinstance(value, int | float | np.number)

@@ -1,0 +1,372 @@
+"""A trial inside Lightning's manual optimization."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.trainer.states import TrainerFn
+
+from det_lightning import errors
+from det_lightning.adapters import loop
+from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TRIAL_KEY, TrialCheckpointIO
+from det_lightning.adapters.reporting import LightningReporter
+from det_lightning.adapters.resume import ResumePoint
+from det_lightning.adapters.run import Reporter, TrialRun
+from det_lightning.adapters.schedule import Action, Schedule
+from det_lightning.checkpoint.format import CheckpointContent
+from det_lightning.pytorch.backend import LocalBackend
+from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch.random_state import capture_rng
+from det_lightning.pytorch.trial import PyTorchTrial
+from det_lightning.pytorch.weights import collect_state, load_models
+from det_lightning.units import Batch, TrainUnit
+
+__all__ = ["Checkpointer", "TrialModule"]
+
+# Lightning warns that hooks may see the wrong batch index with this form of a step; TrialModule keeps it right.
+warnings.filterwarnings("ignore", message=r".*dataloader_iter.*")
+
+# A Lightning step holds many batches; it ends after this time, so that progress bars and signals are served.
+_STEP_TIME_S = 0.1
+
+
+class Checkpointer(Protocol):
+    """Writes checkpoints of a run when it is asked to; see ``det_lightning.callbacks.DeterminedCheckpoint``."""
+
+    @property
+    def period(self) -> TrainUnit | None:
+        """When checkpoints are due, besides those that follow a validation."""
+
+    def save(self, run: TrialRun) -> None:
+        """Write a checkpoint."""
+
+    def save_after_validation(self, run: TrialRun, metrics: dict[str, Any]) -> None:
+        """Write a checkpoint if the policy wants one after a validation with these metrics."""
+
+
+class TrialModule(pl.LightningModule):
+    """A Determined trial as a ``LightningModule``: fit it, validate it, log it, like any other.
+
+    The trial is built when ``pl.Trainer`` has chosen the device. Its epochs are Lightning's epochs, its metrics
+    Lightning's logged metrics. Several batches are trained in one Lightning step, unless a callback wants to see each.
+
+    Args:
+        trial: a subclass of ``PyTorchTrial``, or one that was built already (then give its ``context`` too).
+        hparams: hyperparameters for the trial's context.
+        exp_conf: experiment configuration for the trial's context.
+        trial_kwargs: arguments of the trial beyond the context.
+        aggregation_frequency: number of batches whose gradients make one optimizer update.
+        average_aggregated_gradients: divide the gradients of an update by that number.
+        trial_seed: what ``context.get_trial_seed()`` returns.
+        max_length: train for so many batches or epochs, then validate; by default ``pl.Trainer`` says when to end.
+        validation_period: by default as ``check_val_every_n_epoch`` and ``val_check_interval`` of ``pl.Trainer`` say.
+        reporting_period: by default as ``log_every_n_steps`` of ``pl.Trainer`` says.
+        step_zero_validation: validate before the first batch.
+        test_mode: train on one batch and validate on one.
+        context: the context of a trial that was built already.
+        trusted: unpickle anything that a checkpoint holds, running whatever code it asks for.
+
+    Raises:
+        TypeError: ``trial`` is no trial, or a period is no ``Batch`` or ``Epoch``.
+    """
+
+    def __init__(
+        self,
+        trial: type[PyTorchTrial] | PyTorchTrial,
+        hparams: dict[str, Any] | None = None,
+        *,
+        exp_conf: dict[str, Any] | None = None,
+        trial_kwargs: dict[str, Any] | None = None,
+        aggregation_frequency: int = 1,
+        average_aggregated_gradients: bool = True,
+        trial_seed: int | None = None,
+        max_length: TrainUnit | None = None,
+        validation_period: TrainUnit | None = None,
+        reporting_period: TrainUnit | None = None,
+        step_zero_validation: bool = False,
+        test_mode: bool = False,
+        context: PyTorchTrialContext | None = None,
+        trusted: bool = False,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        _require_trial(trial, context)
+        self.trial = trial if isinstance(trial, PyTorchTrial) else None
+        self.context = context
+        self.checkpointer: Checkpointer | None = None
+        self.reporters: list[Reporter] = []
+        self.run: TrialRun | None = None
+        self.trusted = trusted
+        self._trial_class = trial
+        self._trial_kwargs = trial_kwargs or {}
+        self._context_args = {
+            "hparams": hparams,
+            "exp_conf": exp_conf,
+            "aggregation_frequency": aggregation_frequency,
+            "average_aggregated_gradients": average_aggregated_gradients,
+            "trial_seed": trial_seed,
+        }
+        self._periods = {
+            "max_length": max_length,
+            "validation_period": validation_period,
+            "reporting_period": reporting_period,
+        }
+        Schedule(**self._periods)  # a wrong period should be told of now, not when training starts
+        self._step_zero_validation = step_zero_validation
+        self._test_mode = test_mode
+        self._resume: ResumePoint | None = None
+        self._per_batch = {"train": True, "validation": True}
+        if hparams:
+            self.save_hyperparameters(hparams)
+
+    # What Lightning asks for
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """Refuse flags that can not work; attach what ends a trial's run after an exception."""
+        loop.refuse_unsupported_flags(self.trainer)
+        self.checkpointer, self.reporters, self._resume = None, [], None
+        return [_RunGuard()]
+
+    def setup(self, stage: str) -> None:
+        """Let ``ckpt_path=`` take checkpoints in Determined's format."""
+        strategy = self.trainer.strategy
+        if not isinstance(strategy.checkpoint_io, TrialCheckpointIO):
+            strategy.checkpoint_io = TrialCheckpointIO(strategy.checkpoint_io, self.trusted)
+        # A sanity check would tell the trial's callbacks of a validation that Determined does not do.
+        self.trainer.num_sanity_val_steps = 0
+
+    def configure_model(self) -> None:
+        """Build the trial, on the device that Lightning chose."""
+        if self.context is None:
+            backend = LocalBackend(self.trainer.strategy.root_device)
+            self.context = PyTorchTrialContext(**self._context_args, backend=backend, enable_tensorboard_logging=False)
+        if self.trial is None:
+            self.trial = self._trial_class(self.context, **self._trial_kwargs)
+        self.models = torch.nn.ModuleList(self.context.models)
+
+    def configure_optimizers(self) -> Any:
+        """Return what the trial wrapped; the trial steps all of it itself."""
+        _, context = self._built()
+        known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        schedulers = [wrapped.scheduler for wrapped in context.lr_schedulers if isinstance(wrapped.scheduler, known)]
+        return context.optimizers, schedulers
+
+    def train_dataloader(self) -> Any:
+        """Return the endless training data, cut into epochs."""
+        return self._started_run().data.training
+
+    def val_dataloader(self) -> Any:
+        """Return the validation data."""
+        if self.trainer.state.fn is not TrainerFn.FITTING:
+            self._start_run()
+        return self._started_run().data.validation
+
+    # Training
+
+    def on_fit_start(self) -> None:
+        """Begin a run of the trial."""
+        self._start_run()
+
+    def on_train_start(self) -> None:
+        """Load the checkpoint into the trial; validate where that is due before the first batch."""
+        run, (_, context) = self._started_run(), self._built()
+        run.begin_training()
+        loop.move_to(self.trainer, run.state, context.optimizer_steps)
+        loop.move_to_epoch(self.trainer, run.state.epochs_trained)
+        self._per_batch = {stage: loop.needs_each_batch(self.trainer, stage) for stage in ("train", "validation")}
+        loop.allow_validation(self.trainer, due=False)
+        step_zero = self._step_zero_validation and run.state.batches_trained == 0 and self.trainer.enable_validation
+        if step_zero or self._act():
+            loop.run_validation(self.trainer)
+
+    def training_step(self, dataloader_iter: Iterator[Any]) -> None:
+        """Train up to the next boundary or the end of the epoch."""
+        run, (_, context) = self._started_run(), self._built()
+        trained = run.train(dataloader_iter, self._give_back("train"))
+        loop.move_to(self.trainer, run.state, context.optimizer_steps, extra_batches=trained - 1)
+        if run.at_epoch_end():
+            dataloader_iter.data_fetcher.done = True  # type: ignore[attr-defined]
+        if run.at_boundary() or self._lightning_ends_here():
+            run.end_workload()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Do what is due at the boundary; leave a validation to Lightning's loop."""
+        loop.allow_validation(self.trainer, due=self._act())
+
+    def on_train_end(self) -> None:
+        """Report and save what is left, however the training ended."""
+        run = self._started_run()
+        run.end_workload()
+        if self.checkpointer is not None and not run.checkpoint_is_current():
+            self.checkpointer.save(run)
+
+    def teardown(self, stage: str) -> None:
+        """End the run of the trial."""
+        if self.run is not None:
+            self.run.shut_down()
+
+    # Validation
+
+    def on_validation_model_zero_grad(self) -> None:
+        """Keep the gradients: they may be those of an aggregation under way."""
+
+    def on_validation_model_eval(self) -> None:
+        """Leave the modes of the models to the run, which sets them as Determined does."""
+
+    def on_validation_model_train(self) -> None:
+        """Leave the modes of the models as they are until the next workload."""
+
+    def on_validation_start(self) -> None:
+        """Begin a validation of the trial."""
+        self._started_run().begin_validation()
+
+    def validation_step(self, dataloader_iter: Iterator[Any]) -> None:
+        """Evaluate the validation data."""
+        run = self._started_run()
+        if run.evaluation.by_batch:
+            over = run.evaluation.evaluate(dataloader_iter, self._give_back("validation"))
+        else:
+            run.evaluation.evaluate_full_dataset(run.data.validation_loader)
+            over = True
+        if over:
+            dataloader_iter.data_fetcher.done = True  # type: ignore[attr-defined]
+
+    def on_validation_epoch_end(self) -> None:
+        """Reduce and log the metrics of the validation."""
+        self._validation_metrics = self._started_run().end_validation()
+
+    def on_validation_end(self) -> None:
+        """Do what is left to do at the boundary after its validation."""
+        if self.trainer.state.fn is TrainerFn.FITTING:
+            if self.checkpointer is not None:
+                self.checkpointer.save_after_validation(self._started_run(), self._validation_metrics)
+            self._act()
+
+    # Lightning's checkpoint files
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what Lightning does not know of: callbacks, random state, position in the data."""
+        run, (_, context) = self._started_run(), self._built()
+        state = collect_state(context, run.events.callbacks, capture_rng(context.device))
+        rest = {key: value for key, value in state.items() if key not in ("models_state_dict", "optimizers_state_dict")}
+        checkpoint[TRIAL_KEY] = {"state": rest, "extra": run.collect_resume()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the trial's part of a checkpoint until the loaders are built."""
+        content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
+        if content is not None:
+            self._resume = ResumePoint.from_checkpoint(content)
+            load_models(self._built()[1].models, content.state, self._resume.source)
+            checkpoint["state_dict"] = self.state_dict()
+        elif TRIAL_KEY in checkpoint:
+            self._resume = ResumePoint.from_lightning(checkpoint[TRIAL_KEY])
+        # The trial's own position takes the place of that of Lightning's loops.
+        checkpoint.pop("loops", None)
+
+    # Parts
+
+    def attach(self, checkpointer: Checkpointer | None = None, reporter: Reporter | None = None) -> None:
+        """Attach what writes checkpoints or takes metrics; for a callback's ``setup``."""
+        if checkpointer is not None:
+            self.checkpointer = checkpointer
+        if reporter is not None:
+            self.reporters.append(reporter)
+
+    @property
+    def resume_point(self) -> ResumePoint | None:
+        """The checkpoint that the run goes on from; None if it begins anew."""
+        return self._resume
+
+    def abandon(self, exception: BaseException) -> None:
+        """End the run after an exception; save what was trained if the trial itself wanted to end."""
+        run = self.run
+        if run is None:
+            return
+        saves = isinstance(exception, errors.InvalidHP) or (
+            isinstance(exception, errors.ShouldExit) and not exception.skip_exit_checkpoint
+        )
+        try:
+            if saves and self.checkpointer is not None and not run.checkpoint_is_current():
+                self.checkpointer.save(run)
+        finally:
+            run.shut_down()
+
+    def _built(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
+        if self.trial is None or self.context is None:
+            raise errors.InternalException("The trial is built when pl.Trainer has chosen the device; see fit().")
+        return self.trial, self.context
+
+    def _started_run(self) -> TrialRun:
+        if self.run is None:
+            raise errors.InternalException("A run begins with pl.Trainer.fit() or validate().")
+        return self.run
+
+    def _start_run(self) -> None:
+        trial, context = self._built()
+        reporters = [LightningReporter(self), *self.reporters]
+        self.run = TrialRun(trial, context, self._schedule(context), reporters, self._resume)
+        self.run.start_up(self.trainer.limit_train_batches)
+
+    def _schedule(self, context: PyTorchTrialContext) -> Schedule:
+        periods = dict(self._periods)
+        if periods["max_length"] is not None:
+            self.trainer.fit_loop.max_epochs = -1
+        if periods["validation_period"] is None:
+            periods["validation_period"] = loop.validation_period_of(self.trainer, context.position)
+        if periods["reporting_period"] is None:
+            periods["reporting_period"] = Batch(max(1, self.trainer.log_every_n_steps))
+        checkpoint_period = None if self.checkpointer is None else self.checkpointer.period
+        return Schedule(**periods, checkpoint_period=checkpoint_period, test_mode=self._test_mode)
+
+    def _act(self) -> bool:
+        """Do what is due up to a validation; tell whether Lightning has to validate now."""
+        run = self._started_run()
+        while (action := run.next_action()) is not None:
+            if action is Action.VALIDATE:
+                if self.trainer.enable_validation:
+                    return True
+            elif action is Action.STOP:
+                self.trainer.should_stop = True
+            elif self.checkpointer is not None:
+                self.checkpointer.save(run)
+        return False
+
+    def _give_back(self, stage: str) -> Callable[[], bool]:
+        """Return when a step has to end though no boundary was reached."""
+        if self._per_batch[stage]:
+            return lambda: True
+        deadline, clock = time.monotonic() + _STEP_TIME_S, time.monotonic
+        max_steps = self.trainer.max_steps
+        if stage == "validation" or max_steps == -1:
+            return lambda: clock() > deadline
+        context = self._built()[1]
+        return lambda: clock() > deadline or context.optimizer_steps >= max_steps
+
+    def _lightning_ends_here(self) -> bool:
+        """Tell whether ``max_steps``, ``max_epochs`` or a callback end the training after this step."""
+        trainer, run = self.trainer, self._started_run()
+        steps_done = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
+        max_epochs = trainer.max_epochs
+        epochs_done = run.at_epoch_end() and max_epochs not in (None, -1) and run.state.epochs_trained >= max_epochs
+        return bool(steps_done or epochs_done or trainer.should_stop)
+
+
+def _require_trial(trial: Any, context: PyTorchTrialContext | None) -> None:
+    built = isinstance(trial, PyTorchTrial)
+    if not built and not (isinstance(trial, type) and issubclass(trial, PyTorchTrial)):
+        raise TypeError(f"TrialModule takes a subclass of det_lightning.pytorch.PyTorchTrial; got {trial!r}.")
+    if built and context is None:
+        raise TypeError(f"TrialModule got a {type(trial).__name__} that was built already; give its context= too.")
+
+
+class _RunGuard(pl.Callback):
+    """Ends the run of a trial after an exception; Lightning tells only callbacks of one."""
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        if isinstance(pl_module, TrialModule):
+            pl_module.abandon(exception)

@@ -1,0 +1,54 @@
+"""A trial's metrics as Lightning's: for loggers, progress bars, and callbacks that monitor a metric."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from det_lightning.adapters.metrics import scalars_of
+
+__all__ = ["LightningReporter"]
+
+
+class LightningReporter:
+    """Hands the metrics of workloads to a Lightning trainer, with the number of batches as the step.
+
+    Training metrics keep their names, and so do validation metrics, unless there is a training metric of that name:
+    then ``val_`` is put before it.
+
+    Args:
+        module: the module in training.
+    """
+
+    def __init__(self, module: pl.LightningModule) -> None:
+        self._module = module
+        self._training_names: set[str] = set()
+
+    def report_training(
+        self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
+    ) -> None:
+        """Log the averages of a workload."""
+        trainer = self._module.trainer
+        scalars = scalars_of(avg_metrics)
+        self._training_names.update(scalars)
+        tensors = _as_tensors(scalars)
+        for metrics in (trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics):
+            metrics.update(tensors)
+        trainer.progress_bar_metrics.update(scalars)
+        for logger in trainer.loggers:
+            logger.log_metrics({**scalars, "epoch": trainer.current_epoch}, step=steps_completed)
+            logger.save()
+
+    def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
+        """Log the metrics of a validation; has to be called from within Lightning's validation loop."""
+        scalars = scalars_of(metrics, leave_out=("batches", "epochs"))
+        named = {f"val_{name}" if name in self._training_names else name: value for name, value in scalars.items()}
+        if named:
+            self._module.log_dict(_as_tensors(named), prog_bar=True, on_epoch=True, batch_size=1)
+
+
+def _as_tensors(scalars: dict[str, float]) -> dict[str, torch.Tensor]:
+    """Keep all bits: Lightning would round a Python float to float32."""
+    return {name: torch.tensor(value, dtype=torch.float64) for name, value in scalars.items()}

@@ -1,0 +1,106 @@
+"""Going on from a checkpoint: what it holds for an exact resume, and putting it into a trial."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from det_lightning.adapters.events import TrialEvents
+from det_lightning.checkpoint.format import STATE_FILE, CheckpointContent
+from det_lightning.checkpoint.state import TrialState
+from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch.random_state import restore_rng
+from det_lightning.pytorch.weights import load_rest, load_schedulers, load_state
+
+__all__ = ["ResumePoint", "resume_payload", "run_settings"]
+
+
+def run_settings(context: PyTorchTrialContext) -> dict[str, Any]:
+    """Return hyperparameters and experiment configuration, None for what the trial does not have."""
+
+    def value_or_none(lookup: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        try:
+            return lookup()
+        except ValueError:
+            return None
+
+    return {
+        "hparams": value_or_none(context.get_hparams),
+        "experiment_config": value_or_none(context.get_experiment_config),
+    }
+
+
+def resume_payload(
+    context: PyTorchTrialContext, state: TrialState, rng_state: dict[str, Any], journal: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the content of ``resume.pth``, and of the entry that a Lightning checkpoint gets."""
+    return {
+        "trial_state": dict(vars(state)),
+        "rng_states": context.distributed.allgather(rng_state),
+        "journals": context.distributed.allgather(journal),
+        "optimizer_steps": context.optimizer_steps,
+        "settings": json.dumps(run_settings(context), default=str),
+    }
+
+
+@dataclasses.dataclass
+class ResumePoint:
+    """A checkpoint to go on from, either Determined's directory or a file of Lightning's.
+
+    Attributes:
+        name: id of the checkpoint, for the callbacks.
+        source: where it was read.
+        state: models, optimizers, schedulers, callbacks, random state, as in ``state_dict.pth``; for a file of
+            Lightning's, which loads them itself, without models and optimizers.
+        trial_state: how far the trial had come.
+        extra: what :func:`resume_payload` returned; None if Determined wrote the checkpoint.
+        has_weights: ``state`` holds models and optimizers.
+    """
+
+    name: str
+    source: pathlib.Path
+    state: dict[str, Any]
+    trial_state: TrialState
+    extra: dict[str, Any] | None
+    has_weights: bool = True
+
+    @classmethod
+    def from_checkpoint(cls, content: CheckpointContent) -> ResumePoint:
+        """Take a checkpoint in Determined's format."""
+        source = content.directory / STATE_FILE
+        return cls(content.directory.name, source, content.state, content.trial_state, content.resume)
+
+    @classmethod
+    def from_lightning(cls, entry: dict[str, Any]) -> ResumePoint:
+        """Take the entry that a :class:`TrialModule` added to a checkpoint of Lightning's."""
+        trial_state = TrialState(**entry["extra"]["trial_state"])
+        source = pathlib.Path("the Lightning checkpoint")
+        return cls("", source, entry["state"], trial_state, entry["extra"], has_weights=False)
+
+    @property
+    def journal(self) -> list[dict[str, Any]] | None:
+        """How the passes over the chief's training data began."""
+        return None if self.extra is None else list(self.extra["journals"][0])
+
+    def apply(self, context: PyTorchTrialContext, events: TrialEvents) -> None:
+        """Load everything into the trial.
+
+        Raises:
+            InvalidCheckpointException: something does not fit; names what.
+        """
+        events.emit("on_checkpoint_load_start", self.state)
+        if self.has_weights:
+            load_state(context, events.callbacks, self.state, self.source)
+        else:
+            load_schedulers(context, self.state, self.source)
+            load_rest(context, events.callbacks, self.state)
+        if self.extra is not None:
+            context.optimizer_steps = self.extra["optimizer_steps"]
+            restore_rng(self.extra["rng_states"][context.distributed.rank], context.device)
+        elif "rng_state" in self.state:
+            restore_rng(self.state["rng_state"], context.device)
+        # The state may be large, and everything in it has its place now.
+        self.state = {}

@@ -1,0 +1,308 @@
+"""One run of a trial: its batches, workloads and boundaries. Knows no Lightning; a TrialModule drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+
+from det_lightning import errors
+from det_lightning.adapters.datamodule import TrialData
+from det_lightning.adapters.events import TrialEvents
+from det_lightning.adapters.metrics import MetricWindow, average_metrics, reduce_validation_metrics, to_numpy
+from det_lightning.adapters.resume import ResumePoint, resume_payload, run_settings
+from det_lightning.adapters.schedule import Action, Boundary, Schedule
+from det_lightning.adapters.validation import Evaluation
+from det_lightning.checkpoint.state import TrialState
+from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch.random_state import capture_rng
+from det_lightning.pytorch.trial import PyTorchTrial
+from det_lightning.pytorch.weights import collect_state
+
+__all__ = ["BatchLimit", "Reporter", "TrialRun"]
+
+
+class Reporter(Protocol):
+    """Takes the metrics of a run, on the chief."""
+
+    def report_training(
+        self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
+    ) -> None:
+        """Take the metrics of a workload that ended after ``steps_completed`` batches."""
+
+    def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
+        """Take the metrics of a validation after ``steps_completed`` batches."""
+
+
+class BatchLimit(Protocol):
+    """Says, after each batch, whether the driver wants control back though no boundary was reached."""
+
+    def __call__(self) -> bool:
+        """Tell whether to stop here."""
+
+
+class TrialRun:
+    """Trains and validates a trial over one run.
+
+    Args:
+        trial: what is trained.
+        context: the trial's.
+        schedule: when boundaries lie.
+        reporters: who is told of the metrics.
+        resume: what the run goes on from; None to begin anew.
+
+    Raises:
+        InvalidExperimentException: the trial wraps no model or no optimizer, or does not override exactly one of
+            ``evaluate_batch`` and ``evaluate_full_dataset``; all that is wrong is named.
+    """
+
+    def __init__(
+        self,
+        trial: PyTorchTrial,
+        context: PyTorchTrialContext,
+        schedule: Schedule,
+        reporters: list[Reporter],
+        resume: ResumePoint | None = None,
+    ) -> None:
+        self.trial = trial
+        self.context = context
+        self.schedule = schedule
+        self.state = TrialState() if resume is None else resume.trial_state
+        self.evaluation = Evaluation(trial, context, schedule.test_mode)
+        self.data: TrialData | None = None
+        self._resume = resume
+        self._reporters = reporters
+        self._window = MetricWindow()
+        self._in_workload = False
+        self._due: list[Boundary] = []
+        self._actions: Iterator[Action] = iter(())
+        self._rng_before_final_validation: dict[str, Any] | None = None
+        self.events = TrialEvents(trial.build_callbacks())
+        check_trial(trial, context)
+
+    # Beginning and end
+
+    def start_up(self, epoch_limit: float = 1.0) -> None:
+        """Tell the callbacks and build the loaders.
+
+        Args:
+            epoch_limit: see :class:`TrialData`.
+        """
+        self.context.before_step[:] = self.events.overriding("on_before_optimizer_step")
+        self.context.position.batch_idx = None
+        self.context.position.initial_batch = self.state.batches_trained
+        self.events.start_up(self.state.batches_trained, None if self._resume is None else self._resume.name)
+        journal = None if self._resume is None else self._resume.journal
+        self.data = TrialData(self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit)
+
+    def begin_training(self) -> None:
+        """Load the checkpoint, if there is one, and tell the callbacks that training starts."""
+        if self._resume is not None:
+            self._resume.apply(self.context, self.events)
+        self.events.emit("on_training_start")
+        self._actions = self.schedule.actions([], self.state, self.context.get_stop_requested)
+
+    def is_complete(self) -> bool:
+        """Tell whether training has reached its length."""
+        return self.schedule.is_complete(self.state)
+
+    def shut_down(self) -> None:
+        """End the loaders' workers, then tell the callbacks."""
+        if self.data is not None:
+            self.data.close()
+        self.events.shut_down()
+
+    # Training
+
+    def train(self, batches: Iterator[tuple[Any, int, int]], give_back: BatchLimit) -> int:
+        """Train up to the next boundary or the end of the epoch, or until ``give_back`` says so.
+
+        Args:
+            batches: Lightning's iterator over an epoch of a :class:`TrainStream`.
+            give_back: see :class:`BatchLimit`.
+
+        Returns:
+            The number of batches trained on.
+        """
+        if not self._in_workload:
+            self._begin_workload()
+        state, position, schedule = self.state, self.context.position, self.schedule
+        epoch_len = position.epoch_length()
+        first = state.batches_trained
+        for batch, *_ in batches:
+            position.batch_idx = batch_idx = state.batches_trained
+            epoch_idx, into_epoch = divmod(batch_idx, epoch_len)
+            if into_epoch == 0:
+                self.events.start_epoch(epoch_idx)
+            self._train_batch(batch, epoch_idx, batch_idx)
+            state.batches_trained += 1
+            epoch_ends = into_epoch == epoch_len - 1
+            if epoch_ends:
+                self.events.emit("on_training_epoch_end", epoch_idx)
+                state.epochs_trained += 1
+            self._due = schedule.due(state.batches_trained, epoch_len)
+            if self._due or epoch_ends or give_back():
+                break
+        return state.batches_trained - first
+
+    def _begin_workload(self) -> None:
+        for model in self.context.models:
+            model.train()
+        self.context.reducers.reset()
+        self._in_workload = True
+
+    def _train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
+        context = self.context
+        if context.experimental.auto_to_device:
+            batch = context.to_device(batch)
+        metrics: Any = self.trial.train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
+        if context.experimental.auto_amp and context.is_update_batch():
+            context.scaler.update()
+        if isinstance(metrics, torch.Tensor):
+            metrics = {"loss": metrics}
+        elif not isinstance(metrics, dict):
+            raise TypeError(
+                f"{type(self.trial).__name__}.train_batch() must return a dict of metrics or one tensor; it returned "
+                f"{metrics!r} for batch {batch_idx}."
+            )
+        if context.lr_schedulers:
+            self._step_lr_schedulers(batch_idx)
+        self._window.add(metrics)
+
+    def _step_lr_schedulers(self, batch_idx: int) -> None:
+        context = self.context
+        if not context.is_update_batch():
+            return
+        epoch_len = context.position.epoch_length()
+        for scheduler in context.lr_schedulers:
+            for _ in range(scheduler.steps_after(batch_idx, epoch_len, context.aggregation_frequency)):
+                scheduler.step()
+
+    # Boundaries
+
+    def at_boundary(self) -> bool:
+        """Tell whether the latest batch closed a workload."""
+        return bool(self._due)
+
+    def at_epoch_end(self) -> bool:
+        """Tell whether the latest batch was the last of its epoch."""
+        return self.state.batches_trained % self.context.position.epoch_length() == 0
+
+    def end_workload(self) -> None:
+        """Reduce and report the metrics of the workload."""
+        if not self._in_workload:
+            return
+        self._in_workload = False
+        batch_metrics = self._window.close()
+        avg_metrics: dict[str, Any] = average_metrics(batch_metrics)
+        avg_metrics.update(to_numpy(self.context.reducers.reduce(for_training=True)))
+        for reporter in self._reporters:
+            reporter.report_training(self.state.batches_trained, avg_metrics, batch_metrics)
+        self._add_position(avg_metrics)
+        self.events.emit("on_training_workload_end", avg_metrics=avg_metrics, batch_metrics=batch_metrics)
+        self._actions = self.schedule.actions(self._due, self.state, self.context.get_stop_requested)
+
+    def next_action(self) -> Action | None:
+        """Return what is to be done next before training goes on; None when it can."""
+        action = next(self._actions, None)
+        if action is Action.VALIDATE and Boundary.VALIDATE not in self._due and self.is_complete():
+            # A run that goes on from here with a greater length would not have validated: it needs this state.
+            self._rng_before_final_validation = capture_rng(self.context.device)
+        return action
+
+    # Validation
+
+    def begin_validation(self) -> None:
+        """Bring reducers and models into the state for a validation, and tell the callbacks."""
+        self.context.reducers.reset()
+        for model in self.context.models:
+            model.eval()
+        for hook in self.events.overriding("on_validation_step_start"):
+            hook()
+        self.events.emit("on_validation_start")
+        self.evaluation.begin()
+        if self.evaluation.by_batch:
+            self.events.emit("on_validation_epoch_start")
+
+    def end_validation(self) -> dict[str, Any]:
+        """Reduce and report the metrics of the validation; return them."""
+        if self.evaluation.by_batch:
+            batches = self.evaluation.close()
+            self.events.emit("on_validation_epoch_end", batches)
+            metrics = reduce_validation_metrics(batches, self.trial.evaluation_reducer(), self.context.distributed)
+        else:
+            metrics = self.evaluation.full_dataset_metrics()
+        metrics.update(to_numpy(self.context.reducers.reduce(for_training=False)))
+        self.events.emit("on_validation_end", metrics)
+        for hook in self.events.overriding("on_validation_step_end"):
+            hook(metrics)
+        self.state.last_val = self.state.batches_trained
+        for reporter in self._reporters:
+            reporter.report_validation(self.state.batches_trained, metrics)
+        self._add_position(metrics)
+        return metrics
+
+    def _add_position(self, metrics: dict[str, Any]) -> None:
+        metrics.setdefault("batches", self.state.batches_trained)
+        metrics.setdefault("epochs", self.state.epochs_trained)
+
+    # Checkpoints
+
+    def checkpoint_is_current(self) -> bool:
+        """Tell whether nothing was trained since the latest checkpoint."""
+        return self.state.last_ckpt == self.state.batches_trained
+
+    def collect_checkpoint(self) -> dict[str, Any]:
+        """Return the content of ``state_dict.pth``, as the callbacks leave it."""
+        state = collect_state(self.context, self.events.callbacks, capture_rng(self.context.device))
+        self.events.emit("on_checkpoint_save_start", state)
+        return state
+
+    def collect_resume(self) -> dict[str, Any]:
+        """Return what an exact resume needs beyond Determined's format."""
+        rng = self._rng_before_final_validation or capture_rng(self.context.device)
+        assert self.data is not None, "start_up() comes first"
+        journal = self.data.journal.state_dict(self.state.batches_trained * self.context.distributed.size)
+        return resume_payload(self.context, self.state, rng, journal)
+
+    def load_data(self) -> dict[str, Any]:
+        """Return the content of ``load_data.json``: how to build the trial again."""
+        settings = run_settings(self.context)
+        complete = None not in settings.values()
+        trial_class = type(self.trial)
+        return {
+            "trial_type": "PyTorchTrial",
+            "experiment_config": settings["experiment_config"] if complete else None,
+            "hparams": settings["hparams"] if complete else None,
+            "trial_cls_spec": f"{trial_class.__module__}:{trial_class.__qualname__}",
+            "is_trainer": True,
+        }
+
+
+def check_trial(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+    """Raise if the trial can not be trained.
+
+    Raises:
+        InvalidExperimentException: see :class:`TrialRun`.
+    """
+    name = type(trial).__name__
+    mistakes = []
+    if not context.models:
+        mistakes.append(f"{name} has no wrapped model; pass each model through context.wrap_model() in __init__")
+    if not context.optimizers:
+        mistakes.append(
+            f"{name} has no wrapped optimizer; pass each optimizer through context.wrap_optimizer() in __init__"
+        )
+    overridden = [
+        method
+        for method in ("evaluate_batch", "evaluate_full_dataset")
+        if getattr(type(trial), method) is not getattr(PyTorchTrial, method)
+    ]
+    if len(overridden) != 1:
+        mistakes.append(
+            f"{name} must override exactly one of evaluate_batch() and evaluate_full_dataset(); it overrides "
+            f"{' and '.join(overridden) or 'neither'}"
+        )
+    if mistakes:
+        raise errors.InvalidExperimentException("; ".join(mistakes) + ".")

@@ -1,0 +1,122 @@
+"""When to report, validate, checkpoint and stop. Plain Python: knows neither Lightning nor torch."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Callable, Iterator
+
+from det_lightning.checkpoint.state import TrialState
+from det_lightning.units import Batch, Epoch, TrainUnit
+
+__all__ = ["Action", "Boundary", "Schedule"]
+
+
+class Boundary(enum.IntEnum):
+    """A reason to end a workload, in the order in which several at once are acted on."""
+
+    TRAIN = 0
+    VALIDATE = 1
+    CHECKPOINT = 2
+    REPORT = 3
+
+
+class Action(enum.Enum):
+    """What has to be done at a boundary."""
+
+    VALIDATE = "validate"
+    CHECKPOINT = "checkpoint"
+    STOP = "stop"
+
+
+class Schedule:
+    """The length and the periods of a run.
+
+    Args:
+        max_length: when training is complete; None: something else ends it, and no final validation or checkpoint
+            is asked for.
+        validation_period, checkpoint_period, reporting_period: when these are due; None: never.
+        test_mode: train on a single batch.
+
+    Raises:
+        TypeError: a period is neither ``Batch`` nor ``Epoch``, or ``max_length`` is not one of an int. All mistakes
+            are named at once.
+    """
+
+    def __init__(
+        self,
+        max_length: TrainUnit | None = None,
+        validation_period: TrainUnit | None = None,
+        checkpoint_period: TrainUnit | None = None,
+        reporting_period: TrainUnit | None = None,
+        test_mode: bool = False,
+    ) -> None:
+        units = {
+            Boundary.TRAIN: ("max_length", max_length),
+            Boundary.VALIDATE: ("validation_period", validation_period),
+            Boundary.CHECKPOINT: ("checkpoint_period", checkpoint_period),
+            Boundary.REPORT: ("reporting_period", reporting_period),
+        }
+        _require_units(dict(units.values()))
+        self.max_length = max_length
+        self.test_mode = test_mode
+        # A period that no run reaches need not be looked at after each batch.
+        due = [(boundary, u) for boundary, (_, u) in units.items() if u is not None and u.value != sys.maxsize]
+        self._batch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Batch)]
+        self._epoch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Epoch)]
+
+    def due(self, batches_trained: int, epoch_len: int) -> list[Boundary]:
+        """Return the boundaries that lie right after batch number ``batches_trained`` (counted from 1), in order."""
+        due = [boundary for boundary, unit in self._batch_units if unit.should_stop(batches_trained)]
+        epochs, into_epoch = divmod(batches_trained, epoch_len)
+        if not into_epoch:
+            due += [boundary for boundary, unit in self._epoch_units if unit.should_stop(epochs)]
+        if self.test_mode and Boundary.TRAIN not in due:
+            due.append(Boundary.TRAIN)
+        return sorted(due) if due else due
+
+    def is_complete(self, state: TrialState) -> bool:
+        """Tell whether training has reached its length."""
+        if self.test_mode:
+            return state.batches_trained >= 1
+        if self.max_length is None or not isinstance(self.max_length.value, int):
+            return False
+        trained = state.batches_trained if isinstance(self.max_length, Batch) else state.epochs_trained
+        return trained >= self.max_length.value
+
+    def actions(self, due: list[Boundary], state: TrialState, stop_requested: Callable[[], bool]) -> Iterator[Action]:
+        """Yield what is to be done at the ``due`` boundaries, one after the other.
+
+        Each action must be done before the next is asked for: what was validated or checkpointed meanwhile is seen
+        in ``state`` and not repeated. Whether to stop is asked after every boundary; then nothing is left to do but a
+        checkpoint. The run is over when the last action is STOP.
+        """
+        for boundary in due:
+            if boundary is Boundary.VALIDATE and state.last_val != state.batches_trained:
+                yield Action.VALIDATE
+            if boundary is Boundary.CHECKPOINT and state.last_ckpt != state.batches_trained:
+                yield Action.CHECKPOINT
+            if stop_requested():
+                if state.last_ckpt != state.batches_trained:
+                    yield Action.CHECKPOINT
+                yield Action.STOP
+                return
+        if self.is_complete(state):
+            if state.last_val != state.batches_trained:
+                yield Action.VALIDATE
+            if state.last_ckpt != state.batches_trained:
+                yield Action.CHECKPOINT
+            yield Action.STOP
+
+
+def _require_units(units: dict[str, TrainUnit | None]) -> None:
+    mistakes = [
+        f"{name} must be a Batch or an Epoch, such as Batch(100); got {unit!r} of type {type(unit).__name__}"
+        for name, unit in units.items()
+        if unit is not None and not isinstance(unit, Batch | Epoch)
+    ]
+    length = units["max_length"]
+    if isinstance(length, Batch | Epoch) and not isinstance(length.value, int):
+        mistakes.append(f"max_length must be Batch(int) or Epoch(int); got {length!r}")
+    if mistakes:
+        raise TypeError("; ".join(mistakes) + ".")

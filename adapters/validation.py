@@ -1,0 +1,112 @@
+"""Evaluating the validation data: batch by batch on every rank, or all of it on the chief."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from det_lightning.adapters.metrics import MetricWindow, to_numpy
+from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch.trial import PyTorchTrial
+
+__all__ = ["Evaluation"]
+
+
+class Evaluation:
+    """One validation at a time.
+
+    Args:
+        trial: what is evaluated.
+        context: the trial's.
+        single_batch: stop after one batch.
+
+    Attributes:
+        by_batch: the trial evaluates batches, not the full dataset.
+    """
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool) -> None:
+        self.by_batch = type(trial).evaluate_batch is not PyTorchTrial.evaluate_batch
+        self._trial = trial
+        self._context = context
+        self._single_batch = single_batch
+        self._takes_batch_idx = _takes_batch_idx(trial.evaluate_batch)
+        self._window = MetricWindow()
+        self._names: list[str] | None = None
+        self._full: dict[str, Any] = {}
+        self.records = 0
+
+    def begin(self) -> None:
+        """Forget the validation before."""
+        self._window = MetricWindow()
+        self._names = None
+        self.records = 0
+
+    def evaluate(self, batches: Iterator[tuple[Any, int, int]], give_back: Callable[[], bool]) -> bool:
+        """Evaluate batches until there are no more, or ``give_back`` says so.
+
+        Returns:
+            Whether the validation is over.
+        """
+        for batch, *_ in batches:
+            self._evaluate_batch(batch)
+            if self._single_batch:
+                return True
+            if give_back():
+                return False
+        return True
+
+    def _evaluate_batch(self, batch: Any) -> None:
+        if self._context.experimental.auto_to_device:
+            batch = self._context.to_device(batch)
+        self.records += self._trial.get_batch_length(batch)
+        index = len(self._window)
+        kwargs = {"batch": batch, "batch_idx": index} if self._takes_batch_idx else {"batch": batch}
+        metrics = self._trial.evaluate_batch(**kwargs)
+        if not isinstance(metrics, dict):
+            raise TypeError(
+                f"{type(self._trial).__name__}.evaluate_batch() must return a dict of metrics; it returned "
+                f"{metrics!r} for validation batch {index}."
+            )
+        if self._names is None:
+            self._names = list(metrics)
+        elif metrics.keys() != set(self._names):
+            raise ValueError(
+                "evaluate_batch() must return the same metrics for every batch; for validation batch "
+                f"{index} it returned {sorted(metrics)}, for those before {sorted(self._names)}."
+            )
+        self._window.add(metrics)
+
+    def evaluate_full_dataset(self, data_loader: Any) -> None:
+        """Evaluate all of the data on the chief."""
+        self._full = {}
+        if self._context.distributed.rank == 0:
+            metrics = self._trial.evaluate_full_dataset(data_loader=data_loader)
+            if not isinstance(metrics, dict):
+                raise TypeError(
+                    f"{type(self._trial).__name__}.evaluate_full_dataset() must return a dict of metrics; it "
+                    f"returned {metrics!r}."
+                )
+            self._full = to_numpy(metrics)
+
+    def full_dataset_metrics(self) -> dict[str, Any]:
+        """Return what :meth:`evaluate_full_dataset` found."""
+        return self._full
+
+    def close(self) -> list[dict[str, Any]]:
+        """Return the metrics of each batch.
+
+        Raises:
+            RuntimeError: there was no batch.
+        """
+        batches = self._window.close()
+        if not batches:
+            raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
+        return batches
+
+
+def _takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
+    """Tell whether to pass ``batch_idx``: there is a parameter of that name, or a second one of any name."""
+    parameters = inspect.signature(evaluate_batch).parameters
+    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return "batch_idx" in parameters or len(positional) > 1

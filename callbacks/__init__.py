@@ -1,0 +1,12 @@
+"""Lightning callbacks for trials."""
+
+if not __name__.startswith("det_lightning."):
+    raise ImportError(
+        f"Import this package as det_lightning.callbacks, not as {__name__}: there must be one copy of it."
+    )
+
+from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
+from det_lightning.callbacks.metrics import DeterminedTensorBoard
+from det_lightning.callbacks.profiler import TorchProfiler
+
+__all__ = ["DeterminedCheckpoint", "DeterminedTensorBoard", "TorchProfiler"]

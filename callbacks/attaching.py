@@ -1,0 +1,22 @@
+"""What the callbacks for trials have in common."""
+
+from __future__ import annotations
+
+import pytorch_lightning as pl
+
+from det_lightning.adapters.module import TrialModule
+
+__all__ = ["require_trial_module"]
+
+
+def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> TrialModule:
+    """Return ``module`` if it is a :class:`TrialModule`.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(module, TrialModule):
+        raise TypeError(
+            f"{type(callback).__name__} works with a det_lightning.adapters.TrialModule; got a {type(module).__name__}."
+        )
+    return module

@@ -1,0 +1,62 @@
+"""Metrics as Determined writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+
+from det_lightning.adapters.metrics import is_numerical_scalar
+from det_lightning.callbacks.attaching import require_trial_module
+from det_lightning.pytorch.tensorboard import TensorBoardOutput
+
+__all__ = ["DeterminedTensorBoard"]
+
+
+class DeterminedTensorBoard(pl.Callback):
+    """Writes TensorBoard files with Determined's tags.
+
+    ``Determined/<metric>`` for each training batch, and for each validation ``Determined/val_<metric>``, without the
+    prefix where the name has it already. A batch is counted from 0, a validation by the batches trained before it.
+
+    Args:
+        output: where to; see ``context.tensorboard``.
+    """
+
+    def __init__(self, output: TensorBoardOutput) -> None:
+        self._output = output
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Ask for the metrics of the module.
+
+        Raises:
+            TypeError: the module is no :class:`TrialModule`.
+        """
+        require_trial_module(self, pl_module).attach(reporter=self)
+
+    def report_training(
+        self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
+    ) -> None:
+        """Write the metrics of each batch, and those of reducers."""
+        if not self._output.enabled:
+            return
+        first = steps_completed - len(batch_metrics)
+        of_batches: set[str] = set()
+        for step, metrics in enumerate(batch_metrics, start=first):
+            of_batches.update(metrics)
+            self._output.add_scalars(_tagged("Determined/", metrics), step)
+        reduced = {name: value for name, value in avg_metrics.items() if name not in of_batches}
+        self._output.add_scalars(_tagged("Determined/", reduced), steps_completed)
+        self._output.flush()
+
+    def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
+        """Write the metrics of a validation."""
+        if not self._output.enabled:
+            return
+        named = {name if name.startswith("val") else f"val_{name}": value for name, value in metrics.items()}
+        self._output.add_scalars(_tagged("Determined/", named), steps_completed)
+        self._output.flush()
+
+
+def _tagged(prefix: str, metrics: dict[str, Any]) -> dict[str, float]:
+    return {prefix + name: float(value) for name, value in metrics.items() if is_numerical_scalar(value)}

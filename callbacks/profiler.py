@@ -1,0 +1,39 @@
+"""Profiling a trial with torch's profiler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+__all__ = ["TorchProfiler"]
+
+
+class TorchProfiler(pl.Callback):
+    """Runs a ``torch.profiler.profile`` over the training and steps it after every batch.
+
+    Args:
+        profiler: what ``context.set_profiler`` made.
+    """
+
+    def __init__(self, profiler: torch.profiler.profile) -> None:
+        self._profiler = profiler
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start profiling."""
+        self._profiler.start()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Tell the profiler that a batch is over."""
+        self._profiler.step()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop profiling."""
+        self._profiler.stop()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Stop profiling."""
+        self._profiler.stop()

@@ -1,0 +1,45 @@
+"""det_lightning runs Determined AI trials on PyTorch Lightning. See https://pypi.org/project/det-lightning/."""
+
+import importlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from det_lightning.core.cluster import ClusterInfo, TrialInfo, get_cluster_info
+from det_lightning.errors import InvalidHP
+from det_lightning.importing import import_from_path
+
+if TYPE_CHECKING:
+    from det_lightning import adapters, callbacks, checkpoint, compat, core, errors, pytorch, tensorboard
+
+try:
+    __version__ = version("det-lightning")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0.0.0"
+
+#: The format of log records that Determined's scripts use.
+LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
+
+__all__ = [
+    "LOG_FORMAT",
+    "ClusterInfo",
+    "InvalidHP",
+    "TrialInfo",
+    "__version__",
+    "adapters",
+    "callbacks",
+    "checkpoint",
+    "compat",
+    "core",
+    "errors",
+    "get_cluster_info",
+    "import_from_path",
+    "pytorch",
+    "tensorboard",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # ``det.pytorch`` after a mere ``import det_lightning as det``, at no cost for who does not use it.
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,40 @@
+"""What Determined tells a script about the task that it runs in."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+__all__ = ["ClusterInfo", "TrialInfo", "get_cluster_info"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialInfo:
+    """The trial of a cluster task."""
+
+    trial_id: int
+    experiment_id: int
+    trial_seed: int
+    hparams: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterInfo:
+    """The task that a Determined master started."""
+
+    cluster_id: str
+    agent_id: str
+    slot_ids: list[int]
+    task_id: str
+    task_type: str
+    latest_checkpoint: str | None
+    user_data: dict[str, Any]
+    trial: TrialInfo
+
+
+def get_cluster_info() -> ClusterInfo | None:
+    """Return None: det_lightning runs without a Determined master, so no task is ever one of its cluster's.
+
+    Scripts ask ``get_cluster_info() is None`` to choose their local branch; that branch is the right one here.
+    """
+    return None

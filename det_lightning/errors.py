@@ -1,0 +1,117 @@
+"""The errors that det_lightning raises, all of them told apart by their type.
+
+Errors about a misused trial API keep the names and base classes that they have in Determined, so that an
+``except`` clause in a ported script goes on working. Everything else derives from :class:`DetLightningError`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointNotFound",
+    "DetLightningError",
+    "IncompleteCheckpointError",
+    "InternalException",
+    "InvalidCheckpointException",
+    "InvalidConfigurationException",
+    "InvalidDataTypeException",
+    "InvalidExperimentException",
+    "InvalidHP",
+    "InvalidModelException",
+    "ShouldExit",
+    "UnsafeCheckpointError",
+    "UnsupportedTrainerFlags",
+]
+
+
+class DetLightningError(Exception):
+    """Base class of the errors that exist in det_lightning only."""
+
+
+class InvalidExperimentException(BaseException):
+    """The trial uses the API in a way that can not work.
+
+    Like Determined's error of this name it derives from :class:`BaseException`: an ``except Exception`` in a trial
+    must not hide it.
+    """
+
+
+class InvalidModelException(InvalidExperimentException):
+    """The model can not be used with the chosen features."""
+
+
+class InvalidDataTypeException(InvalidExperimentException):
+    """A value has a type that the data path can not handle."""
+
+    def __init__(self, typ: type, message: str) -> None:
+        super().__init__(f"Invalid data type ({typ.__name__}): {message}.")
+
+
+class InvalidConfigurationException(InvalidExperimentException):
+    """The experiment configuration can not be used."""
+
+    def __init__(self, config: dict[str, Any], message: str) -> None:
+        super().__init__(f"Invalid configuration ({config}): {message}.")
+
+
+class InternalException(Exception):
+    """Something was asked for before the run reached the point where it is known."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidHP(Exception):
+    """Raised by a trial to give up on its hyperparameters: the run checkpoints what it has and ends.
+
+    Args:
+        msg: why these hyperparameters can not be used.
+
+    Raises:
+        TypeError: ``msg`` is not a string.
+    """
+
+    def __init__(self, msg: str = "...") -> None:
+        if not isinstance(msg, str):
+            raise TypeError(f"InvalidHP takes its message as a string; got {msg!r} of type {type(msg).__name__}.")
+        super().__init__(msg)
+        self.msg = msg
+
+
+class CheckpointError(DetLightningError):
+    """A checkpoint can not be read, written or used."""
+
+
+class InvalidCheckpointException(CheckpointError):
+    """The content of a checkpoint does not fit the trial that it is loaded into."""
+
+
+class CheckpointNotFound(CheckpointError):
+    """There is no checkpoint at the given place."""
+
+
+class IncompleteCheckpointError(CheckpointError):
+    """The checkpoint was not written to its end, or one of its files is damaged."""
+
+
+class UnsafeCheckpointError(CheckpointError):
+    """Reading the checkpoint would run code that it carries."""
+
+
+class ShouldExit(Exception):
+    """Raised by a trial or a callback to end the run at once, without an error.
+
+    Args:
+        skip_exit_checkpoint: leave unsaved what was trained since the latest checkpoint.
+    """
+
+    def __init__(self, skip_exit_checkpoint: bool = False) -> None:
+        super().__init__("The trial asked to end the run.")
+        self.skip_exit_checkpoint = skip_exit_checkpoint
+
+
+class UnsupportedTrainerFlags(DetLightningError, ValueError):
+    """A flag of ``pl.Trainer`` that can not work with a trial; the message says what to use instead."""

@@ -1,0 +1,50 @@
+"""Determined's PyTorch API, at the paths that it has there."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from det_lightning.errors import ShouldExit
+from det_lightning.pytorch import samplers
+from det_lightning.pytorch.callback import PyTorchCallback
+from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch.data import DataLoader, TorchData, adapt_batch_sampler, data_length, to_device
+from det_lightning.pytorch.experimental import PyTorchExperimentalContext
+from det_lightning.pytorch.loading import CheckpointLoadContext, load_trial_from_checkpoint_path
+from det_lightning.pytorch.lr_scheduler import LRScheduler
+from det_lightning.pytorch.reducers import MetricReducer, Reducer
+from det_lightning.pytorch.trial import PyTorchTrial
+from det_lightning.units import Batch, Epoch, TrainUnit
+
+if TYPE_CHECKING:
+    from det_lightning.pytorch.trainer import Trainer, init
+
+__all__ = [
+    "Batch",
+    "CheckpointLoadContext",
+    "DataLoader",
+    "Epoch",
+    "LRScheduler",
+    "MetricReducer",
+    "PyTorchCallback",
+    "PyTorchExperimentalContext",
+    "PyTorchTrial",
+    "PyTorchTrialContext",
+    "Reducer",
+    "ShouldExit",
+    "TorchData",
+    "TrainUnit",
+    "Trainer",
+    "adapt_batch_sampler",
+    "data_length",
+    "init",
+    "load_trial_from_checkpoint_path",
+    "samplers",
+    "to_device",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The trainer brings Lightning, which is slow to import and itself needs modules of this package.
+    if name in ("Trainer", "init"):
+        return getattr(importlib.import_module("det_lightning.pytorch.trainer"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

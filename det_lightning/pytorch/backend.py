@@ -1,0 +1,55 @@
+"""What a trial's context needs from the system that it trains on."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+__all__ = ["Backend", "LocalBackend"]
+
+
+class Backend(Protocol):
+    """Placing models, and running backward and optimizer steps, on whatever devices and processes there are."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+
+    def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Place ``model`` on the device and make it ready for training."""
+
+    def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
+        """Make ``optimizer`` ready for training. ``options`` are those of ``context.wrap_optimizer``."""
+
+    def backward(self, loss: torch.Tensor, communicate: bool, **kwargs: Any) -> None:
+        """Run ``loss.backward(**kwargs)``; exchange gradients over ranks only if ``communicate`` is true."""
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
+        """Run one step of ``optimizer``, through ``scaler`` if there is one."""
+
+
+class LocalBackend:
+    """One process on one device.
+
+    Args:
+        device: where to train; by default the first CUDA device if there is one, else the CPU.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+
+    def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        return model.to(self.device)
+
+    def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
+        return optimizer
+
+    def backward(self, loss: torch.Tensor, communicate: bool, **kwargs: Any) -> None:
+        loss.backward(**kwargs)
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)

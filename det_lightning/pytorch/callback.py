@@ -1,0 +1,88 @@
+"""The callback interface of a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["PyTorchCallback"]
+
+
+class PyTorchCallback:
+    """Code that runs at the events of a training run; override what is needed, return it from ``build_callbacks``.
+
+    A callback that changes its own attributes must also override :meth:`state_dict` and :meth:`load_state_dict`, or
+    those attributes are lost over a checkpoint. With several ranks each rank has its own copy; the events that only
+    the chief (rank 0) sees say so.
+    """
+
+    def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
+        """Run before the data loaders are built.
+
+        Args:
+            first_batch_idx: index of the first batch that this run will train on.
+            checkpoint_uuid: the checkpoint that the run goes on from, or None.
+        """
+
+    def on_trial_shutdown(self) -> None:
+        """Run last, also after an exception."""
+
+    def on_training_start(self) -> None:
+        """Run after a checkpoint was loaded, if there is one, and before the first batch."""
+
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        """Run before the first batch of epoch ``epoch_idx`` (counted from 0)."""
+
+    def on_training_epoch_end(self, epoch_idx: int) -> None:
+        """Run after the last batch of epoch ``epoch_idx`` (counted from 0)."""
+
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+        """Run at each boundary (report, validation, checkpoint, end) with the metrics since the one before.
+
+        Args:
+            avg_metrics: mean of each metric over the batches of the workload, plus ``batches`` and ``epochs``.
+            batch_metrics: the metrics of each batch, as numpy values.
+        """
+
+    def on_validation_start(self) -> None:
+        """Run before a validation."""
+
+    def on_validation_epoch_start(self) -> None:
+        """Run before the first validation batch (not with ``evaluate_full_dataset``)."""
+
+    def on_validation_epoch_end(self, outputs: list[Any]) -> None:
+        """Run after the last validation batch, with this rank's metrics of every batch."""
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        """Run after a validation with its reduced metrics; what is changed in ``metrics`` is reported changed."""
+
+    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
+        """Run before a checkpoint is applied; ``checkpoint`` is the content of its file and may be changed."""
+
+    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+        """Run before a checkpoint is written; ``checkpoint`` is what will be written and may be changed."""
+
+    def on_checkpoint_end(self, checkpoint_dir: str) -> None:
+        """Run on the chief when a checkpoint's files are written. Deprecated: use :meth:`on_checkpoint_write_end`."""
+
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+        """Run on the chief when a checkpoint's files are written; files that are added here belong to it."""
+
+    def on_checkpoint_upload_end(self, uuid: str) -> None:
+        """Run on all ranks when checkpoint ``uuid`` is complete in its storage."""
+
+    def on_before_optimizer_step(self, parameters: Iterable[Any]) -> None:
+        """Run before each optimizer step. From Determined 0.13; prefer ``step_optimizer(clip_grads=...)``."""
+
+    def on_validation_step_start(self) -> None:
+        """Run before a validation. From Determined 0.13; prefer :meth:`on_validation_start`."""
+
+    def on_validation_step_end(self, metrics: dict[str, Any]) -> None:
+        """Run after a validation. From Determined 0.13; prefer :meth:`on_validation_end`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has to survive a checkpoint; must be picklable."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned when the checkpoint was written."""

@@ -1,0 +1,81 @@
+"""Learning rate schedulers, and when they step."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
+
+__all__ = ["LRScheduler"]
+
+
+class LRScheduler:
+    """A learning rate scheduler together with the rule for stepping it.
+
+    ``context.wrap_lr_scheduler`` makes these; a trial rarely needs to.
+
+    Args:
+        scheduler: any scheduler of ``torch.optim.lr_scheduler``, or an object with the same methods.
+        step_mode: when :meth:`step` is called by the training loop.
+        frequency: of the moments that ``step_mode`` names, every how many count. Must be at least 1.
+
+    Raises:
+        TypeError: ``step_mode`` is not a :class:`LRScheduler.StepMode`.
+        ValueError: ``frequency`` is below 1.
+    """
+
+    class StepMode(enum.Enum):
+        """When a scheduler steps. Batches without an optimizer update never step one (aggregation)."""
+
+        STEP_EVERY_EPOCH = 1
+        STEP_EVERY_BATCH = 2
+        MANUAL_STEP = 3
+        STEP_EVERY_OPTIMIZER_STEP = 4
+
+    def __init__(self, scheduler: TorchLRScheduler, step_mode: StepMode, frequency: int = 1) -> None:
+        if not isinstance(step_mode, LRScheduler.StepMode):
+            names = ", ".join(mode.name for mode in LRScheduler.StepMode)
+            raise TypeError(
+                f"step_mode must be an LRScheduler.StepMode (one of {names}); got {step_mode!r} of type "
+                f"{type(step_mode).__name__}."
+            )
+        if frequency < 1:
+            raise ValueError(f"frequency of {type(scheduler).__name__} must be at least 1; got {frequency}.")
+        self.scheduler = scheduler
+        self.step_mode = step_mode
+        self.frequency = frequency
+
+    def steps_after(self, batch_idx: int, epoch_len: int, aggregation_frequency: int) -> int:
+        """Count the steps that are due once the optimizers were updated on ``batch_idx``.
+
+        Follows Determined 0.38.1 to the letter: STEP_EVERY_OPTIMIZER_STEP looks at the index of the batch, not at a
+        count of updates, so with a frequency that does not divide into the aggregation it steps rarely or never.
+        """
+        frequency = self.frequency
+        if self.step_mode is LRScheduler.StepMode.STEP_EVERY_BATCH:
+            last_update = batch_idx - aggregation_frequency
+            return (batch_idx + 1) // frequency - (last_update + 1) // frequency
+        if self.step_mode is LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP:
+            return int((batch_idx + 1) % frequency == 0)
+        if self.step_mode is LRScheduler.StepMode.STEP_EVERY_EPOCH:
+            # The step belongs to the last update before the epoch changes.
+            epoch, next_epoch = batch_idx // epoch_len, (batch_idx + aggregation_frequency) // epoch_len
+            return next_epoch // frequency - epoch // frequency
+        return 0
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step the wrapped scheduler."""
+        self.scheduler.step(*args, **kwargs)
+
+    def get_last_lr(self) -> list[float]:
+        """Return the learning rates that the scheduler set last, one per parameter group."""
+        return [float(lr) for lr in self.scheduler.get_last_lr()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the wrapped scheduler."""
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state of the wrapped scheduler."""
+        self.scheduler.load_state_dict(state_dict)

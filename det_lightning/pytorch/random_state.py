@@ -1,0 +1,189 @@
+"""Random state: of the process, and of the samplers that decide the order of the data."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, Sampler
+
+__all__ = ["PassJournal", "ResumableBatchSampler", "capture_rng", "isolated_rng", "restore_rng"]
+
+
+def capture_rng(device: torch.device | None = None) -> dict[str, Any]:
+    """Return the state of torch's, numpy's and Python's global generators, under the keys that a checkpoint has.
+
+    Args:
+        device: a CUDA device whose generator is captured too, as ``gpu_rng_state``.
+    """
+    state: dict[str, Any] = {
+        "cpu_rng_state": torch.get_rng_state(),
+        "np_rng_state": np.random.get_state(),
+        "random_rng_state": random.getstate(),
+    }
+    if device is not None and device.type == "cuda":
+        state["gpu_rng_state"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_rng(state: dict[str, Any], device: torch.device | None = None) -> None:
+    """Put back what :func:`capture_rng` returned."""
+    torch.set_rng_state(state["cpu_rng_state"])
+    np.random.set_state(state["np_rng_state"])
+    version, internal, gauss = state["random_rng_state"]
+    random.setstate((version, tuple(internal), gauss))
+    if device is not None and device.type == "cuda" and "gpu_rng_state" in state:
+        torch.cuda.set_rng_state(state["gpu_rng_state"], device)
+
+
+@contextlib.contextmanager
+def isolated_rng() -> Iterator[None]:
+    """Undo, on leaving, every draw from the global generators that was made inside."""
+    before = capture_rng()
+    try:
+        yield
+    finally:
+        restore_rng(before)
+
+
+def _samplers_of(sampler: Any) -> Iterator[Any]:
+    """Yield ``sampler`` and every sampler that it wraps, outermost first."""
+    yield sampler
+    for value in vars(sampler).values():
+        if isinstance(value, Sampler):
+            yield from _samplers_of(value)
+
+
+def _capture_sampler(sampler: Any) -> dict[str, Any]:
+    """Return the attributes of a sampler that can change from pass to pass: generators and plain values."""
+    state: dict[str, Any] = {}
+    for name, value in vars(sampler).items():
+        if isinstance(value, torch.Generator | np.random.RandomState):
+            state[name] = value.get_state()
+        elif isinstance(value, np.random.Generator):
+            state[name] = value.bit_generator.state
+        elif isinstance(value, random.Random):
+            state[name] = value.getstate()
+        elif value is None or isinstance(value, bool | int | float | str):
+            state[name] = value
+    return state
+
+
+def _restore_sampler(sampler: Any, state: dict[str, Any]) -> None:
+    current = vars(sampler)
+    for name, value in state.items():
+        holder = current.get(name)
+        if isinstance(holder, torch.Generator | np.random.RandomState):
+            holder.set_state(value)
+        elif isinstance(holder, np.random.Generator):
+            holder.bit_generator.state = value
+        elif isinstance(holder, random.Random):
+            version, internal, gauss = value
+            holder.setstate((version, tuple(internal), gauss))
+        else:
+            setattr(sampler, name, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class PassStart:
+    """The random state just before a pass over the training sampler drew its first index.
+
+    ``first_batch`` counts batches over the whole run and all ranks; it tells the passes apart.
+    """
+
+    first_batch: int
+    rng: dict[str, Any]
+    samplers: list[dict[str, Any]]
+
+
+class PassJournal:
+    """Remembers how the latest passes over the training data began, so that a resumed run can repeat their order.
+
+    Args:
+        starts: what :meth:`state_dict` returned when the checkpoint was written; empty for a run from the start.
+        keep: how many passes to remember; workers that prefetch can be that many passes ahead of the training.
+    """
+
+    def __init__(self, starts: list[dict[str, Any]] | None = None, keep: int = 2) -> None:
+        self.keep = keep
+        self._starts = [PassStart(**start) for start in starts or []]
+        self._recorded = {start.first_batch for start in self._starts}
+
+    def first_batch(self) -> int:
+        """Return where the earliest remembered pass began; 0 for a run from the start."""
+        return self._starts[0].first_batch if self._starts else 0
+
+    def recorded(self, first_batch: int) -> PassStart | None:
+        """Return the start of the pass that begins at ``first_batch`` if an earlier run recorded it."""
+        return next((s for s in self._starts if s.first_batch == first_batch and first_batch in self._recorded), None)
+
+    def record(self, first_batch: int, batch_sampler: Any) -> None:
+        """Remember the present random state as that in which the pass at ``first_batch`` begins."""
+        samplers = [_capture_sampler(sampler) for sampler in _samplers_of(batch_sampler)]
+        self._starts.append(PassStart(first_batch, capture_rng(), samplers))
+        del self._starts[: -self.keep]
+
+    def state_dict(self, next_batch: int) -> list[dict[str, Any]]:
+        """Return the passes that are needed to go on with batch ``next_batch`` (over all ranks)."""
+        begun = [start.first_batch for start in self._starts if start.first_batch <= next_batch]
+        current = max(begun, default=0)
+        # One level only: asdict() would copy every tensor.
+        return [dict(vars(start)) for start in self._starts if start.first_batch >= current]
+
+
+class ResumableBatchSampler(BatchSampler):
+    """Goes over ``batch_sampler`` without end, from batch ``first_batch`` on, in the order that ``journal`` knows.
+
+    A pass that the journal has recorded is begun in the recorded random state and leaves the global generators as
+    they were; a new pass draws from them as it comes, and is recorded. The length is that of one pass.
+
+    A sampler fits if all that changes its order from pass to pass is the global generators, generators in its
+    attributes, or numbers in its attributes.
+    """
+
+    def __init__(self, batch_sampler: Any, journal: PassJournal, first_batch: int = 0) -> None:
+        self.batch_sampler = batch_sampler
+        self.journal = journal
+        self.first_batch = first_batch
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        index = self.journal.first_batch()
+        while True:
+            recorded = self.journal.recorded(index)
+            if recorded is None:
+                self.journal.record(index, self.batch_sampler)
+                batches, skip = iter(self.batch_sampler), max(self.first_batch - index, 0)
+                ready: list[Any] = []
+            else:
+                batches, ready, skip = self._begin_again(recorded)
+            begun_at = index
+            for batch in itertools.chain(ready, batches):
+                index += 1
+                if index - begun_at > skip:
+                    yield batch
+            if index == begun_at:
+                raise ValueError(
+                    f"{type(self.batch_sampler).__name__} of the training data yields no batches at all: the dataset "
+                    "is empty, or smaller than one batch with drop_last=True."
+                )
+
+    def _begin_again(self, start: PassStart) -> tuple[Iterator[Any], list[Any], int]:
+        """Return the pass, its batches up to the one to go on with, and how many of those were trained already."""
+        for sampler, state in zip(_samplers_of(self.batch_sampler), start.samplers, strict=True):
+            _restore_sampler(sampler, state)
+        skip = max(self.first_batch - start.first_batch, 0)
+        with isolated_rng():
+            restore_rng(start.rng)
+            batches = iter(self.batch_sampler)
+            # One more than is skipped: samplers draw when they are first asked.
+            ready = list(itertools.islice(batches, skip + 1))
+        return batches, ready, skip

@@ -1,0 +1,194 @@
+"""Reducers: from the metrics of many batches, on many ranks, to one value."""
+
+from __future__ import annotations
+
+import abc
+import enum
+import itertools
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torchmetrics
+
+from det_lightning.core.distributed import DistributedContext
+
+__all__ = ["FunctionReducer", "MetricReducer", "Reducer", "ReducerRegistry", "TorchMetricReducer", "simple_reduce"]
+
+TorchMetric = torchmetrics.Metric | torchmetrics.MetricCollection
+
+
+class Reducer(enum.Enum):
+    """How the values of a validation metric are put together, over batches and then over ranks."""
+
+    AVG = 1
+    SUM = 2
+    MAX = 3
+    MIN = 4
+
+
+def simple_reduce(reducer: Reducer, values: Any, weights: list[int] | None = None) -> Any:
+    """Reduce ``values`` over all of its elements.
+
+    Args:
+        reducer: how.
+        values: array or sequence of shape ``(n, ...)``: one entry per batch, or one per rank.
+        weights: for AVG over ranks, the number of batches of each rank, shape ``(n,)``.
+    """
+    if reducer is Reducer.AVG:
+        return np.average(values, weights=weights)
+    return {Reducer.SUM: np.sum, Reducer.MAX: np.max, Reducer.MIN: np.min}[reducer](values)
+
+
+class MetricReducer(abc.ABC):
+    """A metric that is not a mean of per-batch values: each rank collects, all ranks reduce together.
+
+    Subclass it, collect in a method of your own choice from ``train_batch`` or ``evaluate_batch``, and register it
+    with ``context.wrap_reducer``.
+    """
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Forget what was collected. Called before every training and every validation workload."""
+
+    @abc.abstractmethod
+    def per_slot_reduce(self) -> Any:
+        """Return what this rank contributes; any picklable value."""
+
+    @abc.abstractmethod
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        """Return the metric, given the contributions of all ranks in the order of their ranks.
+
+        A dict of metrics if the reducer was wrapped without a name, and anything but a dict if it has one.
+        """
+
+
+class FunctionReducer(MetricReducer):
+    """Collects values and hands all of them to one function; what ``wrap_reducer(fn)`` returns."""
+
+    def __init__(self, fn: Callable[[list[Any]], Any]) -> None:
+        self.fn = fn
+        self.values: list[Any] = []
+
+    def reset(self) -> None:
+        self.values = []
+
+    def update(self, value: Any) -> None:
+        """Add a value; the function will get it as one element of its list."""
+        self.values.append(value)
+
+    def per_slot_reduce(self) -> Any:
+        return self.values
+
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        # Rank r held every n-th batch, so taking one value of each rank in turn gives the unsharded order back.
+        missing = object()
+        in_turn = itertools.chain.from_iterable(itertools.zip_longest(*per_slot_metrics, fillvalue=missing))
+        return self.fn([value for value in in_turn if value is not missing])
+
+
+class TorchMetricReducer(MetricReducer):
+    """Lets a torchmetrics metric, or a collection of them, take the place of a reducer.
+
+    Updating, resetting and synchronizing over ranks are the metric's own; ``compute`` runs on every rank.
+    """
+
+    def __init__(self, metric: TorchMetric) -> None:
+        self.metric = metric
+
+    def reset(self) -> None:
+        self.metric.reset()
+
+    def per_slot_reduce(self) -> Any:
+        value = self.metric.compute()
+        return {name: v.cpu() for name, v in value.items()} if isinstance(value, dict) else value.cpu()
+
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        return per_slot_metrics[0]
+
+
+class _Registration:
+    """A reducer with the name and the workloads that it was registered for."""
+
+    def __init__(self, source: object, reducer: MetricReducer, name: str | None, training: bool, validation: bool):
+        self.source = source
+        self.reducer = reducer
+        self.name = name
+        self.training = training
+        self.validation = validation
+
+    def describe(self) -> str:
+        if isinstance(self.reducer, FunctionReducer):
+            return f"reducer function {getattr(self.reducer.fn, '__name__', repr(self.reducer.fn))}()"
+        return f"reducer {type(self.source).__name__}"
+
+    def run(self, method: str, *args: Any) -> Any:
+        try:
+            return getattr(self.reducer, method)(*args)
+        except Exception as e:
+            given = f" with per_slot_metrics={args[0]}" if args else ""
+            raise ValueError(f"{self.describe()} (name={self.name!r}) failed in {method}(){given}: {e}") from e
+
+    def as_metrics(self, reduced: Any) -> dict[str, Any]:
+        if self.name is None and not isinstance(reduced, dict):
+            raise AssertionError(
+                f"{self.describe()} was wrapped without a name and so must return a dict of metrics; it returned "
+                f"{reduced!r} of type {type(reduced).__name__}. Pass name= to wrap_reducer for a single metric."
+            )
+        if self.name is not None and isinstance(reduced, dict):
+            raise AssertionError(
+                f"{self.describe()} was wrapped with name={self.name!r} and so must return one metric; it returned a "
+                f"dict with the keys {sorted(map(str, reduced))}. Leave out name= to return several metrics."
+            )
+        return reduced if self.name is None else {self.name: reduced}
+
+
+class ReducerRegistry:
+    """The reducers of one trial, reset and reduced together."""
+
+    def __init__(self, distributed: DistributedContext) -> None:
+        self._distributed = distributed
+        self._registrations: list[_Registration] = []
+
+    def wrap_reducer(self, reducer: Any, name: str | None, for_training: bool, for_validation: bool) -> Any:
+        """Register ``reducer`` and return the object that the trial updates; see ``context.wrap_reducer``."""
+        if any(known.source is reducer for known in self._registrations):
+            raise AssertionError(
+                f"wrap_reducer() got the same {type(reducer).__name__} object a second time (name={name!r}); "
+                "each reducer is wrapped once. Make a second object for a second metric."
+            )
+        wrapped: Any = reducer
+        if isinstance(reducer, (torchmetrics.Metric, torchmetrics.MetricCollection)):
+            registered: MetricReducer = TorchMetricReducer(reducer)
+        elif isinstance(reducer, MetricReducer):
+            registered = reducer
+        elif callable(reducer):
+            wrapped = registered = FunctionReducer(reducer)
+        else:
+            raise AssertionError(
+                "wrap_reducer() takes a function, a MetricReducer or a torchmetrics metric; got "
+                f"{reducer!r} of type {type(reducer).__name__} (name={name!r})."
+            )
+        self._registrations.append(_Registration(reducer, registered, name, for_training, for_validation))
+        return wrapped
+
+    def reset(self) -> None:
+        """Reset every reducer, whichever workload it is for."""
+        for registration in self._registrations:
+            registration.run("reset")
+
+    def reduce(self, for_training: bool) -> dict[str, Any]:
+        """Reduce over all ranks; the result is the same on each of them.
+
+        Raises:
+            ValueError: a reducer failed; names it, the method and what it was given.
+            AssertionError: a reducer with a name returned a dict, or one without a name anything else.
+        """
+        due = [r for r in self._registrations if (r.training if for_training else r.validation)]
+        if not due:
+            return {}
+        per_rank = self._distributed.allgather([r.run("per_slot_reduce") for r in due])
+        metrics: dict[str, Any] = {}
+        for registration, per_slot in zip(due, zip(*per_rank, strict=True), strict=True):
+            metrics.update(registration.as_metrics(registration.run("cross_slot_reduce", cast("Any", per_slot))))
+        return metrics

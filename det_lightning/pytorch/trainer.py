@@ -1,0 +1,211 @@
+"""Determined's door: ``init`` and ``Trainer``, which build what a Lightning user would write by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+
+from det_lightning import errors
+from det_lightning.adapters.module import TrialModule
+from det_lightning.callbacks.checkpoint import POLICIES, DeterminedCheckpoint
+from det_lightning.callbacks.metrics import DeterminedTensorBoard
+from det_lightning.callbacks.profiler import TorchProfiler
+from det_lightning.callbacks.progress import TrialProgressBar
+from det_lightning.checkpoint.storage import CheckpointStorage
+from det_lightning.core.distributed import DistributedContext
+from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch.trial import PyTorchTrial
+from det_lightning.units import Batch, Epoch, TrainUnit
+
+__all__ = ["Trainer", "init"]
+
+logger = logging.getLogger("det_lightning.pytorch")
+
+
+@contextlib.contextmanager
+def init(
+    *,
+    hparams: dict[str, Any] | None = None,
+    exp_conf: dict[str, Any] | None = None,
+    distributed: DistributedContext | None = None,
+    aggregation_frequency: int = 1,
+    enable_tensorboard_logging: bool = True,
+    trial_seed: int | None = None,
+) -> Iterator[PyTorchTrialContext]:
+    """Make the context for a trial; use it in a ``with`` statement.
+
+    Args:
+        hparams: what ``context.get_hparams()`` returns; ``global_batch_size`` among them is split over the slots.
+        exp_conf: what ``context.get_experiment_config()`` returns. Its ``searcher`` section names the metric that the
+            checkpoint policy ``"best"`` compares.
+        distributed: the processes of the run; by default this one alone.
+        aggregation_frequency: number of batches whose gradients make one optimizer update.
+        enable_tensorboard_logging: write the metrics as TensorBoard files below ``runs/``.
+        trial_seed: seed Python's, numpy's and torch's random generators; by default they are left as they are.
+    """
+    if trial_seed is not None:
+        random.seed(trial_seed)
+        np.random.seed(trial_seed)
+        torch.manual_seed(trial_seed)
+    context = PyTorchTrialContext(
+        hparams=hparams,
+        exp_conf=exp_conf,
+        trial_seed=trial_seed,
+        aggregation_frequency=aggregation_frequency,
+        distributed=distributed,
+        enable_tensorboard_logging=enable_tensorboard_logging,
+    )
+    try:
+        yield context
+    finally:
+        context.distributed.close()
+
+
+class Trainer:
+    """Trains a trial on PyTorch Lightning.
+
+    Args:
+        trial: the trial, built with ``context``.
+        context: what :func:`init` gave.
+        **lightning: arguments of ``pl.Trainer``: ``logger=``, ``callbacks=``, ``profiler=``, ``enable_progress_bar=``,
+            ...; those that :meth:`fit` decides on are refused.
+    """
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, **lightning: Any) -> None:
+        self._trial = trial
+        self._context = context
+        self._lightning = lightning
+
+    def configure_profiler(
+        self,
+        sync_timings: bool = True,
+        enabled: bool = False,
+        begin_on_batch: int = 0,
+        end_after_batch: int | None = None,
+    ) -> None:
+        """Do nothing but point to what replaced Determined's system profiler."""
+        logger.warning("configure_profiler() has no effect; profile with context.set_profiler(...).")
+
+    def fit(
+        self,
+        checkpoint_period: TrainUnit | None = None,
+        validation_period: TrainUnit | None = None,
+        max_length: TrainUnit | None = None,
+        reporting_period: TrainUnit = Batch(100),  # noqa: B008 (never changed)
+        checkpoint_policy: str = "best",
+        latest_checkpoint: str | os.PathLike[str] | None = None,
+        step_zero_validation: bool = False,
+        test_mode: bool = False,
+        profiling_enabled: bool = False,
+        *,
+        checkpoint_storage: str | os.PathLike[str] | None = None,
+        trusted: bool = False,
+    ) -> None:
+        """Train, validate and checkpoint.
+
+        Args:
+            checkpoint_period: when checkpoints are due, besides those by policy and the one at the end.
+            validation_period: when validations are due, besides the one at the end.
+            max_length: how long to train, as ``Batch(int)`` or ``Epoch(int)``, over all runs of the trial.
+            reporting_period: when training metrics are reported.
+            checkpoint_policy: after which validations to checkpoint: ``"best"``, ``"all"`` or ``"none"``. ``"best"``
+                needs the metric's name in ``exp_conf["searcher"]["metric"]``; without it all validations count.
+            latest_checkpoint: id or path of a checkpoint to go on from, at the very next batch.
+            step_zero_validation: validate before the first batch.
+            test_mode: train one batch, validate one batch, checkpoint, and end.
+            profiling_enabled: Determined's system profiler needs a master; a warning says so.
+            checkpoint_storage: the directory of the checkpoints; by default Determined's own for local runs.
+            trusted: unpickle anything that ``latest_checkpoint`` holds, running whatever code it asks for.
+
+        Raises:
+            ValueError: ``max_length`` is missing, or ``checkpoint_policy`` unknown.
+            TypeError: a period is no ``Batch`` or ``Epoch``, or ``max_length`` not one of an int.
+            InvalidExperimentException: the trial can not be trained; names why.
+            CheckpointError: ``latest_checkpoint`` is missing, torn, unsafe, or of another trial.
+        """
+        if max_length is None:
+            raise ValueError("fit() needs max_length, such as max_length=Batch(1000) or max_length=Epoch(10).")
+        if not isinstance(max_length, Batch | Epoch) or not isinstance(max_length.value, int):
+            raise TypeError(f"max_length must be Batch(int) or Epoch(int); got {max_length!r}.")
+        if profiling_enabled:
+            logger.warning("profiling_enabled has no effect without a Determined master; see context.set_profiler().")
+        module = TrialModule(
+            self._trial,
+            context=self._context,
+            max_length=max_length,
+            validation_period=_or_never(validation_period),
+            reporting_period=reporting_period,
+            step_zero_validation=step_zero_validation,
+            test_mode=test_mode,
+            trusted=trusted,
+        )
+        checkpoint = self._checkpoint_callback(checkpoint_policy, _or_never(checkpoint_period), checkpoint_storage)
+        path = None if latest_checkpoint is None else str(CheckpointStorage(checkpoint_storage).find(latest_checkpoint))
+        trainer = self._lightning_trainer(checkpoint)
+        with contextlib.suppress(errors.ShouldExit):
+            trainer.fit(module, ckpt_path=path)
+
+    def _checkpoint_callback(self, policy: str, period: TrainUnit, storage: Any) -> DeterminedCheckpoint:
+        searcher = self._searcher()
+        metric = searcher.get("metric")
+        if policy == "best" and metric is None:
+            logger.warning(
+                "checkpoint_policy='best' has no metric to compare, so every validation is followed by a checkpoint. "
+                'Name the metric in init(exp_conf={"searcher": {"metric": ...}}).'
+            )
+            policy = "all"
+        if policy not in POLICIES:
+            raise ValueError(f"checkpoint_policy must be one of {', '.join(POLICIES)}; got {policy!r}.")
+        return DeterminedCheckpoint(
+            storage,
+            policy=policy,
+            period=period,
+            metric=metric,
+            smaller_is_better=searcher.get("smaller_is_better", True),
+        )
+
+    def _searcher(self) -> dict[str, Any]:
+        try:
+            searcher: dict[str, Any] = self._context.get_experiment_config().get("searcher") or {}
+        except ValueError:
+            return {}
+        return searcher
+
+    def _lightning_trainer(self, checkpoint: DeterminedCheckpoint) -> pl.Trainer:
+        context, given = self._context, dict(self._lightning)
+        device = context.device
+        decided = {
+            "accelerator": "cuda" if device.type == "cuda" else "cpu",
+            "devices": [device.index or 0] if device.type == "cuda" else 1,
+            "max_epochs": -1,
+            "num_sanity_val_steps": 0,
+            "inference_mode": False,
+        }
+        clashing = sorted(decided.keys() & given.keys())
+        if clashing:
+            raise errors.UnsupportedTrainerFlags(
+                f"Trainer() was given {', '.join(clashing)}, which fit() decides on. Use pl.Trainer with "
+                "det_lightning.adapters.TrialModule to choose them."
+            )
+        callbacks = [checkpoint, DeterminedTensorBoard(context.tensorboard)]
+        if context.profiler is not None:
+            callbacks.append(TorchProfiler(context.profiler))
+        if given.get("enable_progress_bar", True):
+            callbacks.append(TrialProgressBar())
+        users = given.pop("callbacks", None) or []
+        callbacks += users if isinstance(users, list) else [users]
+        defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+        return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)
+
+
+def _or_never(period: TrainUnit | None) -> TrainUnit:
+    return Batch(sys.maxsize) if period is None else period

@@ -1,0 +1,1 @@
+"""TensorBoard, at the paths that it has in Determined."""

@@ -1,0 +1,36 @@
+"""Units in which the length and the periods of a training run are given."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+__all__ = ["Batch", "Epoch", "TrainUnit"]
+
+
+class TrainUnit:
+    """A number of batches or epochs: a length, a period, or a schedule.
+
+    Args:
+        value: an ``int`` is a length or a period (``Batch(100)``: every 100 batches; below 1: after every batch or
+            epoch); a container is a schedule (``Batch([5, 30, 45])``: after the 5th, the 30th and the 45th).
+    """
+
+    def __init__(self, value: int | Container[int]) -> None:
+        self.value = value
+
+    def should_stop(self, step_num: int) -> bool:
+        """Tell whether step ``step_num`` (counted from 1) is one that this unit names."""
+        if isinstance(self.value, int):
+            return self.value < 1 or (step_num != 0 and step_num % self.value == 0)
+        return step_num in self.value
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.value!r})"
+
+
+class Epoch(TrainUnit):
+    """Unit of one pass over the training data."""
+
+
+class Batch(TrainUnit):
+    """Unit of one batch per process, in the order of training."""
