@@ -120,10 +120,16 @@ class TrainStream:
         # Made now and not with the first batch: making it draws from the global random state.
         if self._iterator is None:
             self._iterator = iter(self._loader)
-        return self._rest_of_epoch(self._iterator)
+        return self.rest_of_epoch()
 
-    def _rest_of_epoch(self, batches: Iterator[Any]) -> Iterator[Any]:
-        missing = object()
+    def rest_of_epoch(self) -> Iterator[Any]:
+        """Yield the batches up to the end of the epoch; several such iterators go on where the others stopped.
+
+        Raises:
+            RuntimeError: the loader ended.
+        """
+        assert self._iterator is not None, "iter() comes first"
+        batches, missing = self._iterator, object()
         while True:
             batch = next(batches, missing)
             if batch is missing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-import pytorch_lightning as pl
+from pytorch_lightning.__version__ import version as lightning_version
 from pytorch_lightning.plugins.io import CheckpointIO
 
 from det_lightning.checkpoint.format import read_checkpoint
@@ -37,7 +37,7 @@ class TrialCheckpointIO(CheckpointIO):
             return dict(self.inner.load_checkpoint(path, map_location, weights_only))
         content = read_checkpoint(directory, trusted=self.trusted or weights_only is False)
         return {
-            "pytorch-lightning_version": pl.__version__,
+            "pytorch-lightning_version": lightning_version,
             "epoch": content.trial_state.epochs_trained,
             "global_step": content.trial_state.batches_trained,
             "state_dict": {},

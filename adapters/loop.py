@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import LearningRateFinder, ModelCheckpoint, ProgressBar
 
 from det_lightning import errors
+from det_lightning.adapters.schedule import Schedule
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.pytorch.position import TrainingPosition
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 __all__ = [
+    "RunOptions",
     "allow_validation",
+    "counts_batches",
     "move_to",
     "move_to_epoch",
     "needs_each_batch",
     "refuse_unsupported_flags",
     "run_validation",
-    "validation_period_of",
+    "schedule_of",
 ]
 
 _PER_BATCH_HOOKS = {
@@ -34,8 +39,9 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
     Raises:
         UnsupportedTrainerFlags: names every such flag, its value and what to use instead.
     """
+    flags: Any = trainer  # mypy does not see the attributes that Lightning's connectors set
     time_based = not hasattr(trainer, "val_check_interval")
-    lr_finder = any(isinstance(callback, LearningRateFinder) for callback in trainer.callbacks)
+    lr_finder = any(isinstance(callback, LearningRateFinder) for callback in _callbacks_of(trainer))
     wrong = {
         f"gradient_clip_val={trainer.gradient_clip_val}": (
             bool(trainer.gradient_clip_val),
@@ -45,12 +51,12 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
             trainer.accumulate_grad_batches != 1,
             f"use TrialModule(..., aggregation_frequency={trainer.accumulate_grad_batches})",
         ),
-        f"overfit_batches={trainer.overfit_batches}": (
-            trainer.overfit_batches > 0,
+        f"overfit_batches={flags.overfit_batches}": (
+            flags.overfit_batches > 0,
             "return a subset of the data from build_training_data_loader()",
         ),
-        f"reload_dataloaders_every_n_epochs={trainer.reload_dataloaders_every_n_epochs}": (
-            trainer.reload_dataloaders_every_n_epochs > 0,
+        f"reload_dataloaders_every_n_epochs={flags.reload_dataloaders_every_n_epochs}": (
+            flags.reload_dataloaders_every_n_epochs > 0,
             "leave it out: the training data are one endless stream",
         ),
         "a time as val_check_interval": (time_based, "use TrialModule(..., validation_period=Batch(n) or Epoch(n))"),
@@ -86,7 +92,38 @@ class _InEpochSchedule:
         return (epoch + 1) % self._every_epochs == 0 and (batch + 1) % every_batches == 0
 
 
-def validation_period_of(trainer: pl.Trainer, position: TrainingPosition) -> TrainUnit | None:
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """What a :class:`TrialModule` was told of its run; see there."""
+
+    max_length: TrainUnit | None = None
+    validation_period: TrainUnit | None = None
+    reporting_period: TrainUnit | None = None
+    step_zero_validation: bool = False
+    test_mode: bool = False
+
+    def __post_init__(self) -> None:
+        # A wrong period should be told of now, not when training starts.
+        Schedule(self.max_length, self.validation_period, None, self.reporting_period)
+
+
+def schedule_of(
+    trainer: pl.Trainer, options: RunOptions, position: TrainingPosition, checkpoint_period: TrainUnit | None
+) -> Schedule:
+    """Return the schedule of a run; what ``options`` leave open the flags of ``trainer`` decide."""
+    if options.max_length is not None:
+        trainer.fit_loop.max_epochs = -1
+    flags: Any = trainer
+    return Schedule(
+        max_length=options.max_length,
+        validation_period=options.validation_period or _validation_period_of(trainer, position),
+        checkpoint_period=checkpoint_period,
+        reporting_period=options.reporting_period or Batch(max(1, flags.log_every_n_steps)),
+        test_mode=options.test_mode,
+    )
+
+
+def _validation_period_of(trainer: pl.Trainer, position: TrainingPosition) -> TrainUnit | None:
     """Return when the flags of ``trainer`` ask for validations; None where they do not."""
     if not trainer.enable_validation:
         return None
@@ -135,7 +172,7 @@ def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_
 
 def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
     """Make ``trainer.current_epoch`` agree with a trial that goes on from a checkpoint."""
-    current = trainer.fit_loop.epoch_progress.current
+    current: Any = trainer.fit_loop.epoch_progress.current
     current.ready = current.started = current.processed = current.completed = epochs_trained
 
 
@@ -147,10 +184,23 @@ def needs_each_batch(trainer: pl.Trainer, stage: str) -> bool:
     """
     return any(
         getattr(type(callback), hook) is not getattr(pl.Callback, hook)
-        for callback in trainer.callbacks
+        for callback in _callbacks_of(trainer)
         if not isinstance(callback, ProgressBar) and not _saves_by_epoch(callback)
         for hook in _PER_BATCH_HOOKS[stage]
     )
+
+
+def counts_batches(trainer: pl.Trainer) -> bool:
+    """Tell whether a callback looks at the batch index that Lightning's data fetcher counts."""
+    return needs_each_batch(trainer, "train") or any(
+        isinstance(callback, ProgressBar) and not getattr(callback, "reads_trial_position", False)
+        for callback in _callbacks_of(trainer)
+    )
+
+
+def _callbacks_of(trainer: Any) -> list[pl.Callback]:
+    callbacks: list[pl.Callback] = trainer.callbacks
+    return callbacks
 
 
 def _saves_by_epoch(callback: pl.Callback) -> bool:

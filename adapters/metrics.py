@@ -15,6 +15,16 @@ from det_lightning.pytorch.reducers import Reducer, simple_reduce
 __all__ = ["MetricWindow", "average_metrics", "reduce_validation_metrics", "scalars_of", "to_numpy"]
 
 
+_NUMPY_TYPES = {
+    torch.float16: np.float16,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.bool: np.bool_,
+}
+
+
 class MetricWindow:
     """The metrics of the batches since the last boundary.
 
@@ -34,8 +44,9 @@ class MetricWindow:
         kept = {}
         for name, value in metrics.items():
             if isinstance(value, torch.Tensor):
-                if value.device.type == "cpu" and value.dtype is not torch.bfloat16:
-                    value = value.detach().numpy().copy()
+                if value.is_cpu and value.dtype in _NUMPY_TYPES:
+                    # item() is many times faster than the way over a detached copy.
+                    value = np.array(value.item() if value.ndim == 0 else value.detach(), _NUMPY_TYPES[value.dtype])
                 else:
                     value = value.detach().clone()
                     self._on_device = True

@@ -13,18 +13,18 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
 from det_lightning.adapters import loop
+from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TRIAL_KEY, TrialCheckpointIO
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.resume import ResumePoint
 from det_lightning.adapters.run import Reporter, TrialRun
-from det_lightning.adapters.schedule import Action, Schedule
+from det_lightning.adapters.schedule import Action
 from det_lightning.checkpoint.format import CheckpointContent
-from det_lightning.pytorch.backend import LocalBackend
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.random_state import capture_rng
 from det_lightning.pytorch.trial import PyTorchTrial
 from det_lightning.pytorch.weights import collect_state, load_models
-from det_lightning.units import Batch, TrainUnit
+from det_lightning.units import TrainUnit
 
 __all__ = ["Checkpointer", "TrialModule"]
 
@@ -95,32 +95,29 @@ class TrialModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        _require_trial(trial, context)
-        self.trial = trial if isinstance(trial, PyTorchTrial) else None
-        self.context = context
+        self.builder = TrialBuilder(
+            trial,
+            context,
+            trial_kwargs or {},
+            {
+                "hparams": hparams,
+                "exp_conf": exp_conf,
+                "aggregation_frequency": aggregation_frequency,
+                "average_aggregated_gradients": average_aggregated_gradients,
+                "trial_seed": trial_seed,
+            },
+        )
+        self.options = loop.RunOptions(max_length, validation_period, reporting_period, step_zero_validation, test_mode)
+        self.trusted = trusted
+        self.trial: PyTorchTrial | None = None
+        self.context: PyTorchTrialContext | None = None
+        self.run: TrialRun | None = None
         self.checkpointer: Checkpointer | None = None
         self.reporters: list[Reporter] = []
-        self.run: TrialRun | None = None
-        self.trusted = trusted
-        self._trial_class = trial
-        self._trial_kwargs = trial_kwargs or {}
-        self._context_args = {
-            "hparams": hparams,
-            "exp_conf": exp_conf,
-            "aggregation_frequency": aggregation_frequency,
-            "average_aggregated_gradients": average_aggregated_gradients,
-            "trial_seed": trial_seed,
-        }
-        self._periods = {
-            "max_length": max_length,
-            "validation_period": validation_period,
-            "reporting_period": reporting_period,
-        }
-        Schedule(**self._periods)  # a wrong period should be told of now, not when training starts
-        self._step_zero_validation = step_zero_validation
-        self._test_mode = test_mode
-        self._resume: ResumePoint | None = None
+        self.resume_point: ResumePoint | None = None
         self._per_batch = {"train": True, "validation": True}
+        self._counts_batches = True
+        self._validation_metrics: dict[str, Any] = {}
         if hparams:
             self.save_hyperparameters(hparams)
 
@@ -129,7 +126,7 @@ class TrialModule(pl.LightningModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that can not work; attach what ends a trial's run after an exception."""
         loop.refuse_unsupported_flags(self.trainer)
-        self.checkpointer, self.reporters, self._resume = None, [], None
+        self.checkpointer, self.reporters, self.resume_point = None, [], None
         return [_RunGuard()]
 
     def setup(self, stage: str) -> None:
@@ -142,11 +139,7 @@ class TrialModule(pl.LightningModule):
 
     def configure_model(self) -> None:
         """Build the trial, on the device that Lightning chose."""
-        if self.context is None:
-            backend = LocalBackend(self.trainer.strategy.root_device)
-            self.context = PyTorchTrialContext(**self._context_args, backend=backend, enable_tensorboard_logging=False)
-        if self.trial is None:
-            self.trial = self._trial_class(self.context, **self._trial_kwargs)
+        self.trial, self.context = self.builder.build(self.trainer.strategy.root_device)
         self.models = torch.nn.ModuleList(self.context.models)
 
     def configure_optimizers(self) -> Any:
@@ -179,15 +172,21 @@ class TrialModule(pl.LightningModule):
         loop.move_to(self.trainer, run.state, context.optimizer_steps)
         loop.move_to_epoch(self.trainer, run.state.epochs_trained)
         self._per_batch = {stage: loop.needs_each_batch(self.trainer, stage) for stage in ("train", "validation")}
+        self._counts_batches = loop.counts_batches(self.trainer)
         loop.allow_validation(self.trainer, due=False)
-        step_zero = self._step_zero_validation and run.state.batches_trained == 0 and self.trainer.enable_validation
+        step_zero = (
+            self.options.step_zero_validation and run.state.batches_trained == 0 and self.trainer.enable_validation
+        )
         if step_zero or self._act():
             loop.run_validation(self.trainer)
 
     def training_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Train up to the next boundary or the end of the epoch."""
         run, (_, context) = self._started_run(), self._built()
-        trained = run.train(dataloader_iter, self._give_back("train"))
+        # Lightning's iterator counts for the callbacks, and costs more than all else that is done for a batch.
+        counted = self._counts_batches
+        batches = (batch for batch, *_ in dataloader_iter) if counted else run.data.training.rest_of_epoch()
+        trained = run.train(batches, self._give_back("train"))
         loop.move_to(self.trainer, run.state, context.optimizer_steps, extra_batches=trained - 1)
         if run.at_epoch_end():
             dataloader_iter.data_fetcher.done = True  # type: ignore[attr-defined]
@@ -229,7 +228,8 @@ class TrialModule(pl.LightningModule):
         """Evaluate the validation data."""
         run = self._started_run()
         if run.evaluation.by_batch:
-            over = run.evaluation.evaluate(dataloader_iter, self._give_back("validation"))
+            batches = (batch for batch, *_ in dataloader_iter)
+            over = run.evaluation.evaluate(batches, self._give_back("validation"))
         else:
             run.evaluation.evaluate_full_dataset(run.data.validation_loader)
             over = True
@@ -260,11 +260,11 @@ class TrialModule(pl.LightningModule):
         """Keep the trial's part of a checkpoint until the loaders are built."""
         content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
         if content is not None:
-            self._resume = ResumePoint.from_checkpoint(content)
-            load_models(self._built()[1].models, content.state, self._resume.source)
+            self.resume_point = ResumePoint.from_checkpoint(content)
+            load_models(self._built()[1].models, content.state, self.resume_point.source)
             checkpoint["state_dict"] = self.state_dict()
         elif TRIAL_KEY in checkpoint:
-            self._resume = ResumePoint.from_lightning(checkpoint[TRIAL_KEY])
+            self.resume_point = ResumePoint.from_lightning(checkpoint[TRIAL_KEY])
         # The trial's own position takes the place of that of Lightning's loops.
         checkpoint.pop("loops", None)
 
@@ -276,11 +276,6 @@ class TrialModule(pl.LightningModule):
             self.checkpointer = checkpointer
         if reporter is not None:
             self.reporters.append(reporter)
-
-    @property
-    def resume_point(self) -> ResumePoint | None:
-        """The checkpoint that the run goes on from; None if it begins anew."""
-        return self._resume
 
     def abandon(self, exception: BaseException) -> None:
         """End the run after an exception; save what was trained if the trial itself wanted to end."""
@@ -309,19 +304,10 @@ class TrialModule(pl.LightningModule):
     def _start_run(self) -> None:
         trial, context = self._built()
         reporters = [LightningReporter(self), *self.reporters]
-        self.run = TrialRun(trial, context, self._schedule(context), reporters, self._resume)
+        period = None if self.checkpointer is None else self.checkpointer.period
+        schedule = loop.schedule_of(self.trainer, self.options, context.position, period)
+        self.run = TrialRun(trial, context, schedule, reporters, self.resume_point)
         self.run.start_up(self.trainer.limit_train_batches)
-
-    def _schedule(self, context: PyTorchTrialContext) -> Schedule:
-        periods = dict(self._periods)
-        if periods["max_length"] is not None:
-            self.trainer.fit_loop.max_epochs = -1
-        if periods["validation_period"] is None:
-            periods["validation_period"] = loop.validation_period_of(self.trainer, context.position)
-        if periods["reporting_period"] is None:
-            periods["reporting_period"] = Batch(max(1, self.trainer.log_every_n_steps))
-        checkpoint_period = None if self.checkpointer is None else self.checkpointer.period
-        return Schedule(**periods, checkpoint_period=checkpoint_period, test_mode=self._test_mode)
 
     def _act(self) -> bool:
         """Do what is due up to a validation; tell whether Lightning has to validate now."""
@@ -354,14 +340,6 @@ class TrialModule(pl.LightningModule):
         max_epochs = trainer.max_epochs
         epochs_done = run.at_epoch_end() and max_epochs not in (None, -1) and run.state.epochs_trained >= max_epochs
         return bool(steps_done or epochs_done or trainer.should_stop)
-
-
-def _require_trial(trial: Any, context: PyTorchTrialContext | None) -> None:
-    built = isinstance(trial, PyTorchTrial)
-    if not built and not (isinstance(trial, type) and issubclass(trial, PyTorchTrial)):
-        raise TypeError(f"TrialModule takes a subclass of det_lightning.pytorch.PyTorchTrial; got {trial!r}.")
-    if built and context is None:
-        raise TypeError(f"TrialModule got a {type(trial).__name__} that was built already; give its context= too.")
 
 
 class _RunGuard(pl.Callback):

@@ -34,8 +34,8 @@ class LightningReporter:
         scalars = scalars_of(avg_metrics)
         self._training_names.update(scalars)
         tensors = _as_tensors(scalars)
-        for metrics in (trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics):
-            metrics.update(tensors)
+        trainer.callback_metrics.update(tensors)
+        trainer.logged_metrics.update(tensors)
         trainer.progress_bar_metrics.update(scalars)
         for logger in trainer.loggers:
             logger.log_metrics({**scalars, "epoch": trainer.current_epoch}, step=steps_completed)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from det_lightning import errors
+from det_lightning.adapters.building import require_trainable
 from det_lightning.adapters.datamodule import TrialData
 from det_lightning.adapters.events import TrialEvents
 from det_lightning.adapters.metrics import MetricWindow, average_metrics, reduce_validation_metrics, to_numpy
@@ -70,7 +71,7 @@ class TrialRun:
         self.schedule = schedule
         self.state = TrialState() if resume is None else resume.trial_state
         self.evaluation = Evaluation(trial, context, schedule.test_mode)
-        self.data: TrialData | None = None
+        self._data: TrialData | None = None
         self._resume = resume
         self._reporters = reporters
         self._window = MetricWindow()
@@ -79,7 +80,7 @@ class TrialRun:
         self._actions: Iterator[Action] = iter(())
         self._rng_before_final_validation: dict[str, Any] | None = None
         self.events = TrialEvents(trial.build_callbacks())
-        check_trial(trial, context)
+        require_trainable(trial, context)
 
     # Beginning and end
 
@@ -94,7 +95,18 @@ class TrialRun:
         self.context.position.initial_batch = self.state.batches_trained
         self.events.start_up(self.state.batches_trained, None if self._resume is None else self._resume.name)
         journal = None if self._resume is None else self._resume.journal
-        self.data = TrialData(self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit)
+        self._data = TrialData(self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit)
+
+    @property
+    def data(self) -> TrialData:
+        """The loaders.
+
+        Raises:
+            InternalException: they are not built yet.
+        """
+        if self._data is None:
+            raise errors.InternalException("The loaders are built by start_up().")
+        return self._data
 
     def begin_training(self) -> None:
         """Load the checkpoint, if there is one, and tell the callbacks that training starts."""
@@ -109,17 +121,17 @@ class TrialRun:
 
     def shut_down(self) -> None:
         """End the loaders' workers, then tell the callbacks."""
-        if self.data is not None:
-            self.data.close()
+        if self._data is not None:
+            self._data.close()
         self.events.shut_down()
 
     # Training
 
-    def train(self, batches: Iterator[tuple[Any, int, int]], give_back: BatchLimit) -> int:
+    def train(self, batches: Iterator[Any], give_back: BatchLimit) -> int:
         """Train up to the next boundary or the end of the epoch, or until ``give_back`` says so.
 
         Args:
-            batches: Lightning's iterator over an epoch of a :class:`TrainStream`.
+            batches: the rest of an epoch of a :class:`TrainStream`.
             give_back: see :class:`BatchLimit`.
 
         Returns:
@@ -127,23 +139,24 @@ class TrialRun:
         """
         if not self._in_workload:
             self._begin_workload()
-        state, position, schedule = self.state, self.context.position, self.schedule
+        state, position, train_batch = self.state, self.context.position, self._train_batch
         epoch_len = position.epoch_length()
         first = state.batches_trained
-        for batch, *_ in batches:
+        epoch_idx, into_epoch = divmod(first, epoch_len)
+        epoch_end = first - into_epoch + epoch_len
+        stop = min(self.schedule.next_batch_to_look(first, epoch_len), epoch_end)
+        for batch in batches:
             position.batch_idx = batch_idx = state.batches_trained
-            epoch_idx, into_epoch = divmod(batch_idx, epoch_len)
-            if into_epoch == 0:
+            if into_epoch == 0 and batch_idx == first:
                 self.events.start_epoch(epoch_idx)
-            self._train_batch(batch, epoch_idx, batch_idx)
-            state.batches_trained += 1
-            epoch_ends = into_epoch == epoch_len - 1
-            if epoch_ends:
-                self.events.emit("on_training_epoch_end", epoch_idx)
-                state.epochs_trained += 1
-            self._due = schedule.due(state.batches_trained, epoch_len)
-            if self._due or epoch_ends or give_back():
+            train_batch(batch, epoch_idx, batch_idx)
+            state.batches_trained = batch_idx + 1
+            if batch_idx + 1 == stop or give_back():
                 break
+        if state.batches_trained == epoch_end:
+            self.events.emit("on_training_epoch_end", epoch_idx)
+            state.epochs_trained += 1
+        self._due = self.schedule.due(state.batches_trained, epoch_len)
         return state.batches_trained - first
 
     def _begin_workload(self) -> None:
@@ -262,7 +275,6 @@ class TrialRun:
     def collect_resume(self) -> dict[str, Any]:
         """Return what an exact resume needs beyond Determined's format."""
         rng = self._rng_before_final_validation or capture_rng(self.context.device)
-        assert self.data is not None, "start_up() comes first"
         journal = self.data.journal.state_dict(self.state.batches_trained * self.context.distributed.size)
         return resume_payload(self.context, self.state, rng, journal)
 
@@ -278,31 +290,3 @@ class TrialRun:
             "trial_cls_spec": f"{trial_class.__module__}:{trial_class.__qualname__}",
             "is_trainer": True,
         }
-
-
-def check_trial(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
-    """Raise if the trial can not be trained.
-
-    Raises:
-        InvalidExperimentException: see :class:`TrialRun`.
-    """
-    name = type(trial).__name__
-    mistakes = []
-    if not context.models:
-        mistakes.append(f"{name} has no wrapped model; pass each model through context.wrap_model() in __init__")
-    if not context.optimizers:
-        mistakes.append(
-            f"{name} has no wrapped optimizer; pass each optimizer through context.wrap_optimizer() in __init__"
-        )
-    overridden = [
-        method
-        for method in ("evaluate_batch", "evaluate_full_dataset")
-        if getattr(type(trial), method) is not getattr(PyTorchTrial, method)
-    ]
-    if len(overridden) != 1:
-        mistakes.append(
-            f"{name} must override exactly one of evaluate_batch() and evaluate_full_dataset(); it overrides "
-            f"{' and '.join(overridden) or 'neither'}"
-        )
-    if mistakes:
-        raise errors.InvalidExperimentException("; ".join(mistakes) + ".")

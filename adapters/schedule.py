@@ -75,6 +75,15 @@ class Schedule:
             due.append(Boundary.TRAIN)
         return sorted(due) if due else due
 
+    def next_batch_to_look(self, batches_trained: int, epoch_len: int) -> int:
+        """Return the next number of batches at which a boundary may lie; before that :meth:`due` is empty."""
+        if self.test_mode:
+            return batches_trained + 1
+        epochs = batches_trained // epoch_len
+        nearest = [_next_multiple(batches_trained, unit) for _, unit in self._batch_units]
+        nearest += [_next_multiple(epochs, unit) * epoch_len for _, unit in self._epoch_units]
+        return min(nearest, default=sys.maxsize)
+
     def is_complete(self, state: TrialState) -> bool:
         """Tell whether training has reached its length."""
         if self.test_mode:
@@ -107,6 +116,12 @@ class Schedule:
             if state.last_ckpt != state.batches_trained:
                 yield Action.CHECKPOINT
             yield Action.STOP
+
+
+def _next_multiple(steps: int, unit: TrainUnit) -> int:
+    """Return the next step that ``unit`` may name; for a schedule that is simply the next."""
+    period = unit.value if isinstance(unit.value, int) else 1
+    return steps + 1 if period < 1 else (steps // period + 1) * period
 
 
 def _require_units(units: dict[str, TrainUnit | None]) -> None:

@@ -42,13 +42,13 @@ class Evaluation:
         self._names = None
         self.records = 0
 
-    def evaluate(self, batches: Iterator[tuple[Any, int, int]], give_back: Callable[[], bool]) -> bool:
+    def evaluate(self, batches: Iterator[Any], give_back: Callable[[], bool]) -> bool:
         """Evaluate batches until there are no more, or ``give_back`` says so.
 
         Returns:
             Whether the validation is over.
         """
-        for batch, *_ in batches:
+        for batch in batches:
             self._evaluate_batch(batch)
             if self._single_batch:
                 return True

@@ -41,22 +41,20 @@ class DeterminedTensorBoard(pl.Callback):
         if not self._output.enabled:
             return
         first = steps_completed - len(batch_metrics)
+        scalars: list[tuple[str, float, int]] = []
         of_batches: set[str] = set()
         for step, metrics in enumerate(batch_metrics, start=first):
             of_batches.update(metrics)
-            self._output.add_scalars(_tagged("Determined/", metrics), step)
+            scalars += _tagged(metrics, step)
         reduced = {name: value for name, value in avg_metrics.items() if name not in of_batches}
-        self._output.add_scalars(_tagged("Determined/", reduced), steps_completed)
-        self._output.flush()
+        self._output.add_scalars(scalars + _tagged(reduced, steps_completed))
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Write the metrics of a validation."""
-        if not self._output.enabled:
-            return
-        named = {name if name.startswith("val") else f"val_{name}": value for name, value in metrics.items()}
-        self._output.add_scalars(_tagged("Determined/", named), steps_completed)
-        self._output.flush()
+        if self._output.enabled:
+            named = {name if name.startswith("val") else f"val_{name}": value for name, value in metrics.items()}
+            self._output.add_scalars(_tagged(named, steps_completed))
 
 
-def _tagged(prefix: str, metrics: dict[str, Any]) -> dict[str, float]:
-    return {prefix + name: float(value) for name, value in metrics.items() if is_numerical_scalar(value)}
+def _tagged(metrics: dict[str, Any], step: int) -> list[tuple[str, float, int]]:
+    return [(f"Determined/{name}", float(value), step) for name, value in metrics.items() if is_numerical_scalar(value)]

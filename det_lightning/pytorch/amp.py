@@ -29,7 +29,7 @@ def autocast_forward_pass(model: torch.nn.Module, device: torch.device) -> torch
     def end_half_precision(_module: torch.nn.Module, _inputs: Any, output: Any) -> Any:
         return _as_float(output, warned_types)
 
-    model.forward = forward  # type: ignore[method-assign]
+    model.forward = forward
     model.register_forward_hook(end_half_precision)
     return model
 

@@ -22,8 +22,15 @@ class Backend(Protocol):
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
         """Make ``optimizer`` ready for training. ``options`` are those of ``context.wrap_optimizer``."""
 
-    def backward(self, loss: torch.Tensor, communicate: bool, **kwargs: Any) -> None:
-        """Run ``loss.backward(**kwargs)``; exchange gradients over ranks only if ``communicate`` is true."""
+    def backward(
+        self,
+        loss: torch.Tensor,
+        gradient: torch.Tensor | None,
+        retain_graph: bool,
+        create_graph: bool,
+        communicate: bool,
+    ) -> None:
+        """Run ``loss.backward``; exchange gradients over ranks only if ``communicate`` is true."""
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         """Run one step of ``optimizer``, through ``scaler`` if there is one."""
@@ -45,8 +52,15 @@ class LocalBackend:
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
         return optimizer
 
-    def backward(self, loss: torch.Tensor, communicate: bool, **kwargs: Any) -> None:
-        loss.backward(**kwargs)
+    def backward(
+        self,
+        loss: torch.Tensor,
+        gradient: torch.Tensor | None,
+        retain_graph: bool,
+        create_graph: bool,
+        communicate: bool,
+    ) -> None:
+        loss.backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         if scaler is None:

@@ -188,7 +188,7 @@ def to_device(batch: Any, device: torch.device, warned_types: set[type] | None =
     """
     warned_types = set() if warned_types is None else warned_types
     if isinstance(batch, torch.Tensor):
-        return batch.to(device)
+        return batch if batch.device == device else batch.to(device)
     if isinstance(batch, dict):
         return {key: to_device(value, device, warned_types) for key, value in batch.items()}
     if isinstance(batch, list):

@@ -37,7 +37,8 @@ def simple_reduce(reducer: Reducer, values: Any, weights: list[int] | None = Non
     """
     if reducer is Reducer.AVG:
         return np.average(values, weights=weights)
-    return {Reducer.SUM: np.sum, Reducer.MAX: np.max, Reducer.MIN: np.min}[reducer](values)
+    reduce: dict[Reducer, Callable[[Any], Any]] = {Reducer.SUM: np.sum, Reducer.MAX: np.max, Reducer.MIN: np.min}
+    return reduce[reducer](values)
 
 
 class MetricReducer(abc.ABC):

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import datetime
 import functools
+import os
 import pathlib
 import socket
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["TensorBoardOutput"]
+from tensorboard.compat.proto import event_pb2
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+__all__ = ["EventFile", "TensorBoardOutput"]
 
 
 class TensorBoardOutput:
@@ -33,12 +39,53 @@ class TensorBoardOutput:
 
         return SummaryWriter(str(self.path))
 
-    def add_scalars(self, values: dict[str, float], step: int) -> None:
-        """Write values by their tags, all at ``step``."""
-        for tag, value in values.items():
-            self.writer.add_scalar(tag, value, step)
+    def add_scalars(self, scalars: list[tuple[str, float, int]]) -> None:
+        """Write ``(tag, value, step)`` triples and flush them.
 
-    def flush(self) -> None:
-        """Write out what is buffered, if anything was written at all."""
+        As long as nobody has asked for :attr:`writer` they go to a file of their own, in one piece: a
+        ``SummaryWriter`` opens its file anew for each value. Once there is one it is used, since TensorBoard follows
+        only the latest file of a directory.
+        """
+        if not scalars:
+            return
         if "writer" in vars(self):
+            for tag, value, step in scalars:
+                self.writer.add_scalar(tag, value, step)
             self.writer.flush()
+        else:
+            self._event_file.write(scalars)
+
+    @functools.cached_property
+    def _event_file(self) -> EventFile:
+        return EventFile(self.path)
+
+
+class EventFile:
+    """A TensorBoard file that takes many scalars at once.
+
+    Args:
+        directory: where to make the file.
+    """
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        started = time.time()
+        self.path = directory / f"events.out.tfevents.{int(started)}.{socket.gethostname()}.{os.getpid()}.scalars"
+        self._append([event_pb2.Event(wall_time=started, file_version="brain.Event:2").SerializeToString()])
+
+    def write(self, scalars: list[tuple[str, float, int]]) -> None:
+        """Append ``(tag, value, step)`` triples."""
+        self._append(_serialized(scalars))
+
+    def _append(self, events: Iterable[bytes]) -> None:
+        with self.path.open("ab") as file:
+            records = RecordWriter(file)
+            for event in events:
+                records.write(event)
+
+
+def _serialized(scalars: list[tuple[str, float, int]]) -> Iterator[bytes]:
+    event = event_pb2.Event(wall_time=time.time())
+    entry = event.summary.value.add()
+    for entry.tag, entry.simple_value, event.step in scalars:
+        yield event.SerializeToString()

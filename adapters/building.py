@@ -1,0 +1,84 @@
+"""Building a trial for a device, and refusing one that can not be trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from det_lightning import errors
+from det_lightning.pytorch.backend import LocalBackend
+from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch.trial import PyTorchTrial
+
+__all__ = ["TrialBuilder", "require_trainable"]
+
+
+class TrialBuilder:
+    """A trial, now or once its device is known.
+
+    Args:
+        trial: a subclass of ``PyTorchTrial``, or one that was built already.
+        context: the context of a trial that was built already.
+        trial_kwargs: arguments of the trial beyond the context.
+        context_kwargs: arguments of the context.
+
+    Raises:
+        TypeError: ``trial`` is no trial, or was built and has no ``context``.
+    """
+
+    def __init__(
+        self,
+        trial: type[PyTorchTrial] | PyTorchTrial,
+        context: PyTorchTrialContext | None,
+        trial_kwargs: dict[str, Any],
+        context_kwargs: dict[str, Any],
+    ) -> None:
+        built = isinstance(trial, PyTorchTrial)
+        if not built and not (isinstance(trial, type) and issubclass(trial, PyTorchTrial)):
+            raise TypeError(f"TrialModule takes a subclass of det_lightning.pytorch.PyTorchTrial; got {trial!r}.")
+        if built and context is None:
+            raise TypeError(f"TrialModule got a {type(trial).__name__} that was built already; give its context= too.")
+        self._trial = trial
+        self._context = context
+        self._trial_kwargs = trial_kwargs
+        self._context_kwargs = context_kwargs
+
+    def build(self, device: torch.device) -> tuple[PyTorchTrial, PyTorchTrialContext]:
+        """Return the trial and its context; they are built on the first call."""
+        if self._context is None:
+            self._context = PyTorchTrialContext(
+                **self._context_kwargs, backend=LocalBackend(device), enable_tensorboard_logging=False
+            )
+        if isinstance(self._trial, type):
+            self._trial = self._trial(self._context, **self._trial_kwargs)
+        return self._trial, self._context
+
+
+def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+    """Raise if the trial can not be trained.
+
+    Raises:
+        InvalidExperimentException: no model or no optimizer is wrapped, or not exactly one of ``evaluate_batch`` and
+            ``evaluate_full_dataset`` is overridden; all that is wrong is named.
+    """
+    name = type(trial).__name__
+    mistakes = []
+    if not context.models:
+        mistakes.append(f"{name} has no wrapped model; pass each model through context.wrap_model() in __init__")
+    if not context.optimizers:
+        mistakes.append(
+            f"{name} has no wrapped optimizer; pass each optimizer through context.wrap_optimizer() in __init__"
+        )
+    overridden = [
+        method
+        for method in ("evaluate_batch", "evaluate_full_dataset")
+        if getattr(type(trial), method) is not getattr(PyTorchTrial, method)
+    ]
+    if len(overridden) != 1:
+        mistakes.append(
+            f"{name} must override exactly one of evaluate_batch() and evaluate_full_dataset(); it overrides "
+            f"{' and '.join(overridden) or 'neither'}"
+        )
+    if mistakes:
+        raise errors.InvalidExperimentException("; ".join(mistakes) + ".")

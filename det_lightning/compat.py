@@ -1,0 +1,72 @@
+"""Answering to the name ``determined``, for scripts whose import lines stay as they are."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+__all__ = ["install"]
+
+_THEIRS = "determined"
+_OURS = "det_lightning"
+
+
+class _AliasLoader(importlib.abc.Loader):
+    """Loads a module of ours in answer to the name that it has in Determined."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._own_spec: importlib.machinery.ModuleSpec | None = None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._name)
+        self._own_spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # It ran when it was imported under its own name; the import system has put the alias's spec in its place.
+        module.__spec__ = self._own_spec
+
+
+class _AliasFinder(importlib.abc.MetaPathFinder):
+    """Finds ``determined`` and its submodules among ours."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        top, _, rest = fullname.partition(".")
+        if top != _THEIRS:
+            return None
+        ours = f"{_OURS}.{rest}" if rest else _OURS
+        found = importlib.util.find_spec(ours)
+        if found is None:
+            raise ModuleNotFoundError(
+                f"det_lightning has nothing in the place of {fullname}; it covers Determined's PyTorch API.",
+                name=fullname,
+            )
+        is_package = found.submodule_search_locations is not None
+        return importlib.machinery.ModuleSpec(fullname, _AliasLoader(ours), is_package=is_package)
+
+
+def install() -> None:
+    """Make ``import determined``, and the import of its submodules, give the modules of det_lightning.
+
+    This holds for the present process. Calling it again changes nothing.
+
+    Raises:
+        RuntimeError: the real determined is imported already.
+    """
+    if any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
+        return
+    imported = sys.modules.get(_THEIRS)
+    if imported is not None:
+        raise RuntimeError(
+            f"The real determined is imported already, from {getattr(imported, '__file__', 'an unknown place')}. Call "
+            "det_lightning.compat.install() before the first import of determined."
+        )
+    sys.meta_path.insert(0, _AliasFinder())

@@ -1,0 +1,241 @@
+"""Wrapping: how a trial's models, optimizers, schedulers and metrics become known to the run."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+
+from det_lightning import errors
+from det_lightning.core.distributed import DistributedContext
+from det_lightning.pytorch.amp import autocast_forward_pass
+from det_lightning.pytorch.backend import Backend, LocalBackend
+from det_lightning.pytorch.experimental import PyTorchExperimentalContext
+from det_lightning.pytorch.lr_scheduler import LRScheduler
+from det_lightning.pytorch.reducers import ReducerRegistry
+from det_lightning.pytorch.settings import RunSettings
+
+__all__ = ["WrappingContext"]
+
+_T = TypeVar("_T")
+
+
+class WrappingContext(RunSettings):
+    """The part of a trial's context that is used in its ``__init__``; see :class:`PyTorchTrialContext`."""
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        distributed: DistributedContext | None,
+        backend: Backend | None,
+        average_aggregated_gradients: bool,
+        loading_only: bool,
+    ) -> None:
+        self.distributed = distributed or DistributedContext()
+        super().__init__(**settings, slots=self.distributed.size)
+        self.backend: Backend = backend or LocalBackend()
+        self.models: list[torch.nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.lr_schedulers: list[LRScheduler] = []
+        self.scaler: Any = None
+        self.reducers = ReducerRegistry(self.distributed)
+        self.experimental = PyTorchExperimentalContext(self.wrap_scaler, self.wrap_reducer)
+        self._loading_only = loading_only
+        self._average_by_default = average_aggregated_gradients
+        self._averages: dict[torch.optim.Optimizer, bool] = {}
+        self._amp_configured = False
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return self.backend.device
+
+    def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Place a model for training; use what is returned.
+
+        Raises:
+            InvalidExperimentException: called after ``configure_apex_amp``.
+        """
+        self._require_before_amp("wrap_model")
+        if not self._loading_only:
+            model = self.backend.wrap_model(model)
+        if self.experimental.auto_amp:
+            model = self.autocast_forward_pass(model)
+        self.models.append(model)
+        return model
+
+    def wrap_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        backward_passes_per_step: int = 1,
+        fp16_compression: bool | None = None,
+        average_aggregated_gradients: bool | None = None,
+    ) -> torch.optim.Optimizer:
+        """Register an optimizer; use what is returned.
+
+        Args:
+            optimizer: over parameters of wrapped models.
+            backward_passes_per_step: number of backward passes per parameter in one batch (used by Horovod).
+            fp16_compression: exchange gradients in half precision (used by Horovod).
+            average_aggregated_gradients: divide the gradients of an update by the aggregation frequency; by default
+                as the context was told.
+
+        Raises:
+            InvalidExperimentException: called after ``configure_apex_amp``, or ``backward_passes_per_step`` below 1.
+        """
+        self._require_before_amp("wrap_optimizer")
+        if backward_passes_per_step < 1:
+            raise errors.InvalidExperimentException(
+                f"wrap_optimizer(backward_passes_per_step=...) must be at least 1; got {backward_passes_per_step}."
+            )
+        if not self._loading_only:
+            optimizer = self.backend.wrap_optimizer(
+                optimizer, backward_passes_per_step=backward_passes_per_step, fp16_compression=fp16_compression
+            )
+        average = self._average_by_default if average_aggregated_gradients is None else average_aggregated_gradients
+        self._averages[optimizer] = average
+        self.optimizers.append(optimizer)
+        return optimizer
+
+    def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int = 1) -> Any:
+        """Register a learning rate scheduler, and return it as it is.
+
+        Args:
+            lr_scheduler: its optimizer must be what ``wrap_optimizer`` returned.
+            step_mode: when the training loop steps it.
+            frequency: step at every ``frequency``-th of those moments.
+
+        Raises:
+            InvalidExperimentException: the optimizer was not wrapped, or a ``ReduceLROnPlateau`` is to be stepped
+                automatically.
+            TypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
+        """
+        plateau = isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if plateau and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
+            raise errors.InvalidExperimentException(
+                f"ReduceLROnPlateau was wrapped with step_mode={step_mode}: its step() needs a metric, which the "
+                "training loop does not have. Wrap it with LRScheduler.StepMode.MANUAL_STEP and call "
+                "step(metrics[...]) in the on_validation_end of a callback."
+            )
+        optimizer = getattr(lr_scheduler, "optimizer", None)
+        if optimizer is not None and optimizer not in self.optimizers:
+            raise errors.InvalidExperimentException(
+                f"{type(lr_scheduler).__name__} was given an optimizer ({type(optimizer).__name__}) that was not "
+                "wrapped. Build the scheduler from what wrap_optimizer() returned."
+            )
+        self.lr_schedulers.append(LRScheduler(lr_scheduler, step_mode, frequency))
+        return lr_scheduler
+
+    def wrap_scaler(self, scaler: Any) -> Any:
+        """Register a gradient scaler so that checkpoints hold its state; scaling and updating stay with the trial.
+
+        Raises:
+            InvalidExperimentException: there is a scaler already, a model was wrapped before, or apex is in use.
+        """
+        if self._amp_configured:
+            raise errors.InvalidExperimentException(
+                "wrap_scaler() after configure_apex_amp(): use either torch.amp or apex levels, not both."
+            )
+        if self.scaler is not None:
+            raise errors.InvalidExperimentException(
+                "There is a gradient scaler already: call wrap_scaler() or experimental.use_amp() once."
+            )
+        if self.models:
+            raise errors.InvalidExperimentException(
+                "Call wrap_scaler() or experimental.use_amp() before the first wrap_model()."
+            )
+        self.scaler = scaler
+        return scaler
+
+    def autocast_forward_pass(self, to_wrap: torch.nn.Module) -> torch.nn.Module:
+        """Make a model's forward pass run under autocast, with float32 outputs."""
+        return autocast_forward_pass(to_wrap, self.device)
+
+    def configure_apex_amp(
+        self,
+        models: Any,
+        optimizers: Any,
+        enabled: bool | None = True,
+        opt_level: str | None = "O1",
+        cast_model_type: torch.dtype | None = None,
+        patch_torch_functions: bool | None = None,
+        keep_batchnorm_fp32: bool | str | None = None,
+        master_weights: bool | None = None,
+        loss_scale: float | str | None = None,
+        cast_model_outputs: torch.dtype | None = None,
+        num_losses: int | None = 1,
+        verbosity: int | None = 1,
+        min_loss_scale: float | None = None,
+        max_loss_scale: float | None = 2.0**24,
+    ) -> tuple[Any, Any]:
+        """Configure the precision of models and optimizers by apex's levels.
+
+        Only ``enabled=False`` and the plain float32 level ``"O0"`` exist in this version; both leave models and
+        optimizers as they are and return them in the shape in which they came.
+
+        Raises:
+            InvalidExperimentException: another level, a second call, or a gradient scaler is in use.
+        """
+        if not enabled or self._loading_only:
+            return models, optimizers
+        if self.scaler is not None and self.scaler.is_enabled():
+            raise errors.InvalidExperimentException(
+                "configure_apex_amp() after wrap_scaler() or use_amp(): use either torch.amp or apex levels, not both."
+            )
+        if self._amp_configured:
+            raise errors.InvalidExperimentException("configure_apex_amp() was called a second time; call it once.")
+        if opt_level != "O0":
+            raise errors.InvalidExperimentException(
+                f"configure_apex_amp(opt_level={opt_level!r}): this version trains in float32 (opt_level='O0') or "
+                "through torch.amp. Call context.experimental.use_amp() instead, or wait for a version with the "
+                "apex levels."
+            )
+        self._amp_configured = True
+        return models, optimizers
+
+    def _require_before_amp(self, method: str) -> None:
+        if self._amp_configured:
+            raise errors.InvalidExperimentException(f"Call {method}() before configure_apex_amp(), not after it.")
+
+    def wrap_reducer(
+        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> Any:
+        """Register a metric that is computed over all batches and ranks together.
+
+        Args:
+            reducer: a function of the list of all values given to ``update()``; a :class:`MetricReducer`; or a
+                torchmetrics ``Metric`` or ``MetricCollection``.
+            name: the name of the metric; None if the reducer returns a dict of metrics.
+            for_training: reduce at the end of training workloads.
+            for_validation: reduce at the end of validations.
+
+        Returns:
+            What to update: ``reducer`` itself, or for a function an object with the method ``update(value)``.
+
+        Raises:
+            AssertionError: the object was wrapped before, or is none of these.
+        """
+        return self.reducers.wrap_reducer(reducer, name, for_training, for_validation)
+
+    # The single model, optimizer and scheduler of a trial, as in Determined 0.13
+
+    def get_model(self) -> torch.nn.Module:
+        """Return the wrapped model of a trial that has one."""
+        return _only(self.models, "model")
+
+    def get_optimizer(self) -> torch.optim.Optimizer:
+        """Return the wrapped optimizer of a trial that has one."""
+        return _only(self.optimizers, "optimizer")
+
+    def get_lr_scheduler(self) -> Any:
+        """Return the wrapped learning rate scheduler of a trial that has one, None if it has none."""
+        return _only(self.lr_schedulers, "learning rate scheduler").scheduler if self.lr_schedulers else None
+
+
+def _only(wrapped: list[_T], what: str) -> _T:
+    if len(wrapped) != 1:
+        raise errors.InvalidExperimentException(
+            f"get_{what.split()[-1]}() is for trials with exactly one wrapped {what}; this one has {len(wrapped)}. "
+            f"Keep what the wrap method returned instead."
+        )
+    return wrapped[0]

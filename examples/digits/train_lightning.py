@@ -1,0 +1,57 @@
+"""Train the same digits trial as a Lightning user does; the numbers are those of train.py.
+
+python examples/digits/train_lightning.py --epochs 20 --output digits
+"""
+
+import argparse
+import pathlib
+
+import pytorch_lightning as pl
+import torch
+from model_def import DigitsTrial
+from pytorch_lightning.loggers import CSVLogger
+
+from det_lightning.adapters import TrialModule
+from det_lightning.callbacks import DeterminedCheckpoint
+
+HERE = pathlib.Path(__file__).resolve().parent
+HPARAMS = {"lr": 0.002, "lr_decay": 0.9, "dropout": 0.3, "global_batch_size": 32}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a small CNN on scikit-learn's handwritten digits.")
+    parser.add_argument("--epochs", type=int, default=20, help="passes over the training images (default: 20)")
+    parser.add_argument("--output", type=pathlib.Path, default=HERE / "output", help="where everything goes")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    checkpoints = DeterminedCheckpoint(
+        arguments.output / "checkpoints", policy="best", metric="validation_loss", code_dir=HERE
+    )
+    torch.set_num_threads(1)  # threads of so small a network mostly wait for each other
+    pl.seed_everything(1)
+    module = TrialModule(DigitsTrial, hparams=HPARAMS)
+    trainer = pl.Trainer(
+        max_epochs=arguments.epochs,
+        accelerator="cpu",
+        callbacks=[checkpoints],
+        logger=CSVLogger(arguments.output, name="csv"),
+        log_every_n_steps=45,
+        enable_checkpointing=False,
+    )
+    trainer.fit(module)
+
+    history = module.trial.history
+    history.draw(arguments.output / "curves.png")
+    batches, loss, accuracy = history.best()
+    print(f"""
+Best validation  loss {loss:.4f}, accuracy {accuracy:.2%}, after {batches} batches
+Checkpoint       {arguments.output / "checkpoints" / history.best_checkpoint}
+Curves           {arguments.output / "curves.png"}
+CSV              {trainer.logger.log_dir}""")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Each example runs as its user runs it: in a process of its own, from somewhere else."""
+
+import csv
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
+
+
+@pytest.fixture
+def run_example(tmp_path: pathlib.Path):
+    """Return a function that runs a script of the examples and returns what it printed."""
+
+    def run(script: str, *arguments: str) -> str:
+        command = [sys.executable, str(EXAMPLES / script), *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{script} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout
+
+    return run
+
+
+def percentage_after(label: str, printed: str) -> float:
+    found = re.search(rf"^{label}.*accuracy ([\d.]+)%", printed, flags=re.MULTILINE)
+    assert found, printed
+    return float(found.group(1)) / 100
+
+
+def test_digits_reads_97_percent_and_writes_picture_metrics_and_checkpoint(run_example, tmp_path):
+    printed = run_example("digits/train.py", "--output", "out")
+
+    assert percentage_after("Best validation", printed) >= 0.97
+    assert percentage_after("Loaded again", printed) == percentage_after("Best validation", printed)
+    assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert list(tmp_path.glob("out/runs/events.out.tfevents.*"))
+    assert list(tmp_path.glob("out/checkpoints/*/metadata.json"))
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+
+
+def test_digits_checkpoint_holds_the_code_of_the_example_only(run_example, tmp_path):
+    run_example("digits/train.py", "--output", "out", "--epochs", "1")
+
+    (code,) = tmp_path.glob("out/checkpoints/*/code")
+    assert sorted(path.name for path in code.rglob("*")) == [
+        "history.py",
+        "model_def.py",
+        "train.py",
+        "train_lightning.py",
+    ]
+
+
+def test_digits_through_both_doors_gives_the_same_numbers(run_example, tmp_path):
+    first = run_example("digits/train.py", "--output", "first", "--epochs", "2")
+    second = run_example("digits/train_lightning.py", "--output", "second", "--epochs", "2")
+
+    def best(printed: str) -> str:
+        return next(line for line in printed.splitlines() if line.startswith("Best validation"))
+
+    assert best(first) == best(second)
+    assert (tmp_path / "second" / "curves.png").exists()
+    with (tmp_path / "second" / "csv" / "version_0" / "metrics.csv").open() as file:
+        logged = [row["validation_accuracy"] for row in csv.DictReader(file) if row["validation_accuracy"]]
+    assert len(logged) == 2
+
+
+def test_gan_comes_close_to_the_real_points(run_example):
+    printed = run_example("gan/train.py", "--batches", "500")
+
+    labels = ("before training", "after training", "at best")
+    before, after, at_best = (float(re.search(rf"{label} +([\d.]+)", printed).group(1)) for label in labels)
+    assert before > 1
+    assert at_best < after < before / 10
+
+
+@pytest.mark.parametrize("stop_after", ["78", "90"], ids=["inside an epoch", "end of an epoch"])
+def test_resumed_run_ends_bit_equal(run_example, stop_after):
+    printed = run_example("resume/train.py", "--length", "100", "--stop-after", stop_after)
+
+    assert "Bit-equal" in printed
