@@ -1,6 +1,7 @@
 """det_lightning runs Determined AI trials on PyTorch Lightning. See https://pypi.org/project/det-lightning/."""
 
 import importlib
+import random
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -41,5 +42,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # ``det.pytorch`` after a mere ``import det_lightning as det``, at no cost for who does not use it.
     if name in __all__:
-        return importlib.import_module(f"{__name__}.{name}")
+        # Some modules draw random numbers when they are imported, and the script may have set its seeds already.
+        state = random.getstate()
+        try:
+            return importlib.import_module(f"{__name__}.{name}")
+        finally:
+            random.setstate(state)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

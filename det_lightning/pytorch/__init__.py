@@ -11,6 +11,7 @@ from det_lightning.pytorch.data import DataLoader, TorchData, adapt_batch_sample
 from det_lightning.pytorch.experimental import PyTorchExperimentalContext
 from det_lightning.pytorch.loading import CheckpointLoadContext, load_trial_from_checkpoint_path
 from det_lightning.pytorch.lr_scheduler import LRScheduler
+from det_lightning.pytorch.random_state import isolated_rng
 from det_lightning.pytorch.reducers import MetricReducer, Reducer
 from det_lightning.pytorch.trial import PyTorchTrial
 from det_lightning.units import Batch, Epoch, TrainUnit
@@ -46,5 +47,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # The trainer brings Lightning, which is slow to import and itself needs modules of this package.
     if name in ("Trainer", "init"):
-        return getattr(importlib.import_module("det_lightning.pytorch.trainer"), name)
+        # Some modules draw random numbers when they are imported, and the script may have set its seeds already.
+        with isolated_rng():
+            return getattr(importlib.import_module("det_lightning.pytorch.trainer"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import ProgressBar
 
 from det_lightning import errors
 from det_lightning.adapters.module import TrialModule
@@ -23,6 +24,7 @@ from det_lightning.callbacks.progress import TrialProgressBar
 from det_lightning.checkpoint.storage import CheckpointStorage
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch.random_state import isolated_rng
 from det_lightning.pytorch.trial import PyTorchTrial
 from det_lightning.units import Batch, Epoch, TrainUnit
 
@@ -150,7 +152,8 @@ class Trainer:
         )
         checkpoint = self._checkpoint_callback(checkpoint_policy, _or_never(checkpoint_period), checkpoint_storage)
         path = None if latest_checkpoint is None else str(CheckpointStorage(checkpoint_storage).find(latest_checkpoint))
-        trainer = self._lightning_trainer(checkpoint)
+        with isolated_rng():  # what Lightning imports when it is set up may draw random numbers
+            trainer = self._lightning_trainer(checkpoint)
         with contextlib.suppress(errors.ShouldExit):
             trainer.fit(module, ckpt_path=path)
 
@@ -196,13 +199,14 @@ class Trainer:
                 f"Trainer() was given {', '.join(clashing)}, which fit() decides on. Use pl.Trainer with "
                 "det_lightning.adapters.TrialModule to choose them."
             )
-        callbacks = [checkpoint, DeterminedTensorBoard(context.tensorboard)]
+        callbacks: list[pl.Callback] = [checkpoint, DeterminedTensorBoard(context.tensorboard)]
         if context.profiler is not None:
             callbacks.append(TorchProfiler(context.profiler))
-        if given.get("enable_progress_bar", True):
-            callbacks.append(TrialProgressBar())
         users = given.pop("callbacks", None) or []
         callbacks += users if isinstance(users, list) else [users]
+        has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+        if given.get("enable_progress_bar", True) and not has_bar:
+            callbacks.append(TrialProgressBar())
         defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
         return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)
 

@@ -1,0 +1,54 @@
+"""What holds for every test: one thread, directories of its own, and an environment left as it was found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile("det_lightning", deadline=None, max_examples=50, derandomize=True, database=None)
+hypothesis.settings.load_profile("det_lightning")
+
+# pytest itself sets these, and changes them while a test runs.
+_OF_PYTEST = ("PYTEST_",)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """More threads only wait for each other on small models; processes that tests start use one as well."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def own_directories(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in an empty directory, and with another one for what goes to the user's data directory.
+
+    Both are apart from ``tmp_path``, so that a test can say exactly what is in there.
+    """
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data_home")))
+    monkeypatch.chdir(tmp_path_factory.mktemp("working_directory"))
+
+
+@pytest.fixture(autouse=True)
+def unchanged_environment(own_directories: None) -> Iterator[None]:
+    """Fail a test that leaves environment variables set, changed or deleted."""
+    before = _environment()
+    yield
+    after = _environment()
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    os.environ.update({name: before[name] for name in changed if name in before})
+    for name in after.keys() - before.keys():
+        del os.environ[name]
+    assert not changed, f"The test changed the environment variables {', '.join(changed)}; use monkeypatch.setenv()."
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OF_PYTEST)}

@@ -1,0 +1,214 @@
+"""What is wrong is named, with the value seen and the way out, and earlier checkpoints stay as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from det_lightning import errors, pytorch
+from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.errors import InvalidHP, ShouldExit
+from tests.trials import SmallTrial, make_data
+
+
+def fit(trial_class: type[SmallTrial], storage: Path | str = "storage", **kwargs: Any) -> SmallTrial:
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        trial = trial_class(context)
+        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
+        defaults = {"max_length": pytorch.Batch(4), "checkpoint_policy": "none", "checkpoint_storage": storage}
+        trainer.fit(**{**defaults, **kwargs})
+    return trial
+
+
+class NoModel(SmallTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.models.clear()
+
+
+class NothingWrapped(NoModel):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.optimizers.clear()
+        context.lr_schedulers.clear()
+
+
+class NoEvaluation(SmallTrial):
+    evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+
+
+class TwoEvaluations(SmallTrial):
+    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+        return {}
+
+
+class PlainLoader(SmallTrial):
+    def build_training_data_loader(self) -> Any:
+        return torch.utils.data.DataLoader(make_data(), batch_size=8)
+
+
+class RunsDry(PlainLoader):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.experimental.disable_dataset_reproducibility_checks()
+
+
+class NoData(SmallTrial):
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(torch.utils.data.Subset(make_data(), range(3)), batch_size=8, drop_last=True)
+
+
+class NoValidationData(SmallTrial):
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(torch.utils.data.Subset(make_data(), []), batch_size=8)
+
+
+class ReturnsNone(SmallTrial):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class ChangingMetrics(SmallTrial):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        super().train_batch(batch, epoch_idx, batch_idx)
+        return {"loss": 1.0} if batch_idx != 2 else {"los": 1.0}
+
+
+class ChangingValidationMetrics(SmallTrial):
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
+        return {"a": 1.0} if batch_idx < 2 else {"b": 1.0}
+
+
+class ValidationOfNone(SmallTrial):
+    def evaluate_batch(self, batch: Any) -> Any:
+        return None
+
+
+class ReducersOfOthers(SmallTrial):
+    def evaluation_reducer(self) -> Any:
+        return {"accuracy": pytorch.Reducer.AVG}
+
+
+class NoCallback(SmallTrial):
+    def build_callbacks(self) -> Any:
+        return {"mine": object()}
+
+
+class UnwrappedOptimizer(SmallTrial):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.context.step_optimizer(torch.optim.SGD(self.head.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("trial_class", "error", "message"),
+    [
+        (NoModel, errors.InvalidExperimentException, "NoModel has no wrapped model; pass .*wrap_model"),
+        (NothingWrapped, errors.InvalidExperimentException, "no wrapped model;.*no wrapped optimizer;"),
+        (NoEvaluation, errors.InvalidExperimentException, "it overrides neither"),
+        (TwoEvaluations, errors.InvalidExperimentException, "overrides evaluate_batch and evaluate_full_dataset"),
+        (PlainLoader, RuntimeError, r"build_training_data_loader\(\) returned a torch.*disable_dataset_repro"),
+        (RunsDry, RuntimeError, "ran dry after 7 batches"),
+        (NoData, RuntimeError, "training loader is empty"),
+        (NoValidationData, RuntimeError, "validation loader is empty"),
+        (ReturnsNone, TypeError, r"ReturnsNone.train_batch\(\) must return .*it returned None for batch 0"),
+        (ChangingMetrics, ValueError, r"batch 2 of the workload has \['los'\]"),
+        (ChangingValidationMetrics, ValueError, r"validation batch 2 it returned \['b'\], for those before \['a'\]"),
+        (ValidationOfNone, TypeError, r"evaluate_batch\(\) must return a dict .*returned None"),
+        (ReducersOfOthers, errors.InvalidExperimentException, r"reducers for \['accuracy'\].*\['validation_loss'\]"),
+        (NoCallback, TypeError, r"build_callbacks\(\) must return PyTorchCallback .*'mine'"),
+        (UnwrappedOptimizer, errors.InvalidExperimentException, "got a SGD that was not wrapped"),
+    ],
+)
+def test_a_trial_that_can_not_be_trained(
+    trial_class: type[SmallTrial], error: type[BaseException], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        fit(trial_class, max_length=pytorch.Batch(20))
+    assert CheckpointStorage("storage").list_ids() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"max_length": None}, ValueError, r"fit\(\) needs max_length"),
+        ({"max_length": 100}, TypeError, r"max_length must be Batch\(int\) or Epoch\(int\); got 100"),
+        ({"max_length": pytorch.Batch([1, 2])}, TypeError, r"got Batch\(\[1, 2\]\)"),
+        ({"validation_period": 5}, TypeError, "validation_period must be a Batch or an Epoch.*got 5 of type int"),
+        ({"checkpoint_period": "daily"}, TypeError, "checkpoint_period must be .*got 'daily'"),
+        ({"reporting_period": 0.5}, TypeError, "reporting_period must be .*got 0.5"),
+        ({"checkpoint_policy": "sometimes"}, ValueError, "one of best, all, none; got 'sometimes'"),
+        ({"latest_checkpoint": "no-such-id"}, errors.CheckpointNotFound, "no checkpoint 'no-such-id'"),
+        ({"checkpoint_storage": "s3://bucket"}, ValueError, "got the URL 's3://bucket'"),
+    ],
+)
+def test_an_argument_of_fit_that_can_not_be_used(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        fit(SmallTrial, **arguments)
+
+
+def test_best_needs_the_metric_that_it_compares() -> None:
+    with (
+        pytorch.init(exp_conf={"searcher": {"metric": "accuracy"}}) as context,
+        pytest.raises(ValueError, match=r"'best' compares the validation metric 'accuracy'.*\['batches', 'epochs', 'v"),
+    ):
+        pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False).fit(max_length=pytorch.Batch(2))
+
+
+def test_flags_that_fit_decides_on_are_not_taken() -> None:
+    with (
+        pytorch.init() as context,
+        pytest.raises(errors.UnsupportedTrainerFlags, match="was given max_epochs, which"),
+    ):
+        pytorch.Trainer(SmallTrial(context), context, max_epochs=3).fit(max_length=pytorch.Batch(2))
+
+
+def test_a_torn_checkpoint_is_not_taken(tmp_path: Path) -> None:
+    fit(SmallTrial, tmp_path)
+    (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
+    state = tmp_path / checkpoint / "state_dict.pth"
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(errors.IncompleteCheckpointError, match=f"{checkpoint}/state_dict.pth"):
+        fit(SmallTrial, tmp_path, latest_checkpoint=checkpoint)
+    (tmp_path / checkpoint / "metadata.json").unlink()
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"metadata\.json is missing"):
+        fit(SmallTrial, tmp_path, latest_checkpoint=str(tmp_path / checkpoint))
+
+
+def test_a_failing_callback_leaves_earlier_checkpoints_and_no_half_written_one(tmp_path: Path) -> None:
+    class DiskFull(SmallTrial):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            class Fails(pytorch.PyTorchCallback):
+                def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+                    if len(list(tmp_path.iterdir())) > 1:
+                        raise OSError(28, "No space left on device")
+
+            return {"fails": Fails()}
+
+    with pytest.raises(OSError, match="No space left"):
+        fit(DiskFull, tmp_path, checkpoint_period=pytorch.Batch(2))
+    assert [p.name for p in tmp_path.iterdir()] == CheckpointStorage(tmp_path).list_ids()
+    assert len(CheckpointStorage(tmp_path).list_ids()) == 1
+
+
+@pytest.mark.parametrize(
+    ("exception", "raised", "checkpoints"),
+    [(InvalidHP("lr"), True, 1), (ShouldExit(), False, 1), (ShouldExit(skip_exit_checkpoint=True), False, 0)],
+)
+def test_a_trial_that_gives_up(exception: Exception, raised: bool, checkpoints: int, tmp_path: Path) -> None:
+    class GivesUp(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 3:
+                raise exception
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    if raised:
+        with pytest.raises(type(exception)):
+            fit(GivesUp, tmp_path, max_length=pytorch.Batch(9))
+    else:
+        fit(GivesUp, tmp_path, max_length=pytorch.Batch(9))
+    assert len(CheckpointStorage(tmp_path).list_ids()) == checkpoints

@@ -1,0 +1,250 @@
+"""A TrialModule under ``pl.Trainer``: like any other LightningModule."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import (
+    EarlyStopping,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ProgressBar,
+    RichProgressBar,
+    Timer,
+    TQDMProgressBar,
+)
+from pytorch_lightning.demos.boring_classes import BoringModel
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from det_lightning import errors, pytorch
+from det_lightning.adapters import TrialModule
+from det_lightning.callbacks import DeterminedCheckpoint
+from tests.trials import EPOCH_LEN, SmallTrial, seed_everything, weights_of
+
+
+def trainer(**flags: Any) -> pl.Trainer:
+    bars = any(isinstance(callback, ProgressBar) for callback in flags.get("callbacks", []))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": bars}
+    return pl.Trainer(**{"accelerator": "cpu", "enable_model_summary": False, **quiet, **flags})
+
+
+def fit(module: TrialModule, **flags: Any) -> pl.Trainer:
+    seed_everything()
+    lightning = trainer(**flags)
+    lightning.fit(module)
+    return lightning
+
+
+class RecordingTrial(SmallTrial):
+    """Notes when it is validated."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.validated: list[int] = []
+        self.trained = 0
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.trained += 1
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == 0:
+            self.validated.append(self.trained)
+        return super().evaluate_batch(batch)
+
+
+def trained_by_determineds_door(max_length: pytorch.TrainUnit, validation_period: pytorch.TrainUnit) -> torch.Tensor:
+    seed_everything()
+    with pytorch.init() as context:
+        trial = SmallTrial(context)
+        door = pytorch.Trainer(trial, context, enable_progress_bar=False)
+        door.fit(max_length=max_length, validation_period=validation_period, checkpoint_policy="none")
+    return weights_of(trial)
+
+
+def test_both_doors_give_the_same_weights() -> None:
+    module = TrialModule(SmallTrial)
+    fit(module, max_epochs=3)
+    assert torch.equal(weights_of(module.trial), trained_by_determineds_door(pytorch.Epoch(3), pytorch.Epoch(1)))
+
+
+@pytest.mark.parametrize("callback", [TQDMProgressBar(), RichProgressBar(), Timer(), LearningRateMonitor()])
+def test_callbacks_and_what_they_need_to_see_leave_the_numbers_alone(callback: pl.Callback, tmp_path: Path) -> None:
+    module = TrialModule(SmallTrial)
+    fit(module, max_epochs=3, callbacks=[callback], logger=CSVLogger(tmp_path), log_every_n_steps=5)
+    assert torch.equal(weights_of(module.trial), trained_by_determineds_door(pytorch.Epoch(3), pytorch.Epoch(1)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "validated_after"),
+    [
+        ({}, [7, 14, 21]),
+        ({"check_val_every_n_epoch": 2}, [14]),
+        ({"check_val_every_n_epoch": None, "val_check_interval": 5}, [5, 10, 15, 20]),
+        ({"val_check_interval": 0.5}, [3, 6, 10, 13, 17, 20]),
+        ({"val_check_interval": 4}, [4, 11, 18]),
+        ({"limit_train_batches": 3}, [3, 6, 9]),
+        ({"limit_val_batches": 0}, []),
+    ],
+)
+def test_the_trainers_flags_say_when_to_validate(flags: dict[str, Any], validated_after: list[int]) -> None:
+    module = TrialModule(RecordingTrial)
+    fit(module, max_epochs=3, **flags)
+    assert module.trial.validated == validated_after
+
+
+def test_a_schedule_of_batches_says_when_to_validate() -> None:
+    module = TrialModule(RecordingTrial, validation_period=pytorch.Batch([5, 7, 12, 15]), max_length=pytorch.Batch(16))
+    fit(module)
+    assert module.trial.validated == [5, 7, 12, 15, 16]
+
+
+def test_epochs_steps_and_batches_are_counted_as_lightning_counts_them() -> None:
+    module = TrialModule(SmallTrial)
+    lightning = fit(module, max_epochs=2)
+    assert lightning.current_epoch == 2
+    assert lightning.global_step == 2 * EPOCH_LEN * len(module.context.optimizers)
+    assert module.run.state.batches_trained == 2 * EPOCH_LEN
+
+
+def test_max_steps_counts_optimizer_steps() -> None:
+    module = TrialModule(SmallTrial)
+    lightning = fit(module, max_steps=10, max_epochs=-1)
+    assert (lightning.global_step, module.run.state.batches_trained) == (10, 5)
+
+
+def test_fast_dev_run_trains_and_validates_one_batch() -> None:
+    module = TrialModule(RecordingTrial)
+    fit(module, fast_dev_run=True)
+    assert (module.trial.trained, module.trial.validated) == (1, [1])
+
+
+def test_metrics_reach_loggers_and_callback_metrics(tmp_path: Path) -> None:
+    loggers = [CSVLogger(tmp_path, name="csv"), TensorBoardLogger(tmp_path, name="tb")]
+    lightning = fit(TrialModule(SmallTrial), max_epochs=2, logger=loggers, log_every_n_steps=5)
+    assert {"loss", "batch", "validation_loss"} <= lightning.callback_metrics.keys()
+    with (Path(loggers[0].log_dir) / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows if row["loss"]] == ["5", "7", "10", "14"]
+    assert [row["step"] for row in rows if row["validation_loss"]] == ["7", "14"]
+    events = EventAccumulator(loggers[1].log_dir)
+    events.Reload()
+    assert [event.step for event in events.Scalars("validation_loss")] == [7, 14]
+
+
+def test_a_validation_metric_named_like_a_training_metric_is_told_apart() -> None:
+    class SameName(SmallTrial):
+        def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+            return {"loss": self.loss(batch)}
+
+    assert {"loss", "val_loss"} <= fit(TrialModule(SameName), max_epochs=1).callback_metrics.keys()
+
+
+def test_early_stopping_ends_the_training() -> None:
+    module = TrialModule(RecordingTrial)
+    lightning = fit(module, max_epochs=50, callbacks=[EarlyStopping("validation_loss", min_delta=100.0, patience=2)])
+    assert lightning.current_epoch == 3
+    assert module.trial.validated == [7, 14, 21]
+
+
+def test_per_batch_hooks_fire_for_every_batch() -> None:
+    class Watcher(pl.Callback):
+        def __init__(self) -> None:
+            self.started: list[int] = []
+            self.ended: list[int] = []
+
+        def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, idx: int) -> None:
+            self.started.append(trainer.fit_loop.batch_idx)
+
+        def on_train_batch_end(
+            self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            assert isinstance(batch, list)
+            self.ended.append(batch_idx)
+
+    watcher = Watcher()
+    fit(TrialModule(SmallTrial), max_epochs=2, callbacks=[watcher])
+    assert watcher.ended == [*range(EPOCH_LEN)] * 2
+    assert watcher.started == watcher.ended
+
+
+def test_learning_rates_are_monitored_batch_by_batch(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    fit(
+        TrialModule(SmallTrial),
+        max_epochs=1,
+        logger=logger,
+        log_every_n_steps=1,
+        callbacks=[LearningRateMonitor("step")],
+    )
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        rates = [float(row["lr-SGD"]) for row in csv.DictReader(file) if row["lr-SGD"]]
+    assert rates == pytest.approx([0.02 * 0.99**batch for batch in range(EPOCH_LEN)])
+
+
+def test_model_checkpoint_keeps_the_best_and_a_run_goes_on_from_it(tmp_path: Path) -> None:
+    best = ModelCheckpoint(tmp_path, monitor="validation_loss", save_last=True)
+    fit(TrialModule(SmallTrial), max_epochs=2, enable_checkpointing=True, callbacks=[best])
+    assert Path(best.best_model_path).is_file()
+    resumed = TrialModule(SmallTrial)
+    trainer(max_epochs=4).fit(resumed, ckpt_path=best.last_model_path, weights_only=False)
+    straight = TrialModule(SmallTrial)
+    fit(straight, max_epochs=4)
+    assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
+
+
+def test_determined_checkpoints_are_written_and_taken(tmp_path: Path) -> None:
+    writer = DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(10))
+    fit(TrialModule(SmallTrial), max_steps=20, max_epochs=-1, callbacks=[writer])
+    resumed = TrialModule(SmallTrial)
+    trainer(max_epochs=4).fit(resumed, ckpt_path=str(writer.last_checkpoint_path))
+    straight = TrialModule(SmallTrial)
+    fit(straight, max_epochs=4)
+    assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
+
+
+def test_validate_returns_the_metrics_and_takes_a_checkpoint(tmp_path: Path) -> None:
+    writer = DeterminedCheckpoint(tmp_path, policy="none")
+    fitted = fit(TrialModule(SmallTrial), max_epochs=2, callbacks=[writer])
+    path = str(writer.last_checkpoint_path)
+    (metrics,) = trainer().validate(TrialModule(SmallTrial), ckpt_path=path, verbose=False)
+    assert metrics == {"validation_loss": fitted.callback_metrics["validation_loss"].item()}
+
+
+def test_a_module_can_be_fitted_again() -> None:
+    module = TrialModule(RecordingTrial)
+    fit(module, max_epochs=1)
+    fit(module, max_epochs=1)
+    assert module.trial.validated == [7, 14]
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ({"gradient_clip_val": 1.0}, "gradient_clip_val=1.0: clip in train_batch"),
+        ({"accumulate_grad_batches": 4}, "aggregation_frequency=4"),
+        ({"overfit_batches": 2}, "overfit_batches=2"),
+        ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs=1"),
+        ({"val_check_interval": "00:00:01:00"}, "validation_period"),
+        ({"precision": "bf16-mixed"}, "use_amp"),
+        ({"gradient_clip_val": 1.0, "overfit_batches": 2}, "clip in train_batch.*overfit_batches=2"),
+    ],
+)
+def test_flags_that_can_not_work_are_refused_with_what_to_use_instead(flags: dict[str, Any], names: str) -> None:
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=names):
+        fit(TrialModule(SmallTrial), max_epochs=1, **flags)
+
+
+def test_only_trials_and_units_are_taken() -> None:
+    with pytest.raises(TypeError, match=r"subclass of det_lightning\.pytorch\.PyTorchTrial"):
+        TrialModule(torch.nn.Linear)
+    with pytest.raises(TypeError, match="validation_period must be a Batch or an Epoch"):
+        TrialModule(SmallTrial, validation_period=5)
+    with pytest.raises(TypeError, match=r"works with a det_lightning\.adapters\.TrialModule; got a BoringModel"):
+        trainer(max_epochs=1, callbacks=[DeterminedCheckpoint(policy="all")]).fit(BoringModel())

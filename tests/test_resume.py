@@ -1,0 +1,189 @@
+"""A run that stops and goes on ends bit-equal to one that never stopped."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from det_lightning import errors, pytorch
+from det_lightning.checkpoint import CheckpointStorage
+from tests.trials import SmallTrial, seed_everything, weights_of
+
+LENGTH = 24
+
+
+class StopAfter(pytorch.PyTorchCallback):
+    """Asks for the end at the first boundary after ``batches`` batches."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext, batches: int) -> None:
+        self.context, self.batches = context, batches
+
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+        if avg_metrics["batches"] >= self.batches:
+            self.context.set_stop_requested(True)
+
+
+def train(
+    storage: Path,
+    trial_class: type[SmallTrial] = SmallTrial,
+    stop_after: int | None = None,
+    max_length: int = LENGTH,
+    aggregation_frequency: int = 1,
+    seed: int = 3,
+    **fit: Any,
+) -> SmallTrial:
+    class Stopping(trial_class):  # type: ignore[misc,valid-type]
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            stops = {} if stop_after is None else {"stop": StopAfter(self.context, stop_after)}
+            return {**super().build_callbacks(), **stops}
+
+    seed_everything(seed)
+    with pytorch.init(aggregation_frequency=aggregation_frequency, enable_tensorboard_logging=False) as context:
+        trial = Stopping(context)
+        periods = {"reporting_period": pytorch.Batch(1), "validation_period": pytorch.Batch(5)}
+        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
+            max_length=pytorch.Batch(max_length),
+            checkpoint_policy="none",
+            checkpoint_storage=storage,
+            **{**periods, **fit},
+        )
+    return trial
+
+
+def only_checkpoint(storage: Path) -> str:
+    (checkpoint,) = CheckpointStorage(storage).list_ids()
+    return checkpoint
+
+
+def assert_same_state(one: SmallTrial, other: SmallTrial) -> None:
+    assert torch.equal(weights_of(one), weights_of(other))
+    for mine, theirs in zip(one.context.optimizers, other.context.optimizers, strict=True):
+        assert str(mine.state_dict()) == str(theirs.state_dict())
+    assert one.counter.epochs == other.counter.epochs
+
+
+@pytest.mark.parametrize("stop_after", range(1, LENGTH, 2))
+def test_stopped_by_request_after_any_batch(stop_after: int, tmp_path: Path) -> None:
+    straight = train(tmp_path / "straight")
+    train(tmp_path / "parts", stop_after=stop_after)
+    resumed = train(tmp_path / "parts", latest_checkpoint=only_checkpoint(tmp_path / "parts"), seed=99)
+    assert_same_state(resumed, straight)
+
+
+@pytest.mark.parametrize("stop_after", [3, 5, 7, 16])
+def test_stopped_by_a_shorter_length_whose_last_validation_would_not_have_been(stop_after: int, tmp_path: Path) -> None:
+    straight = train(tmp_path / "straight")
+    train(tmp_path / "parts", max_length=stop_after)
+    resumed = train(tmp_path / "parts", latest_checkpoint=only_checkpoint(tmp_path / "parts"), seed=99)
+    assert_same_state(resumed, straight)
+
+
+@pytest.mark.parametrize("stop_after", [2, 7, 13])
+def test_with_workers_that_fetch_ahead(stop_after: int, tmp_path: Path) -> None:
+    class WithWorkers(SmallTrial):
+        num_workers = 2
+
+    straight = train(tmp_path / "straight", WithWorkers)
+    train(tmp_path / "parts", WithWorkers, stop_after=stop_after)
+    resumed = train(tmp_path / "parts", WithWorkers, latest_checkpoint=only_checkpoint(tmp_path / "parts"), seed=99)
+    assert_same_state(resumed, straight)
+
+
+@pytest.mark.parametrize("stop_after", [3, 8, 14])
+def test_with_gradients_aggregated_over_batches(stop_after: int, tmp_path: Path) -> None:
+    # Stops lie on an update: the gradients of an aggregation under way are no part of Determined's format.
+    frequency = {3: 3, 8: 4, 14: 2}[stop_after]
+    straight = train(tmp_path / "straight", aggregation_frequency=frequency)
+    train(tmp_path / "parts", stop_after=stop_after, aggregation_frequency=frequency)
+    checkpoint = only_checkpoint(tmp_path / "parts")
+    resumed = train(tmp_path / "parts", latest_checkpoint=checkpoint, aggregation_frequency=frequency, seed=99)
+    assert_same_state(resumed, straight)
+
+
+def test_several_times_over(tmp_path: Path) -> None:
+    straight = train(tmp_path / "straight")
+    checkpoint = None
+    for leg, stop_after in enumerate((4, 9, 10, 18, LENGTH)):
+        storage = tmp_path / f"leg{leg}"
+        resumed = train(storage, stop_after=stop_after, latest_checkpoint=checkpoint, seed=leg)
+        checkpoint = storage / only_checkpoint(storage)
+    assert_same_state(resumed, straight)
+
+
+def test_the_trial_is_told_where_it_goes_on(tmp_path: Path) -> None:
+    class Told(SmallTrial):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            self.seen: list[Any] = []
+            trial = self
+
+            class Note(pytorch.PyTorchCallback):
+                def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
+                    trial.seen += [first_batch_idx, checkpoint_uuid]
+
+            return {"note": Note()}
+
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            self.seen.append(self.context.get_initial_batch())
+            return super().build_training_data_loader()
+
+    train(tmp_path, Told, stop_after=9)
+    checkpoint = only_checkpoint(tmp_path)
+    resumed = train(tmp_path, Told, latest_checkpoint=checkpoint)
+    assert resumed.seen == [9, checkpoint, 9]
+
+
+def test_a_complete_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    done = train(tmp_path)
+    again = train(tmp_path, latest_checkpoint=only_checkpoint(tmp_path), seed=99)
+    assert_same_state(again, done)
+    assert len(CheckpointStorage(tmp_path).list_ids()) == 1
+
+
+def test_best_is_compared_over_the_whole_run(tmp_path: Path) -> None:
+    class Falling(SmallTrial):
+        values = iter([5.0, 3.0, 4.0, 2.0])
+
+        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+            return {"quality": next(self.values)}
+
+        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+
+    def run(length: int, **fit: Any) -> None:
+        searcher = {"metric": "quality", "smaller_is_better": True}
+        with pytorch.init(exp_conf={"searcher": searcher}, enable_tensorboard_logging=False) as context:
+            trainer = pytorch.Trainer(Falling(context), context, enable_progress_bar=False)
+            period = pytorch.Batch(2)
+            trainer.fit(max_length=pytorch.Batch(length), validation_period=period, checkpoint_storage=tmp_path, **fit)
+
+    storage = CheckpointStorage(tmp_path)
+    run(4)  # 5 and 3: both are the best up to then
+    assert len(storage.list_ids()) == 2
+    latest = max(storage.list_ids(), key=lambda name: (storage.root / name).stat().st_mtime_ns)
+    run(8, latest_checkpoint=latest)  # 4 is not, 2 is
+    assert len(storage.list_ids()) == 3
+
+
+def test_a_checkpoint_of_another_trial_names_what_does_not_fit(tmp_path: Path) -> None:
+    class Wider(SmallTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.models[1] = torch.nn.Linear(9, 1)
+
+    train(tmp_path, stop_after=2)
+    with pytest.raises(errors.InvalidCheckpointException, match=r"model 1 \(Linear\) does not fit.*size mismatch"):
+        train(tmp_path, Wider, latest_checkpoint=only_checkpoint(tmp_path))
+
+
+def test_state_of_callbacks_that_is_missing_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Renamed(SmallTrial):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"renamed": self.counter}
+
+    train(tmp_path, stop_after=2)
+    with caplog.at_level(logging.WARNING):
+        train(tmp_path, Renamed, latest_checkpoint=only_checkpoint(tmp_path))
+    assert "no state for callback 'renamed'" in caplog.text

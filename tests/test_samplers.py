@@ -1,0 +1,158 @@
+"""Samplers that repeat, share out, skip and shuffle."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, Sampler, SequentialSampler
+
+from det_lightning.pytorch import samplers
+from det_lightning.pytorch.data import adapt_batch_sampler
+
+sizes = st.integers(0, 40)
+ranks = st.integers(1, 6)
+
+
+def in_order(size: int) -> SequentialSampler:
+    return SequentialSampler(range(size))
+
+
+def batches_in_order(size: int, batch_size: int = 3, drop_last: bool = False) -> BatchSampler:
+    return BatchSampler(in_order(size), batch_size, drop_last)
+
+
+class Tap(Sampler[int]):
+    """Counts without end, and knows how many numbers were taken."""
+
+    taken = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in itertools.count():
+            self.taken += 1
+            yield number
+
+
+@pytest.mark.parametrize(
+    ("repeated", "first_eight"),
+    [
+        (samplers.RepeatSampler(in_order(3)), [0, 1, 2, 0, 1, 2, 0, 1]),
+        (samplers.RepeatBatchSampler(batches_in_order(5)), [[0, 1, 2], [3, 4]] * 4),
+    ],
+)
+def test_repeating_has_no_end_but_the_length_of_one_pass(repeated: Any, first_eight: list[Any]) -> None:
+    assert list(itertools.islice(repeated, 8)) == first_eight
+    assert len(repeated) == len(repeated.sampler if isinstance(repeated, samplers.RepeatSampler) else [1, 2])
+
+
+def test_each_repetition_begins_the_source_anew() -> None:
+    repeated = samplers.RepeatSampler(samplers.ReproducibleShuffleSampler(in_order(20), seed=1))
+    taken = list(itertools.islice(repeated, 40))
+    assert sorted(taken[:20]) == sorted(taken[20:]) == list(range(20))
+    assert taken[:20] != taken[20:]
+
+
+@given(sizes, ranks)
+def test_shards_of_samples_partition_the_data(size: int, num_workers: int) -> None:
+    shards = [samplers.DistributedSampler(in_order(size), num_workers, rank) for rank in range(num_workers)]
+    assert sorted(itertools.chain(*shards)) == list(range(size))
+    assert [len(shard) for shard in shards] == [len(list(shard)) for shard in shards]
+    for rank, shard in enumerate(shards):
+        assert list(shard) == list(range(rank, size, num_workers))
+
+
+@given(sizes, ranks, st.integers(1, 7), st.booleans())
+def test_shards_of_batches_partition_the_batches(size: int, num_workers: int, batch_size: int, drop: bool) -> None:
+    everything = list(batches_in_order(size, batch_size, drop))
+    shards = [
+        samplers.DistributedBatchSampler(batches_in_order(size, batch_size, drop), num_workers, rank)
+        for rank in range(num_workers)
+    ]
+    for rank, shard in enumerate(shards):
+        assert list(shard) == everything[rank::num_workers]
+        assert len(shard) == len(list(shard))
+    lengths = [len(shard) for shard in shards]
+    assert sum(lengths) == len(everything)
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "rank", "message"),
+    [
+        (0, 0, "num_workers must be at least 1; got 0"),
+        (2, 2, r"rank must be in \[0, num_workers=2\); got 2"),
+        (2, -1, r"rank must be in \[0, num_workers=2\); got -1"),
+    ],
+)
+def test_a_shard_that_does_not_exist_is_refused(num_workers: int, rank: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        samplers.DistributedBatchSampler(batches_in_order(9), num_workers, rank)
+
+
+@given(sizes, st.integers(0, 50))
+def test_skipping_leaves_out_the_beginning_and_keeps_the_length(size: int, skip: int) -> None:
+    samples = samplers.SkipSampler(in_order(size), skip)
+    assert list(samples) == list(range(size))[skip:]
+    assert len(samples) == size
+    batches = samplers.SkipBatchSampler(batches_in_order(size), skip)
+    assert list(batches) == list(batches_in_order(size))[skip:]
+    assert len(batches) == len(batches_in_order(size))
+
+
+@given(sizes, st.integers(0, 2**31))
+def test_shuffles_are_those_of_numpy_running_on_from_pass_to_pass(size: int, seed: int) -> None:
+    samples = samplers.ReproducibleShuffleSampler(in_order(size), seed)
+    batches = samplers.ReproducibleShuffleBatchSampler(batches_in_order(size), seed)
+    of_samples, of_batches = np.random.RandomState(seed), np.random.RandomState(seed)
+    for _ in range(3):
+        expected_samples, expected_batches = list(range(size)), list(batches_in_order(size))
+        of_samples.shuffle(expected_samples)
+        of_batches.shuffle(expected_batches)
+        assert list(samples) == expected_samples
+        assert list(batches) == expected_batches
+    assert len(samples) == size
+    assert len(batches) == len(batches_in_order(size))
+
+
+def test_shuffling_does_not_touch_the_global_generator() -> None:
+    before = np.random.get_state()[1].copy()
+    list(samplers.ReproducibleShuffleSampler(in_order(10), seed=3))
+    assert np.array_equal(np.random.get_state()[1], before)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "taken"),
+    [
+        (samplers.RepeatSampler, 1),
+        (lambda source: samplers.SkipSampler(source, 2), 3),
+        (lambda source: samplers.DistributedSampler(source, 4, 3), 4),
+        (lambda source: samplers.RepeatBatchSampler(BatchSampler(source, 5, False)), 5),
+        (lambda source: samplers.SkipBatchSampler(BatchSampler(source, 5, False), 2), 15),
+        (lambda source: samplers.DistributedBatchSampler(BatchSampler(source, 5, False), 3, 1), 10),
+    ],
+)
+def test_no_more_is_taken_than_is_needed(wrap: Any, taken: int) -> None:
+    source = Tap()
+    iterator = iter(wrap(source))
+    assert source.taken == 0
+    next(iterator)
+    assert source.taken == taken
+
+
+@given(st.integers(1, 30), ranks, st.integers(0, 20), st.booleans())
+def test_a_chain_repeats_then_distributes_then_skips(size: int, num_workers: int, skip: int, repeat: bool) -> None:
+    one_pass = list(batches_in_order(size))
+    for rank in range(num_workers):
+        chain = adapt_batch_sampler(batches_in_order(size), repeat, skip, num_workers, rank)
+        source = one_pass * 100 if repeat else one_pass
+        assert list(itertools.islice(chain, 25)) == source[rank::num_workers][skip:][:25]
+
+
+def test_a_chain_of_nothing_is_the_sampler_itself() -> None:
+    sampler = batches_in_order(4)
+    assert adapt_batch_sampler(sampler) is sampler

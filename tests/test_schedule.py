@@ -1,0 +1,181 @@
+"""The schedule: which boundaries lie after which batch, and what is done there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_lightning.adapters.schedule import Action, Boundary, Schedule
+from det_lightning.checkpoint.state import TrialState
+from det_lightning.units import Batch, Epoch, TrainUnit
+
+TRAIN, VALIDATE, CHECKPOINT, REPORT = Boundary
+values = st.integers(-1, 12) | st.just(sys.maxsize) | st.frozensets(st.integers(1, 30), max_size=4)
+periods = st.none() | st.builds(Batch, values) | st.builds(Epoch, values)
+lengths = st.none() | st.builds(Batch, st.integers(1, 40)) | st.builds(Epoch, st.integers(1, 8))
+schedules = st.builds(Schedule, lengths, periods, periods, periods)
+
+
+def lies_after(unit: TrainUnit | None, batch_idx: int, epoch_len: int) -> bool:
+    """Tell, in the words of Determined's documentation, whether ``unit`` has a boundary after a batch."""
+    if unit is None:
+        return False
+    epoch_idx, is_last = batch_idx // epoch_len, (batch_idx + 1) % epoch_len == 0
+    step = batch_idx + 1 if isinstance(unit, Batch) else epoch_idx + 1
+    if isinstance(unit, Epoch) and not is_last:
+        return False
+    if isinstance(unit.value, int):
+        return unit.value < 1 or step % unit.value == 0
+    return step in unit.value
+
+
+@given(lengths, periods, periods, periods, st.integers(0, 60), st.integers(1, 9))
+def test_due_is_what_the_documentation_says(
+    length: TrainUnit | None,
+    validation: TrainUnit | None,
+    checkpoint: TrainUnit | None,
+    reporting: TrainUnit | None,
+    batch_idx: int,
+    epoch_len: int,
+) -> None:
+    units = {TRAIN: length, VALIDATE: validation, CHECKPOINT: checkpoint, REPORT: reporting}
+    expected = [boundary for boundary, unit in units.items() if lies_after(unit, batch_idx, epoch_len)]
+    assert Schedule(length, validation, checkpoint, reporting).due(batch_idx + 1, epoch_len) == expected
+
+
+@given(schedules, st.integers(0, 60), st.integers(1, 9))
+def test_no_boundary_lies_before_the_next_batch_to_look(schedule: Schedule, trained: int, epoch_len: int) -> None:
+    look = schedule.next_batch_to_look(trained, epoch_len)
+    assert look > trained
+    for batches in range(trained + 1, min(look, trained + 100)):
+        assert schedule.due(batches, epoch_len) == []
+
+
+@given(lengths, st.integers(1, 9))
+def test_plain_periods_are_looked_at_only_where_they_end(length: TrainUnit | None, epoch_len: int) -> None:
+    schedule = Schedule(length, Batch(4), Epoch(2))
+    look = schedule.next_batch_to_look(0, epoch_len)
+    assert schedule.due(look, epoch_len)
+
+
+def test_epochs_without_an_end_never_bring_a_boundary() -> None:
+    schedule = Schedule(Batch(10), validation_period=Epoch(1))
+    assert [n for n in range(1, 25) if schedule.due(n, sys.maxsize)] == [10, 20]
+    assert schedule.next_batch_to_look(0, sys.maxsize) == 10
+
+
+def test_without_any_period_there_is_nothing_to_look_for() -> None:
+    assert Schedule().next_batch_to_look(7, 10) == sys.maxsize
+    assert Schedule().due(10, 10) == []
+
+
+@pytest.mark.parametrize(
+    ("length", "trained", "complete"),
+    [
+        (Batch(5), TrialState(batches_trained=4, epochs_trained=9), False),
+        (Batch(5), TrialState(batches_trained=5), True),
+        (Batch(5), TrialState(batches_trained=6), True),
+        (Epoch(2), TrialState(batches_trained=99, epochs_trained=1), False),
+        (Epoch(2), TrialState(epochs_trained=2), True),
+        (None, TrialState(batches_trained=10**9, epochs_trained=10**9), False),
+    ],
+)
+def test_complete_once_the_length_is_reached(length: TrainUnit | None, trained: TrialState, complete: bool) -> None:
+    assert Schedule(length).is_complete(trained) is complete
+
+
+def carry_out(
+    schedule: Schedule, due: list[Boundary], state: TrialState, stop_after: Callable[[list[Action]], bool] | None = None
+) -> list[Action]:
+    """Do what the schedule asks for; ``stop_after`` decides, from what was done, whether the trial wants to stop."""
+    done: list[Action] = []
+    for action in schedule.actions(due, state, lambda: stop_after is not None and stop_after(done)):
+        done.append(action)
+        if action is Action.VALIDATE:
+            state.last_val = state.batches_trained
+        if action is Action.CHECKPOINT:
+            state.last_ckpt = state.batches_trained
+    return done
+
+
+@pytest.mark.parametrize(
+    ("due", "actions"),
+    [
+        ([REPORT], []),
+        ([VALIDATE], [Action.VALIDATE]),
+        ([CHECKPOINT], [Action.CHECKPOINT]),
+        ([VALIDATE, CHECKPOINT, REPORT], [Action.VALIDATE, Action.CHECKPOINT]),
+    ],
+)
+def test_each_boundary_acts_once_and_in_order(due: list[Boundary], actions: list[Action]) -> None:
+    assert carry_out(Schedule(Batch(100)), due, TrialState(batches_trained=10)) == actions
+
+
+@pytest.mark.parametrize("due", [[TRAIN], [TRAIN, VALIDATE], [TRAIN, CHECKPOINT, REPORT], [TRAIN, VALIDATE, CHECKPOINT]])
+def test_at_the_end_is_one_validation_and_one_checkpoint(due: list[Boundary]) -> None:
+    done = carry_out(Schedule(Batch(10)), due, TrialState(batches_trained=10))
+    assert sorted(done, key=list(Action).index) == [Action.VALIDATE, Action.CHECKPOINT, Action.STOP]
+    assert done[-1] is Action.STOP
+
+
+def test_what_is_current_is_not_repeated() -> None:
+    everything = [TRAIN, VALIDATE, CHECKPOINT, REPORT]
+    current = TrialState(batches_trained=10, last_val=10, last_ckpt=10)
+    assert carry_out(Schedule(Batch(10)), everything, current) == [Action.STOP]
+
+
+def test_a_checkpoint_made_during_the_validation_is_not_made_again() -> None:
+    state = TrialState(batches_trained=10)
+    actions = Schedule(Batch(100)).actions([VALIDATE, CHECKPOINT], state, lambda: False)
+    assert next(actions) is Action.VALIDATE
+    state.last_val = state.last_ckpt = 10  # the policy "all" checkpoints after each validation
+    assert list(actions) == []
+
+
+@pytest.mark.parametrize(
+    ("due", "actions"),
+    [
+        ([TRAIN, VALIDATE], [Action.CHECKPOINT, Action.STOP]),
+        ([VALIDATE, REPORT], [Action.VALIDATE, Action.CHECKPOINT, Action.STOP]),
+        ([CHECKPOINT], [Action.CHECKPOINT, Action.STOP]),
+        ([REPORT], [Action.CHECKPOINT, Action.STOP]),
+    ],
+)
+def test_a_stop_leaves_room_for_the_first_boundary_and_a_checkpoint(due: list[Boundary], actions: list[Action]) -> None:
+    state = TrialState(batches_trained=10)
+    assert carry_out(Schedule(Batch(100)), due, state, stop_after=lambda done: True) == actions
+
+
+def test_a_stop_requested_by_the_validation_comes_before_the_next_boundary() -> None:
+    def asks_in_validation(done: list[Action]) -> bool:
+        return Action.VALIDATE in done
+
+    state = TrialState(batches_trained=10, last_ckpt=10)
+    done = carry_out(Schedule(Batch(10)), [VALIDATE, CHECKPOINT], state, stop_after=asks_in_validation)
+    assert done == [Action.VALIDATE, Action.STOP]
+
+
+def test_test_mode_ends_after_one_batch() -> None:
+    schedule = Schedule(Batch(1000), validation_period=Batch(100), test_mode=True)
+    assert schedule.next_batch_to_look(0, 50) == 1
+    assert schedule.due(1, 50) == [TRAIN]
+    done = carry_out(schedule, [TRAIN], TrialState(batches_trained=1))
+    assert done == [Action.VALIDATE, Action.CHECKPOINT, Action.STOP]
+
+
+def test_test_mode_asks_once_where_the_length_is_one_batch_anyway() -> None:
+    assert Schedule(Batch(1), test_mode=True).due(1, 50) == [TRAIN]
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    with pytest.raises(TypeError) as raised:
+        Schedule(Batch([1, 2]), validation_period=5, checkpoint_period="daily", reporting_period=TrainUnit(1))
+    message = str(raised.value)
+    assert "validation_period must be a Batch or an Epoch, such as Batch(100); got 5 of type int" in message
+    assert "checkpoint_period must be a Batch or an Epoch, such as Batch(100); got 'daily' of type str" in message
+    assert "reporting_period must be a Batch or an Epoch, such as Batch(100); got TrainUnit(1)" in message
+    assert "max_length must be Batch(int) or Epoch(int); got Batch([1, 2])" in message
