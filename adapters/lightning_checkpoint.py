@@ -5,10 +5,11 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
+import torch
 from pytorch_lightning.__version__ import version as lightning_version
 from pytorch_lightning.plugins.io import CheckpointIO
 
-from det_lightning.checkpoint.format import read_checkpoint
+from det_lightning.checkpoint.format import numpy_globals, read_checkpoint
 
 __all__ = ["DETERMINED_KEY", "TRIAL_KEY", "TrialCheckpointIO"]
 
@@ -34,7 +35,9 @@ class TrialCheckpointIO(CheckpointIO):
         """Read ``path``; see ``read_checkpoint`` for what is raised. ``weights_only=False`` trusts the checkpoint."""
         directory = pathlib.Path(str(path).removeprefix("file://"))
         if not directory.is_dir():
-            return dict(self.inner.load_checkpoint(path, map_location, weights_only))
+            # A TrialModule's entry holds numpy's random state, which Lightning does not know to be harmless.
+            with torch.serialization.safe_globals(numpy_globals()):
+                return dict(self.inner.load_checkpoint(path, map_location, weights_only))
         content = read_checkpoint(directory, trusted=self.trusted or weights_only is False)
         return {
             "pytorch-lightning_version": lightning_version,

@@ -7,7 +7,16 @@ import sys
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import LearningRateFinder, ModelCheckpoint, ProgressBar
+from pytorch_lightning.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ProgressBar,
+    StochasticWeightAveraging,
+)
+from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
 from det_lightning.adapters.schedule import Schedule
@@ -27,6 +36,15 @@ __all__ = [
     "schedule_of",
 ]
 
+# Callbacks that change optimizers, their steps or the batch size, which are the trial's.
+_UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
+    BaseFinetuning: "freeze and unfreeze parameters in the on_training_epoch_start of a trial's callback",
+    BatchSizeFinder: "give the batch size in hparams",
+    GradientAccumulationScheduler: "use TrialModule(..., aggregation_frequency=...)",
+    LearningRateFinder: "try learning rates as hyperparameters",
+    StochasticWeightAveraging: "wrap a torch.optim.swa_utils.AveragedModel in the trial",
+}
+
 _PER_BATCH_HOOKS = {
     "train": ("on_train_batch_start", "on_train_batch_end"),
     "validation": ("on_validation_batch_start", "on_validation_batch_end"),
@@ -41,7 +59,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
     """
     flags: Any = trainer  # mypy does not see the attributes that Lightning's connectors set
     time_based = not hasattr(trainer, "val_check_interval")
-    lr_finder = any(isinstance(callback, LearningRateFinder) for callback in _callbacks_of(trainer))
+    tests = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)
     wrong = {
         f"gradient_clip_val={trainer.gradient_clip_val}": (
             bool(trainer.gradient_clip_val),
@@ -60,7 +78,10 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
             "leave it out: the training data are one endless stream",
         ),
         "a time as val_check_interval": (time_based, "use TrialModule(..., validation_period=Batch(n) or Epoch(n))"),
-        "LearningRateFinder": (lr_finder, "try learning rates as hyperparameters"),
+        f"{trainer.state.fn.value if trainer.state.fn else None}()": (
+            tests,
+            "use validate(): a trial has training and validation data only",
+        ),
         f"precision={trainer.precision!r}": (
             trainer.precision != "32-true",
             "call context.experimental.use_amp() in the trial's __init__",
@@ -71,6 +92,12 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
         ),
     }
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
+    found += [
+        f"{type(callback).__name__}: {instead}"
+        for callback in _callbacks_of(trainer)
+        for kind, instead in _UNSUPPORTED_CALLBACKS.items()
+        if isinstance(callback, kind)
+    ]
     if found:
         raise errors.UnsupportedTrainerFlags("pl.Trainer can not train a trial with " + "; and with ".join(found) + ".")
 

@@ -88,12 +88,12 @@ def average_metrics(batches: list[dict[str, Any]]) -> dict[str, float | None]:
     Raises:
         ValueError: the batches do not have the same metrics; names the batch.
     """
-    names = list(dict.fromkeys(name for batch in batches for name in batch))
+    names = list(batches[0]) if batches else []
     for index, batch in enumerate(batches):
         if batch.keys() != set(names):
             raise ValueError(
-                f"train_batch() must return the same metrics for every batch; batch {index} of the workload has "
-                f"{sorted(batch)}, over all of it there are {sorted(names)}."
+                "train_batch() must return the same metrics for every batch; for batch "
+                f"{index} of the workload it returned {sorted(batch)}, for those before {sorted(names)}."
             )
     return {name: _mean([batch[name] for batch in batches]) for name in names}
 

@@ -30,6 +30,8 @@ __all__ = ["Checkpointer", "TrialModule"]
 
 # Lightning warns that hooks may see the wrong batch index with this form of a step; TrialModule keeps it right.
 warnings.filterwarnings("ignore", message=r".*dataloader_iter.*")
+# Lightning 2.6 on torch 2.13, at every run; nothing that a user can change.
+warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
 
 # A Lightning step holds many batches; it ends after this time, so that progress bars and signals are served.
 _STEP_TIME_S = 0.1

@@ -13,7 +13,13 @@ from det_lightning.checkpoint.format import STATE_FILE, CheckpointContent
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.random_state import restore_rng
-from det_lightning.pytorch.weights import load_rest, load_schedulers, load_state
+from det_lightning.pytorch.weights import (
+    collect_gradients,
+    load_gradients,
+    load_rest,
+    load_schedulers,
+    load_state,
+)
 
 __all__ = ["ResumePoint", "resume_payload", "run_settings"]
 
@@ -42,6 +48,7 @@ def resume_payload(
         "rng_states": context.distributed.allgather(rng_state),
         "journals": context.distributed.allgather(journal),
         "optimizer_steps": context.optimizer_steps,
+        "gradients": collect_gradients(context),
         "settings": json.dumps(run_settings(context), default=str),
     }
 
@@ -99,6 +106,7 @@ class ResumePoint:
             load_rest(context, events.callbacks, self.state)
         if self.extra is not None:
             context.optimizer_steps = self.extra["optimizer_steps"]
+            load_gradients(context, self.extra["gradients"])
             restore_rng(self.extra["rng_states"][context.distributed.rank], context.device)
         elif "rng_state" in self.state:
             restore_rng(self.state["rng_state"], context.device)

@@ -42,6 +42,8 @@ class DeterminedCheckpoint(pl.Callback):
     Attributes:
         last_checkpoint_id: id of the checkpoint written last, None before the first.
         last_checkpoint_path: its directory.
+        best_checkpoint_path: directory of the checkpoint that followed the best validation; None before the first,
+            or with another policy than ``"best"``.
         best_value: the best value of ``metric`` up to now.
 
     Raises:
@@ -68,6 +70,7 @@ class DeterminedCheckpoint(pl.Callback):
         self.period = period
         self.last_checkpoint_id: str | None = None
         self.last_checkpoint_path: pathlib.Path | None = None
+        self.best_checkpoint_path: pathlib.Path | None = None
         self.best_value: float | None = None
         self._policy = policy
         self._metric = metric
@@ -114,6 +117,8 @@ class DeterminedCheckpoint(pl.Callback):
         improved = self._policy == "best" and self._note_improvement(metrics)
         if (improved or self._policy == "all") and not run.checkpoint_is_current():
             self.save(run)
+        if improved:
+            self.best_checkpoint_path = self.last_checkpoint_path
 
     def _note_improvement(self, metrics: dict[str, Any]) -> bool:
         value = metrics.get(self._metric or "")

@@ -114,7 +114,7 @@ class UnwrappedOptimizer(SmallTrial):
         (NoData, RuntimeError, "training loader is empty"),
         (NoValidationData, RuntimeError, "validation loader is empty"),
         (ReturnsNone, TypeError, r"ReturnsNone.train_batch\(\) must return .*it returned None for batch 0"),
-        (ChangingMetrics, ValueError, r"batch 2 of the workload has \['los'\]"),
+        (ChangingMetrics, ValueError, r"batch 2 of the workload it returned \['los'\], for those before \['loss'\]"),
         (ChangingValidationMetrics, ValueError, r"validation batch 2 it returned \['b'\], for those before \['a'\]"),
         (ValidationOfNone, TypeError, r"evaluate_batch\(\) must return a dict .*returned None"),
         (ReducersOfOthers, errors.InvalidExperimentException, r"reducers for \['accuracy'\].*\['validation_loss'\]"),

@@ -76,7 +76,7 @@ def test_gan_comes_close_to_the_real_points(run_example):
     assert at_best < after < before / 10
 
 
-@pytest.mark.parametrize("stop_after", ["78", "90"], ids=["inside an epoch", "end of an epoch"])
+@pytest.mark.parametrize("stop_after", ["45", "77", "90"], ids=["end of an epoch", "inside an aggregation", "update"])
 def test_resumed_run_ends_bit_equal(run_example, stop_after):
     printed = run_example("resume/train.py", "--length", "100", "--stop-after", stop_after)
 

@@ -10,11 +10,13 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import (
+    BatchSizeFinder,
     EarlyStopping,
     LearningRateMonitor,
     ModelCheckpoint,
     ProgressBar,
     RichProgressBar,
+    StochasticWeightAveraging,
     Timer,
     TQDMProgressBar,
 )
@@ -193,7 +195,7 @@ def test_model_checkpoint_keeps_the_best_and_a_run_goes_on_from_it(tmp_path: Pat
     fit(TrialModule(SmallTrial), max_epochs=2, enable_checkpointing=True, callbacks=[best])
     assert Path(best.best_model_path).is_file()
     resumed = TrialModule(SmallTrial)
-    trainer(max_epochs=4).fit(resumed, ckpt_path=best.last_model_path, weights_only=False)
+    trainer(max_epochs=4).fit(resumed, ckpt_path=best.last_model_path)
     straight = TrialModule(SmallTrial)
     fit(straight, max_epochs=4)
     assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
@@ -233,12 +235,19 @@ def test_a_module_can_be_fitted_again() -> None:
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs=1"),
         ({"val_check_interval": "00:00:01:00"}, "validation_period"),
         ({"precision": "bf16-mixed"}, "use_amp"),
+        ({"callbacks": [StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging: wrap"),
+        ({"callbacks": [BatchSizeFinder()]}, "BatchSizeFinder: give"),
         ({"gradient_clip_val": 1.0, "overfit_batches": 2}, "clip in train_batch.*overfit_batches=2"),
     ],
 )
 def test_flags_that_can_not_work_are_refused_with_what_to_use_instead(flags: dict[str, Any], names: str) -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=names):
         fit(TrialModule(SmallTrial), max_epochs=1, **flags)
+
+
+def test_a_trial_has_no_test_data() -> None:
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"test\(\): use validate\(\)"):
+        trainer().test(TrialModule(SmallTrial))
 
 
 def test_only_trials_and_units_are_taken() -> None:

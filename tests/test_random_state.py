@@ -133,7 +133,7 @@ class Run:
         return seen, written.getvalue()
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     size=st.integers(1, 20),
     batch_size=st.integers(1, 7),

@@ -93,14 +93,15 @@ def test_with_workers_that_fetch_ahead(stop_after: int, tmp_path: Path) -> None:
     assert_same_state(resumed, straight)
 
 
-@pytest.mark.parametrize("stop_after", [3, 8, 14])
-def test_with_gradients_aggregated_over_batches(stop_after: int, tmp_path: Path) -> None:
-    # Stops lie on an update: the gradients of an aggregation under way are no part of Determined's format.
-    frequency = {3: 3, 8: 4, 14: 2}[stop_after]
-    straight = train(tmp_path / "straight", aggregation_frequency=frequency)
-    train(tmp_path / "parts", stop_after=stop_after, aggregation_frequency=frequency)
+@pytest.mark.parametrize("aggregation_frequency", [2, 5])
+@pytest.mark.parametrize("stop_after", [3, 6, 13, 14])
+def test_in_the_middle_of_an_aggregation(stop_after: int, aggregation_frequency: int, tmp_path: Path) -> None:
+    straight = train(tmp_path / "straight", aggregation_frequency=aggregation_frequency)
+    train(tmp_path / "parts", stop_after=stop_after, aggregation_frequency=aggregation_frequency)
     checkpoint = only_checkpoint(tmp_path / "parts")
-    resumed = train(tmp_path / "parts", latest_checkpoint=checkpoint, aggregation_frequency=frequency, seed=99)
+    resumed = train(
+        tmp_path / "parts", latest_checkpoint=checkpoint, aggregation_frequency=aggregation_frequency, seed=99
+    )
     assert_same_state(resumed, straight)
 
 
@@ -109,7 +110,7 @@ def test_several_times_over(tmp_path: Path) -> None:
     checkpoint = None
     for leg, stop_after in enumerate((4, 9, 10, 18, LENGTH)):
         storage = tmp_path / f"leg{leg}"
-        resumed = train(storage, stop_after=stop_after, latest_checkpoint=checkpoint, seed=leg)
+        resumed = train(storage, stop_after=stop_after, latest_checkpoint=checkpoint, seed=3 + leg)
         checkpoint = storage / only_checkpoint(storage)
     assert_same_state(resumed, straight)
 
@@ -174,7 +175,7 @@ def test_a_checkpoint_of_another_trial_names_what_does_not_fit(tmp_path: Path) -
             context.models[1] = torch.nn.Linear(9, 1)
 
     train(tmp_path, stop_after=2)
-    with pytest.raises(errors.InvalidCheckpointException, match=r"model 1 \(Linear\) does not fit.*size mismatch"):
+    with pytest.raises(errors.InvalidCheckpointException, match=r"model 1 \(Linear\) does not fit(.|\n)*size mismatch"):
         train(tmp_path, Wider, latest_checkpoint=only_checkpoint(tmp_path))
 
 

@@ -149,7 +149,7 @@ def test_a_chain_repeats_then_distributes_then_skips(size: int, num_workers: int
     one_pass = list(batches_in_order(size))
     for rank in range(num_workers):
         chain = adapt_batch_sampler(batches_in_order(size), repeat, skip, num_workers, rank)
-        source = one_pass * 100 if repeat else one_pass
+        source = one_pass * 300 if repeat else one_pass
         assert list(itertools.islice(chain, 25)) == source[rank::num_workers][skip:][:25]
 
 

@@ -115,7 +115,9 @@ def test_each_boundary_acts_once_and_in_order(due: list[Boundary], actions: list
     assert carry_out(Schedule(Batch(100)), due, TrialState(batches_trained=10)) == actions
 
 
-@pytest.mark.parametrize("due", [[TRAIN], [TRAIN, VALIDATE], [TRAIN, CHECKPOINT, REPORT], [TRAIN, VALIDATE, CHECKPOINT]])
+@pytest.mark.parametrize(
+    "due", [[TRAIN], [TRAIN, VALIDATE], [TRAIN, CHECKPOINT, REPORT], [TRAIN, VALIDATE, CHECKPOINT]]
+)
 def test_at_the_end_is_one_validation_and_one_checkpoint(due: list[Boundary]) -> None:
     done = carry_out(Schedule(Batch(10)), due, TrialState(batches_trained=10))
     assert sorted(done, key=list(Action).index) == [Action.VALIDATE, Action.CHECKPOINT, Action.STOP]

@@ -28,6 +28,7 @@ __all__ = [
     "STATE_FILE",
     "TRIAL_STATE_FILE",
     "CheckpointContent",
+    "numpy_globals",
     "read_checkpoint",
     "read_json",
     "read_state",
@@ -58,8 +59,8 @@ class CheckpointContent:
     resume: dict[str, Any] | None
 
 
-def _numpy_globals() -> list[Any]:
-    """List what pickled numpy values refer to, under the names of numpy 1 and 2."""
+def numpy_globals() -> list[Any]:
+    """List what pickled numpy values refer to, under the names of numpy 1 and 2; none of it runs code."""
     reconstruct = np.ndarray.__reduce__(np.zeros(1))[0]
     scalar = np.float64(0).__reduce__()[0]
     dtypes = [type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFDGSUV"]
@@ -86,7 +87,7 @@ def read_state(path: pathlib.Path, *, trusted: bool = False, **torch_load_kwargs
     """
     kwargs = {"map_location": "cpu", "weights_only": not trusted, **torch_load_kwargs}
     try:
-        with torch.serialization.safe_globals(_numpy_globals()):
+        with torch.serialization.safe_globals(numpy_globals()):
             state = torch.load(path, **kwargs)
     except pickle.UnpicklingError as e:
         if kwargs["weights_only"] and "Unsupported" in str(e):

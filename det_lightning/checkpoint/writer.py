@@ -32,6 +32,7 @@ _NEVER_COPIED = [
     ".mypy_cache/",
     ".vscode/",
     ".terraform*",
+    ".tox/",
     "terraform",
     "terraform_data",
     "terraform.tfstate*",
@@ -118,6 +119,8 @@ def _write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
 def copy_code(source: pathlib.Path, target: pathlib.Path, leave_out: pathlib.Path) -> None:
     """Copy the files of ``source`` to ``target``, less what its ``.detignore`` and a built-in list name.
 
+    Virtual environments are left out too.
+
     Args:
         source: the directory to copy; ``.detignore`` in it has the syntax of ``.gitignore``.
         target: the directory to make.
@@ -136,7 +139,8 @@ def _ignore_function(source: pathlib.Path, leave_out: pathlib.Path) -> Callable[
     def is_ignored(path: pathlib.Path) -> bool:
         relative = path.relative_to(source).as_posix()
         if path.is_dir():
-            return path.resolve() == leave_out or spec.match_file(f"{relative}/")
+            is_environment = (path / "pyvenv.cfg").is_file()
+            return is_environment or path.resolve() == leave_out or spec.match_file(f"{relative}/")
         return spec.match_file(relative)
 
     return lambda folder, names: {name for name in names if is_ignored(pathlib.Path(folder) / name)}

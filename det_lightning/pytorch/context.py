@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,6 +37,7 @@ class PyTorchTrialContext(WrappingContext):
         distributed: the processes of the run; by default this one alone.
         backend: the devices of the run; by default one.
         enable_tensorboard_logging: write the metrics as TensorBoard files.
+        tensorboard_path: their directory; by default one below ``runs/``.
         loading_only: the trial is built to hold the weights of a checkpoint; nothing is placed on a device.
 
     Attributes:
@@ -56,6 +58,7 @@ class PyTorchTrialContext(WrappingContext):
         distributed: DistributedContext | None = None,
         backend: Backend | None = None,
         enable_tensorboard_logging: bool = True,
+        tensorboard_path: str | os.PathLike[str] | None = None,
         loading_only: bool = False,
     ) -> None:
         settings = {"hparams": hparams, "exp_conf": exp_conf, "trial_seed": trial_seed}
@@ -65,7 +68,7 @@ class PyTorchTrialContext(WrappingContext):
         self.aggregation_frequency = aggregation_frequency
         self.profiler: Any = None
         self.position = TrainingPosition()
-        self.tensorboard = TensorBoardOutput(enable_tensorboard_logging)
+        self.tensorboard = TensorBoardOutput(enable_tensorboard_logging, tensorboard_path)
         #: Called with the parameters before each optimizer step (the callbacks of Determined 0.13).
         self.before_step: list[Callable[[Iterable[torch.nn.Parameter]], None]] = []
         self.optimizer_steps = 0

@@ -20,17 +20,15 @@ __all__ = ["EventFile", "TensorBoardOutput"]
 class TensorBoardOutput:
     """The place of a run's TensorBoard files, and their writer, made when it is first used.
 
-    Like ``SummaryWriter`` with no directory given, runs go to ``runs/<time>_<host>`` in the working directory.
+    Args:
+        enabled: write metrics at all.
+        path: the directory of the files; by default ``runs/<time>_<host>``, as ``SummaryWriter`` has it.
     """
 
-    def __init__(self, enabled: bool) -> None:
+    def __init__(self, enabled: bool, path: str | os.PathLike[str] | None = None) -> None:
         self.enabled = enabled
-
-    @functools.cached_property
-    def path(self) -> pathlib.Path:
-        """The directory of the files."""
         started = datetime.datetime.now().strftime("%b%d_%H-%M-%S")
-        return pathlib.Path("runs") / f"{started}_{socket.gethostname()}"
+        self.path = pathlib.Path(path or f"runs/{started}_{socket.gethostname()}")
 
     @functools.cached_property
     def writer(self) -> Any:

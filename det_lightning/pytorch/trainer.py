@@ -42,6 +42,7 @@ def init(
     aggregation_frequency: int = 1,
     enable_tensorboard_logging: bool = True,
     trial_seed: int | None = None,
+    tensorboard_path: str | os.PathLike[str] | None = None,
 ) -> Iterator[PyTorchTrialContext]:
     """Make the context for a trial; use it in a ``with`` statement.
 
@@ -51,8 +52,9 @@ def init(
             checkpoint policy ``"best"`` compares.
         distributed: the processes of the run; by default this one alone.
         aggregation_frequency: number of batches whose gradients make one optimizer update.
-        enable_tensorboard_logging: write the metrics as TensorBoard files below ``runs/``.
+        enable_tensorboard_logging: write the metrics as TensorBoard files.
         trial_seed: seed Python's, numpy's and torch's random generators; by default they are left as they are.
+        tensorboard_path: directory of the TensorBoard files; by default a new one below ``runs/``.
     """
     if trial_seed is not None:
         random.seed(trial_seed)
@@ -65,6 +67,7 @@ def init(
         aggregation_frequency=aggregation_frequency,
         distributed=distributed,
         enable_tensorboard_logging=enable_tensorboard_logging,
+        tensorboard_path=tensorboard_path,
     )
     try:
         yield context
@@ -80,12 +83,16 @@ class Trainer:
         context: what :func:`init` gave.
         **lightning: arguments of ``pl.Trainer``: ``logger=``, ``callbacks=``, ``profiler=``, ``enable_progress_bar=``,
             ...; those that :meth:`fit` decides on are refused.
+
+    Attributes:
+        checkpoints: what wrote the checkpoints of the latest :meth:`fit`, with the paths of the last and the best one.
     """
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, **lightning: Any) -> None:
         self._trial = trial
         self._context = context
         self._lightning = lightning
+        self.checkpoints: DeterminedCheckpoint | None = None
 
     def configure_profiler(
         self,
@@ -110,6 +117,7 @@ class Trainer:
         profiling_enabled: bool = False,
         *,
         checkpoint_storage: str | os.PathLike[str] | None = None,
+        code_dir: str | os.PathLike[str] | None = None,
         trusted: bool = False,
     ) -> None:
         """Train, validate and checkpoint.
@@ -126,6 +134,7 @@ class Trainer:
             test_mode: train one batch, validate one batch, checkpoint, and end.
             profiling_enabled: Determined's system profiler needs a master; a warning says so.
             checkpoint_storage: the directory of the checkpoints; by default Determined's own for local runs.
+            code_dir: the directory that is copied into each checkpoint; by default the working directory.
             trusted: unpickle anything that ``latest_checkpoint`` holds, running whatever code it asks for.
 
         Raises:
@@ -150,14 +159,17 @@ class Trainer:
             test_mode=test_mode,
             trusted=trusted,
         )
-        checkpoint = self._checkpoint_callback(checkpoint_policy, _or_never(checkpoint_period), checkpoint_storage)
+        self.checkpoints = self._checkpoint_callback(
+            checkpoint_policy, period=_or_never(checkpoint_period), storage=checkpoint_storage, code_dir=code_dir
+        )
         path = None if latest_checkpoint is None else str(CheckpointStorage(checkpoint_storage).find(latest_checkpoint))
-        with isolated_rng():  # what Lightning imports when it is set up may draw random numbers
-            trainer = self._lightning_trainer(checkpoint)
-        with contextlib.suppress(errors.ShouldExit):
+        # What Lightning imports when it is set up may draw random numbers.
+        with isolated_rng(), _quiet_lightning():
+            trainer = self._lightning_trainer(self.checkpoints)
+        with _quiet_lightning(), contextlib.suppress(errors.ShouldExit):
             trainer.fit(module, ckpt_path=path)
 
-    def _checkpoint_callback(self, policy: str, period: TrainUnit, storage: Any) -> DeterminedCheckpoint:
+    def _checkpoint_callback(self, policy: str, **arguments: Any) -> DeterminedCheckpoint:
         searcher = self._searcher()
         metric = searcher.get("metric")
         if policy == "best" and metric is None:
@@ -169,11 +181,10 @@ class Trainer:
         if policy not in POLICIES:
             raise ValueError(f"checkpoint_policy must be one of {', '.join(POLICIES)}; got {policy!r}.")
         return DeterminedCheckpoint(
-            storage,
             policy=policy,
-            period=period,
             metric=metric,
             smaller_is_better=searcher.get("smaller_is_better", True),
+            **arguments,
         )
 
     def _searcher(self) -> dict[str, Any]:
@@ -209,6 +220,18 @@ class Trainer:
             callbacks.append(TrialProgressBar())
         defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
         return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)
+
+
+@contextlib.contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """Keep Lightning's hints about devices and products off the screen of who did not ask for Lightning."""
+    hints = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    level = hints.level
+    hints.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        hints.setLevel(level)
 
 
 def _or_never(period: TrainUnit | None) -> TrainUnit:

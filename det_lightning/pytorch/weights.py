@@ -13,7 +13,15 @@ from det_lightning import errors
 from det_lightning.pytorch.callback import PyTorchCallback
 from det_lightning.pytorch.context import PyTorchTrialContext
 
-__all__ = ["collect_state", "load_models", "load_rest", "load_schedulers", "load_state"]
+__all__ = [
+    "collect_gradients",
+    "collect_state",
+    "load_gradients",
+    "load_models",
+    "load_rest",
+    "load_schedulers",
+    "load_state",
+]
 
 logger = logging.getLogger("det_lightning.pytorch")
 
@@ -34,6 +42,19 @@ def collect_state(
     if context.scaler is not None:
         state["scaler_state_dict"] = context.scaler.state_dict()
     return state
+
+
+def collect_gradients(context: PyTorchTrialContext) -> list[dict[str, torch.Tensor]]:
+    """Return the gradients that each model holds, by parameter; those of an aggregation that is under way."""
+    return [{name: p.grad for name, p in model.named_parameters() if p.grad is not None} for model in context.models]
+
+
+def load_gradients(context: PyTorchTrialContext, gradients: list[dict[str, torch.Tensor]]) -> None:
+    """Put back what :func:`collect_gradients` returned."""
+    for model, saved in zip(context.models, gradients, strict=True):
+        for name, parameter in model.named_parameters():
+            grad = saved.get(name)
+            parameter.grad = None if grad is None else grad.to(parameter.device)
 
 
 def load_state(

@@ -1,4 +1,4 @@
-"""A callback that keeps the curves of a training run, draws them, and remembers the best checkpoint."""
+"""A callback that keeps the curves of a training run, and draws them."""
 
 import os
 from typing import Any
@@ -12,13 +12,11 @@ class History(pytorch.PyTorchCallback):
     Attributes:
         training: (loss, accuracy) of each batch.
         validation: (batches trained before it, loss, accuracy) of each validation.
-        best_checkpoint: id of the checkpoint that was written after the best validation of this run.
     """
 
     def __init__(self) -> None:
         self.training: list[tuple[float, float]] = []
         self.validation: list[tuple[int, float, float]] = []
-        self.best_checkpoint: str | None = None
 
     def best(self) -> tuple[int, float, float]:
         """Return the entry of the validation with the lowest loss."""
@@ -30,10 +28,6 @@ class History(pytorch.PyTorchCallback):
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
         loss, accuracy = float(metrics["validation_loss"]), float(metrics["validation_accuracy"])
         self.validation.append((len(self.training), loss, accuracy))
-
-    def on_checkpoint_upload_end(self, uuid: str) -> None:
-        if self.validation and self.validation[-1] == self.best():
-            self.best_checkpoint = uuid
 
     def state_dict(self) -> dict[str, Any]:
         return {"training": self.training, "validation": self.validation}

@@ -4,7 +4,6 @@ python examples/digits/train.py --epochs 20 --output digits
 """
 
 import argparse
-import os
 import pathlib
 
 import torch
@@ -34,27 +33,28 @@ def measure_accuracy(trial: DigitsTrial) -> float:
 def main() -> None:
     arguments = parse_arguments()
     output = arguments.output.resolve()
-    checkpoints, picture = output / "checkpoints", output / "curves.png"
-    os.chdir(HERE)  # a checkpoint holds a copy of the working directory: let that be this example
+    picture = output / "curves.png"
     torch.set_num_threads(1)  # threads of so small a network mostly wait for each other
 
     with det.pytorch.init(
         hparams=HPARAMS,
         exp_conf={"searcher": {"metric": "validation_loss", "smaller_is_better": True}},
         trial_seed=1,
+        tensorboard_path=output / "runs",
     ) as context:
-        context.tensorboard.path = output / "runs"
         trial = DigitsTrial(context)
-        det.pytorch.Trainer(trial, context).fit(
+        trainer = det.pytorch.Trainer(trial, context)
+        trainer.fit(
             max_length=det.pytorch.Epoch(arguments.epochs),
             validation_period=det.pytorch.Epoch(1),
             checkpoint_policy="best",
-            checkpoint_storage=checkpoints,
+            checkpoint_storage=output / "checkpoints",
+            code_dir=HERE,  # a checkpoint holds a copy of the code
         )
 
     trial.history.draw(picture)
     batches, loss, best_accuracy = trial.history.best()
-    best_checkpoint = checkpoints / trial.history.best_checkpoint
+    best_checkpoint = trainer.checkpoints.best_checkpoint_path
     loaded = det.pytorch.load_trial_from_checkpoint_path(best_checkpoint)
     print(f"""
 Best validation  loss {loss:.4f}, accuracy {best_accuracy:.2%}, after {batches} batches

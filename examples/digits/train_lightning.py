@@ -48,7 +48,7 @@ def main() -> None:
     batches, loss, accuracy = history.best()
     print(f"""
 Best validation  loss {loss:.4f}, accuracy {accuracy:.2%}, after {batches} batches
-Checkpoint       {arguments.output / "checkpoints" / history.best_checkpoint}
+Checkpoint       {checkpoints.best_checkpoint_path}
 Curves           {arguments.output / "curves.png"}
 CSV              {trainer.logger.log_dir}""")
 

@@ -1,6 +1,6 @@
 """Train straight through; train again, stop in the middle, go on from the checkpoint; compare the weights bit by bit.
 
-python examples/resume/train.py --length 200 --stop-after 78
+python examples/resume/train.py --length 200 --stop-after 77
 """
 
 import argparse
@@ -49,7 +49,7 @@ def read_state(trial: TwoPartTrial) -> dict[str, torch.Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Prove that a run that is stopped and resumed ends bit-equal.")
     parser.add_argument("--length", type=int, default=200, help="length of the training in batches (default: 200)")
-    parser.add_argument("--stop-after", type=int, default=78, help="where the second run stops (default: batch 78)")
+    parser.add_argument("--stop-after", type=int, default=77, help="where the second run stops (default: batch 77)")
     arguments = parser.parse_args()
     length, stop_after = arguments.length, arguments.stop_after
     if not 0 < stop_after < length:

@@ -11,7 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # How the repository's directories are named once installed.
-MAPPED = {"det_lightning": "det_lightning", "adapters": "det_lightning/adapters", "callbacks": "det_lightning/callbacks"}
+MAPPED = {
+    "det_lightning": "det_lightning",
+    "adapters": "det_lightning/adapters",
+    "callbacks": "det_lightning/callbacks",
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,203 @@
+"""Reducers: metrics over all batches and ranks together."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchmetrics
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_lightning.core import DistributedContext
+from det_lightning.pytorch import MetricReducer, Reducer
+from det_lightning.pytorch.reducers import FunctionReducer, ReducerRegistry, simple_reduce
+from det_lightning.pytorch.samplers import DistributedSampler
+
+
+class Extent(MetricReducer):
+    """The smallest and the largest value."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def reset(self) -> None:
+        self.seen = []
+
+    def update(self, *values: float) -> None:
+        self.seen += values
+
+    def per_slot_reduce(self) -> tuple[float, float]:
+        return min(self.seen), max(self.seen)
+
+    def cross_slot_reduce(self, per_slot_metrics: list[tuple[float, float]]) -> dict[str, float]:
+        return {"low": min(low for low, _ in per_slot_metrics), "high": max(high for _, high in per_slot_metrics)}
+
+
+class Width(Extent):
+    """One number instead of two."""
+
+    def cross_slot_reduce(self, per_slot_metrics: list[tuple[float, float]]) -> Any:
+        both = super().cross_slot_reduce(per_slot_metrics)
+        return both["high"] - both["low"]
+
+
+@pytest.fixture
+def registry() -> ReducerRegistry:
+    return ReducerRegistry(DistributedContext())
+
+
+def wrap(registry: ReducerRegistry, reducer: Any, name: str | None = None, training: bool = True, val: bool = True):
+    return registry.wrap_reducer(reducer, name, training, val)
+
+
+@given(st.integers(0, 30), st.integers(1, 5))
+def test_a_function_gets_the_values_of_all_ranks_in_the_order_of_the_data(size: int, ranks: int) -> None:
+    shards = [list(DistributedSampler(range(size), ranks, rank)) for rank in range(ranks)]
+    assert FunctionReducer(list).cross_slot_reduce(shards) == list(range(size))
+
+
+def test_a_function_gets_every_value_also_none(registry: ReducerRegistry) -> None:
+    values = wrap(registry, list, "values")
+    for value in (1, None, 3):
+        values.update(value)
+    assert registry.reduce(for_training=True) == {"values": [1, None, 3]}
+
+
+def test_resetting_forgets_every_value(registry: ReducerRegistry) -> None:
+    total, extent = wrap(registry, sum, "total"), wrap(registry, Extent())
+    for value in (1.0, 2.0):
+        total.update(value)
+        extent.update(value)
+    assert registry.reduce(for_training=True) == {"total": 3.0, "low": 1.0, "high": 2.0}
+    registry.reset()
+    total.update(5.0)
+    extent.update(5.0)
+    assert registry.reduce(for_training=True) == {"total": 5.0, "low": 5.0, "high": 5.0}
+
+
+def test_a_metric_reducer_is_returned_as_it_is(registry: ReducerRegistry) -> None:
+    width = Width()
+    assert wrap(registry, width, "width") is width
+    width.update(1.0, 4.0)
+    assert registry.reduce(for_training=False) == {"width": 3.0}
+
+
+def test_ranks_meet_in_cross_slot_reduce() -> None:
+    assert Extent().cross_slot_reduce([(0.0, 3.0), (-1.0, 2.0)]) == {"low": -1.0, "high": 3.0}
+
+
+def test_reducers_are_due_in_the_workloads_that_they_were_wrapped_for(registry: ReducerRegistry) -> None:
+    wrap(registry, len, "both")
+    wrap(registry, lambda values: "t", "training", val=False)
+    wrap(registry, lambda values: "v", "validation", training=False)
+    assert registry.reduce(for_training=True) == {"both": 0, "training": "t"}
+    assert registry.reduce(for_training=False) == {"both": 0, "validation": "v"}
+
+
+def test_without_reducers_there_are_no_metrics(registry: ReducerRegistry) -> None:
+    registry.reset()
+    assert registry.reduce(for_training=True) == {}
+
+
+predictions = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 7.0])]
+targets = [torch.tensor([1.0, 4.0]), torch.tensor([3.0, 3.0])]
+MEAN_SQUARE, MEAN_ABSOLUTE = (0 + 4 + 0 + 16) / 4, (0 + 2 + 0 + 4) / 4
+
+
+def test_a_torchmetrics_metric_is_a_reducer(registry: ReducerRegistry) -> None:
+    metric = torchmetrics.MeanSquaredError()
+    assert wrap(registry, metric, "mse") is metric
+    for batch in zip(predictions, targets, strict=True):
+        metric.update(*batch)
+    reduced = registry.reduce(for_training=False)
+    assert reduced == {"mse": torch.tensor(MEAN_SQUARE)}
+    assert isinstance(reduced["mse"], torch.Tensor)
+    registry.reset()
+    metric.update(predictions[0], targets[0])
+    assert registry.reduce(for_training=False) == {"mse": torch.tensor(2.0)}
+
+
+def test_a_torchmetrics_collection_gives_its_metrics_by_name(registry: ReducerRegistry) -> None:
+    members = {"square": torchmetrics.MeanSquaredError(), "absolute": torchmetrics.MeanAbsoluteError()}
+    collection = wrap(registry, torchmetrics.MetricCollection(members, prefix="error_"))
+    for batch in zip(predictions, targets, strict=True):
+        collection.update(*batch)
+    reduced = registry.reduce(for_training=True)
+    assert reduced == {"error_square": torch.tensor(MEAN_SQUARE), "error_absolute": torch.tensor(MEAN_ABSOLUTE)}
+
+
+@pytest.mark.parametrize("reducer", [sum, Extent(), torchmetrics.MeanSquaredError()])
+def test_the_same_object_is_not_wrapped_twice(registry: ReducerRegistry, reducer: Any) -> None:
+    wrap(registry, reducer, "first")
+    with pytest.raises(AssertionError, match=rf"the same {type(reducer).__name__} object .*\(name='second'\)"):
+        wrap(registry, reducer, "second")
+
+
+@pytest.mark.parametrize("reducer", [None, 3, "mean", [sum]])
+def test_what_can_not_be_called_is_no_reducer(registry: ReducerRegistry, reducer: Any) -> None:
+    with pytest.raises(AssertionError, match=rf"got .* of type {type(reducer).__name__} \(name='metric'\)"):
+        wrap(registry, reducer, "metric")
+
+
+def two_metrics(values: list[Any]) -> dict[str, int]:
+    return {"b": 2, "a": 1}
+
+
+@pytest.mark.parametrize(
+    ("reducer", "name", "message"),
+    [
+        (len, None, r"reducer function len\(\) was wrapped without a name .* it returned 0 of type int.*Pass name="),
+        (two_metrics, "mine", r"function two_metrics\(\) was wrapped with name='mine'.* keys \['a', 'b'\].*Leave out"),
+    ],
+)
+def test_a_name_goes_with_one_metric_and_no_name_with_a_dict(
+    registry: ReducerRegistry, reducer: Any, name: str | None, message: str
+) -> None:
+    wrap(registry, reducer, name)
+    with pytest.raises(AssertionError, match=message):
+        registry.reduce(for_training=True)
+
+
+def divide(values: list[float]) -> float:
+    return values[0] / values[1]
+
+
+@pytest.mark.parametrize(
+    ("reducer", "message"),
+    [
+        (divide, r"reducer function divide\(\) \(name='m'\) failed in cross_slot_reduce\(\) with .*\[1.0, 0.0\].*zero"),
+        (functools.partial(divide), r"reducer function functools.partial\(.*divide.* failed in cross_slot_reduce"),
+    ],
+)
+def test_a_failing_function_is_named_with_what_it_was_given(
+    registry: ReducerRegistry, reducer: Any, message: str
+) -> None:
+    metric = wrap(registry, reducer, "m")
+    metric.update(1.0)
+    metric.update(0.0)
+    with pytest.raises(ValueError, match=message) as raised:
+        registry.reduce(for_training=True)
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_a_failing_metric_reducer_is_named_with_the_method(registry: ReducerRegistry) -> None:
+    wrap(registry, Extent())
+    with pytest.raises(ValueError, match=r"reducer Extent \(name=None\) failed in per_slot_reduce\(\): "):
+        registry.reduce(for_training=True)
+
+
+@pytest.mark.parametrize(
+    ("reducer", "reduced"), [(Reducer.AVG, 3.0), (Reducer.SUM, 12.0), (Reducer.MAX, 6.0), (Reducer.MIN, 1.0)]
+)
+def test_simple_reductions_go_over_all_elements(reducer: Reducer, reduced: float) -> None:
+    assert simple_reduce(reducer, np.array([[1.0, 2.0], [3.0, 6.0]])) == reduced
+    assert simple_reduce(reducer, [1.0, 2.0, 3.0, 6.0]) == reduced
+
+
+def test_only_averages_are_weighted() -> None:
+    assert simple_reduce(Reducer.AVG, [1.0, 4.0], weights=[2, 1]) == 2.0
+    assert simple_reduce(Reducer.SUM, [1.0, 4.0], weights=[2, 1]) == 5.0
