@@ -79,6 +79,12 @@ class TrialEvents:
         """Call ``on_trial_shutdown``, the last callback first; all of them, also if one raises."""
         self._shutdown.close()
 
+    def tell_written(self, directory: str) -> None:
+        """Call ``on_checkpoint_write_end``, and its older spelling, callback by callback."""
+        for callback in self.callbacks.values():
+            callback.on_checkpoint_end(directory)
+            callback.on_checkpoint_write_end(directory)
+
     def start_epoch(self, epoch_idx: int) -> None:
         """Call ``on_training_epoch_start``, also in its old form without an argument."""
         for callback, takes_epoch in self._epoch_starts:

@@ -102,8 +102,7 @@ class DeterminedCheckpoint(pl.Callback):
         state = run.collect_checkpoint()
         resume = {**run.collect_resume(), "best_value": self.best_value}
         with self._writer.write(state, run.state, run.load_data(), resume) as (checkpoint_id, directory):
-            run.events.emit("on_checkpoint_end", str(directory))
-            run.events.emit("on_checkpoint_write_end", str(directory))
+            run.events.tell_written(str(directory))
         self.last_checkpoint_id, self.last_checkpoint_path = checkpoint_id, directory
         logger.info("Checkpoint %s after %d batches.", checkpoint_id, run.state.batches_trained)
         run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)

@@ -13,7 +13,7 @@ hypothesis.settings.register_profile("det_lightning", deadline=None, max_example
 hypothesis.settings.load_profile("det_lightning")
 
 # pytest itself sets these, and changes them while a test runs.
-_OF_PYTEST = ("PYTEST_",)
+_OF_PYTEST = ("PYTEST_", "PYTORCH_", "TORCH")  # set by pytest, and by torch when it is first used
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,4 +51,4 @@ def unchanged_environment(own_directories: None) -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(_OF_PYTEST)}
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OF_OTHERS)}

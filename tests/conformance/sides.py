@@ -1,0 +1,220 @@
+"""The same trial on the real Determined and on det_lightning, with everything that can be seen written down."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+SIDES = ("determined", "det_lightning")
+
+MakeTrial = Callable[[Any], type]
+
+
+@dataclasses.dataclass
+class Trace:
+    """What happened in one run, in comparable form.
+
+    Attributes:
+        events: hooks of the recording callback and steps of the trial, in order, with their arguments.
+        final: weights, optimizer and scheduler state, random state at the end.
+        checkpoints: for each checkpoint, in order of writing: keys and contents.
+    """
+
+    events: list[Any] = dataclasses.field(default_factory=list)
+    final: dict[str, Any] = dataclasses.field(default_factory=dict)
+    checkpoints: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def named(self, event: str) -> list[Any]:
+        return [entry for entry in self.events if entry[0] == event]
+
+
+def frozen(value: Any) -> Any:
+    """Turn a value into something that compares equal only to a value of the same type, dtype and bits."""
+    if isinstance(value, torch.Tensor):
+        return ("tensor", str(value.dtype), tuple(value.shape), value.detach().cpu().numpy().tobytes().hex())
+    if isinstance(value, np.ndarray | np.generic):
+        return (type(value).__name__, str(value.dtype), value.shape, value.tobytes().hex())
+    if isinstance(value, dict):
+        return {key: frozen(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [type(value).__name__, *(frozen(item) for item in value)]
+    if isinstance(value, float):
+        return ("float", value.hex())
+    return value
+
+
+def recording_callback(api: Any, trace: Trace) -> Any:
+    """Return a callback that writes down every hook of Determined 0.38."""
+
+    class Recorder(api.PyTorchCallback):  # type: ignore[misc]
+        def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
+            trace.events.append(("on_trial_startup", first_batch_idx, checkpoint_uuid is not None))
+
+        def on_trial_shutdown(self) -> None:
+            trace.events.append(("on_trial_shutdown",))
+
+        def on_training_start(self) -> None:
+            trace.events.append(("on_training_start",))
+
+        def on_training_epoch_start(self, epoch_idx: int) -> None:
+            trace.events.append(("on_training_epoch_start", epoch_idx))
+
+        def on_training_epoch_end(self, epoch_idx: int) -> None:
+            trace.events.append(("on_training_epoch_end", epoch_idx))
+
+        def on_training_workload_end(self, avg_metrics: Any, batch_metrics: Any) -> None:
+            trace.events.append(("on_training_workload_end", frozen(avg_metrics), frozen(batch_metrics)))
+
+        def on_validation_start(self) -> None:
+            trace.events.append(("on_validation_start",))
+
+        def on_validation_epoch_start(self) -> None:
+            trace.events.append(("on_validation_epoch_start",))
+
+        def on_validation_epoch_end(self, outputs: list[Any]) -> None:
+            trace.events.append(("on_validation_epoch_end", frozen(outputs)))
+
+        def on_validation_end(self, metrics: dict[str, Any]) -> None:
+            trace.events.append(("on_validation_end", frozen(metrics)))
+
+        def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+            trace.events.append(("on_checkpoint_save_start", sorted(checkpoint)))
+
+        def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
+            trace.events.append(("on_checkpoint_load_start", sorted(checkpoint)))
+
+        def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+            trace.events.append(("on_checkpoint_write_end", sorted(_files_of_determined(checkpoint_dir))))
+            trace.checkpoints.append(_read_checkpoint(Path(checkpoint_dir)))
+
+        def on_checkpoint_upload_end(self, uuid: str) -> None:
+            trace.events.append(("on_checkpoint_upload_end",))
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"events": len(trace.events)}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            trace.events.append(("load_state_dict", sorted(state_dict)))
+
+    return Recorder()
+
+
+def _files_of_determined(directory: str) -> set[str]:
+    return {path.name for path in Path(directory).iterdir() if path.name != "resume.pth"}
+
+
+def _read_checkpoint(directory: Path) -> dict[str, Any]:
+    state = torch.load(directory / "state_dict.pth", weights_only=False)
+    return {
+        "keys": list(state),
+        "rng_keys": list(state["rng_state"]),
+        "state": {key: frozen(value) for key, value in state.items() if key != "callbacks"},
+        "trial_state": pickle.loads((directory / "trial_state.pkl").read_bytes()),
+        "load_data": {**json.loads((directory / "load_data.json").read_text()), "trial_cls_spec": None},
+    }
+
+
+def seed(number: int) -> None:
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+def recorded(make_trial: MakeTrial, api: Any, trace: Trace) -> type:
+    """Return the trial's class with its training steps written down and the recording callback put first."""
+
+    class Recorded(make_trial(api)):  # type: ignore[misc]
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            rates = [g["lr"] for optimizer in self.context.optimizers for g in optimizer.param_groups]
+            trace.events.append(("train_batch", epoch_idx, batch_idx, frozen(batch), frozen(rates)))
+            return super().train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
+
+        def build_callbacks(self) -> dict[str, Any]:
+            return {"recorder": recording_callback(api, trace), **super().build_callbacks()}
+
+    return Recorded
+
+
+@contextlib.contextmanager
+def _loading_as_before_torch_2_6(side: str) -> Iterator[None]:
+    """Determined 0.38.1 can load its own checkpoints only with the default that torch had then."""
+    load = torch.load
+    patched = lambda *args, **kwargs: load(*args, **{"weights_only": False, **kwargs})  # noqa: E731
+    with mock.patch("torch.load", patched) if side == "determined" else contextlib.nullcontext():
+        yield
+
+
+def run(
+    side: str,
+    make_trial: MakeTrial,
+    init: dict[str, Any] | None = None,
+    trial_seed: int = 7,
+    **fit: Any,
+) -> Trace:
+    """Train the trial on one side, with Determined's own door, and return what happened.
+
+    Units in ``fit`` are given as functions of the API module, such as ``lambda api: api.Batch(5)``.
+    """
+    api = importlib.import_module(f"{side}.pytorch")
+    trace = Trace()
+    trial_class = recorded(make_trial, api, trace)
+    arguments = {name: value(api) if callable(value) else value for name, value in fit.items()}
+    quiet = {} if side == "determined" else {"enable_progress_bar": False}
+    seed(trial_seed)
+    with (
+        _loading_as_before_torch_2_6(side),
+        api.init(**{"enable_tensorboard_logging": False, **(init or {})}) as context,
+    ):
+        trial = trial_class(context)
+        try:
+            api.Trainer(trial, context, **quiet).fit(**arguments)
+        finally:
+            trace.final = {
+                "weights": frozen([model.state_dict() for model in context.models]),
+                "optimizers": frozen([optimizer.state_dict() for optimizer in context.optimizers]),
+                "schedulers": frozen([scheduler.state_dict() for scheduler in context.lr_schedulers]),
+                "rng": frozen([torch.get_rng_state(), np.random.get_state(), random.getstate()]),
+            }
+    return trace
+
+
+def assert_same(real: Trace, ours: Trace) -> None:
+    """Compare two runs exactly; the first difference is named."""
+    for index, (theirs, mine) in enumerate(zip(real.events, ours.events, strict=False)):
+        assert mine == theirs, f"event {index}: det_lightning {mine} != determined {theirs}"
+    assert len(ours.events) == len(real.events), (ours.events[-3:], real.events[-3:])
+    for what, value in real.final.items():
+        assert ours.final[what] == value, f"{what} at the end"
+    for index, (theirs, mine) in enumerate(zip(real.checkpoints, ours.checkpoints, strict=True)):
+        for what, value in theirs.items():
+            assert mine[what] == value, f"{what} of checkpoint {index}"
+
+
+def compare(make_trial: MakeTrial, **run_arguments: Any) -> Trace:
+    """Run both sides, assert that they are the same, and return the trace for more to be said of it."""
+    real, ours = (run(side, make_trial, **run_arguments) for side in SIDES)
+    assert_same(real, ours)
+    return ours
+
+
+def raises_alike(make_trial: MakeTrial, match: str, **run_arguments: Any) -> None:
+    """Assert that both sides raise, and that ours names the culprit with an error of the same name or base."""
+    with pytest.raises(BaseException) as real:
+        run("determined", make_trial, **run_arguments)
+    with pytest.raises(BaseException, match=match) as ours:
+        run("det_lightning", make_trial, **run_arguments)
+    alike = {real.type.__name__, *(base.__name__ for base in real.type.__mro__ if base.__module__ == "builtins")}
+    alike -= {"object", "BaseException", "Exception"} if real.type.__module__ != "builtins" else {"object"}
+    assert {base.__name__ for base in ours.type.__mro__} & alike, (real.type, ours.type)

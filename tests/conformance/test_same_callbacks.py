@@ -1,0 +1,139 @@
+"""Callbacks: what they may change, what they keep, and when they are told of the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conformance.sides import SIDES, Trace, assert_same, compare, run
+from tests.conformance.trials import basic
+
+pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
+
+
+def with_callbacks(make_callbacks: Any, **methods: Any) -> Any:
+    """Return the maker of a trial with the callbacks that ``make_callbacks(api, trial)`` gives."""
+
+    def make(api: Any) -> type:
+        def build_callbacks(self: Any) -> dict[str, Any]:
+            return make_callbacks(api, self)
+
+        return type("WithCallbacks", (basic(api),), {"build_callbacks": build_callbacks, **methods})
+
+    return make
+
+
+def callback(api: Any, **methods: Any) -> Any:
+    return type("Callback", (api.PyTorchCallback,), methods)()
+
+
+def test_metrics_that_a_callback_changes_are_reported_changed() -> None:
+    def doubles(self: Any, metrics: dict[str, Any]) -> None:
+        metrics["doubled"] = metrics["validation_loss"] * 2
+
+    make = with_callbacks(lambda api, trial: {"first": callback(api, on_validation_end=doubles)})
+    compare(make, max_length=lambda api: api.Batch(5), validation_period=lambda api: api.Batch(2))
+
+
+def test_what_a_callback_adds_to_a_checkpoint_is_in_it() -> None:
+    def adds(self: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["extra"] = {"answer": 42}
+        checkpoint["rng_state"]["mine"] = 1
+
+    make = with_callbacks(lambda api, trial: {"adds": callback(api, on_checkpoint_save_start=adds)})
+    trace = compare(make, max_length=lambda api: api.Batch(2))
+    assert trace.checkpoints[-1]["keys"][-1] == "extra"
+
+
+def test_files_that_a_callback_adds_are_in_the_directory() -> None:
+    def adds(self: Any, checkpoint_dir: str) -> None:
+        with open(f"{checkpoint_dir}/note.txt", "w") as file:  # noqa: PTH123 (as a trial would)
+            file.write("note")
+
+    make = with_callbacks(lambda api, trial: {"adds": callback(api, on_checkpoint_end=adds)})
+    compare(make, max_length=lambda api: api.Batch(2))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_epoch_starts_in_their_old_form_without_an_argument() -> None:
+    starts: list[str] = []
+
+    def on_training_epoch_start(self: Any) -> None:
+        starts.append("epoch")
+
+    make = with_callbacks(lambda api, trial: {"old": callback(api, on_training_epoch_start=on_training_epoch_start)})
+    compare(make, max_length=lambda api: api.Epoch(2))
+    assert len(starts) == 4  # two on each side
+
+
+@pytest.mark.parametrize(
+    "hook",
+    ["on_trial_startup", "on_training_start", "on_training_epoch_end", "on_validation_start", "on_validation_end"],
+)
+def test_an_exception_in_a_callback_ends_the_run_and_reaches_every_shutdown(hook: str) -> None:
+    traces = []
+    for side in SIDES:
+        ends: list[str] = []
+
+        def fails(self: Any, *args: Any, **kwargs: Any) -> None:
+            raise ZeroDivisionError(hook)
+
+        def make_callbacks(api: Any, trial: Any, ends: list[str] = ends, fails: Any = fails) -> dict[str, Any]:
+            note = {name: callback(api, on_trial_shutdown=lambda self, name=name: ends.append(name)) for name in "ab"}
+            return {**note, "fails": callback(api, **{hook: fails})}
+
+        with pytest.raises(ZeroDivisionError, match=hook):
+            run(side, with_callbacks(make_callbacks), max_length=lambda api: api.Epoch(1))
+        traces.append(ends)
+    assert traces[0] == traces[1] == ["b", "a"]
+
+
+@pytest.mark.parametrize("batch_of_failure", [0, 1, 4])
+@pytest.mark.parametrize("error", ["InvalidHP", "RuntimeError"])
+def test_a_trial_that_fails(error: str, batch_of_failure: int) -> None:
+    """InvalidHP saves what was trained; any other exception does not.
+
+    The real one's ``init`` turns an InvalidHP that leaves it into ``sys.exit(0)``; ours lets it through, named.
+    """
+    traces = []
+    for side in SIDES:
+        events: list[Trace] = []
+        module = __import__(side)
+        kind = module.InvalidHP if error == "InvalidHP" else RuntimeError
+
+        def make(api: Any, events: list[Any] = events, kind: Any = kind) -> type:
+            class Fails(basic(api)):  # type: ignore[misc]
+                def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+                    if batch_idx == batch_of_failure:
+                        raise kind("no")
+                    return super().train_batch(batch, epoch_idx, batch_idx)
+
+                def build_callbacks(self) -> dict[str, Any]:
+                    from tests.conformance.sides import recording_callback
+
+                    events.append(Trace())
+                    return {"second": recording_callback(api, events[-1])}
+
+            return Fails
+
+        with pytest.raises((kind, SystemExit) if side == "determined" else kind):
+            run(side, make, max_length=lambda api: api.Batch(9), validation_period=lambda api: api.Batch(2))
+        traces.append(events[-1])
+    assert_same(*traces)
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(3), lambda: np.random.rand(3)], ids=["torch", "numpy"])
+@pytest.mark.parametrize("hook", ["on_training_start", "on_validation_start", "on_validation_end", "on_trial_startup"])
+def test_random_draws_in_callbacks_fall_at_the_same_moments(hook: str, draw: Any) -> None:
+    def make_callbacks(api: Any, trial: Any) -> dict[str, Any]:
+        def draws(self: Any, *args: Any, **kwargs: Any) -> None:
+            draw()
+
+        return {"draws": callback(api, **{hook: draws})}
+
+    compare(
+        with_callbacks(make_callbacks), max_length=lambda api: api.Batch(9), validation_period=lambda api: api.Batch(4)
+    )

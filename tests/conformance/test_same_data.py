@@ -1,0 +1,169 @@
+"""Batches of every shape, loaders of every kind, and the samplers one by one."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from det_lightning.pytorch import DataLoader, samplers
+from tests.conformance.sides import compare
+from tests.conformance.trials import basic, make_data
+
+theirs = pytest.importorskip(
+    "determined.pytorch", reason="the real determined is not installed; run tox -e conformance"
+)
+
+Pair = collections.namedtuple("Pair", "inputs targets")
+
+
+def loading(make_loader: Any, unpack: Any = lambda batch: batch, **methods: Any) -> Any:
+    """Return the maker of a trial that trains on what ``make_loader(api, context)`` loads."""
+
+    def make(api: Any) -> type:
+        class Loading(basic(api)):  # type: ignore[misc]
+            def build_training_data_loader(self) -> Any:
+                return make_loader(api, self.context)
+
+            def loss(self, batch: Any) -> torch.Tensor:
+                return super().loss(unpack(batch))
+
+        for name, method in methods.items():
+            setattr(Loading, name, method)
+        return Loading
+
+    return make
+
+
+def collated(shape: Any) -> Any:
+    """Return a loader maker whose batches are ``shape(inputs, targets)``."""
+
+    def collate(samples: list[Any]) -> Any:
+        return shape(torch.stack([s[0] for s in samples]), torch.stack([s[1] for s in samples]))
+
+    return lambda api, context: api.DataLoader(make_data(), batch_size=4, shuffle=True, collate_fn=collate)
+
+
+@pytest.mark.parametrize(
+    ("shape", "unpack"),
+    [
+        (lambda x, y: {"x": x, "y": y}, lambda b: (b["x"], b["y"])),
+        (lambda x, y: (x.numpy(), y.numpy()), lambda b: b),
+        (lambda x, y: [{"in": [x]}, {"out": (y, y.numpy())}], lambda b: (b[0]["in"][0], b[1]["out"][1])),
+        (lambda x, y: torch.cat([x, y], 1), lambda b: (b[:, :3], b[:, 3:])),
+        (lambda x, y: {"x": x, "y": y, "ids": "abc", "n": 3, "texts": np.array(["a"])}, lambda b: (b["x"], b["y"])),
+    ],
+    ids=["dict", "numpy", "nested", "tensor", "not all can be moved"],
+)
+def test_shapes_of_batches(shape: Any, unpack: Any) -> None:
+    validation = {"evaluate_batch": lambda self, batch: {"v": batch[0].sum()}}
+    compare(loading(collated(shape), unpack, **validation), max_length=lambda api: api.Batch(8))
+
+
+def test_batches_left_where_they_are() -> None:
+    def make_loader(api: Any, context: Any) -> Any:
+        context.experimental.disable_auto_to_device()
+        return collated(lambda x, y: (x.numpy(), y.numpy()))(api, context)
+
+    def unpack(batch: Any) -> Any:
+        return tuple(torch.as_tensor(part) for part in batch)
+
+    compare(loading(make_loader, unpack), max_length=lambda api: api.Batch(8))
+
+
+def endless_loader(api: Any, context: Any) -> Any:
+    context.experimental.disable_dataset_reproducibility_checks()
+    sampler = api.samplers.ReproducibleShuffleSampler(torch.utils.data.SequentialSampler(make_data()), seed=5)
+    batches = torch.utils.data.BatchSampler(api.samplers.RepeatSampler(sampler), 4, drop_last=False)
+    batches = api.samplers.SkipBatchSampler(api.samplers.DistributedBatchSampler(batches, 1, 0), 2)
+    return torch.utils.data.DataLoader(make_data(), batch_sampler=batches)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self) -> Any:
+        data = make_data()
+        yield from (data[i % len(data)] for i in itertools.count())
+
+
+def stream_loader(api: Any, context: Any) -> Any:
+    context.experimental.disable_dataset_reproducibility_checks()
+    return torch.utils.data.DataLoader(Stream(), batch_size=4)
+
+
+@pytest.mark.parametrize("make_loader", [endless_loader, stream_loader])
+def test_loaders_of_torch_that_do_not_end(make_loader: Any) -> None:
+    """An iterable dataset has no length, so its epoch does not end."""
+    compare(loading(make_loader), max_length=lambda api: api.Batch(9), validation_period=lambda api: api.Batch(4))
+
+
+@pytest.mark.parametrize("shuffles", ["ReproducibleShuffleSampler", "ReproducibleShuffleBatchSampler"])
+def test_samplers_of_the_users_own(shuffles: str) -> None:
+    def make_loader(api: Any, context: Any) -> Any:
+        data = make_data()
+        sequential = torch.utils.data.SequentialSampler(data)
+        if shuffles == "ReproducibleShuffleSampler":
+            return api.DataLoader(data, batch_size=4, sampler=api.samplers.ReproducibleShuffleSampler(sequential, 3))
+        batches = torch.utils.data.BatchSampler(sequential, 4, drop_last=True)
+        return api.DataLoader(data, batch_sampler=api.samplers.ReproducibleShuffleBatchSampler(batches, 3))
+
+    compare(loading(make_loader), max_length=lambda api: api.Batch(15))
+
+
+def test_a_generator_of_the_loaders_own() -> None:
+    def make_loader(api: Any, context: Any) -> Any:
+        return api.DataLoader(make_data(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(9))
+
+    compare(loading(make_loader), max_length=lambda api: api.Batch(15))
+
+
+@given(
+    length=st.integers(0, 30),
+    batch=st.integers(1, 7),
+    workers=st.integers(1, 4),
+    rank=st.integers(0, 3),
+    skip=st.integers(0, 12),
+    drop_last=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_sampler_element_by_element(
+    length: int, batch: int, workers: int, rank: int, skip: int, drop_last: bool
+) -> None:
+    rank %= workers
+    results = []
+    for module in (theirs.samplers, samplers):
+        samples = torch.utils.data.SequentialSampler(range(length))
+        batches = torch.utils.data.BatchSampler(samples, batch, drop_last)
+        shuffled = module.ReproducibleShuffleSampler(samples, seed=3)
+        made = [
+            module.DistributedSampler(samples, workers, rank),
+            module.DistributedBatchSampler(batches, workers, rank),
+            module.SkipSampler(samples, skip),
+            module.SkipBatchSampler(batches, skip),
+            shuffled,
+            shuffled,  # a second pass goes on shuffling from the same state
+            module.ReproducibleShuffleBatchSampler(batches, seed=4),
+        ]
+        listed = [(len(sampler), list(sampler)) for sampler in made]
+        if length >= batch:
+            endless = [module.RepeatSampler(samples), module.RepeatBatchSampler(batches)]
+            listed += [(len(sampler), list(itertools.islice(sampler, 40))) for sampler in endless]
+        results.append(listed)
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+@pytest.mark.parametrize(("skip", "replicas", "rank"), [(0, 1, 0), (3, 1, 0), (0, 3, 2), (2, 2, 1)])
+def test_loaders_built_by_hand(repeat: bool, skip: int, replicas: int, rank: int) -> None:
+    loaded = []
+    for kind in (theirs.DataLoader, DataLoader):
+        torch.manual_seed(0)
+        loader = kind(make_data(), batch_size=3, shuffle=True).get_data_loader(repeat, skip, replicas, rank)
+        loaded.append([len(loader), *(torch.cat(batch, 1) for batch in itertools.islice(loader, 20))])
+    assert loaded[0][0] == loaded[1][0]
+    assert all(torch.equal(a, b) for a, b in zip(loaded[0][1:], loaded[1][1:], strict=True))

@@ -1,0 +1,174 @@
+"""What Determined refuses is refused, with the same kind of error, and with the culprit named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conformance.sides import raises_alike
+from tests.conformance.trials import basic, make_data
+
+pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
+
+
+def changed(**methods: Any) -> Any:
+    """Return the maker of a trial with other methods; each gets the API module as a keyword if it asks for it."""
+    return lambda api: type("Changed", (basic(api),), methods)
+
+
+def built(build: Any) -> Any:
+    """Return the maker of a trial whose ``__init__`` goes on with ``build(api, context, trial)``."""
+
+    def make(api: Any) -> type:
+        class Built(basic(api)):  # type: ignore[misc]
+            def __init__(self, context: Any) -> None:
+                super().__init__(context)
+                build(api, context, self)
+
+        return Built
+
+    return make
+
+
+def fails(make: Any, match: str, **fit: Any) -> None:
+    raises_alike(make, match, **{"max_length": lambda api: api.Batch(3), **fit})
+
+
+@pytest.mark.parametrize(
+    ("build", "match"),
+    [
+        (lambda api, context, trial: context.models.clear(), "no wrapped model"),
+        (lambda api, context, trial: context.optimizers.clear(), "no wrapped optimizer"),
+        (
+            lambda api, context, trial: context.wrap_lr_scheduler(
+                torch.optim.lr_scheduler.ReduceLROnPlateau(trial.optimizer), api.LRScheduler.StepMode.STEP_EVERY_BATCH
+            ),
+            "ReduceLROnPlateau was wrapped with step_mode",
+        ),
+        (
+            lambda api, context, trial: context.wrap_lr_scheduler(
+                torch.optim.lr_scheduler.StepLR(torch.optim.SGD(trial.model.parameters(), 1.0), 1),
+                api.LRScheduler.StepMode.MANUAL_STEP,
+            ),
+            r"StepLR was given an optimizer \(SGD\)",
+        ),
+        (
+            lambda api, context, trial: context.wrap_lr_scheduler(
+                torch.optim.lr_scheduler.StepLR(trial.optimizer, 1), "every batch"
+            ),
+            "step_mode must be .*'every batch'",
+        ),
+        (lambda api, context, trial: [context.wrap_reducer(f) for f in [len] * 2], None),
+        (lambda api, context, trial: context.wrap_reducer(3, name="three"), r"got 3 of type int \(name='three'\)"),
+        (lambda api, context, trial: context.wrap_scaler(torch.amp.GradScaler("cpu")), "before the first wrap_model"),
+        (lambda api, context, trial: context.set_stop_requested("yes"), "takes a bool; got 'yes'"),
+        (lambda api, context, trial: context.get_hparam("lr"), "has no hparams"),
+        (lambda api, context, trial: context.get_experiment_config(), "no experiment configuration"),
+        (lambda api, context, trial: context.get_global_batch_size(), "batch size is not known"),
+        (lambda api, context, trial: context.current_train_batch(), "training has not started"),
+        (lambda api, context, trial: context.get_trial_seed(), "no seed"),
+        (
+            lambda api, context, trial: context.wrap_optimizer(
+                torch.optim.SGD(trial.model.parameters(), 1.0), backward_passes_per_step=0
+            ),
+            "backward_passes_per_step.*got 0",
+        ),
+        (lambda api, context, trial: context.configure_apex_amp(trial.model, trial.optimizer), "opt_level='O1'"),
+    ],
+)
+def test_building_a_trial(build: Any, match: str | None) -> None:
+    if match is None:
+        pytest.skip("each side wraps functions anew, so the same function twice is no error on either")
+    fails(built(build), match)
+
+
+def test_the_same_reducer_twice() -> None:
+    def build(api: Any, context: Any, trial: Any) -> None:
+        class Own(api.MetricReducer):  # type: ignore[misc]
+            reset = per_slot_reduce = cross_slot_reduce = lambda self, *args: None
+
+        own = Own()
+        context.wrap_reducer(own, name="one")
+        context.wrap_reducer(own, name="two")
+
+    fails(built(build), r"same Own object a second time \(name='two'\)")
+
+
+@pytest.mark.parametrize(
+    ("methods", "match"),
+    [
+        ({"evaluate_full_dataset": lambda self, data_loader: {}}, "evaluate_batch and evaluate_full_dataset"),
+        ({"evaluate_batch": lambda self, batch, batch_idx: {f"m{batch_idx}": 1.0}}, r"\['m1'\], for those before"),
+        ({"evaluation_reducer": lambda self: {"other": 1}}, r"\['other'\].*\['validation_loss'\]"),
+        ({"evaluation_reducer": lambda self: "mean"}, "members of det_lightning.pytorch.Reducer; got .*'mean'"),
+        (
+            {"build_training_data_loader": lambda self: torch.utils.data.DataLoader(make_data())},
+            "disable_dataset_reproducibility_checks",
+        ),
+        (
+            {"build_validation_data_loader": lambda self: torch.utils.data.DataLoader(make_data())},
+            r"build_validation_data_loader\(\) returned",
+        ),
+    ],
+)
+def test_running_a_trial(methods: dict[str, Any], match: str) -> None:
+    fails(changed(**methods), match)
+
+
+def test_an_empty_validation_loader() -> None:
+    def make(api: Any) -> type:
+        empty = torch.utils.data.Subset(make_data(), [])
+        return changed(build_validation_data_loader=lambda self: api.DataLoader(empty))(api)
+
+    fails(make, "validation loader is empty")
+
+
+def test_gradients_that_are_not_zeroed_under_aggregation() -> None:
+    def train_batch(self: Any, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.context.backward(self.loss(batch))
+        self.context.step_optimizer(self.optimizer, auto_zero_grads=False)
+
+    fails(changed(train_batch=train_batch), "aggregation_frequency=2", init={"aggregation_frequency": 2})
+
+
+@pytest.mark.parametrize("value", [5, None])
+def test_no_length(value: Any) -> None:
+    fails(basic, "max_length", max_length=value)
+
+
+@pytest.mark.parametrize(("name", "given"), [("s", {"a": 1}), (None, 3)])
+def test_reducers_whose_name_and_result_do_not_fit(name: str | None, given: Any) -> None:
+    def build(api: Any, context: Any, trial: Any) -> None:
+        def summarize(values: list[Any]) -> Any:
+            return given
+
+        context.wrap_reducer(summarize, name=name)
+
+    fails(built(build), r"summarize\(\)")
+
+
+@pytest.mark.parametrize("size", ["8", 0.5])
+def test_a_global_batch_size_that_is_no_integer(size: Any) -> None:
+    fails(basic, "global_batch_size'?.? must be an int", init={"hparams": {"global_batch_size": size}})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_workers": -1},
+        {"timeout": -1},
+        {"prefetch_factor": 2},
+        {"persistent_workers": True},
+        {"batch_size": None},
+        {"shuffle": True, "sampler": torch.utils.data.SequentialSampler(range(3))},
+        {"batch_sampler": torch.utils.data.BatchSampler(range(3), 1, False), "drop_last": True},
+    ],
+    ids=str,
+)
+def test_arguments_of_the_data_loader(arguments: dict[str, Any]) -> None:
+    def make(api: Any) -> type:
+        return changed(build_training_data_loader=lambda self: api.DataLoader(make_data(), **arguments))(api)
+
+    fails(make, "")

@@ -1,0 +1,183 @@
+"""What is reported: per batch, averaged, validated, reduced, and written for TensorBoard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.conformance.sides import SIDES, compare, run
+from tests.conformance.trials import basic
+
+pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
+
+
+def returning(metrics_of: Any) -> Any:
+    """Return the maker of a trial whose batches have the metrics that ``metrics_of(loss, batch_idx)`` gives."""
+
+    def make(api: Any) -> type:
+        class Returning(basic(api)):  # type: ignore[misc]
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+                loss = super().train_batch(batch, epoch_idx, batch_idx)["loss"]
+                return metrics_of(loss, batch_idx)
+
+        return Returning
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "metrics_of",
+    [
+        lambda loss, i: loss,
+        lambda loss, i: {"loss": loss.item(), "count": i, "half": loss.double() / 2},
+        lambda loss, i: {"f32": np.float32(i) / 3, "f64": np.float64(i) / 3, "int": np.int64(i), "flag": i % 2 == 0},
+        lambda loss, i: {"vector": torch.stack([loss, loss]), "matrix": np.ones((2, 2)) * i},
+        lambda loss, i: {"text": "abc", "list": [i, i + 1], "none": None},
+        lambda loss, i: {"sometimes": None if i % 2 else float(i), "loss": loss},
+        lambda loss, i: {"batches": 7, "epochs": 0.5, "loss": loss},
+        lambda loss, i: {"ragged": [1] * (i % 3 + 1), "nan": float("nan"), "big": 2**40 + i},
+        lambda loss, i: {},
+    ],
+    ids=["tensor", "scalars", "numpy", "arrays", "objects", "some None", "own batches", "odd", "empty"],
+)
+def test_kinds_of_training_metrics(metrics_of: Any) -> None:
+    compare(returning(metrics_of), max_length=lambda api: api.Batch(9), reporting_period=lambda api: api.Batch(4))
+
+
+def evaluating(metrics_of: Any, reducer: Any = None) -> Any:
+    def make(api: Any) -> type:
+        class Evaluating(basic(api)):  # type: ignore[misc]
+            def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
+                return metrics_of(self.loss(batch), batch_idx)
+
+            def evaluation_reducer(self) -> Any:
+                return api.Reducer.AVG if reducer is None else reducer(api.Reducer)
+
+        return Evaluating
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["AVG", "SUM", "MAX", "MIN"])
+def test_each_reducer(name: str) -> None:
+    make = evaluating(lambda loss, i: {"a": loss, "i": i, "v": np.arange(3.0) + i}, lambda reducer: reducer[name])
+    compare(make, max_length=lambda api: api.Batch(2))
+
+
+def test_a_reducer_for_each_metric() -> None:
+    make = evaluating(lambda loss, i: {"a": loss, "b": i}, lambda reducer: {"b": reducer.SUM, "a": reducer.MAX})
+    compare(make, max_length=lambda api: api.Batch(2))
+
+
+@pytest.mark.parametrize("own", [{}, {"batches": 3}], ids=str)
+def test_kinds_of_validation_metrics(own: dict[str, Any]) -> None:
+    compare(evaluating(lambda loss, i: {"l": loss, "f": 0.1 * i, "d": loss.double(), **own}), max_length=_two)
+
+
+def _two(api: Any) -> Any:
+    return api.Batch(2)
+
+
+def test_the_full_dataset() -> None:
+    def make(api: Any) -> type:
+        class Full(basic(api)):  # type: ignore[misc]
+            evaluate_batch = api.PyTorchTrial.evaluate_batch
+
+            def evaluate_full_dataset(self, data_loader: Any) -> Any:
+                losses = [self.loss(batch) for batch in data_loader]
+                return {"total": torch.stack(losses).sum(), "count": len(losses)}
+
+        return Full
+
+    compare(make, max_length=lambda api: api.Batch(7), validation_period=lambda api: api.Batch(3))
+
+
+@pytest.mark.parametrize("old_spelling", [False, True])
+@pytest.mark.parametrize("scope", [{}, {"for_training": False}, {"for_validation": False}], ids=str)
+def test_custom_reducers(scope: dict[str, bool], old_spelling: bool) -> None:
+    """``context.experimental.wrap_reducer`` is the spelling of 0.13; Determined 0.38 has only the other one."""
+
+    def make(api: Any) -> type:
+        class Collect(api.MetricReducer):  # type: ignore[misc]
+            def reset(self) -> None:
+                self.total = 0.0
+
+            def update(self, value: float) -> None:
+                self.total += value
+
+            def per_slot_reduce(self) -> float:
+                return self.total
+
+            def cross_slot_reduce(self, per_slot_metrics: Any) -> Any:
+                return {"total": sum(per_slot_metrics), "slots": len(per_slot_metrics)}
+
+        class Reducing(basic(api)):  # type: ignore[misc]
+            def __init__(self, context: Any) -> None:
+                super().__init__(context)
+                ours = context.__class__.__module__.startswith("det_lightning")
+                wrap = context.experimental.wrap_reducer if old_spelling and ours else context.wrap_reducer
+                self.function = wrap(lambda values: float(np.sum(values)), name="sum", **scope)
+                self.several = wrap(lambda values: {"count": len(values), "as_tensor": torch.tensor(1.5)}, **scope)
+                self.collect = wrap(Collect(), **scope)
+
+            def loss(self, batch: Any) -> torch.Tensor:
+                for reducer in (self.function, self.several, self.collect):
+                    reducer.update(float(batch[0].sum()))
+                return super().loss(batch)
+
+        return Reducing
+
+    compare(make, max_length=lambda api: api.Batch(9), validation_period=lambda api: api.Batch(4))
+
+
+def test_a_tensor_that_the_trial_goes_on_changing_keeps_its_value() -> None:
+    """Knowingly different: on the CPU the real one's metrics share memory with the trial's tensors."""
+
+    def make(api: Any) -> type:
+        class Running(basic(api)):  # type: ignore[misc]
+            def __init__(self, context: Any) -> None:
+                super().__init__(context)
+                self.seen = torch.zeros(())
+
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+                super().train_batch(batch, epoch_idx, batch_idx)
+                return {"seen": self.seen.add_(1)}
+
+        return Running
+
+    real, ours = (run(side, make, max_length=lambda api: api.Batch(3)) for side in SIDES)
+    (_, averages, batches), (_, real_averages, _) = (
+        trace.named("on_training_workload_end")[0] for trace in (ours, real)
+    )
+    assert [float(np.frombuffer(bytes.fromhex(b["seen"][3]), "f4")[0]) for b in batches[1:]] == [1, 2, 3]
+    assert (float.fromhex(averages["seen"][1]), float.fromhex(real_averages["seen"][1])) == (2.0, 3.0)
+
+
+def test_tensorboard_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = {}
+    make = returning(lambda loss, i: {"loss": loss, "text": "no number", "val": float(i)})
+    for side in SIDES:
+        directory = Path(f"of_{side}").resolve()
+        directory.mkdir()
+        with monkeypatch.context() as patch:
+            patch.chdir(directory)
+            run(
+                side,
+                make,
+                init={"enable_tensorboard_logging": True},
+                max_length=lambda api: api.Batch(9),
+                validation_period=lambda api: api.Batch(4),
+            )
+        written[side] = {}
+        for folder in {path.parent for path in directory.glob("runs/**/*tfevents*")}:
+            events = EventAccumulator(str(folder))
+            events.Reload()
+            for tag in events.Tags()["scalars"]:
+                written[side][tag] = [(event.step, event.value) for event in events.Scalars(tag)]
+    assert written["det_lightning"] == written["determined"]
+    assert {"Determined/loss", "Determined/val", "Determined/validation_loss"} == set(written["determined"])

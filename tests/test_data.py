@@ -1,0 +1,232 @@
+"""Data loaders, batches on their way to the device, and the streams that training and validation read."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, TensorDataset
+
+from det_lightning.adapters.datamodule import TrainStream, ValidationStream
+from det_lightning.pytorch import DataLoader, data_length, to_device
+from det_lightning.pytorch.random_state import PassJournal
+
+CPU = torch.device("cpu")
+TEN = range(10)
+
+
+def values(loader: Any, count: int | None = None) -> list[list[int]]:
+    return [batch.tolist() for batch in itertools.islice(loader, count)]
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter(TEN)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "batches"),
+    [
+        ({}, [[n] for n in TEN]),
+        ({"batch_size": 4}, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
+        ({"batch_size": 4, "drop_last": True}, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ({"batch_size": 2, "sampler": [5, 3, 1]}, [[5, 3], [1]]),
+        ({"batch_sampler": [[1, 2], [9]]}, [[1, 2], [9]]),
+        ({"batch_size": 5, "collate_fn": lambda items: torch.tensor([sum(items)])}, [[10], [35]]),
+        ({"batch_size": 5, "in_order": True}, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]),
+    ],
+)
+def test_arguments_mean_what_they_mean_in_torch(arguments: dict[str, Any], batches: list[list[int]]) -> None:
+    loader = DataLoader(TEN, **arguments)
+    assert values(loader) == batches
+    assert len(loader) == len(batches)
+    assert values(torch.utils.data.DataLoader(TEN, **arguments)) == batches
+
+
+def test_shuffling_draws_what_torch_draws() -> None:
+    torch.manual_seed(3)
+    ours = [values(loader) for loader in [DataLoader(TEN, 4, shuffle=True)] for _ in range(2)]
+    torch.manual_seed(3)
+    theirs = [values(loader) for loader in [torch.utils.data.DataLoader(TEN, 4, shuffle=True)] for _ in range(2)]
+    assert ours == theirs
+    assert ours[0] != ours[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dataset": Stream()}, "IterableDataset Stream.*disable_dataset_reproducibility_checks"),
+        ({"dataset": TEN, "batch_size": None}, "batch_size=None and batch_sampler=None"),
+        ({"dataset": TEN, "shuffle": True, "sampler": [1]}, "sampler option is mutually exclusive with shuffle"),
+        ({"dataset": TEN, "prefetch_factor": 3}, "prefetch_factor option could only be specified in multiprocessing"),
+    ],
+)
+def test_arguments_that_can_not_work_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DataLoader(**arguments)
+
+
+@given(st.integers(1, 30), st.integers(1, 6), st.booleans(), st.integers(0, 9), st.integers(1, 4))
+def test_built_loaders_repeat_then_share_out_then_skip(
+    size: int, batch_size: int, repeat: bool, skip: int, num_replicas: int
+) -> None:
+    loader = DataLoader(range(size), batch_size)
+    one_pass = values(loader)
+    for rank in range(num_replicas):
+        built = loader.get_data_loader(repeat, skip, num_replicas, rank)
+        assert isinstance(built, torch.utils.data.DataLoader)
+        source = one_pass * 100 if repeat else one_pass
+        assert values(built, 10) == source[rank::num_replicas][skip:][:10]
+
+
+@given(st.integers(0, 20), st.integers(1, 3))
+def test_a_resumable_loader_goes_on_at_any_batch(first_batch: int, num_replicas: int) -> None:
+    loader = DataLoader(TEN, 3)
+    for rank in range(num_replicas):
+        resumable = loader.get_resumable_loader(PassJournal(), first_batch, num_replicas, rank)
+        assert values(resumable, 8) == values(loader.get_data_loader(True, first_batch, num_replicas, rank), 8)
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Movable:
+    place: Any = None
+
+    def to(self, device: torch.device) -> Movable:
+        self.place = device
+        return self
+
+
+def test_a_batch_is_moved_at_any_depth() -> None:
+    tensor = torch.ones(2)
+    batch = {"a": [tensor, (np.arange(2), Movable())], 3: np.float32([1.5])}
+    moved = to_device(batch, torch.device("meta"))
+    assert moved["a"][0].is_meta
+    assert moved["a"][1][0].is_meta
+    assert moved["a"][1][1].place == torch.device("meta")
+    assert moved[3].is_meta
+    assert [type(moved["a"]), type(moved["a"][1])] == [list, tuple]
+    assert not tensor.is_meta
+
+
+def test_a_namedtuple_is_moved_in_order() -> None:
+    left, right = to_device(Pair(np.ones(2), torch.ones(1)), CPU)
+    assert isinstance(left, torch.Tensor)
+    assert right.tolist() == [1]
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "i1", "i8", "u1", "?"])
+def test_arrays_of_numbers_become_tensors(dtype: str) -> None:
+    moved = to_device(np.ones(3, dtype), CPU)
+    assert isinstance(moved, torch.Tensor)
+    assert moved.numpy().dtype == np.dtype(dtype)
+
+
+def test_what_can_not_be_moved_is_passed_on_with_one_warning_a_type(caplog: pytest.LogCaptureFixture) -> None:
+    words, warned = np.array(["a", "b"]), set()
+    with caplog.at_level(logging.WARNING, logger="det_lightning.pytorch"):
+        moved = to_device({"s": "text", "n": 3, "again": "more", "w": words, "none": None}, CPU, warned)
+        to_device(["once more", 4], CPU, warned)
+    assert moved == {"s": "text", "n": 3, "again": "more", "w": words, "none": None}
+    assert [record.args[0] for record in caplog.records] == ["str", "int", "ndarray", "NoneType"]
+    assert warned == {str, int, np.ndarray, type(None)}
+
+
+@pytest.mark.parametrize(
+    "batch", [torch.ones(3, 2), np.ones((3, 2)), [torch.ones(3)], (np.ones(3), 1), {"x": torch.ones(3), "y": "label"}]
+)
+def test_the_length_of_a_batch_is_that_of_its_first_array(batch: Any) -> None:
+    assert data_length(batch) == 3
+
+
+@pytest.mark.parametrize("batch", [{}, [], ()])
+def test_an_empty_batch_has_no_length(batch: Any) -> None:
+    with pytest.raises(ValueError, match=f"got an empty {type(batch).__name__}"):
+        data_length(batch)
+
+
+def test_a_batch_of_another_type_needs_an_override() -> None:
+    with pytest.raises(TypeError, match="batch of type Movable is not known; override get_batch_length"):
+        data_length(Movable())
+
+
+class Endless:
+    """Counts its batches from ``first`` on, and how often it was begun."""
+
+    begun = 0
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1
+        return itertools.count(self.first)
+
+    def __len__(self) -> int:
+        return 4
+
+
+@given(st.integers(1, 6), st.integers(0, 20))
+def test_epochs_are_cut_where_they_end_counted_from_the_beginning_of_the_run(epoch_len: int, first: int) -> None:
+    loader = Endless(first)
+    stream = TrainStream(loader, epoch_len, first)
+    epochs = [list(stream) for _ in range(3)]
+    assert list(itertools.chain(*epochs)) == list(range(first, first + sum(map(len, epochs))))
+    assert all((epoch[-1] + 1) % epoch_len == 0 and len(epoch) <= epoch_len for epoch in epochs)
+    assert len(epochs[0]) == epoch_len - first % epoch_len
+    assert loader.begun == 1
+    assert len(stream) == 4
+
+
+def test_the_rest_of_an_epoch_goes_on_where_reading_stopped() -> None:
+    stream = TrainStream(Endless(), epoch_len=5)
+    assert list(itertools.islice(iter(stream), 2)) == [0, 1]
+    assert list(itertools.islice(stream.rest_of_epoch(), 1)) == [2]
+    assert list(stream.rest_of_epoch()) == [3, 4]
+    assert list(stream) == [5, 6, 7, 8, 9]
+
+
+def test_asking_for_an_iterator_makes_it_at_once_and_only_once() -> None:
+    loader = Endless()
+    stream = TrainStream(loader, sys.maxsize)
+    assert loader.begun == 0
+    iter(stream)
+    assert loader.begun == 1
+    iter(stream)
+    assert loader.begun == 1
+    stream.close()
+    iter(stream)
+    assert loader.begun == 2
+
+
+def test_a_loader_that_runs_dry_says_after_how_many_batches() -> None:
+    stream = TrainStream(torch.utils.data.DataLoader(TensorDataset(torch.ones(3))), epoch_len=9)
+    with pytest.raises(RuntimeError, match="training loader ran dry after 3 batches.*RepeatBatchSampler"):
+        list(stream)
+
+
+def test_validation_data_begin_anew_each_time_and_not_before_the_first_batch() -> None:
+    loader = Endless()
+    stream = ValidationStream(loader)
+    first = iter(stream)
+    assert loader.begun == 0
+    assert next(first) == next(iter(stream)) == 0
+    assert loader.begun == 2
+    assert len(stream) == 4
+
+
+def test_an_empty_validation_loader_is_refused() -> None:
+    empty = DataLoader([], batch_sampler=BatchSampler(SequentialSampler([]), 2, False)).get_data_loader()
+    with pytest.raises(RuntimeError, match="validation loader is empty"):
+        len(ValidationStream(empty))

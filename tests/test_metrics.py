@@ -1,0 +1,211 @@
+"""The metrics of a window: kept as they were when they were returned, converted once, averaged and reduced."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_lightning import errors
+from det_lightning.adapters.metrics import (
+    MetricWindow,
+    average_metrics,
+    reduce_validation_metrics,
+    scalars_of,
+    to_numpy,
+)
+from det_lightning.core import DistributedContext
+from det_lightning.pytorch import Reducer
+
+floats = st.floats(-1e6, 1e6, width=32)
+
+
+class Threads(DistributedContext):
+    """Ranks that are threads of this process and really exchange their objects."""
+
+    def __init__(self, rank: int, shared: list[Any], barrier: threading.Barrier) -> None:
+        super().__init__()
+        self.rank, self.size = rank, len(shared)
+        self._shared, self._barrier = shared, barrier
+
+    def allgather(self, stuff: Any) -> list[Any]:
+        self._shared[self.rank] = stuff
+        self._barrier.wait(timeout=10)
+        return list(self._shared)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.int64, torch.int8, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_a_tensor_keeps_the_value_that_it_had(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    window = MetricWindow()
+    live = torch.full(shape, 2, dtype=dtype)
+    for _ in range(3):
+        window.add({"live": live})
+        live += 1
+    kept = [batch["live"] for batch in window.close()]
+    assert all(isinstance(value, np.ndarray) and value.shape == shape for value in kept)
+    assert [value.tolist() for value in kept] == [np.full(shape, n).tolist() for n in (2, 3, 4)]
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_metrics_that_share_memory_after_closing_would_be_a_surprise(shape: tuple[int, ...]) -> None:
+    window = MetricWindow()
+    live = torch.zeros(shape)
+    window.add({"a": live, "b": live})
+    (batch,) = window.close()
+    batch["a"] += 1
+    assert not np.any(batch["b"])
+    assert not torch.any(live)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "converted"),
+    [
+        (torch.float32, np.float32),
+        (torch.float16, np.float16),
+        (torch.float64, np.float64),
+        (torch.int64, np.int64),
+        (torch.int32, np.int32),
+        (torch.uint8, np.uint8),
+        (torch.bool, np.bool_),
+        (torch.bfloat16, np.float32),  # numpy has no bfloat16
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_types_are_numpys_of_the_same_name(dtype: torch.dtype, converted: type, shape: tuple[int, ...]) -> None:
+    assert to_numpy({"m": torch.ones(shape, dtype=dtype)})["m"].dtype == converted
+
+
+def test_gradients_are_left_behind() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    metrics = to_numpy({"scalar": (weight * 3).sum(), "vector": weight * 3})
+    assert metrics["scalar"] == 6
+    assert metrics["vector"].tolist() == [3, 3]
+
+
+def test_what_is_no_tensor_stays_what_it_is() -> None:
+    metrics = {"none": None, "word": "fine", "number": 1.5, "list": [1, 2], "array": np.ones(2)}
+    window = MetricWindow()
+    window.add(metrics)
+    window.add({"mixed": torch.tensor(1, dtype=torch.bfloat16), "word": "still"})
+    first, second = window.close()
+    assert all(first[name] is value for name, value in metrics.items())
+    assert second == {"mixed": 1.0, "word": "still"}
+
+
+def test_closing_begins_a_new_window() -> None:
+    window = MetricWindow()
+    window.add({"loss": 1})
+    assert len(window) == 1
+    assert window.close() == [{"loss": 1}]
+    assert len(window) == 0
+    assert window.close() == []
+
+
+@given(st.lists(floats, min_size=1, max_size=200), st.sampled_from([torch.float32, torch.float64, torch.float16]))
+def test_averages_are_exactly_numpys(values: list[float], dtype: torch.dtype) -> None:
+    tensors = [torch.tensor(value, dtype=torch.float32).clamp(-6e4, 6e4).to(dtype) for value in values]
+    window = MetricWindow()
+    for tensor in tensors:
+        window.add({"loss": tensor})
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = np.mean(np.array([tensor.numpy() for tensor in tensors])).item()
+        average = average_metrics(window.close())["loss"]
+    assert np.array_equal(average, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [
+        ([1, 2, 6], 3.0),
+        ([True, False], 0.5),
+        ([1.0, None, 3.0], 2.0),
+        (["a", "b"], None),
+        ([{"nested": 1}], None),
+        ([np.ones(2), np.ones(3)], None),
+    ],
+)
+def test_what_has_a_mean_is_averaged(values: list[Any], mean: float | None) -> None:
+    assert average_metrics([{"m": value} for value in values]) == {"m": mean}
+
+
+def test_an_empty_window_has_no_averages() -> None:
+    assert average_metrics([]) == {}
+
+
+def test_batches_with_other_metrics_are_named() -> None:
+    with pytest.raises(ValueError, match=r"batch 1 of the workload has \['a'\], over all of it there are \['a', 'b'\]"):
+        average_metrics([{"a": 1, "b": 2}, {"a": 1}])
+
+
+def reduce_over(shards: list[list[dict[str, Any]]], reducer: Any) -> list[dict[str, Any]]:
+    """Return what each rank gets for its share of the validation batches."""
+    shared: list[Any] = [None] * len(shards)
+    barrier = threading.Barrier(len(shards))
+
+    def reduce(rank: int) -> dict[str, Any]:
+        return reduce_validation_metrics(shards[rank], reducer, Threads(rank, shared, barrier))
+
+    with ThreadPoolExecutor(len(shards)) as pool:
+        return list(pool.map(reduce, range(len(shards))))
+
+
+@given(st.lists(floats, min_size=1, max_size=30), st.integers(1, 3))
+def test_every_way_of_reducing_gives_the_same_over_any_number_of_ranks(values: list[float], ranks: int) -> None:
+    ways = {"avg": Reducer.AVG, "sum": Reducer.SUM, "max": Reducer.MAX, "min": Reducer.MIN}
+    batches = [dict.fromkeys(ways, np.float64(value)) for value in values]
+    shards = [batches[rank::ranks] for rank in range(min(ranks, len(batches)))]
+    results = reduce_over(shards, ways)
+    assert all(result == results[0] for result in results)
+    assert results[0]["max"] == max(values)
+    assert results[0]["min"] == min(values)
+    assert results[0]["sum"] == pytest.approx(np.sum(values), abs=1e-3)
+    assert results[0]["avg"] == pytest.approx(np.mean(values), abs=1e-3)
+
+
+def test_ranks_with_more_batches_weigh_more() -> None:
+    results = reduce_over([[{"m": 1.0}, {"m": 1.0}], [{"m": 4.0}]], Reducer.AVG)
+    assert results == [{"m": 2.0}] * 2
+
+
+def test_vectors_are_reduced_over_all_of_their_elements() -> None:
+    batches = [{"m": np.array([1.0, 2.0])}, {"m": np.array([3.0, 6.0])}]
+    assert reduce_validation_metrics(batches, Reducer.AVG, DistributedContext()) == {"m": 3.0}
+    assert reduce_validation_metrics(batches, {"m": Reducer.MAX}, DistributedContext()) == {"m": 6.0}
+
+
+@pytest.mark.parametrize(
+    ("metric", "reducer", "error", "message"),
+    [
+        (1.0, {"other": Reducer.AVG}, errors.InvalidExperimentException, r"for \['other'\].*metrics are \['m'\]"),
+        (1.0, {}, errors.InvalidExperimentException, r"for \[\].*metrics are \['m'\]"),
+        (1.0, {"m": "mean"}, errors.InvalidExperimentException, r"must return members of .*Reducer; got {'m': 'mean'}"),
+        (1.0, None, errors.InvalidExperimentException, r"got {'m': None}"),
+        ("a word", Reducer.AVG, TypeError, "Validation metric 'm' can not be reduced by Reducer.AVG"),
+        (None, Reducer.SUM, TypeError, "Validation metric 'm' can not be reduced by Reducer.SUM"),
+    ],
+)
+def test_what_can_not_be_reduced_is_named(metric: Any, reducer: Any, error: type[BaseException], message: str) -> None:
+    with pytest.raises(error, match=message):
+        reduce_validation_metrics([{"m": metric}] * 2, reducer, DistributedContext())
+
+
+def test_only_single_numbers_are_for_loggers() -> None:
+    metrics = {
+        "float": 1.5,
+        "int": 2,
+        "numpy": np.float32(3),
+        "array": np.array(4),
+        "left_out": 5,
+        "vector": np.ones(2),
+        "word": "six",
+        "none": None,
+        "array of a word": np.array("seven"),
+    }
+    assert scalars_of(metrics, leave_out=["left_out"]) == {"float": 1.5, "int": 2.0, "numpy": 3.0, "array": 4.0}
