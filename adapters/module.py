@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -14,11 +13,11 @@ from pytorch_lightning.trainer.states import TrainerFn
 from det_lightning import errors
 from det_lightning.adapters import loop
 from det_lightning.adapters.building import TrialBuilder
+from det_lightning.adapters.driver import Checkpointer, RunDriver
 from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TRIAL_KEY, TrialCheckpointIO
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.resume import ResumePoint
 from det_lightning.adapters.run import Reporter, TrialRun
-from det_lightning.adapters.schedule import Action
 from det_lightning.checkpoint.format import CheckpointContent
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.random_state import capture_rng
@@ -26,29 +25,12 @@ from det_lightning.pytorch.trial import PyTorchTrial
 from det_lightning.pytorch.weights import collect_state, load_models
 from det_lightning.units import TrainUnit
 
-__all__ = ["Checkpointer", "TrialModule"]
+__all__ = ["TrialModule"]
 
 # Lightning warns that hooks may see the wrong batch index with this form of a step; TrialModule keeps it right.
 warnings.filterwarnings("ignore", message=r".*dataloader_iter.*")
 # Lightning 2.6 on torch 2.13, at every run; nothing that a user can change.
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
-
-# A Lightning step holds many batches; it ends after this time, so that progress bars and signals are served.
-_STEP_TIME_S = 0.1
-
-
-class Checkpointer(Protocol):
-    """Writes checkpoints of a run when it is asked to; see ``det_lightning.callbacks.DeterminedCheckpoint``."""
-
-    @property
-    def period(self) -> TrainUnit | None:
-        """When checkpoints are due, besides those that follow a validation."""
-
-    def save(self, run: TrialRun) -> None:
-        """Write a checkpoint."""
-
-    def save_after_validation(self, run: TrialRun, metrics: dict[str, Any]) -> None:
-        """Write a checkpoint if the policy wants one after a validation with these metrics."""
 
 
 class TrialModule(pl.LightningModule):
@@ -113,13 +95,10 @@ class TrialModule(pl.LightningModule):
         self.trusted = trusted
         self.trial: PyTorchTrial | None = None
         self.context: PyTorchTrialContext | None = None
-        self.run: TrialRun | None = None
+        self.driver: RunDriver | None = None
         self.checkpointer: Checkpointer | None = None
         self.reporters: list[Reporter] = []
         self.resume_point: ResumePoint | None = None
-        self._per_batch = {"train": True, "validation": True}
-        self._counts_batches = True
-        self._validation_metrics: dict[str, Any] = {}
         if hparams:
             self.save_hyperparameters(hparams)
 
@@ -128,7 +107,7 @@ class TrialModule(pl.LightningModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that can not work; attach what ends a trial's run after an exception."""
         loop.refuse_unsupported_flags(self.trainer)
-        self.checkpointer, self.reporters, self.resume_point = None, [], None
+        self.checkpointer, self.reporters, self.resume_point, self.driver = None, [], None, None
         return [_RunGuard()]
 
     def setup(self, stage: str) -> None:
@@ -153,13 +132,13 @@ class TrialModule(pl.LightningModule):
 
     def train_dataloader(self) -> Any:
         """Return the endless training data, cut into epochs."""
-        return self._started_run().data.training
+        return self.trial_run.data.training
 
     def val_dataloader(self) -> Any:
         """Return the validation data."""
         if self.trainer.state.fn is not TrainerFn.FITTING:
             self._start_run()
-        return self._started_run().data.validation
+        return self.trial_run.data.validation
 
     # Training
 
@@ -169,47 +148,37 @@ class TrialModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Load the checkpoint into the trial; validate where that is due before the first batch."""
-        run, (_, context) = self._started_run(), self._built()
+        driver, run = self._driving(), self.trial_run
         run.begin_training()
-        loop.move_to(self.trainer, run.state, context.optimizer_steps)
+        loop.move_to(self.trainer, run.state, run.context.optimizer_steps)
         loop.move_to_epoch(self.trainer, run.state.epochs_trained)
-        self._per_batch = {stage: loop.needs_each_batch(self.trainer, stage) for stage in ("train", "validation")}
-        self._counts_batches = loop.counts_batches(self.trainer)
         loop.allow_validation(self.trainer, due=False)
-        step_zero = (
-            self.options.step_zero_validation and run.state.batches_trained == 0 and self.trainer.enable_validation
-        )
-        if step_zero or self._act():
+        step_zero = self.options.step_zero_validation and run.state.batches_trained == 0
+        if (step_zero and self.trainer.enable_validation) or driver.act():
             loop.run_validation(self.trainer)
 
     def training_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Train up to the next boundary or the end of the epoch."""
-        run, (_, context) = self._started_run(), self._built()
+        driver, run = self._driving(), self.trial_run
         # Lightning's iterator counts for the callbacks, and costs more than all else that is done for a batch.
-        counted = self._counts_batches
+        counted = driver.counts_batches
         batches = (batch for batch, *_ in dataloader_iter) if counted else run.data.training.rest_of_epoch()
-        trained = run.train(batches, self._give_back("train"))
-        loop.move_to(self.trainer, run.state, context.optimizer_steps, extra_batches=trained - 1)
+        driver.end_step(run.train(batches, driver.give_back("train")))
         if run.at_epoch_end():
             dataloader_iter.data_fetcher.done = True  # type: ignore[attr-defined]
-        if run.at_boundary() or self._lightning_ends_here():
-            run.end_workload()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Do what is due at the boundary; leave a validation to Lightning's loop."""
-        loop.allow_validation(self.trainer, due=self._act())
+        loop.allow_validation(self.trainer, due=self._driving().act())
 
     def on_train_end(self) -> None:
         """Report and save what is left, however the training ended."""
-        run = self._started_run()
-        run.end_workload()
-        if self.checkpointer is not None and not run.checkpoint_is_current():
-            self.checkpointer.save(run)
+        self._driving().finish()
 
     def teardown(self, stage: str) -> None:
         """End the run of the trial."""
-        if self.run is not None:
-            self.run.shut_down()
+        if self.driver is not None:
+            self.driver.run.shut_down()
 
     # Validation
 
@@ -224,14 +193,14 @@ class TrialModule(pl.LightningModule):
 
     def on_validation_start(self) -> None:
         """Begin a validation of the trial."""
-        self._started_run().begin_validation()
+        self.trial_run.begin_validation()
 
     def validation_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Evaluate the validation data."""
-        run = self._started_run()
+        run = self.trial_run
         if run.evaluation.by_batch:
             batches = (batch for batch, *_ in dataloader_iter)
-            over = run.evaluation.evaluate(batches, self._give_back("validation"))
+            over = run.evaluation.evaluate(batches, self._driving().give_back("validation"))
         else:
             run.evaluation.evaluate_full_dataset(run.data.validation_loader)
             over = True
@@ -240,20 +209,18 @@ class TrialModule(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Reduce and log the metrics of the validation."""
-        self._validation_metrics = self._started_run().end_validation()
+        self._driving().end_validation_epoch()
 
     def on_validation_end(self) -> None:
         """Do what is left to do at the boundary after its validation."""
         if self.trainer.state.fn is TrainerFn.FITTING:
-            if self.checkpointer is not None:
-                self.checkpointer.save_after_validation(self._started_run(), self._validation_metrics)
-            self._act()
+            self._driving().act_after_validation()
 
     # Lightning's checkpoint files
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what Lightning does not know of: callbacks, random state, position in the data."""
-        run, (_, context) = self._started_run(), self._built()
+        run, context = self.trial_run, self.trial_run.context
         state = collect_state(context, run.events.callbacks, capture_rng(context.device))
         rest = {key: value for key, value in state.items() if key not in ("models_state_dict", "optimizers_state_dict")}
         checkpoint[TRIAL_KEY] = {"state": rest, "extra": run.collect_resume()}
@@ -279,74 +246,37 @@ class TrialModule(pl.LightningModule):
         if reporter is not None:
             self.reporters.append(reporter)
 
-    def abandon(self, exception: BaseException) -> None:
-        """End the run after an exception; save what was trained if the trial itself wanted to end."""
-        run = self.run
-        if run is None:
-            return
-        saves = isinstance(exception, errors.InvalidHP) or (
-            isinstance(exception, errors.ShouldExit) and not exception.skip_exit_checkpoint
-        )
-        try:
-            if saves and self.checkpointer is not None and not run.checkpoint_is_current():
-                self.checkpointer.save(run)
-        finally:
-            run.shut_down()
+    @property
+    def trial_run(self) -> TrialRun:
+        """The run of the trial under ``fit`` or ``validate``, or the latest one.
+
+        Raises:
+            InternalException: there was none yet.
+        """
+        return self._driving().run
 
     def _built(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
         if self.trial is None or self.context is None:
             raise errors.InternalException("The trial is built when pl.Trainer has chosen the device; see fit().")
         return self.trial, self.context
 
-    def _started_run(self) -> TrialRun:
-        if self.run is None:
+    def _driving(self) -> RunDriver:
+        if self.driver is None:
             raise errors.InternalException("A run begins with pl.Trainer.fit() or validate().")
-        return self.run
+        return self.driver
 
     def _start_run(self) -> None:
         trial, context = self._built()
-        reporters = [LightningReporter(self), *self.reporters]
         period = None if self.checkpointer is None else self.checkpointer.period
         schedule = loop.schedule_of(self.trainer, self.options, context.position, period)
-        self.run = TrialRun(trial, context, schedule, reporters, self.resume_point)
-        self.run.start_up(self.trainer.limit_train_batches)
-
-    def _act(self) -> bool:
-        """Do what is due up to a validation; tell whether Lightning has to validate now."""
-        run = self._started_run()
-        while (action := run.next_action()) is not None:
-            if action is Action.VALIDATE:
-                if self.trainer.enable_validation:
-                    return True
-            elif action is Action.STOP:
-                self.trainer.should_stop = True
-            elif self.checkpointer is not None:
-                self.checkpointer.save(run)
-        return False
-
-    def _give_back(self, stage: str) -> Callable[[], bool]:
-        """Return when a step has to end though no boundary was reached."""
-        if self._per_batch[stage]:
-            return lambda: True
-        deadline, clock = time.monotonic() + _STEP_TIME_S, time.monotonic
-        max_steps = self.trainer.max_steps
-        if stage == "validation" or max_steps == -1:
-            return lambda: clock() > deadline
-        context = self._built()[1]
-        return lambda: clock() > deadline or context.optimizer_steps >= max_steps
-
-    def _lightning_ends_here(self) -> bool:
-        """Tell whether ``max_steps``, ``max_epochs`` or a callback end the training after this step."""
-        trainer, run = self.trainer, self._started_run()
-        steps_done = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
-        max_epochs = trainer.max_epochs
-        epochs_done = run.at_epoch_end() and max_epochs not in (None, -1) and run.state.epochs_trained >= max_epochs
-        return bool(steps_done or epochs_done or trainer.should_stop)
+        run = TrialRun(trial, context, schedule, [LightningReporter(self), *self.reporters], self.resume_point)
+        self.driver = RunDriver(self.trainer, run, self.checkpointer)
+        run.start_up(self.trainer.limit_train_batches)
 
 
 class _RunGuard(pl.Callback):
     """Ends the run of a trial after an exception; Lightning tells only callbacks of one."""
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        if isinstance(pl_module, TrialModule):
-            pl_module.abandon(exception)
+        if isinstance(pl_module, TrialModule) and pl_module.driver is not None:
+            pl_module.driver.abandon(exception)

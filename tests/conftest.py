@@ -12,8 +12,8 @@ import torch
 hypothesis.settings.register_profile("det_lightning", deadline=None, max_examples=50, derandomize=True, database=None)
 hypothesis.settings.load_profile("det_lightning")
 
-# pytest itself sets these, and changes them while a test runs.
-_OF_PYTEST = ("PYTEST_", "PYTORCH_", "TORCH")  # set by pytest, and by torch when it is first used
+# Set by pytest while a test runs, and by torch when some parts of it are first used.
+_OF_OTHERS = ("PYTEST_", "PYTORCH_", "TORCH", "TRITON_")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -212,7 +212,7 @@ def test_asking_for_an_iterator_makes_it_at_once_and_only_once() -> None:
 
 def test_a_loader_that_runs_dry_says_after_how_many_batches() -> None:
     stream = TrainStream(torch.utils.data.DataLoader(TensorDataset(torch.ones(3))), epoch_len=9)
-    with pytest.raises(RuntimeError, match="training loader ran dry after 3 batches.*RepeatBatchSampler"):
+    with pytest.raises(RuntimeError, match=r"training loader ran dry after 3 batches.*RepeatBatchSampler"):
         list(stream)
 
 

@@ -112,13 +112,13 @@ def test_epochs_steps_and_batches_are_counted_as_lightning_counts_them() -> None
     lightning = fit(module, max_epochs=2)
     assert lightning.current_epoch == 2
     assert lightning.global_step == 2 * EPOCH_LEN * len(module.context.optimizers)
-    assert module.run.state.batches_trained == 2 * EPOCH_LEN
+    assert module.trial_run.state.batches_trained == 2 * EPOCH_LEN
 
 
 def test_max_steps_counts_optimizer_steps() -> None:
     module = TrialModule(SmallTrial)
     lightning = fit(module, max_steps=10, max_epochs=-1)
-    assert (lightning.global_step, module.run.state.batches_trained) == (10, 5)
+    assert (lightning.global_step, module.trial_run.state.batches_trained) == (10, 5)
 
 
 def test_fast_dev_run_trains_and_validates_one_batch() -> None:

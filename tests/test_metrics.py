@@ -40,7 +40,9 @@ class Threads(DistributedContext):
         return list(self._shared)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.int64, torch.int8, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.float64, torch.int64, torch.int8, torch.bfloat16]
+)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
 def test_a_tensor_keeps_the_value_that_it_had(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     window = MetricWindow()
@@ -140,7 +142,7 @@ def test_an_empty_window_has_no_averages() -> None:
 
 
 def test_batches_with_other_metrics_are_named() -> None:
-    with pytest.raises(ValueError, match=r"batch 1 of the workload has \['a'\], over all of it there are \['a', 'b'\]"):
+    with pytest.raises(ValueError, match=r"batch 1 of the workload.*\['a'\].*\['a', 'b'\]"):
         average_metrics([{"a": 1, "b": 2}, {"a": 1}])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 __all__ = ["DistributedContext"]
@@ -17,6 +18,7 @@ class DistributedContext:
         local_size: number of processes on its node.
         cross_rank: index of its node.
         cross_size: number of nodes.
+        chief_ip: where the chief is reached from other nodes; not used by a single process.
 
     Raises:
         ValueError: ``size`` is above 1; this version runs in a single process.
@@ -31,6 +33,7 @@ class DistributedContext:
         local_size: int = 1,
         cross_rank: int = 0,
         cross_size: int = 1,
+        chief_ip: str | None = None,
     ) -> None:
         if size != 1:
             raise ValueError(
@@ -43,6 +46,28 @@ class DistributedContext:
         self.local_size = local_size
         self.cross_rank = cross_rank
         self.cross_size = cross_size
+
+    @classmethod
+    def from_torch_distributed(cls, chief_ip: str | None = None) -> DistributedContext:
+        """Read the place of this process from the environment that ``torchrun`` makes.
+
+        Raises:
+            ValueError: this process was not started by ``torchrun``; names what is missing. Or see the class.
+        """
+        names = {
+            "rank": "RANK",
+            "size": "WORLD_SIZE",
+            "local_rank": "LOCAL_RANK",
+            "local_size": "LOCAL_WORLD_SIZE",
+            "cross_rank": "GROUP_RANK",
+            "cross_size": "GROUP_WORLD_SIZE",
+        }
+        missing = [name for name in names.values() if name not in os.environ]
+        if missing:
+            raise ValueError(
+                f"from_torch_distributed() needs torchrun; {', '.join(missing)} are not in the environment."
+            )
+        return cls(**{field: int(os.environ[name]) for field, name in names.items()}, chief_ip=chief_ip)
 
     def get_rank(self) -> int:
         """Return the index of this process among all."""

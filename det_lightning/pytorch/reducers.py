@@ -118,6 +118,9 @@ class _Registration:
         self.training = training
         self.validation = validation
 
+    def collects_for_a_function(self) -> bool:
+        return isinstance(self.reducer, FunctionReducer) and self.reducer is not self.source
+
     def describe(self) -> str:
         if isinstance(self.reducer, FunctionReducer):
             return f"reducer function {getattr(self.reducer.fn, '__name__', repr(self.reducer.fn))}()"
@@ -153,7 +156,8 @@ class ReducerRegistry:
 
     def wrap_reducer(self, reducer: Any, name: str | None, for_training: bool, for_validation: bool) -> Any:
         """Register ``reducer`` and return the object that the trial updates; see ``context.wrap_reducer``."""
-        if any(known.source is reducer for known in self._registrations):
+        # A function gets a collector of its own each time, so it may serve several metrics.
+        if any(known.source is reducer and not known.collects_for_a_function() for known in self._registrations):
             raise AssertionError(
                 f"wrap_reducer() got the same {type(reducer).__name__} object a second time (name={name!r}); "
                 "each reducer is wrapped once. Make a second object for a second metric."

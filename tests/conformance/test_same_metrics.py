@@ -135,6 +135,23 @@ def test_custom_reducers(scope: dict[str, bool], old_spelling: bool) -> None:
     compare(make, max_length=lambda api: api.Batch(9), validation_period=lambda api: api.Batch(4))
 
 
+def test_one_function_for_two_metrics() -> None:
+    def make(api: Any) -> type:
+        class Twice(basic(api)):  # type: ignore[misc]
+            def __init__(self, context: Any) -> None:
+                super().__init__(context)
+                self.reducers = [context.wrap_reducer(np.mean, name=name) for name in ("a", "b")]
+
+            def loss(self, batch: Any) -> torch.Tensor:
+                for factor, reducer in enumerate(self.reducers):
+                    reducer.update(float(batch[0].sum()) * factor)
+                return super().loss(batch)
+
+        return Twice
+
+    compare(make, max_length=lambda api: api.Batch(5))
+
+
 def test_a_tensor_that_the_trial_goes_on_changing_keeps_its_value() -> None:
     """Knowingly different: on the CPU the real one's metrics share memory with the trial's tensors."""
 

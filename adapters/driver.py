@@ -1,0 +1,123 @@
+"""Driving the run of a trial from within Lightning's loops."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pytorch_lightning as pl
+
+from det_lightning import errors
+from det_lightning.adapters import loop
+from det_lightning.adapters.run import TrialRun
+from det_lightning.adapters.schedule import Action
+from det_lightning.units import TrainUnit
+
+__all__ = ["Checkpointer", "RunDriver"]
+
+# A Lightning step holds many batches; it ends after this time, so that progress bars and signals are served.
+_STEP_TIME_S = 0.1
+
+
+class Checkpointer(Protocol):
+    """Writes checkpoints of a run when it is asked to; see ``det_lightning.callbacks.DeterminedCheckpoint``."""
+
+    @property
+    def period(self) -> TrainUnit | None:
+        """When checkpoints are due, besides those that follow a validation."""
+
+    def save(self, run: TrialRun) -> None:
+        """Write a checkpoint."""
+
+    def save_after_validation(self, run: TrialRun, metrics: dict[str, Any]) -> None:
+        """Write a checkpoint if the policy wants one after a validation with these metrics."""
+
+
+class RunDriver:
+    """Does what is due at the boundaries of a run, and says when Lightning has to take its turn.
+
+    Args:
+        trainer: Lightning's.
+        run: what is driven.
+        checkpointer: what writes checkpoints; None to write none.
+
+    Attributes:
+        counts_batches: a callback looks at the batch index that Lightning counts.
+    """
+
+    def __init__(self, trainer: pl.Trainer, run: TrialRun, checkpointer: Checkpointer | None) -> None:
+        self.run = run
+        self.counts_batches = loop.counts_batches(trainer)
+        self._trainer = trainer
+        self._checkpointer = checkpointer
+        self._per_batch = {stage: loop.needs_each_batch(trainer, stage) for stage in ("train", "validation")}
+        self._validation_metrics: dict[str, Any] = {}
+
+    def give_back(self, stage: str) -> Callable[[], bool]:
+        """Return the answer to whether a step of ``stage`` has to end though no boundary was reached."""
+        if self._per_batch[stage]:
+            return lambda: True
+        deadline, clock = time.monotonic() + _STEP_TIME_S, time.monotonic
+        max_steps = self._trainer.max_steps
+        if stage == "validation" or max_steps == -1:
+            return lambda: clock() > deadline
+        context = self.run.context
+        return lambda: clock() > deadline or context.optimizer_steps >= max_steps
+
+    def act(self) -> bool:
+        """Do what is due up to a validation; tell whether Lightning has to validate now."""
+        while (action := self.run.next_action()) is not None:
+            if action is Action.VALIDATE:
+                if self._trainer.enable_validation:
+                    return True
+            elif action is Action.STOP:
+                self._trainer.should_stop = True
+            elif self._checkpointer is not None:
+                self._checkpointer.save(self.run)
+        return False
+
+    def end_step(self, trained: int) -> None:
+        """Note the end of a step of ``trained`` batches; end the workload where there is a boundary."""
+        run = self.run
+        loop.move_to(self._trainer, run.state, run.context.optimizer_steps, extra_batches=trained - 1)
+        if run.at_boundary() or self._lightning_ends_here():
+            run.end_workload()
+
+    def _lightning_ends_here(self) -> bool:
+        """Tell whether ``max_steps``, ``max_epochs`` or a callback end the training after this step."""
+        trainer, run = self._trainer, self.run
+        steps_done = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
+        max_epochs = trainer.max_epochs
+        epochs_done = run.at_epoch_end() and max_epochs not in (None, -1) and run.state.epochs_trained >= max_epochs
+        return bool(steps_done or epochs_done or trainer.should_stop)
+
+    def end_validation_epoch(self) -> None:
+        """Reduce and report the metrics of a validation."""
+        self._validation_metrics = self.run.end_validation()
+
+    def act_after_validation(self) -> None:
+        """Save if the policy wants it, then do what is left to do at the boundary."""
+        if self._checkpointer is not None:
+            self._checkpointer.save_after_validation(self.run, self._validation_metrics)
+        self.act()
+
+    def finish(self) -> None:
+        """Report and save what is left, however the training ended."""
+        self.run.end_workload()
+        self._save_unsaved()
+
+    def abandon(self, exception: BaseException) -> None:
+        """End the run after an exception; save what was trained if the trial itself wanted to end."""
+        saves = isinstance(exception, errors.InvalidHP) or (
+            isinstance(exception, errors.ShouldExit) and not exception.skip_exit_checkpoint
+        )
+        try:
+            if saves:
+                self._save_unsaved()
+        finally:
+            self.run.shut_down()
+
+    def _save_unsaved(self) -> None:
+        if self._checkpointer is not None and not self.run.checkpoint_is_current():
+            self._checkpointer.save(self.run)
