@@ -91,6 +91,7 @@ class TrialRun:
             epoch_limit: see :class:`TrialData`.
         """
         self.context.before_step[:] = self.events.overriding("on_before_optimizer_step")
+        self.context.optimizer_steps = 0
         self.context.position.batch_idx = None
         self.context.position.initial_batch = self.state.batches_trained
         self.events.start_up(self.state.batches_trained, None if self._resume is None else self._resume.name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -196,16 +197,19 @@ def measure_here(system: str, batches: int) -> None:
         os.environ["XDG_DATA_HOME"] = storage  # apart: Determined would copy its storage into itself
         RUNNERS[system](watch)
         os.chdir(storage)
-    print(f"RESULT {watch.per_batch_us:.2f}")
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"RESULT {watch.per_batch_us:.2f} {peak_mib:.0f}")
 
 
-def measure(system: str, batches: int) -> float:
+def measure(system: str, batches: int) -> tuple[float, float]:
+    """Return microseconds of CPU time per batch, and peak memory in MiB."""
     command = [sys.executable, __file__, "--one", system, "--batches", str(batches)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    results = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    results = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")]
     if done.returncode or not results:
         raise RuntimeError(f"{system} failed:\n{done.stdout}\n{done.stderr}")
-    return float(results[0])
+    per_batch_us, peak_mib = results[0]
+    return float(per_batch_us), float(peak_mib)
 
 
 def main() -> None:
@@ -220,21 +224,24 @@ def main() -> None:
         return
     systems = arguments.systems.split(",")
     times: dict[str, list[float]] = {system: [] for system in systems}
+    peaks: dict[str, float] = dict.fromkeys(systems, 0.0)
     for _ in range(arguments.rounds):
         for system in systems:
-            times[system].append(measure(system, arguments.batches))
-    report(times)
+            per_batch_us, peak_mib = measure(system, arguments.batches)
+            times[system].append(per_batch_us)
+            peaks[system] = max(peaks[system], peak_mib)
+    report(times, peaks)
 
 
-def report(times: dict[str, list[float]]) -> None:
+def report(times: dict[str, list[float]], peaks: dict[str, float]) -> None:
     added = {
         system: [own - plain for own, plain in zip(own_times, times["plain"], strict=True)]
         for system, own_times in times.items()
     }
-    print(f"{'microseconds of CPU a batch':28} {'median':>8} {'min':>8} {'max':>8} {'added':>8}")
+    print(f"{'microseconds of CPU a batch':28} {'median':>8} {'min':>8} {'max':>8} {'added':>8} {'MiB':>8}")
     for system, own_times in times.items():
-        median, low, high = statistics.median(own_times), min(own_times), max(own_times)
-        print(f"{system:28} {median:8.1f} {low:8.1f} {high:8.1f} {statistics.median(added[system]):8.1f}")
+        figures = (statistics.median(own_times), min(own_times), max(own_times), statistics.median(added[system]))
+        print(f"{system:28} " + " ".join(f"{figure:8.1f}" for figure in figures) + f" {peaks[system]:8.0f}")
     for ours, peer in (
         ("ours", "determined"),
         ("ours_lightning_door", "determined"),

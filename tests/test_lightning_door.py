@@ -222,8 +222,9 @@ def test_validate_returns_the_metrics_and_takes_a_checkpoint(tmp_path: Path) -> 
 def test_a_module_can_be_fitted_again() -> None:
     module = TrialModule(RecordingTrial)
     fit(module, max_epochs=1)
-    fit(module, max_epochs=1)
+    lightning = fit(module, max_steps=14, max_epochs=-1)
     assert module.trial.validated == [7, 14]
+    assert lightning.global_step == 14
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,8 @@ class WrappingContext(RunSettings):
         Raises:
             AssertionError: the object was wrapped before, or is none of these.
         """
+        if isinstance(reducer, torch.nn.Module) and not self._loading_only:
+            reducer.to(self.device)  # the state of a torchmetrics metric has to be where the batches are
         return self.reducers.wrap_reducer(reducer, name, for_training, for_validation)
 
     # The single model, optimizer and scheduler of a trial, as in Determined 0.13

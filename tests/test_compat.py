@@ -1,0 +1,99 @@
+"""Answering to the name ``determined``. Each test is a process: what is imported stays imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def run_code(code: str) -> subprocess.CompletedProcess[str]:
+    return run("-c", f"import sys\nfrom det_lightning import compat\n{code}")
+
+
+def printed(code: str) -> list[str]:
+    done = run_code(code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_modules_of_that_name_are_ours_and_the_same_objects() -> None:
+    assert printed(
+        """
+compat.install()
+compat.install()
+import determined as det
+import det_lightning
+from determined import core, errors
+from determined.checkpoint import storage
+import determined.errors
+import det_lightning.checkpoint.storage
+print(det is det_lightning, core is det_lightning.core, errors is det_lightning.errors)
+print(storage is det_lightning.checkpoint.storage, det.errors is errors)
+print(det.__name__, det.__spec__.name, errors.__spec__.name, det.InvalidHP is errors.InvalidHP)
+print(sum(type(finder).__name__ == "_AliasFinder" for finder in sys.meta_path))
+"""
+    ) == ["True True True", "True True", "det_lightning det_lightning det_lightning.errors True", "1"]
+
+
+def test_what_is_not_covered_is_named() -> None:
+    assert printed(
+        """
+compat.install()
+for name in ("determined.keras", "determined.core.profiler", "determined.no.such"):
+    try:
+        __import__(name)
+    except ModuleNotFoundError as e:
+        print(name in str(e) or "determined.no" in str(e), e.name.startswith("determined."))
+"""
+    ) == ["True True"] * 3
+
+
+def test_before_installing_the_name_is_not_ours() -> None:
+    assert printed("print('determined' in sys.modules)") == ["False"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("determined") is None, reason="the real determined is not installed")
+def test_the_real_one_is_not_replaced_once_it_is_imported() -> None:
+    done = run_code("import determined\ncompat.install()")
+    assert done.returncode == 1
+    assert "RuntimeError: The real determined is imported already, from " in done.stderr
+    assert "Call det_lightning.compat.install() before the first import of determined" in done.stderr
+
+
+def test_a_script_runs_unmodified_with_its_arguments_and_its_neighbours() -> None:
+    Path("project").mkdir()
+    Path("project/neighbour.py").write_text("HERE = 'beside the script'\n")
+    Path("project/train.py").write_text(
+        "import sys, determined, neighbour\n"
+        "if __name__ == '__main__':\n"
+        "    print(determined.__name__, sys.argv, neighbour.HERE)\n"
+    )
+    done = run("-m", "det_lightning", "project/train.py", "--lr", "0.1")
+    assert done.stdout == "det_lightning ['project/train.py', '--lr', '0.1'] beside the script\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([], 2, "python -m det_lightning SCRIPT"),
+        (["--help"], 0, "python -m det_lightning SCRIPT"),
+        (["missing.py"], 1, "det_lightning: there is no script missing.py"),
+    ],
+)
+def test_the_command_line_explains_itself(arguments: list[str], status: int, message: str) -> None:
+    done = run("-m", "det_lightning", *arguments)
+    assert done.returncode == status
+    assert message in done.stdout + done.stderr
+
+
+def test_the_exit_status_is_the_scripts() -> None:
+    Path("fails.py").write_text("raise SystemExit(7)\n")
+    assert run("-m", "det_lightning", "fails.py").returncode == 7

@@ -1,0 +1,41 @@
+"""What an import brings along. Lightning and torch are slow to import, and not everything needs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+LIGHTNING = ["lightning_fabric", "pytorch_lightning"]
+HEAVY = [*LIGHTNING, "numpy", "tensorboard", "torch", "torchmetrics"]
+
+
+def imported_with(module: str) -> set[str]:
+    code = f"import sys, {module}; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("module", "without"),
+    [
+        ("det_lightning", HEAVY),
+        ("det_lightning.errors", HEAVY),
+        ("det_lightning.units", HEAVY),
+        ("det_lightning.core", HEAVY),
+        ("det_lightning.checkpoint", [*LIGHTNING, "tensorboard", "torchmetrics", "det_lightning.pytorch"]),
+    ],
+)
+def test_an_import_does_not_bring_what_it_does_not_need(module: str, without: list[str]) -> None:
+    imported = imported_with(module)
+    assert module in imported
+    assert imported.isdisjoint(without)
+
+
+def test_lightning_is_imported_when_the_trainer_is_asked_for() -> None:
+    code = (
+        "import sys, det_lightning as det; det.pytorch.PyTorchTrial; print('pytorch_lightning' in sys.modules);"
+        "det.pytorch.Trainer; print('pytorch_lightning' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

@@ -1,0 +1,104 @@
+"""Importing trial code from a directory that is not the working directory."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from det_lightning.importing import import_from_path, load_class
+
+MODULE = "a_trial_of_this_test"
+
+
+def write_module(directory: Path, value: str, name: str = MODULE) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{name}.py").write_text(f"VALUE = {value!r}\n")
+    return directory
+
+
+def test_the_directory_is_imported_from_inside_the_block_only(tmp_path: Path) -> None:
+    before = sys.path[:]
+    with import_from_path(write_module(tmp_path, "in the directory")):
+        assert importlib.import_module(MODULE).VALUE == "in the directory"
+    assert sys.path == before
+    assert MODULE not in sys.modules
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(MODULE)
+
+
+def test_two_directories_may_hold_modules_of_the_same_name(tmp_path: Path) -> None:
+    found = []
+    for name in ("first", "second"):
+        with import_from_path(write_module(tmp_path / name, name)):
+            found.append(importlib.import_module(MODULE).VALUE)
+    assert found == ["first", "second"]
+
+
+def test_the_working_directory_is_hidden_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(write_module(Path.cwd(), "in the working directory")))
+    mine = importlib.import_module(MODULE)
+    try:
+        with import_from_path(write_module(tmp_path, "in the directory")):
+            assert importlib.import_module(MODULE).VALUE == "in the directory"
+        assert sys.modules[MODULE] is mine
+        assert mine.VALUE == "in the working directory"
+    finally:
+        del sys.modules[MODULE]
+
+
+def test_a_module_of_the_working_directory_is_not_taken_for_one_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(write_module(Path.cwd(), "in the working directory")))
+    with import_from_path(tmp_path), pytest.raises(ModuleNotFoundError):
+        importlib.import_module(MODULE)
+
+
+def test_packages_are_forgotten_with_their_modules(tmp_path: Path) -> None:
+    write_module(tmp_path / "a_package", "", "__init__")
+    write_module(tmp_path / "a_package", "deep", "inner")
+    with import_from_path(tmp_path):
+        assert importlib.import_module("a_package.inner").VALUE == "deep"
+    assert not [name for name in sys.modules if name.startswith("a_package")]
+
+
+def test_everything_is_put_back_after_an_error(tmp_path: Path) -> None:
+    path, flag = sys.path[:], sys.dont_write_bytecode
+    with pytest.raises(RuntimeError, match="inside"), import_from_path(write_module(tmp_path, "")):
+        importlib.import_module(MODULE)
+        raise RuntimeError("inside")
+    assert (sys.path, sys.dont_write_bytecode) == (path, flag)
+    assert MODULE not in sys.modules
+
+
+def test_nothing_is_written_to_the_directory(tmp_path: Path) -> None:
+    with import_from_path(write_module(tmp_path, "")):
+        importlib.import_module(MODULE)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{MODULE}.py"]
+
+
+def test_a_relative_path_is_one_of_the_working_directory() -> None:
+    write_module(Path("below"), "relative")
+    with import_from_path("below"):
+        assert importlib.import_module(MODULE).VALUE == "relative"
+
+
+def test_a_class_is_found_by_its_specification() -> None:
+    assert load_class("pathlib:Path") is Path
+    assert load_class("det_lightning.pytorch:LRScheduler.StepMode").__qualname__ == "LRScheduler.StepMode"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("pathlib:Trial", r"There is no Trial in module pathlib \(pathlib has no Trial\)"),
+        ("pathlib:Path.Inner", r"There is no Path.Inner in module pathlib \(Path has no Inner\)"),
+        ("no_such_module_anywhere:Trial", "No module named 'no_such_module_anywhere'"),
+    ],
+)
+def test_what_is_missing_is_named(spec: str, message: str) -> None:
+    with pytest.raises(ImportError, match=message):
+        load_class(spec)
