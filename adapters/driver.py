@@ -53,6 +53,7 @@ class RunDriver:
         self._checkpointer = checkpointer
         self._per_batch = {stage: loop.needs_each_batch(trainer, stage) for stage in ("train", "validation")}
         self._validation_metrics: dict[str, Any] = {}
+        self._users_flag = trainer.check_val_every_n_epoch
 
     def give_back(self, stage: str) -> Callable[[], bool]:
         """Return the answer to whether a step of ``stage`` has to end though no boundary was reached."""
@@ -116,7 +117,12 @@ class RunDriver:
             if saves:
                 self._save_unsaved()
         finally:
-            self.run.shut_down()
+            self.close()
+
+    def close(self) -> None:
+        """End the run, and leave the trainer's flags as the user had set them."""
+        self._trainer.check_val_every_n_epoch = self._users_flag
+        self.run.shut_down()
 
     def _save_unsaved(self) -> None:
         if self._checkpointer is not None and not self.run.checkpoint_is_current():

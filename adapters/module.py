@@ -178,7 +178,7 @@ class TrialModule(pl.LightningModule):
     def teardown(self, stage: str) -> None:
         """End the run of the trial."""
         if self.driver is not None:
-            self.driver.run.shut_down()
+            self.driver.close()
 
     # Validation
 
@@ -230,7 +230,9 @@ class TrialModule(pl.LightningModule):
         content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
         if content is not None:
             self.resume_point = ResumePoint.from_checkpoint(content)
-            load_models(self._built()[1].models, content.state, self.resume_point.source)
+            if self.trainer.state.fn is not TrainerFn.FITTING:
+                load_models(self._built()[1].models, content.state, self.resume_point.source)
+            # Lightning goes on to load what stands here; in a fit the callbacks may change the content before.
             checkpoint["state_dict"] = self.state_dict()
         elif TRIAL_KEY in checkpoint:
             self.resume_point = ResumePoint.from_lightning(checkpoint[TRIAL_KEY])

@@ -44,8 +44,9 @@ print(sum(type(finder).__name__ == "_AliasFinder" for finder in sys.meta_path))
 
 
 def test_what_is_not_covered_is_named() -> None:
-    assert printed(
-        """
+    assert (
+        printed(
+            """
 compat.install()
 for name in ("determined.keras", "determined.core.profiler", "determined.no.such"):
     try:
@@ -53,7 +54,9 @@ for name in ("determined.keras", "determined.core.profiler", "determined.no.such
     except ModuleNotFoundError as e:
         print(name in str(e) or "determined.no" in str(e), e.name.startswith("determined."))
 """
-    ) == ["True True"] * 3
+        )
+        == ["True True"] * 3
+    )
 
 
 def test_before_installing_the_name_is_not_ours() -> None:

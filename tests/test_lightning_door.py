@@ -227,6 +227,11 @@ def test_a_module_can_be_fitted_again() -> None:
     assert lightning.global_step == 14
 
 
+def test_a_trainers_flags_are_left_as_they_were() -> None:
+    lightning = fit(TrialModule(RecordingTrial), max_epochs=2, check_val_every_n_epoch=2)
+    assert lightning.check_val_every_n_epoch == 2
+
+
 @pytest.mark.parametrize(
     ("flags", "names"),
     [

@@ -179,6 +179,28 @@ def test_a_checkpoint_of_another_trial_names_what_does_not_fit(tmp_path: Path) -
         train(tmp_path, Wider, latest_checkpoint=only_checkpoint(tmp_path))
 
 
+def test_a_callback_can_make_an_older_checkpoint_fit(tmp_path: Path) -> None:
+    class Renamed(SmallTrial):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            class Renames(pytorch.PyTorchCallback):
+                def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
+                    checkpoint["models_state_dict"] = [*reversed(checkpoint["models_state_dict"])]
+                    checkpoint["optimizers_state_dict"] = [*reversed(checkpoint["optimizers_state_dict"])]
+                    checkpoint["lr_schedulers_state_dict"] = [*reversed(checkpoint["lr_schedulers_state_dict"])]
+
+            return {**super().build_callbacks(), "renames": Renames()}
+
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            for wrapped in (context.models, context.optimizers, context.lr_schedulers):
+                wrapped.reverse()
+
+    straight = train(tmp_path / "straight")
+    train(tmp_path / "parts", stop_after=5)
+    resumed = train(tmp_path / "parts", Renamed, latest_checkpoint=only_checkpoint(tmp_path / "parts"))
+    assert torch.equal(resumed.head.weight, straight.head.weight)
+
+
 def test_state_of_callbacks_that_is_missing_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Renamed(SmallTrial):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:

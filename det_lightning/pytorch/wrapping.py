@@ -219,6 +219,18 @@ class WrappingContext(RunSettings):
             reducer.to(self.device)  # the state of a torchmetrics metric has to be where the batches are
         return self.reducers.wrap_reducer(reducer, name, for_training, for_validation)
 
+    def reset_reducers(self) -> None:
+        """Reset every wrapped reducer; the training loop does so before each workload."""
+        self.reducers.reset()
+
+    def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
+        """Return the metrics of the wrapped reducers, over all ranks; the training loop reports them.
+
+        Raises:
+            ValueError, AssertionError: a reducer failed, or its result does not fit its name; names it.
+        """
+        return self.reducers.reduce(for_training)
+
     # The single model, optimizer and scheduler of a trial, as in Determined 0.13
 
     def get_model(self) -> torch.nn.Module:

@@ -1,0 +1,94 @@
+"""What a run leaves behind besides its weights: traces, TensorBoard files, the paths of its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchmetrics
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from det_lightning import pytorch
+from tests.trials import SmallTrial
+
+
+class MeasuredTrial(SmallTrial):
+    """Keeps a torchmetrics metric beside the loss."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.squares = context.wrap_reducer(torchmetrics.MeanSquaredError(), name="squares")
+        self.reported: list[dict[str, Any]] = []
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        predictions = self.head(self.body(inputs))
+        self.squares.update(predictions.detach(), targets)
+        return torch.nn.functional.mse_loss(predictions, targets)
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        reported = self.reported
+
+        class Note(pytorch.PyTorchCallback):
+            def on_validation_end(self, metrics: dict[str, Any]) -> None:
+                reported.append(dict(metrics))
+
+        return {"note": Note()}
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        return {"weighted": self.loss(batch) * len(batch[0]), "samples": len(batch[0])}
+
+    def evaluation_reducer(self) -> pytorch.Reducer:
+        return pytorch.Reducer.SUM
+
+
+def test_a_torchmetrics_metric_is_reset_and_computed_for_each_workload() -> None:
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        trial = MeasuredTrial(context)
+        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
+        trainer.fit(max_length=pytorch.Batch(4), validation_period=pytorch.Batch(2))
+    for metrics in trial.reported:
+        torch.testing.assert_close(float(metrics["squares"]), float(metrics["weighted"] / metrics["samples"]))
+
+
+def test_the_profiler_sees_every_batch_and_leaves_a_trace(tmp_path: Path) -> None:
+    class Profiled(SmallTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            cpu = torch.profiler.ProfilerActivity.CPU
+            context.set_profiler(activities=[cpu], schedule=torch.profiler.schedule(wait=1, warmup=1, active=2))
+
+    with pytorch.init(tensorboard_path=tmp_path, enable_tensorboard_logging=False) as context:
+        trainer = pytorch.Trainer(Profiled(context), context, enable_progress_bar=False)
+        trainer.fit(max_length=pytorch.Batch(9))
+    assert len(list(tmp_path.glob("*.pt.trace.json"))) == 2
+
+
+def test_tensorboard_files_go_where_they_are_told_to(tmp_path: Path) -> None:
+    with pytorch.init(tensorboard_path=tmp_path) as context:
+        trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
+        trainer.fit(max_length=pytorch.Batch(5))
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [event.step for event in events.Scalars("Determined/loss")] == [0, 1, 2, 3, 4]
+    assert [event.step for event in events.Scalars("Determined/validation_loss")] == [5]
+
+
+def test_the_trainer_knows_the_best_and_the_last_checkpoint(tmp_path: Path) -> None:
+    values = iter([3.0, 1.0, 2.0])
+
+    class Falling(SmallTrial):
+        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+
+        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+            return {"quality": next(values)}
+
+    with pytorch.init(exp_conf={"searcher": {"metric": "quality"}}, enable_tensorboard_logging=False) as context:
+        trainer = pytorch.Trainer(Falling(context), context, enable_progress_bar=False)
+        trainer.fit(max_length=pytorch.Batch(6), validation_period=pytorch.Batch(2), checkpoint_storage=tmp_path)
+    best, last = trainer.checkpoints.best_checkpoint_path, trainer.checkpoints.last_checkpoint_path
+    steps = [
+        torch.load(path / "resume.pth", weights_only=False)["trial_state"]["batches_trained"] for path in (best, last)
+    ]
+    assert (steps, trainer.checkpoints.best_value) == ([4, 6], 1.0)
