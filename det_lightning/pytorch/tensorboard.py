@@ -7,12 +7,13 @@ import functools
 import os
 import pathlib
 import socket
+import struct
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import google_crc32c
 from tensorboard.compat.proto import event_pb2
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 __all__ = ["EventFile", "TensorBoardOutput"]
 
@@ -76,10 +77,21 @@ class EventFile:
         self._append(_serialized(scalars))
 
     def _append(self, events: Iterable[bytes]) -> None:
+        # One write for all; and tensorboard's own writer spends most of its time on checksums, in Python.
         with self.path.open("ab") as file:
-            records = RecordWriter(file)
-            for event in events:
-                records.write(event)
+            file.write(b"".join(_as_record(event) for event in events))
+
+
+def _as_record(data: bytes) -> bytes:
+    """Frame an event as a TFRecord: length, its checksum, data, their checksum (tensorflow.org, "TFRecord")."""
+    length = struct.pack("<Q", len(data))
+    return length + _masked_checksum(length) + data + _masked_checksum(data)
+
+
+def _masked_checksum(data: bytes) -> bytes:
+    checksum = google_crc32c.value(data)
+    rotated = (checksum >> 15) | (checksum << 17)
+    return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def _serialized(scalars: list[tuple[str, float, int]]) -> Iterator[bytes]:
