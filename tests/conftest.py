@@ -28,13 +28,16 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def own_directories(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Run in an empty directory, and with another one for what goes to the user's data directory.
 
     Both are apart from ``tmp_path``, so that a test can say exactly what is in there.
     """
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data_home")))
-    monkeypatch.chdir(tmp_path_factory.mktemp("working_directory"))
+    # Not the fixture monkeypatch: what a test does with that has to be undone before the environment is looked at.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data_home")))
+        patch.chdir(tmp_path_factory.mktemp("working_directory"))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,247 @@
+"""Checkpoint directories: written whole or not at all, read without running what they carry."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from det_lightning import errors
+from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
+from det_lightning.checkpoint.format import read_json
+
+STATE: dict[str, Any] = {
+    "models_state_dict": [{"weight": torch.arange(3.0), "half": torch.ones(2, dtype=torch.bfloat16)}],
+    "callbacks": {"mine": {"count": 3, "name": "x", "nested": [(1, 2.5, None)], "array": np.arange(4)}},
+    "scalar": np.float64(0.25),
+}
+RESUME: dict[str, Any] = {"journals": [[{"first_batch": 0, "rng": torch.zeros(2)}]], "array": np.ones(2)}
+TRIAL_STATE = TrialState(batches_trained=7, epochs_trained=2, last_val=5)
+PICKLES = ["state_dict.pth", "resume.pth", "trial_state.pkl"]
+
+
+def write(root: Path, state: dict[str, Any] = STATE, code_dir: Path | None = None) -> Path:
+    writer = CheckpointWriter(CheckpointStorage(root), code_dir)
+    with writer.write(state, TRIAL_STATE, {"trial_cls_spec": "m:T", "path": Path("p")}, RESUME) as (_, directory):
+        pass
+    return directory
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write(tmp_path)
+
+
+def test_what_was_written_is_read_back(checkpoint: Path) -> None:
+    content = read_checkpoint(checkpoint)
+    assert content.directory == checkpoint
+    assert content.trial_state == TRIAL_STATE
+    (model,) = content.state["models_state_dict"]
+    assert torch.equal(model["weight"], torch.arange(3.0))
+    assert model["half"].dtype == torch.bfloat16
+    mine = content.state["callbacks"]["mine"]
+    assert (mine["count"], mine["name"], mine["nested"]) == (3, "x", [(1, 2.5, None)])
+    assert np.array_equal(mine["array"], np.arange(4))
+    assert (content.state["scalar"], type(content.state["scalar"])) == (0.25, np.float64)
+    assert content.resume is not None
+    assert np.array_equal(content.resume["array"], np.ones(2))
+
+
+def test_the_directory_has_the_layout_of_determined(checkpoint: Path) -> None:
+    assert sorted(path.name for path in checkpoint.iterdir()) == sorted(
+        ["code", "load_data.json", "metadata.json", *PICKLES]
+    )
+    assert pickle.loads((checkpoint / "trial_state.pkl").read_bytes()) == vars(TRIAL_STATE)
+    assert read_json(checkpoint / "load_data.json") == {"trial_cls_spec": "m:T", "path": "p"}
+    assert json.loads((checkpoint / "metadata.json").read_text()) == {
+        "determined_version": "0.38.1",
+        "steps_completed": 7,
+        "framework": f"torch-{torch.__version__}",
+        "format": "pickle",
+    }
+
+
+def test_the_file_that_completes_a_checkpoint_is_written_last(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    with CheckpointWriter(storage).write(STATE, TRIAL_STATE, {}, RESUME) as (checkpoint_id, directory):
+        assert directory == tmp_path / checkpoint_id
+        assert not (directory / "metadata.json").exists()
+        assert all((directory / name).exists() for name in [*PICKLES, "load_data.json", "code"])
+        assert storage.list_ids() == []
+        (directory / "added by a callback").write_text("belongs to it")
+    assert storage.list_ids() == [checkpoint_id]
+    assert (directory / "added by a callback").exists()
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "No space left"), KeyboardInterrupt(), errors.InvalidHP("no")])
+def test_a_failure_removes_what_was_begun_and_nothing_else(checkpoint: Path, failure: BaseException) -> None:
+    storage = CheckpointStorage(checkpoint.parent)
+    with (
+        pytest.raises(type(failure)),
+        CheckpointWriter(storage).write(STATE, TRIAL_STATE, {}, RESUME),
+    ):
+        raise failure
+    assert [path.name for path in checkpoint.parent.iterdir()] == storage.list_ids() == [checkpoint.name]
+    read_checkpoint(checkpoint)
+
+
+def test_what_can_not_be_pickled_is_an_error_of_the_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(errors.CheckpointError, match="can not be written"):
+        write(tmp_path, {"callbacks": {"mine": lambda: None}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_storage_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(errors.CheckpointError, match=f"No checkpoint can be written below {tmp_path}/file/storage"):
+        write(tmp_path / "file" / "storage")
+
+
+# Reading what others wrote
+
+
+class RunsCode:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, sentinel: Path) -> None:
+        self.sentinel = sentinel
+
+    def __reduce__(self) -> Any:
+        return exec, (f"open({str(self.sentinel)!r}, 'w').close()",)
+
+
+def save_old_format(content: Any, path: Path) -> None:
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+
+
+def save_pickle(content: Any, path: Path) -> None:
+    path.write_bytes(pickle.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("name", "save"),
+    [
+        ("state_dict.pth", torch.save),
+        ("state_dict.pth", save_old_format),
+        ("resume.pth", torch.save),
+        ("trial_state.pkl", save_pickle),
+    ],
+)
+def test_code_in_a_checkpoint_runs_only_if_it_is_trusted(
+    checkpoint: Path, name: str, save: Callable[[Any, Path], None]
+) -> None:
+    sentinel = Path.cwd() / "the code ran"
+    save({"trial_id": RunsCode(sentinel)}, checkpoint / name)
+    with pytest.raises(errors.UnsafeCheckpointError, match=r"exec.* could run code.*trusted=True") as raised:
+        read_checkpoint(checkpoint)
+    assert str(checkpoint / name) in str(raised.value)
+    assert not sentinel.exists()
+    read_checkpoint(checkpoint, trusted=True)
+    assert sentinel.exists()
+
+
+@pytest.mark.parametrize("name", PICKLES)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:1],
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:-1],
+        lambda content: b"\0" * len(content),
+        lambda content: content[::-1],
+        lambda content: b"<html>404</html>",
+    ],
+    ids=["empty", "one byte", "half", "all but one byte", "zeros", "backwards", "a web page"],
+)
+def test_a_damaged_file_is_named(checkpoint: Path, name: str, damage: Callable[[bytes], bytes]) -> None:
+    path = checkpoint / name
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(errors.CheckpointError) as raised:
+        read_checkpoint(checkpoint)
+    assert str(path) in str(raised.value)
+
+
+@settings(max_examples=60)
+@given(name=st.sampled_from(PICKLES), share=st.floats(0, 1, exclude_max=True))
+def test_a_file_that_was_cut_off_anywhere_is_named(
+    tmp_path_factory: pytest.TempPathFactory, name: str, share: float
+) -> None:
+    checkpoint = write(tmp_path_factory.mktemp("cut"))
+    path = checkpoint / name
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(errors.IncompleteCheckpointError) as raised:
+        read_checkpoint(checkpoint)
+    assert str(path) in str(raised.value)
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_whatever_befalls_the_file_of_the_trial_state_the_error_is_one_of_the_checkpoint(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    checkpoint = tmp_path_factory.getbasetemp() / "mutated"
+    if not checkpoint.exists():
+        write(checkpoint.parent / "written").rename(checkpoint)
+    path = checkpoint / "trial_state.pkl"
+    original = path.read_bytes()
+    content = bytearray(original)
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(content)))
+        content[place : place + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    try:
+        path.write_bytes(content)
+        read_checkpoint(checkpoint)
+    except errors.CheckpointError as error:
+        assert str(path) in str(error)
+    finally:
+        path.write_bytes(original)
+
+
+@pytest.mark.parametrize("name", ["state_dict.pth", "resume.pth"])
+@pytest.mark.parametrize("content", [[1, 2], torch.ones(2), None])
+def test_a_file_that_holds_no_dict_is_refused(checkpoint: Path, name: str, content: Any) -> None:
+    torch.save(content, checkpoint / name)
+    with pytest.raises(errors.IncompleteCheckpointError, match=rf"{name} should hold a dict; it holds a \w+"):
+        read_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize("content", [[1], {"unknown": 1}, None, "text"])
+def test_a_trial_state_of_another_shape_is_refused(checkpoint: Path, content: Any) -> None:
+    (checkpoint / "trial_state.pkl").write_bytes(pickle.dumps(content))
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl"):
+        read_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe"])
+def test_json_that_is_no_object_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "load_data.json").write_bytes(content)
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"load_data\.json"):
+        read_json(tmp_path / "load_data.json")
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "state_dict.pth"])
+def test_without_one_of_its_files_a_checkpoint_is_incomplete(checkpoint: Path, name: str) -> None:
+    (checkpoint / name).unlink()
+    with pytest.raises(errors.IncompleteCheckpointError, match=f"{checkpoint}.* incomplete checkpoint: {name} is miss"):
+        read_checkpoint(checkpoint)
+
+
+def test_a_directory_without_a_checkpoint_is_told_from_an_incomplete_one(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(errors.CheckpointNotFound, match=str(directory)):
+            read_checkpoint(directory)
+
+
+def test_a_checkpoint_of_determined_has_nothing_for_an_exact_resume(checkpoint: Path) -> None:
+    (checkpoint / "resume.pth").unlink()
+    assert read_checkpoint(checkpoint).resume is None

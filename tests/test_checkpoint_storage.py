@@ -1,0 +1,99 @@
+"""Where checkpoints lie, and what of the working directory is copied into them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from det_lightning import errors
+from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, TrialState
+
+
+def write(root: Path | str, code_dir: Path | None = None) -> Path:
+    with CheckpointWriter(CheckpointStorage(root), code_dir).write({}, TrialState(), {}, {}) as (_, directory):
+        pass
+    return directory
+
+
+def code_of(checkpoint: Path) -> list[str]:
+    """Return what lies in the copy of the code: files, and folders with a slash."""
+    code = checkpoint / "code"
+    return sorted(f"{p.relative_to(code).as_posix()}{'/' * p.is_dir()}" for p in code.rglob("*"))
+
+
+def touch(*paths: str) -> None:
+    for path in map(Path, paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"content of {path.name}")
+
+
+def test_a_checkpoint_is_found_by_its_id_and_by_its_path(tmp_path: Path) -> None:
+    directory = write(tmp_path)
+    storage = CheckpointStorage(tmp_path)
+    for name in (directory.name, directory, str(directory), f"file://{directory}"):
+        assert storage.find(name) == directory
+    assert storage.list_ids() == [directory.name]
+
+
+def test_similar_ids_are_named_where_one_is_unknown(tmp_path: Path) -> None:
+    known = write(tmp_path).name
+    storage = CheckpointStorage(tmp_path)
+    with pytest.raises(errors.CheckpointNotFound, match=f"no checkpoint '{known[:-2]}', .*Similar ids: {known}"):
+        storage.find(known[:-2])
+    with pytest.raises(errors.CheckpointNotFound, match=rf"id in {tmp_path}\. 1 other checkpoints are there"):
+        storage.find("?")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/prefix", "gs://bucket", "https://host/path"])
+def test_a_url_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=f"local directory in this version; got the URL '{url}'"):
+        CheckpointStorage(url)
+
+
+def test_a_file_url_and_the_home_directory_are_local(tmp_path: Path) -> None:
+    assert CheckpointStorage(f"file://{tmp_path}").root == tmp_path
+    assert CheckpointStorage("~/here").root == Path.home() / "here"
+
+
+def test_by_default_checkpoints_lie_where_determined_puts_those_of_local_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    data_home = Path.cwd() / "data_home"
+    monkeypatch.setenv("XDG_DATA_HOME", str(data_home))
+    assert CheckpointStorage().root == data_home / "determined"
+
+
+def test_the_working_directory_is_copied(tmp_path: Path) -> None:
+    touch("model_def.py", "package/module.py")
+    checkpoint = write(tmp_path)
+    assert code_of(checkpoint) == ["model_def.py", "package/", "package/module.py"]
+    assert (checkpoint / "code/package/module.py").read_text() == "content of module.py"
+
+
+def test_another_directory_can_be_copied_instead(tmp_path: Path) -> None:
+    touch("model_def.py", "project/train.py")
+    assert code_of(write(tmp_path, Path("project"))) == ["train.py"]
+
+
+def test_what_no_trial_needs_is_left_out(tmp_path: Path) -> None:
+    touch("kept.py", "__pycache__/kept.pyc", ".git/HEAD", ".idea/x", ".vscode/x", "left.pyc", "left.pyo")
+    touch("terraform.tfstate", "venv/pyvenv.cfg", "venv/lib/big.py", "package/__pycache__/x", "package/.hidden")
+    assert code_of(write(tmp_path)) == ["kept.py", "package/", "package/.hidden"]
+
+
+def test_detignore_has_the_syntax_of_gitignore(tmp_path: Path) -> None:
+    touch("kept.py", "data/big.bin", "logs/a.log", "deep/b.log", "deep/kept.log", "/".join(["deep", "data", "x"]))
+    Path(".detignore").write_text("# comment\n/data/\n*.log\n!kept.log\n")
+    assert code_of(write(tmp_path)) == ["deep/", "deep/data/", "deep/data/x", "deep/kept.log", "kept.py", "logs/"]
+
+
+def test_storage_inside_the_working_directory_does_not_copy_itself() -> None:
+    touch("model_def.py", "output/notes.txt")
+    for _ in range(3):
+        checkpoint = write(Path("output/checkpoints"))
+    assert code_of(checkpoint) == ["model_def.py", "output/", "output/notes.txt"]
+
+
+def test_a_link_to_nowhere_does_not_stop_a_checkpoint(tmp_path: Path) -> None:
+    touch("model_def.py")
+    Path("dangling").symlink_to("nowhere")
+    assert code_of(write(tmp_path)) == ["model_def.py"]

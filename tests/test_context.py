@@ -1,0 +1,253 @@
+"""The context: wrapping, stepping, and where training stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_lightning import errors
+from det_lightning.core import DistributedContext
+from det_lightning.pytorch import LRScheduler, PyTorchTrialContext
+from det_lightning.pytorch.backend import LocalBackend
+
+Mode = LRScheduler.StepMode
+
+
+def make_context(**arguments: Any) -> PyTorchTrialContext:
+    return PyTorchTrialContext(backend=LocalBackend(torch.device("cpu")), **arguments)
+
+
+def make_weight(value: float = 1.0) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.tensor(value))
+
+
+def wrapped_sgd(context: PyTorchTrialContext, weight: torch.nn.Parameter, **options: Any) -> torch.optim.Optimizer:
+    return context.wrap_optimizer(torch.optim.SGD([weight], lr=1.0), **options)
+
+
+@pytest.mark.parametrize("frequency", [0, -2])
+def test_an_aggregation_frequency_below_one_is_refused(frequency: int) -> None:
+    with pytest.raises(ValueError, match=f"aggregation_frequency must be at least 1; got {frequency}"):
+        make_context(aggregation_frequency=frequency)
+
+
+def test_what_is_wrapped_is_kept_in_order_and_returned() -> None:
+    context = make_context()
+    models = [torch.nn.Linear(1, 1), torch.nn.Linear(2, 2)]
+    assert [context.wrap_model(model) for model in models] == models == context.models
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1) for model in models]
+    assert [context.wrap_optimizer(optimizer) for optimizer in optimizers] == optimizers == context.optimizers
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizers[0], 1)
+    assert context.wrap_lr_scheduler(scheduler, Mode.STEP_EVERY_EPOCH, frequency=2) is scheduler
+    (kept,) = context.lr_schedulers
+    assert (kept.scheduler, kept.step_mode, kept.frequency) == (scheduler, Mode.STEP_EVERY_EPOCH, 2)
+
+
+def test_a_reducer_is_wrapped_under_both_spellings() -> None:
+    context = make_context()
+    context.wrap_reducer(len, "count").update(1)
+    context.experimental.wrap_reducer(sum, "total", for_training=False).update(2)
+    assert context.reducers.reduce(for_training=True) == {"count": 1}
+    assert context.reducers.reduce(for_training=False) == {"count": 1, "total": 2}
+
+
+def test_a_trial_with_one_of_each_can_ask_for_them() -> None:
+    context = make_context()
+    model = context.wrap_model(torch.nn.Linear(1, 1))
+    optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1))
+    assert context.get_lr_scheduler() is None
+    scheduler = context.wrap_lr_scheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1), Mode.MANUAL_STEP)
+    assert (context.get_model(), context.get_optimizer(), context.get_lr_scheduler()) == (model, optimizer, scheduler)
+
+
+def test_a_trial_with_none_or_several_can_not() -> None:
+    context = make_context()
+    with pytest.raises(errors.InvalidExperimentException, match=r"get_model\(\) is for .* one wrapped model; .* has 0"):
+        context.get_model()
+    for _ in range(2):
+        wrapped_sgd(context, make_weight())
+    with pytest.raises(
+        errors.InvalidExperimentException, match=r"get_optimizer\(\) .* one wrapped optimizer; .* has 2"
+    ):
+        context.get_optimizer()
+
+
+def plateau(context: PyTorchTrialContext) -> Any:
+    optimizer = wrapped_sgd(context, make_weight())
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+
+def step_lr(context: PyTorchTrialContext) -> Any:
+    return torch.optim.lr_scheduler.StepLR(wrapped_sgd(context, make_weight()), 1)
+
+
+def unwrapped(context: PyTorchTrialContext) -> Any:
+    return torch.optim.lr_scheduler.StepLR(torch.optim.SGD([make_weight()], lr=1), 1)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "mode", "error", "message"),
+    [
+        (plateau, Mode.STEP_EVERY_BATCH, errors.InvalidExperimentException, "ReduceLROnPlateau.*MANUAL_STEP"),
+        (unwrapped, Mode.STEP_EVERY_BATCH, errors.InvalidExperimentException, "StepLR .* was not wrapped"),
+        (step_lr, "STEP_EVERY_BATCH", TypeError, "must be an LRScheduler.StepMode"),
+    ],
+)
+def test_a_scheduler_that_can_not_be_stepped_is_refused(
+    scheduler: Callable[[PyTorchTrialContext], Any], mode: Any, error: type[BaseException], message: str
+) -> None:
+    context = make_context()
+    with pytest.raises(error, match=message):
+        context.wrap_lr_scheduler(scheduler(context), mode)
+    assert context.lr_schedulers == []
+
+
+def test_a_plateau_is_taken_if_the_trial_steps_it() -> None:
+    context = make_context()
+    assert context.wrap_lr_scheduler(plateau(context), Mode.MANUAL_STEP) is context.get_lr_scheduler()
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([lambda c: c.wrap_model(torch.nn.Linear(1, 1)), lambda c: c.wrap_scaler(object())], "before the first wrap_m"),
+        ([lambda c: c.wrap_scaler(object())] * 2, "There is a gradient scaler already"),
+        ([lambda c: c.experimental.use_amp()] * 2, "There is a gradient scaler already"),
+        ([lambda c: c.configure_apex_amp([], [], opt_level="O0")] * 2, "second time"),
+        ([lambda c: c.configure_apex_amp([], [], opt_level="O0"), lambda c: c.wrap_scaler(object())], "not both"),
+        (
+            [lambda c: c.configure_apex_amp([], [], opt_level="O0"), lambda c: c.wrap_model(torch.nn.Linear(1, 1))],
+            r"wrap_model\(\) before configure_apex_amp",
+        ),
+        (
+            [lambda c: c.configure_apex_amp([], [], opt_level="O0"), lambda c: wrapped_sgd(c, make_weight())],
+            r"wrap_optimizer\(\) before configure_apex_amp",
+        ),
+        ([lambda c: wrapped_sgd(c, make_weight(), backward_passes_per_step=0)], "at least 1; got 0"),
+    ],
+)
+def test_what_comes_in_the_wrong_order_is_refused(steps: list[Callable[[Any], Any]], message: str) -> None:
+    context = make_context()
+    for step in steps[:-1]:
+        step(context)
+    with pytest.raises(errors.InvalidExperimentException, match=message):
+        steps[-1](context)
+
+
+# Training
+
+
+@given(frequency=st.integers(1, 5), average=st.booleans(), of_optimizer=st.none() | st.booleans())
+def test_gradients_of_an_aggregation_are_summed_and_divided(
+    frequency: int, average: bool, of_optimizer: bool | None
+) -> None:
+    context = make_context(aggregation_frequency=frequency, average_aggregated_gradients=average)
+    weight = make_weight(0.0)
+    optimizer = wrapped_sgd(context, weight, average_aggregated_gradients=of_optimizer)
+    divisor = frequency if (average if of_optimizer is None else of_optimizer) and frequency > 1 else 1
+    clipped: list[float] = []
+    for batch in range(frequency):
+        context.position.batch_idx = batch
+        assert context.is_update_batch() == (batch == frequency - 1)
+        assert weight.item() == 0.0
+        context.backward(weight * 6)
+        context.step_optimizer(optimizer, clip_grads=lambda params: clipped.extend(p.grad.item() for p in params))
+    assert clipped == [pytest.approx(6 * frequency / divisor)]
+    assert weight.item() == pytest.approx(-6 * frequency / divisor)
+    assert weight.grad is None
+    assert context.optimizer_steps == 1
+
+
+def test_gradients_stay_where_the_trial_zeroes_them_itself() -> None:
+    context, weight = make_context(), make_weight()
+    context.position.batch_idx = 0
+    optimizer = wrapped_sgd(context, weight)
+    context.backward(weight * 3)
+    context.step_optimizer(optimizer, auto_zero_grads=False, backward_passes_per_step=1)
+    assert weight.grad == 3
+
+
+def test_only_wrapped_optimizers_step() -> None:
+    context = make_context()
+    with pytest.raises(
+        errors.InvalidExperimentException, match=r"got a SGD that was not wrapped.*0 optimizer\(s\) are"
+    ):
+        context.step_optimizer(torch.optim.SGD([make_weight()], lr=1))
+
+
+def test_gradients_that_are_aggregated_have_to_be_zeroed() -> None:
+    context = make_context(aggregation_frequency=2)
+    optimizer = wrapped_sgd(context, make_weight())
+    with pytest.raises(errors.InvalidExperimentException, match=r"auto_zero_grads=False.*aggregation_frequency=2"):
+        context.step_optimizer(optimizer, auto_zero_grads=False)
+
+
+@given(epoch_len=st.integers(1, 9), batch_idx=st.integers(0, 40))
+def test_the_position_follows_the_index_of_the_batch(epoch_len: int, batch_idx: int) -> None:
+    context = make_context()
+    context.position.epoch_len, context.position.batch_idx = epoch_len, batch_idx
+    assert context.current_train_batch() == batch_idx
+    assert context.current_train_epoch() == batch_idx // epoch_len
+    assert context.is_epoch_start() == (batch_idx in range(0, 41, epoch_len))
+    assert context.is_epoch_end() == (batch_idx + 1 in range(0, 42, epoch_len))
+
+
+@pytest.mark.parametrize("ask", ["current_train_batch", "current_train_epoch", "is_epoch_start", "is_epoch_end"])
+def test_before_training_there_is_no_position(ask: str) -> None:
+    with pytest.raises(errors.InternalException, match="training has not started"):
+        getattr(make_context(), ask)()
+    context = make_context()
+    context.position.batch_idx = 0
+    if ask != "current_train_batch":
+        with pytest.raises(errors.InternalException, match="training loader is not built"):
+            getattr(context, ask)()
+
+
+def test_a_stop_is_requested_and_taken_back() -> None:
+    context = make_context()
+    assert context.get_stop_requested() is False
+    for asked in (True, False):
+        context.set_stop_requested(asked)
+        assert context.get_stop_requested() is asked
+
+
+@pytest.mark.parametrize("method", ["set_stop_requested", "set_enable_tensorboard_logging"])
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_switches_take_only_a_bool(method: str, value: Any) -> None:
+    with pytest.raises(AssertionError, match=rf"{method}\(\) takes a bool; got {value!r}"):
+        getattr(make_context(), method)(value)
+
+
+def test_mixed_precision_changes_nothing_on_the_cpu() -> None:
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(2, 1)
+    context, by_hand = make_context(), torch.nn.Linear(2, 1)
+    by_hand.load_state_dict(plain.state_dict())
+    context.experimental.use_amp()
+    model = context.wrap_model(plain)
+    optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    reference = torch.optim.SGD(by_hand.parameters(), lr=0.1)
+    context.position.batch_idx = 0
+    assert not context.scaler.is_enabled()
+    for inputs in torch.randn(3, 4, 2):
+        context.backward(model(inputs).square().mean())
+        context.step_optimizer(optimizer)
+        reference.zero_grad()
+        by_hand(inputs).square().mean().backward()
+        reference.step()
+    assert torch.equal(model.weight, by_hand.weight)
+    assert torch.equal(model.bias, by_hand.bias)
+
+
+def test_one_process_is_rank_0_of_1() -> None:
+    distributed = make_context().distributed
+    assert (distributed.get_rank(), distributed.get_size(), distributed.get_local_rank()) == (0, 1, 0)
+    assert distributed.allgather("mine") == ["mine"]
+    assert distributed.broadcast("mine") == "mine"
+    with pytest.raises(ValueError, match="trains in a single process"):
+        DistributedContext(size=2)

@@ -1,0 +1,86 @@
+"""What the package offers, by name. A change here is one that users notice."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PUBLIC = {
+    "det_lightning": """
+        LOG_FORMAT ClusterInfo InvalidHP TrialInfo __version__ adapters callbacks checkpoint compat core errors
+        get_cluster_info import_from_path pytorch tensorboard
+    """,
+    "det_lightning.pytorch": """
+        Batch CheckpointLoadContext DataLoader Epoch LRScheduler MetricReducer PyTorchCallback
+        PyTorchExperimentalContext PyTorchTrial PyTorchTrialContext Reducer ShouldExit TorchData TrainUnit Trainer
+        adapt_batch_sampler data_length init load_trial_from_checkpoint_path samplers to_device
+    """,
+    "det_lightning.adapters": "TrialModule",
+    "det_lightning.callbacks": "DeterminedCheckpoint DeterminedTensorBoard TorchProfiler",
+    "det_lightning.core": "ClusterInfo DistributedContext TrialInfo get_cluster_info",
+    "det_lightning.checkpoint": "CheckpointContent CheckpointStorage CheckpointWriter TrialState read_checkpoint",
+    "det_lightning.errors": """
+        CheckpointError CheckpointNotFound DetLightningError IncompleteCheckpointError InternalException
+        InvalidCheckpointException InvalidConfigurationException InvalidDataTypeException InvalidExperimentException
+        InvalidHP InvalidModelException ShouldExit UnsafeCheckpointError UnsupportedTrainerFlags
+    """,
+}
+
+
+def exported(module_name: str) -> dict[str, Any]:
+    module = importlib.import_module(module_name)
+    return {name: getattr(module, name) for name in module.__all__}
+
+
+@pytest.mark.parametrize("module_name", PUBLIC)
+def test_exactly_these_names_are_public_and_every_one_is_there(module_name: str) -> None:
+    assert sorted(exported(module_name)) == sorted(PUBLIC[module_name].split())
+
+
+@pytest.mark.parametrize("module_name", PUBLIC)
+def test_every_public_function_and_class_is_documented(module_name: str) -> None:
+    bare = [
+        name
+        for name, value in exported(module_name).items()
+        if (inspect.isfunction(value) or inspect.isclass(value)) and not (value.__doc__ or "").strip()
+    ]
+    assert bare == []
+
+
+@pytest.mark.parametrize("module_name", ["det_lightning", "det_lightning.pytorch"])
+def test_a_name_that_is_not_there_is_an_attribute_error(module_name: str) -> None:
+    module = importlib.import_module(module_name)
+    with pytest.raises(AttributeError, match=f"module '{module_name}' has no attribute 'no_such_name'"):
+        module.no_such_name  # noqa: B018 (looking it up is the test)
+
+
+def test_every_package_on_disk_is_installed() -> None:
+    # Python 3.10 has no TOML reader, and the list is plain enough to go without one.
+    (section,) = re.findall(
+        r"(?ms)^\[tool\.setuptools\]$.*?^packages = \[(.*?)\]", (ROOT / "pyproject.toml").read_text()
+    )
+    on_disk = set()
+    for installed, source in {
+        "det_lightning": "det_lightning",
+        "det_lightning.adapters": "adapters",
+        "det_lightning.callbacks": "callbacks",
+    }.items():
+        for file in (ROOT / source).rglob("__init__.py"):
+            below = file.parent.relative_to(ROOT / source).parts
+            if not (ROOT / source).joinpath(*below[:1]).is_symlink() or not below:
+                on_disk.add(".".join([installed, *below]))
+    assert sorted(re.findall(r'"(.+?)"', section)) == sorted(on_disk)
+
+
+@pytest.mark.parametrize("name", ["adapters", "callbacks"])
+def test_there_is_one_copy_of_each_package(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    with pytest.raises(ImportError, match=f"Import this package as det_lightning.{name}, not as {name}"):
+        importlib.import_module(name)

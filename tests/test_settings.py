@@ -1,0 +1,69 @@
+"""Hyperparameters, experiment configuration and batch sizes, as a trial looks them up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_lightning import errors
+from det_lightning.pytorch import PyTorchTrialContext
+from det_lightning.pytorch.settings import RunSettings
+
+
+def test_settings_are_looked_up() -> None:
+    conf = {"data": {"url": "here"}, "searcher": {"metric": "loss"}}
+    context = PyTorchTrialContext(hparams={"lr": 0.1, "global_batch_size": 32}, exp_conf=conf, trial_seed=7)
+    assert context.get_hparams() == {"lr": 0.1, "global_batch_size": 32}
+    assert context.get_hparam("lr") == 0.1
+    assert context.get_experiment_config() == conf
+    assert context.get_data_config() == {"url": "here"}
+    assert (context.get_global_batch_size(), context.get_per_slot_batch_size()) == (32, 32)
+    assert context.get_trial_seed() == 7
+    assert (context.get_trial_id(), context.get_experiment_id(), context.get_initial_batch()) == (0, 0, 0)
+    assert PyTorchTrialContext(exp_conf={}).get_data_config() == {}
+
+
+@pytest.mark.parametrize(
+    ("look_up", "error", "message"),
+    [
+        (lambda c: c.get_hparams(), ValueError, "no hparams; pass hparams="),
+        (lambda c: c.get_hparam("lr"), ValueError, "no hparams; pass hparams="),
+        (lambda c: c.get_experiment_config(), ValueError, "no experiment configuration; pass exp_conf="),
+        (lambda c: c.get_data_config(), ValueError, "no experiment configuration; pass exp_conf="),
+        (lambda c: c.get_global_batch_size(), ValueError, "hparams={'global_batch_size': "),
+        (lambda c: c.get_per_slot_batch_size(), ValueError, "hparams={'global_batch_size': "),
+        (lambda c: c.get_trial_seed(), errors.InternalException, "no seed; pass trial_seed="),
+    ],
+)
+def test_what_was_not_given_is_named_with_the_way_to_give_it(
+    look_up: Callable[[PyTorchTrialContext], Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        look_up(PyTorchTrialContext())
+
+
+def test_an_unknown_hyperparameter_is_named_beside_those_that_there_are() -> None:
+    with pytest.raises(ValueError, match=r"no hyperparameter 'rate'; hparams has \['layers', 'lr'\]"):
+        PyTorchTrialContext(hparams={"lr": 1, "layers": 2}).get_hparam("rate")
+
+
+@given(st.integers(1, 1000), st.integers(1, 16))
+def test_a_batch_is_split_evenly_over_the_slots(global_batch_size: int, slots: int) -> None:
+    def settings() -> RunSettings:
+        return RunSettings(hparams={"global_batch_size": global_batch_size}, slots=slots)
+
+    if global_batch_size < slots:
+        with pytest.raises(errors.InvalidExperimentException, match=f"is {global_batch_size}, less than the {slots}"):
+            settings()
+    else:
+        assert settings().get_per_slot_batch_size() == global_batch_size // slots
+        assert settings().get_global_batch_size() == global_batch_size // slots * slots
+
+
+def test_a_batch_size_of_another_type_is_refused() -> None:
+    with pytest.raises(errors.InvalidExperimentException, match="must be an int; got '32' of type str"):
+        PyTorchTrialContext(hparams={"global_batch_size": "32"})
