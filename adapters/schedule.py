@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.units import Batch, Epoch, TrainUnit
@@ -130,8 +130,13 @@ def _require_units(units: dict[str, TrainUnit | None]) -> None:
         for name, unit in units.items()
         if unit is not None and not isinstance(unit, Batch | Epoch)
     ]
+    mistakes += [
+        f"{name} must count in whole numbers or be a container of them; got {unit!r}"
+        for name, unit in units.items()
+        if isinstance(unit, Batch | Epoch) and not isinstance(unit.value, int | Container)
+    ]
     length = units["max_length"]
-    if isinstance(length, Batch | Epoch) and not isinstance(length.value, int):
+    if isinstance(length, Batch | Epoch) and isinstance(length.value, Container):
         mistakes.append(f"max_length must be Batch(int) or Epoch(int); got {length!r}")
     if mistakes:
         raise TypeError("; ".join(mistakes) + ".")

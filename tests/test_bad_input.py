@@ -139,6 +139,7 @@ def test_a_trial_that_can_not_be_trained(
         ({"validation_period": 5}, TypeError, "validation_period must be a Batch or an Epoch.*got 5 of type int"),
         ({"checkpoint_period": "daily"}, TypeError, "checkpoint_period must be .*got 'daily'"),
         ({"reporting_period": 0.5}, TypeError, "reporting_period must be .*got 0.5"),
+        ({"validation_period": pytorch.Batch(0.5)}, TypeError, r"whole numbers .*got Batch\(0.5\)"),
         ({"checkpoint_policy": "sometimes"}, ValueError, "one of best, all, none; got 'sometimes'"),
         ({"latest_checkpoint": "no-such-id"}, errors.CheckpointNotFound, "no checkpoint 'no-such-id'"),
         ({"checkpoint_storage": "s3://bucket"}, ValueError, "got the URL 's3://bucket'"),

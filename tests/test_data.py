@@ -230,3 +230,10 @@ def test_an_empty_validation_loader_is_refused() -> None:
     empty = DataLoader([], batch_sampler=BatchSampler(SequentialSampler([]), 2, False)).get_data_loader()
     with pytest.raises(RuntimeError, match="validation loader is empty"):
         len(ValidationStream(empty))
+
+
+def test_a_list_of_batches_serves_as_batch_sampler() -> None:
+    loader = DataLoader(list(range(6)), batch_sampler=[[0, 1], [4, 5]]).get_resumable_loader(
+        PassJournal(), first_batch=1
+    )
+    assert [batch.tolist() for batch in itertools.islice(loader, 3)] == [[4, 5], [0, 1], [4, 5]]

@@ -96,8 +96,11 @@ def read_state(path: pathlib.Path, *, trusted: bool = False, **torch_load_kwargs
                 f"{path} holds more than tensors and plain values ({reason}), and reading that could run code. If you "
                 "know where the file comes from, pass trusted=True."
             ) from e
-        raise errors.IncompleteCheckpointError(f"{path} is damaged: {e}") from e
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as e:
+        raise errors.IncompleteCheckpointError(
+            f"{path} can not be read, it is damaged or holds Python objects: {e}. If it should hold objects and you "
+            "know where it comes from, pass trusted=True."
+        ) from e
+    except Exception as e:  # reading damaged bytes may raise anything
         raise errors.IncompleteCheckpointError(f"{path} can not be read, it may be damaged: {e}") from e
     if not isinstance(state, dict):
         raise errors.IncompleteCheckpointError(f"{path} should hold a dict; it holds a {type(state).__name__}.")
@@ -128,11 +131,15 @@ def read_trial_state(path: pathlib.Path, *, trusted: bool = False) -> TrialState
     content = path.read_bytes()
     try:
         values = pickle.loads(content) if trusted else _PlainUnpickler(content, path).load()
-        return TrialState(**values)
+        state = TrialState(**values)
     except errors.CheckpointError:
         raise
     except Exception as e:  # unpickling damaged bytes may raise anything
         raise errors.IncompleteCheckpointError(f"{path} can not be read, it may be damaged: {e}") from e
+    wrong = {name: value for name, value in vars(state).items() if not isinstance(value, int)}
+    if wrong:
+        raise errors.IncompleteCheckpointError(f"{path} should hold integers; it has {wrong}.")
+    return state
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -52,18 +52,24 @@ def isolated_rng() -> Iterator[None]:
         restore_rng(before)
 
 
+def _attributes_of(sampler: Any) -> dict[str, Any]:
+    """Return the attributes of a sampler; torch takes any iterable for one, also a list, which has none."""
+    attributes: dict[str, Any] = getattr(sampler, "__dict__", {})
+    return attributes
+
+
 def _samplers_of(sampler: Any) -> Iterator[Any]:
     """Yield ``sampler`` and every sampler that it wraps, outermost first."""
     yield sampler
-    for value in vars(sampler).values():
-        if isinstance(value, Sampler):
+    for name, value in _attributes_of(sampler).items():
+        if isinstance(value, Sampler) or name.lstrip("_") in ("sampler", "batch_sampler"):
             yield from _samplers_of(value)
 
 
 def _capture_sampler(sampler: Any) -> dict[str, Any]:
     """Return the attributes of a sampler that can change from pass to pass: generators and plain values."""
     state: dict[str, Any] = {}
-    for name, value in vars(sampler).items():
+    for name, value in _attributes_of(sampler).items():
         if isinstance(value, torch.Generator | np.random.RandomState):
             state[name] = value.get_state()
         elif isinstance(value, np.random.Generator):
@@ -76,7 +82,7 @@ def _capture_sampler(sampler: Any) -> dict[str, Any]:
 
 
 def _restore_sampler(sampler: Any, state: dict[str, Any]) -> None:
-    current = vars(sampler)
+    current = _attributes_of(sampler)
     for name, value in state.items():
         holder = current.get(name)
         if isinstance(holder, torch.Generator | np.random.RandomState):
@@ -143,8 +149,9 @@ class ResumableBatchSampler(BatchSampler):
     A pass that the journal has recorded is begun in the recorded random state and leaves the global generators as
     they were; a new pass draws from them as it comes, and is recorded. The length is that of one pass.
 
-    A sampler fits if all that changes its order from pass to pass is the global generators, generators in its
-    attributes, or numbers in its attributes.
+    A sampler fits if all that changes its order from pass to pass is the state of the global generators when a pass
+    begins, generators in its attributes that nothing else draws from, or numbers in its attributes. One that draws
+    from a global generator for every sample, or that changes a list of its own, is resumed in another order.
     """
 
     def __init__(self, batch_sampler: Any, journal: PassJournal, first_batch: int = 0) -> None:
