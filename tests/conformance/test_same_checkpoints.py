@@ -74,7 +74,7 @@ def test_ours_goes_on_from_the_real_ones_at_the_next_batch() -> None:
 
 @pytest.mark.parametrize("stop", [1, 5, EPOCH_LEN, EPOCH_LEN + 3])
 def test_a_resumed_run_of_ours_ends_as_an_uninterrupted_one_of_determined(stop: int) -> None:
-    """BEHAVIOUR 9: the real one renumbers its batches off-cluster; ours equals the run that was never stopped."""
+    """Knowingly better: the real one renumbers its batches off-cluster; ours equals the run that was never stopped."""
     length = 2 * EPOCH_LEN + 3
     straight = run("determined", basic, max_length=lambda api: api.Batch(length), checkpoint_policy="none")
     run("det_lightning", basic, max_length=lambda api: api.Batch(stop), checkpoint_policy="none")
