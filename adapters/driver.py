@@ -14,10 +14,28 @@ from det_lightning.adapters.run import TrialRun
 from det_lightning.adapters.schedule import Action
 from det_lightning.units import TrainUnit
 
-__all__ = ["Checkpointer", "RunDriver"]
+__all__ = ["Checkpointer", "RunDriver", "StopIterationGuard"]
 
 # A Lightning step holds many batches; it ends after this time, so that progress bars and signals are served.
 _STEP_TIME_S = 0.1
+
+
+class StopIterationGuard:
+    """Turns a ``StopIteration`` of trial code into a ``RuntimeError``.
+
+    Lightning's loops take a ``StopIteration`` for the end of the data, and would train on without an end.
+    """
+
+    def __enter__(self) -> None:
+        """Begin to watch."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Raise a ``RuntimeError`` in place of a ``StopIteration``."""
+        if isinstance(error, StopIteration):
+            raise RuntimeError(
+                "The trial or one of its callbacks raised StopIteration (a next() on an iterator that has ended?); "
+                "see the exception above."
+            ) from error
 
 
 class Checkpointer(Protocol):

@@ -13,7 +13,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from det_lightning import errors
 from det_lightning.adapters import loop
 from det_lightning.adapters.building import TrialBuilder
-from det_lightning.adapters.driver import Checkpointer, RunDriver
+from det_lightning.adapters.driver import Checkpointer, RunDriver, StopIterationGuard
 from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TRIAL_KEY, TrialCheckpointIO
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.resume import ResumePoint
@@ -159,17 +159,19 @@ class TrialModule(pl.LightningModule):
 
     def training_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Train up to the next boundary or the end of the epoch."""
-        driver, run = self._driving(), self.trial_run
-        # Lightning's iterator counts for the callbacks, and costs more than all else that is done for a batch.
-        counted = driver.counts_batches
-        batches = (batch for batch, *_ in dataloader_iter) if counted else run.data.training.rest_of_epoch()
-        driver.end_step(run.train(batches, driver.give_back("train")))
-        if run.at_epoch_end():
-            dataloader_iter.data_fetcher.done = True  # type: ignore[attr-defined]
+        with StopIterationGuard():
+            driver, run = self._driving(), self.trial_run
+            # Lightning's iterator counts for the callbacks, and costs more than all else that is done for a batch.
+            counted = driver.counts_batches
+            batches = (batch for batch, *_ in dataloader_iter) if counted else run.data.training.rest_of_epoch()
+            driver.end_step(run.train(batches, driver.give_back("train")))
+            if run.at_epoch_end():
+                dataloader_iter.data_fetcher.done = True  # type: ignore[attr-defined]
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Do what is due at the boundary; leave a validation to Lightning's loop."""
-        loop.allow_validation(self.trainer, due=self._driving().act())
+        with StopIterationGuard():
+            loop.allow_validation(self.trainer, due=self._driving().act())
 
     def on_train_end(self) -> None:
         """Report and save what is left, however the training ended."""
@@ -193,28 +195,32 @@ class TrialModule(pl.LightningModule):
 
     def on_validation_start(self) -> None:
         """Begin a validation of the trial."""
-        self.trial_run.begin_validation()
+        with StopIterationGuard():
+            self.trial_run.begin_validation()
 
     def validation_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Evaluate the validation data."""
-        run = self.trial_run
-        if run.evaluation.by_batch:
-            batches = (batch for batch, *_ in dataloader_iter)
-            over = run.evaluation.evaluate(batches, self._driving().give_back("validation"))
-        else:
-            run.evaluation.evaluate_full_dataset(run.data.validation_loader)
-            over = True
-        if over:
-            dataloader_iter.data_fetcher.done = True  # type: ignore[attr-defined]
+        with StopIterationGuard():
+            run = self.trial_run
+            if run.evaluation.by_batch:
+                batches = (batch for batch, *_ in dataloader_iter)
+                over = run.evaluation.evaluate(batches, self._driving().give_back("validation"))
+            else:
+                run.evaluation.evaluate_full_dataset(run.data.validation_loader)
+                over = True
+            if over:
+                dataloader_iter.data_fetcher.done = True  # type: ignore[attr-defined]
 
     def on_validation_epoch_end(self) -> None:
         """Reduce and log the metrics of the validation."""
-        self._driving().end_validation_epoch()
+        with StopIterationGuard():
+            self._driving().end_validation_epoch()
 
     def on_validation_end(self) -> None:
         """Do what is left to do at the boundary after its validation."""
-        if self.trainer.state.fn is TrainerFn.FITTING:
-            self._driving().act_after_validation()
+        with StopIterationGuard():
+            if self.trainer.state.fn is TrainerFn.FITTING:
+                self._driving().act_after_validation()
 
     # Lightning's checkpoint files
 

@@ -213,3 +213,12 @@ def test_a_trial_that_gives_up(exception: Exception, raised: bool, checkpoints: 
     else:
         fit(GivesUp, tmp_path, max_length=pytorch.Batch(9))
     assert len(CheckpointStorage(tmp_path).list_ids()) == checkpoints
+
+
+@pytest.mark.parametrize("method", ["train_batch", "evaluate_batch", "evaluation_reducer"])
+def test_an_iterator_of_the_trials_own_that_ends_is_no_end_of_the_data(method: str) -> None:
+    exhausted = type("Exhausted", (SmallTrial,), {method: lambda self, *args, **kwargs: next(iter(()))})
+    if method == "evaluate_batch":
+        exhausted.evaluate_batch = lambda self, batch: next(iter(()))
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        fit(exhausted)
