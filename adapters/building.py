@@ -9,6 +9,7 @@ import torch
 from det_lightning import errors
 from det_lightning.pytorch.backend import LocalBackend
 from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch.legacy_trial import adapt_legacy_trial, interface_mistakes, original_trial
 from det_lightning.pytorch.trial import PyTorchTrial
 
 __all__ = ["TrialBuilder", "require_trainable"]
@@ -45,13 +46,14 @@ class TrialBuilder:
         self._context_kwargs = context_kwargs
 
     def build(self, device: torch.device) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return the trial and its context; they are built on the first call."""
+        """Return the trial, adapted if it is an old one, and its context; they are built on the first call."""
         if self._context is None:
             self._context = PyTorchTrialContext(
                 **self._context_kwargs, backend=LocalBackend(device), enable_tensorboard_logging=False
             )
         if isinstance(self._trial, type):
             self._trial = self._trial(self._context, **self._trial_kwargs)
+        self._trial = adapt_legacy_trial(self._trial, self._context)
         return self._trial, self._context
 
 
@@ -62,8 +64,9 @@ def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None
         InvalidExperimentException: no model or no optimizer is wrapped, or not exactly one of ``evaluate_batch`` and
             ``evaluate_full_dataset`` is overridden; all that is wrong is named.
     """
-    name = type(trial).__name__
-    mistakes = []
+    trial_class = type(original_trial(trial))
+    name = trial_class.__name__
+    mistakes = interface_mistakes(trial)
     if not context.models:
         mistakes.append(f"{name} has no wrapped model; pass each model through context.wrap_model() in __init__")
     if not context.optimizers:
@@ -73,7 +76,7 @@ def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None
     overridden = [
         method
         for method in ("evaluate_batch", "evaluate_full_dataset")
-        if getattr(type(trial), method) is not getattr(PyTorchTrial, method)
+        if getattr(trial_class, method) is not getattr(PyTorchTrial, method)
     ]
     if len(overridden) != 1:
         mistakes.append(

@@ -20,6 +20,7 @@ from det_lightning.adapters.resume import ResumePoint
 from det_lightning.adapters.run import Reporter, TrialRun
 from det_lightning.checkpoint.format import CheckpointContent
 from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch.legacy_trial import original_trial
 from det_lightning.pytorch.random_state import capture_rng
 from det_lightning.pytorch.trial import PyTorchTrial
 from det_lightning.pytorch.weights import collect_state, load_models
@@ -94,6 +95,7 @@ class TrialModule(pl.LightningModule):
         self.options = loop.RunOptions(max_length, validation_period, reporting_period, step_zero_validation, test_mode)
         self.trusted = trusted
         self.trial: PyTorchTrial | None = None
+        self._runnable: PyTorchTrial | None = None
         self.context: PyTorchTrialContext | None = None
         self.driver: RunDriver | None = None
         self.checkpointer: Checkpointer | None = None
@@ -120,7 +122,8 @@ class TrialModule(pl.LightningModule):
 
     def configure_model(self) -> None:
         """Build the trial, on the device that Lightning chose."""
-        self.trial, self.context = self.builder.build(self.trainer.strategy.root_device)
+        self._runnable, self.context = self.builder.build(self.trainer.strategy.root_device)
+        self.trial = original_trial(self._runnable)
         self.models = torch.nn.ModuleList(self.context.models)
 
     def configure_optimizers(self) -> Any:
@@ -264,9 +267,9 @@ class TrialModule(pl.LightningModule):
         return self._driving().run
 
     def _built(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        if self.trial is None or self.context is None:
+        if self._runnable is None or self.context is None:
             raise errors.InternalException("The trial is built when pl.Trainer has chosen the device; see fit().")
-        return self.trial, self.context
+        return self._runnable, self.context
 
     def _driving(self) -> RunDriver:
         if self.driver is None:

@@ -17,6 +17,7 @@ from det_lightning.adapters.schedule import Action, Boundary, Schedule
 from det_lightning.adapters.validation import Evaluation
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch.legacy_trial import original_trial
 from det_lightning.pytorch.random_state import capture_rng
 from det_lightning.pytorch.trial import PyTorchTrial
 from det_lightning.pytorch.weights import collect_state
@@ -283,7 +284,7 @@ class TrialRun:
         """Return the content of ``load_data.json``: how to build the trial again."""
         settings = run_settings(self.context)
         complete = None not in settings.values()
-        trial_class = type(self.trial)
+        trial_class = type(original_trial(self.trial))
         return {
             "trial_type": "PyTorchTrial",
             "experiment_config": settings["experiment_config"] if complete else None,

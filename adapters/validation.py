@@ -8,6 +8,7 @@ from typing import Any
 
 from det_lightning.adapters.metrics import MetricWindow, to_numpy
 from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch.legacy_trial import original_trial
 from det_lightning.pytorch.trial import PyTorchTrial
 
 __all__ = ["Evaluation"]
@@ -26,7 +27,9 @@ class Evaluation:
     """
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool) -> None:
-        self.by_batch = type(trial).evaluate_batch is not PyTorchTrial.evaluate_batch
+        trial_class = type(original_trial(trial))
+        self.by_batch = trial_class.evaluate_batch is not PyTorchTrial.evaluate_batch
+        self._trial_name = trial_class.__name__
         self._trial = trial
         self._context = context
         self._single_batch = single_batch
@@ -65,7 +68,7 @@ class Evaluation:
         metrics = self._trial.evaluate_batch(**kwargs)
         if not isinstance(metrics, dict):
             raise TypeError(
-                f"{type(self._trial).__name__}.evaluate_batch() must return a dict of metrics; it returned "
+                f"{self._trial_name}.evaluate_batch() must return a dict of metrics; it returned "
                 f"{metrics!r} for validation batch {index}."
             )
         if self._names is None:
@@ -84,7 +87,7 @@ class Evaluation:
             metrics = self._trial.evaluate_full_dataset(data_loader=data_loader)
             if not isinstance(metrics, dict):
                 raise TypeError(
-                    f"{type(self._trial).__name__}.evaluate_full_dataset() must return a dict of metrics; it "
+                    f"{self._trial_name}.evaluate_full_dataset() must return a dict of metrics; it "
                     f"returned {metrics!r}."
                 )
             self._full = to_numpy(metrics)
