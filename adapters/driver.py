@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -15,6 +16,8 @@ from det_lightning.adapters.schedule import Action
 from det_lightning.units import TrainUnit
 
 __all__ = ["Checkpointer", "RunDriver", "StopIterationGuard"]
+
+logger = logging.getLogger("det_lightning.checkpoint")
 
 # A Lightning step holds many batches; it ends after this time, so that progress bars and signals are served.
 _STEP_TIME_S = 0.1
@@ -51,6 +54,9 @@ class Checkpointer(Protocol):
     def save_after_validation(self, run: TrialRun, metrics: dict[str, Any]) -> None:
         """Write a checkpoint if the policy wants one after a validation with these metrics."""
 
+    def settle(self, run: TrialRun, wait: bool = False) -> None:
+        """Tell the trial of checkpoints that have become complete; raise where one can not be written."""
+
 
 class RunDriver:
     """Does what is due at the boundaries of a run, and says when Lightning has to take its turn.
@@ -86,6 +92,8 @@ class RunDriver:
 
     def act(self) -> bool:
         """Do what is due up to a validation; tell whether Lightning has to validate now."""
+        if self._checkpointer is not None:
+            self._checkpointer.settle(self.run)
         while (action := self.run.next_action()) is not None:
             if action is Action.VALIDATE:
                 if self._trainer.enable_validation:
@@ -125,6 +133,8 @@ class RunDriver:
         """Report and save what is left, however the training ended."""
         self.run.end_workload()
         self._save_unsaved()
+        if self._checkpointer is not None:
+            self._checkpointer.settle(self.run, wait=True)
 
     def abandon(self, exception: BaseException) -> None:
         """End the run after an exception; save what was trained if the trial itself wanted to end."""
@@ -134,8 +144,19 @@ class RunDriver:
         try:
             if saves:
                 self._save_unsaved()
+            self._settle_after(exception)
         finally:
             self.close()
+
+    def _settle_after(self, exception: BaseException) -> None:
+        """Wait for a checkpoint that is under way; what ended the run is not to be hidden by its failure."""
+        if self._checkpointer is None:
+            return
+        try:
+            self._checkpointer.settle(self.run, wait=True)
+        except errors.CheckpointError as e:
+            if e is not exception:
+                logger.error("The checkpoint that was under way when the run failed is lost: %s", e)
 
     def close(self) -> None:
         """End the run, and leave the trainer's flags as the user had set them."""

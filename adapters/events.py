@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import pathlib
 import warnings
 from typing import Any
 
@@ -79,11 +80,15 @@ class TrialEvents:
         """Call ``on_trial_shutdown``, the last callback first; all of them, also if one raises."""
         self._shutdown.close()
 
-    def tell_written(self, directory: str) -> None:
+    def wants_written(self) -> bool:
+        """Tell whether a callback looks at the directory of a checkpoint."""
+        return any(self.overriding(method) for method in ("on_checkpoint_end", "on_checkpoint_write_end"))
+
+    def tell_written(self, directory: pathlib.Path) -> None:
         """Call ``on_checkpoint_write_end``, and its older spelling, callback by callback."""
         for callback in self.callbacks.values():
-            callback.on_checkpoint_end(directory)
-            callback.on_checkpoint_write_end(directory)
+            callback.on_checkpoint_end(str(directory))
+            callback.on_checkpoint_write_end(str(directory))
 
     def start_epoch(self, epoch_idx: int) -> None:
         """Call ``on_training_epoch_start``, also in its old form without an argument."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import pathlib
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from pytorch_lightning.__version__ import version as lightning_version
 from pytorch_lightning.plugins.io import CheckpointIO
 
-from det_lightning.checkpoint.format import numpy_globals, read_checkpoint
+from det_lightning.checkpoint.location import Location
+from det_lightning.checkpoint.reading import load_checkpoint
+from det_lightning.checkpoint.safe_values import allow_safe_values, finish
 
 __all__ = ["DETERMINED_KEY", "TRIAL_KEY", "TrialCheckpointIO"]
 
@@ -25,20 +26,25 @@ class TrialCheckpointIO(CheckpointIO):
     Args:
         inner: Lightning's own reader and writer.
         trusted: unpickle anything, running whatever code a checkpoint asks for.
+        options: what the file system of a URL needs to know; see ``CheckpointStorage``.
     """
 
-    def __init__(self, inner: CheckpointIO, trusted: bool = False) -> None:
+    def __init__(self, inner: CheckpointIO, trusted: bool = False, options: Mapping[str, Any] | None = None) -> None:
         self.inner = inner
         self.trusted = trusted
+        self.options = dict(options or {})
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read ``path``; see ``read_checkpoint`` for what is raised. ``weights_only=False`` trusts the checkpoint."""
-        directory = pathlib.Path(str(path).removeprefix("file://"))
-        if not directory.is_dir():
+        """Read the file or directory at a path or URL. ``weights_only=False`` trusts it.
+
+        Raises:
+            CheckpointError: it is missing, torn, damaged or unsafe.
+        """
+        if not Location.parse(path, self.options).is_dir():
             # A TrialModule's entry holds numpy's random state, which Lightning does not know to be harmless.
-            with torch.serialization.safe_globals(numpy_globals()):
-                return dict(self.inner.load_checkpoint(path, map_location, weights_only))
-        content = read_checkpoint(directory, trusted=self.trusted or weights_only is False)
+            with allow_safe_values():
+                return dict(finish(self.inner.load_checkpoint(path, map_location, weights_only)))
+        content = load_checkpoint(path, self.options, trusted=self.trusted or weights_only is False)
         return {
             "pytorch-lightning_version": lightning_version,
             "epoch": content.trial_state.epochs_trained,
@@ -46,7 +52,7 @@ class TrialCheckpointIO(CheckpointIO):
             "state_dict": {},
             "optimizer_states": [],
             "lr_schedulers": [],
-            "callbacks": {},
+            "callbacks": (content.lightning or {}).get("callbacks", {}),
             DETERMINED_KEY: content,
         }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -18,7 +19,8 @@ from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TRIAL_KE
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.resume import ResumePoint
 from det_lightning.adapters.run import Reporter, TrialRun
-from det_lightning.checkpoint.format import CheckpointContent
+from det_lightning.checkpoint.legacy import modernize
+from det_lightning.checkpoint.reading import CheckpointContent
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.legacy_trial import original_trial
 from det_lightning.pytorch.random_state import capture_rng
@@ -55,6 +57,7 @@ class TrialModule(pl.LightningModule):
         test_mode: train on one batch and validate on one.
         context: the context of a trial that was built already.
         trusted: unpickle anything that a checkpoint holds, running whatever code it asks for.
+        storage_options: what the file system needs to know when ``ckpt_path=`` is a URL, such as ``endpoint_url``.
 
     Raises:
         TypeError: ``trial`` is no trial, or a period is no ``Batch`` or ``Epoch``.
@@ -77,6 +80,7 @@ class TrialModule(pl.LightningModule):
         test_mode: bool = False,
         context: PyTorchTrialContext | None = None,
         trusted: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -93,7 +97,7 @@ class TrialModule(pl.LightningModule):
             },
         )
         self.options = loop.RunOptions(max_length, validation_period, reporting_period, step_zero_validation, test_mode)
-        self.trusted = trusted
+        self._wrap_checkpoint_io = functools.partial(TrialCheckpointIO, trusted=trusted, options=storage_options)
         self.trial: PyTorchTrial | None = None
         self._runnable: PyTorchTrial | None = None
         self.context: PyTorchTrialContext | None = None
@@ -116,7 +120,7 @@ class TrialModule(pl.LightningModule):
         """Let ``ckpt_path=`` take checkpoints in Determined's format."""
         strategy = self.trainer.strategy
         if not isinstance(strategy.checkpoint_io, TrialCheckpointIO):
-            strategy.checkpoint_io = TrialCheckpointIO(strategy.checkpoint_io, self.trusted)
+            strategy.checkpoint_io = self._wrap_checkpoint_io(strategy.checkpoint_io)
         # A sanity check would tell the trial's callbacks of a validation that Determined does not do.
         self.trainer.num_sanity_val_steps = 0
 
@@ -232,7 +236,7 @@ class TrialModule(pl.LightningModule):
         run, context = self.trial_run, self.trial_run.context
         state = collect_state(context, run.events.callbacks, capture_rng(context.device))
         rest = {key: value for key, value in state.items() if key not in ("models_state_dict", "optimizers_state_dict")}
-        checkpoint[TRIAL_KEY] = {"state": rest, "extra": run.collect_resume()}
+        checkpoint[TRIAL_KEY] = {"state": rest, "extra": run.collect_resume(), "load_data": run.load_data()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built."""
@@ -240,7 +244,8 @@ class TrialModule(pl.LightningModule):
         if content is not None:
             self.resume_point = ResumePoint.from_checkpoint(content)
             if self.trainer.state.fn is not TrainerFn.FITTING:
-                load_models(self._built()[1].models, content.state, self.resume_point.source)
+                modernize(content.state, content.source)
+                load_models(self._built()[1].models, content.state, content.source, content.trial_class)
             # Lightning goes on to load what stands here; in a fit the callbacks may change the content before.
             checkpoint["state_dict"] = self.state_dict()
         elif TRIAL_KEY in checkpoint:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
 from det_lightning.adapters.events import TrialEvents
-from det_lightning.checkpoint.format import STATE_FILE, CheckpointContent
+from det_lightning.checkpoint.legacy import modernize
+from det_lightning.checkpoint.reading import CheckpointContent
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.random_state import restore_rng
@@ -59,33 +59,45 @@ class ResumePoint:
 
     Attributes:
         name: id of the checkpoint, for the callbacks.
-        source: where it was read.
+        source: path or URL of where it was read.
         state: models, optimizers, schedulers, callbacks, random state, as in ``state_dict.pth``; for a file of
             Lightning's, which loads them itself, without models and optimizers.
         trial_state: how far the trial had come.
         extra: what :func:`resume_payload` returned; None if Determined wrote the checkpoint.
         has_weights: ``state`` holds models and optimizers.
+        epochs_known: ``trial_state`` tells the number of epochs; old releases did not write it.
+        trial_class: the class that wrote it, as ``"module:QualName"``, if that is known.
     """
 
     name: str
-    source: pathlib.Path
+    source: str
     state: dict[str, Any]
     trial_state: TrialState
     extra: dict[str, Any] | None
     has_weights: bool = True
+    epochs_known: bool = True
+    trial_class: str | None = None
 
     @classmethod
     def from_checkpoint(cls, content: CheckpointContent) -> ResumePoint:
         """Take a checkpoint in Determined's format."""
-        source = content.directory / STATE_FILE
-        return cls(content.directory.name, source, content.state, content.trial_state, content.resume)
+        return cls(
+            content.name,
+            content.source,
+            content.state,
+            content.trial_state,
+            content.resume,
+            epochs_known=content.epochs_known,
+            trial_class=content.trial_class,
+        )
 
     @classmethod
     def from_lightning(cls, entry: dict[str, Any]) -> ResumePoint:
         """Take the entry that a :class:`TrialModule` added to a checkpoint of Lightning's."""
         trial_state = TrialState(**entry["extra"]["trial_state"])
-        source = pathlib.Path("the Lightning checkpoint")
-        return cls("", source, entry["state"], trial_state, entry["extra"], has_weights=False)
+        # One that Determined wrote, and `det-lightning checkpoint export` converted, knows only that.
+        extra = entry["extra"] if entry["extra"].keys() != {"trial_state"} else None
+        return cls("", "the Lightning checkpoint", entry["state"], trial_state, extra, has_weights=False)
 
     @property
     def journal(self) -> list[dict[str, Any]] | None:
@@ -100,7 +112,8 @@ class ResumePoint:
         """
         events.emit("on_checkpoint_load_start", self.state)
         if self.has_weights:
-            load_state(context, events.callbacks, self.state, self.source)
+            modernize(self.state, self.source)
+            load_state(context, events.callbacks, self.state, self.source, self.trial_class)
         else:
             load_schedulers(context, self.state, self.source)
             load_rest(context, events.callbacks, self.state)

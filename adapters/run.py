@@ -98,6 +98,8 @@ class TrialRun:
         self.events.start_up(self.state.batches_trained, None if self._resume is None else self._resume.name)
         journal = None if self._resume is None else self._resume.journal
         self._data = TrialData(self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit)
+        if self._resume is not None and not self._resume.epochs_known:
+            self.state.epochs_trained = self.state.batches_trained // self.context.position.epoch_length()
 
     @property
     def data(self) -> TrialData:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import os
 import pathlib
+import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -13,8 +16,12 @@ import pytorch_lightning as pl
 from det_lightning.adapters.metrics import is_numerical_scalar
 from det_lightning.adapters.run import TrialRun
 from det_lightning.callbacks.attaching import require_trial_module
+from det_lightning.checkpoint.index import TrialIndex
+from det_lightning.checkpoint.keeper import CheckpointKeeper
+from det_lightning.checkpoint.retention import Retention
+from det_lightning.checkpoint.saver import CheckpointSaver
 from det_lightning.checkpoint.storage import CheckpointStorage
-from det_lightning.checkpoint.writer import CheckpointWriter
+from det_lightning.checkpoint.writer import CheckpointFiles, CheckpointWriter
 from det_lightning.units import TrainUnit
 
 __all__ = ["POLICIES", "DeterminedCheckpoint"]
@@ -30,35 +37,47 @@ class DeterminedCheckpoint(pl.Callback):
     Besides those by ``period`` and by ``policy`` there is always one at the end of the training.
 
     Args:
-        storage: the directory that gets one directory for each checkpoint; by default Determined's own for local
-            runs.
+        storage: a directory or URL that gets one directory for each checkpoint, the ``checkpoint_storage`` section of
+            an experiment configuration, or a ``CheckpointStorage``; by default Determined's own for local runs.
         policy: which validations are followed by a checkpoint: ``"all"``, ``"best"`` (those that improve ``metric``)
             or ``"none"``.
         period: when else checkpoints are due, such as ``Batch(1000)`` or ``Epoch(1)``.
-        metric: name of the validation metric that ``"best"`` compares.
+        metric: name of the validation metric that ``"best"`` compares, and ``retention``.
         smaller_is_better: whether a smaller value of ``metric`` is an improvement.
         code_dir: the directory that is copied into each checkpoint; by default the working directory.
+        async_write: copy the state and write the copy while the training goes on; by default where ``storage`` is
+            remote. An error is raised at the next boundary.
+        retention: which checkpoints to keep; by default what the configuration given as ``storage`` says, otherwise
+            all of them.
+        experiment: name of the experiment, whose trials retention compares; by default the trial is alone.
+        trial: name of the trial; by default a run that goes on from a checkpoint is one trial with the run that wrote
+            it. Only one run at a time may have the name.
 
     Attributes:
-        last_checkpoint_id: id of the checkpoint written last, None before the first.
-        last_checkpoint_path: its directory.
+        last_checkpoint_id: id of the checkpoint begun last, None before the first.
+        last_checkpoint_path: its directory, as a path or URL.
         best_checkpoint_path: directory of the checkpoint that followed the best validation; None before the first,
             or with another policy than ``"best"``.
         best_value: the best value of ``metric`` up to now.
 
     Raises:
         ValueError: the policy is unknown, or ``"best"`` has no metric.
+        StorageError: the storage can not be opened.
     """
 
     def __init__(
         self,
-        storage: str | os.PathLike[str] | None = None,
+        storage: str | os.PathLike[str] | Mapping[str, Any] | CheckpointStorage | None = None,
         *,
         policy: str = "best",
         period: TrainUnit | None = None,
         metric: str | None = None,
         smaller_is_better: bool = True,
         code_dir: str | os.PathLike[str] | None = None,
+        async_write: bool | None = None,
+        retention: Retention | None = None,
+        experiment: str | None = None,
+        trial: str | None = None,
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"checkpoint_policy must be one of {', '.join(POLICIES)}; got {policy!r}.")
@@ -67,17 +86,25 @@ class DeterminedCheckpoint(pl.Callback):
                 "checkpoint policy 'best' needs to know the metric to compare: give metric='validation_loss', or use "
                 "policy='all'."
             )
+        if retention is None and isinstance(storage, Mapping):
+            retention = Retention.from_config(storage)
         self.period = period
+        self.storage = storage if isinstance(storage, CheckpointStorage) else CheckpointStorage(storage)
         self.last_checkpoint_id: str | None = None
-        self.last_checkpoint_path: pathlib.Path | None = None
-        self.best_checkpoint_path: pathlib.Path | None = None
+        self.last_checkpoint_path: str | None = None
+        self.best_checkpoint_path: str | None = None
         self.best_value: float | None = None
         self._policy = policy
         self._metric = metric
         self._smaller_is_better = smaller_is_better
-        self._writer = CheckpointWriter(
-            CheckpointStorage(storage), pathlib.Path(code_dir) if code_dir is not None else None
-        )
+        self._retention = retention
+        self._experiment = experiment
+        self._given_trial = trial
+        self._trial = ""
+        self._validated: tuple[int, float] | None = None
+        in_background = not self.storage.is_local if async_write is None else async_write
+        writer = CheckpointWriter(self.storage, pathlib.Path(code_dir) if code_dir is not None else None)
+        self._saver = CheckpointSaver(writer, in_background)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Offer to write the checkpoints of the module.
@@ -88,24 +115,66 @@ class DeterminedCheckpoint(pl.Callback):
         require_trial_module(self, pl_module).attach(checkpointer=self)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare with the best value of the run that this one goes on from."""
-        resume = require_trial_module(self, pl_module).resume_point
-        self.best_value = resume.extra.get("best_value") if resume is not None and resume.extra is not None else None
-
-    def save(self, run: TrialRun) -> None:
-        """Write a checkpoint of ``run``.
+        """Find out which trial this is, and remove what its killed predecessors left behind.
 
         Raises:
-            CheckpointError: it can not be written; earlier checkpoints are as they were.
+            StorageError: a remote storage can not be written to.
         """
+        resume = require_trial_module(self, pl_module).resume_point
+        inherited = (resume.extra if resume is not None else None) or {}
+        # Compare with the best value of the run that this one goes on from.
+        self.best_value = inherited.get("best_value")
+        self._validated = None
+        self._trial = self._given_trial or inherited.get("trial") or str(uuid.uuid4())
+        self.storage.require_writable()
+        self.storage.sweep()
+        self._saver.keeper = self._make_keeper()
+
+    def _make_keeper(self) -> CheckpointKeeper | None:
+        if self._retention is None:
+            return None
+        experiment = self._experiment or self._trial
+        index = TrialIndex(self.storage.root, experiment, self._trial, self._metric, self._smaller_is_better)
+        return CheckpointKeeper(self.storage, index, self._retention)
+
+    def save(self, run: TrialRun) -> None:
+        """Write a checkpoint of ``run``, or begin to.
+
+        Raises:
+            CheckpointError: it, or the one before, can not be written; earlier checkpoints are as they were.
+        """
+        self.settle(run, wait=True)
         run.state.last_ckpt = run.state.batches_trained
-        state = run.collect_checkpoint()
-        resume = {**run.collect_resume(), "best_value": self.best_value}
-        with self._writer.write(state, run.state, run.load_data(), resume) as (checkpoint_id, directory):
-            run.events.tell_written(str(directory))
-        self.last_checkpoint_id, self.last_checkpoint_path = checkpoint_id, directory
+        files, metric = self._collect(run)
+        told = run.events.tell_written if run.events.wants_written() else None
+        checkpoint_id = self._saver.save(files, metric, told)
+        self.last_checkpoint_id, self.last_checkpoint_path = checkpoint_id, str(self.storage.root / checkpoint_id)
         logger.info("Checkpoint %s after %d batches.", checkpoint_id, run.state.batches_trained)
-        run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
+        self.settle(run)
+
+    def _collect(self, run: TrialRun) -> tuple[CheckpointFiles, float | None]:
+        steps, value = self._validated or (-1, None)
+        metric = value if steps == run.state.batches_trained else None
+        notes: dict[str, Any] = {"trial": self._trial, "experiment": self._experiment or self._trial}
+        if metric is not None:
+            notes["metric"] = {"name": self._metric, "value": metric, "smaller_is_better": self._smaller_is_better}
+        state = run.collect_checkpoint()
+        resume = {**run.collect_resume(), "best_value": self.best_value, "trial": self._trial}
+        files = CheckpointFiles(state, dataclasses.replace(run.state), run.load_data(), resume, notes=notes)
+        return files, metric
+
+    def settle(self, run: TrialRun, wait: bool = False) -> None:
+        """Tell the trial of the checkpoints that have become complete.
+
+        Args:
+            run: the trial's.
+            wait: for the one that is under way.
+
+        Raises:
+            CheckpointError: it can not be written.
+        """
+        for checkpoint_id in self._saver.settle(wait):
+            run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
 
     def save_after_validation(self, run: TrialRun, metrics: dict[str, Any]) -> None:
         """Write a checkpoint if the policy wants one after a validation with these metrics.
@@ -113,21 +182,31 @@ class DeterminedCheckpoint(pl.Callback):
         Raises:
             ValueError: the metric to compare is not among them, or is no number.
         """
-        improved = self._policy == "best" and self._note_improvement(metrics)
+        value = self._value_of(metrics)
+        if value is not None:
+            self._validated = run.state.batches_trained, value
+        improved = self._policy == "best" and value is not None and self._improves(value)
         if (improved or self._policy == "all") and not run.checkpoint_is_current():
             self.save(run)
+        elif value is not None:
+            self._saver.note_metric(run.state.batches_trained, value)
         if improved:
             self.best_checkpoint_path = self.last_checkpoint_path
 
-    def _note_improvement(self, metrics: dict[str, Any]) -> bool:
+    def _value_of(self, metrics: dict[str, Any]) -> float | None:
         value = metrics.get(self._metric or "")
-        if value is None or not is_numerical_scalar(value):
-            raise ValueError(
-                f"checkpoint policy 'best' compares the validation metric {self._metric!r}, which must be a number; "
-                f"the validation returned {sorted(metrics)}"
-                + (f", and {self._metric!r} is {value!r}." if value is not None else ".")
-            )
-        now, before = float(value), self.best_value
+        if value is not None and is_numerical_scalar(value):
+            return float(value)
+        if self._policy != "best":
+            return None
+        raise ValueError(
+            f"checkpoint policy 'best' compares the validation metric {self._metric!r}, which must be a number; "
+            f"the validation returned {sorted(metrics)}"
+            + (f", and {self._metric!r} is {value!r}." if value is not None else ".")
+        )
+
+    def _improves(self, now: float) -> bool:
+        before = self.best_value
         better = before is None or math.isnan(before) or (now < before if self._smaller_is_better else now > before)
         if better:
             self.best_value = now

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 
-__all__ = ["install"]
+__all__ = ["answering_determined", "install"]
 
 _THEIRS = "determined"
 _OURS = "det_lightning"
@@ -70,3 +71,26 @@ def install() -> None:
             "det_lightning.compat.install() before the first import of determined."
         )
     sys.meta_path.insert(0, _AliasFinder())
+
+
+@contextlib.contextmanager
+def answering_determined() -> Iterator[None]:
+    """Do what :func:`install` does inside of a ``with`` block only, also where the real determined is in use."""
+    if any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
+        yield
+        return
+    real = _forget_determined()
+    finder = _AliasFinder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        _forget_determined()
+        sys.modules.update(real)
+
+
+def _forget_determined() -> dict[str, ModuleType]:
+    """Take the modules of that name out of ``sys.modules``; return them."""
+    names = [name for name in sys.modules if name.partition(".")[0] == _THEIRS]
+    return {name: sys.modules.pop(name) for name in names}

@@ -21,6 +21,7 @@ __all__ = [
     "InvalidHP",
     "InvalidModelException",
     "ShouldExit",
+    "StorageError",
     "UnsafeCheckpointError",
     "UnsupportedTrainerFlags",
 ]
@@ -99,6 +100,10 @@ class IncompleteCheckpointError(CheckpointError):
 
 class UnsafeCheckpointError(CheckpointError):
     """Reading the checkpoint would run code that it carries."""
+
+
+class StorageError(CheckpointError):
+    """The place of the checkpoints can not be reached, or refuses what is asked of it."""
 
 
 class ShouldExit(Exception):

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from det_lightning import errors
-from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
-from det_lightning.checkpoint.format import read_json
+from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
+from det_lightning.checkpoint.layout import read_json
 
 STATE: dict[str, Any] = {
     "models_state_dict": [{"weight": torch.arange(3.0), "half": torch.ones(2, dtype=torch.bfloat16)}],
@@ -25,14 +25,23 @@ STATE: dict[str, Any] = {
 }
 RESUME: dict[str, Any] = {"journals": [[{"first_batch": 0, "rng": torch.zeros(2)}]], "array": np.ones(2)}
 TRIAL_STATE = TrialState(batches_trained=7, epochs_trained=2, last_val=5)
+LOAD_DATA = {"trial_cls_spec": "m:T", "hparams": {"lr": 0.1}, "experiment_config": None, "is_trainer": True}
 PICKLES = ["state_dict.pth", "resume.pth", "trial_state.pkl"]
 
 
+def files_of(state: dict[str, Any] = STATE) -> CheckpointFiles:
+    return CheckpointFiles(state, TRIAL_STATE, {**LOAD_DATA, "path": Path("p")}, RESUME)
+
+
 def write(root: Path, state: dict[str, Any] = STATE, code_dir: Path | None = None) -> Path:
-    writer = CheckpointWriter(CheckpointStorage(root), code_dir)
-    with writer.write(state, TRIAL_STATE, {"trial_cls_spec": "m:T", "path": Path("p")}, RESUME) as (_, directory):
-        pass
-    return directory
+    return root / CheckpointWriter(CheckpointStorage(root), code_dir).write(files_of(state))
+
+
+def forget_checksums(checkpoint: Path) -> None:
+    """Leave ``metadata.json`` as Determined writes it, so that a changed file is looked into."""
+    metadata = read_json(checkpoint / "metadata.json")
+    del metadata["files"]
+    (checkpoint / "metadata.json").write_text(json.dumps(metadata))
 
 
 @pytest.fixture
@@ -60,35 +69,44 @@ def test_the_directory_has_the_layout_of_determined(checkpoint: Path) -> None:
         ["code", "load_data.json", "metadata.json", *PICKLES]
     )
     assert pickle.loads((checkpoint / "trial_state.pkl").read_bytes()) == vars(TRIAL_STATE)
-    assert read_json(checkpoint / "load_data.json") == {"trial_cls_spec": "m:T", "path": "p"}
-    assert json.loads((checkpoint / "metadata.json").read_text()) == {
-        "determined_version": "0.38.1",
-        "steps_completed": 7,
-        "framework": f"torch-{torch.__version__}",
-        "format": "pickle",
-    }
+    assert read_json(checkpoint / "load_data.json") == {**LOAD_DATA, "path": "p"}
+    metadata = read_json(checkpoint / "metadata.json")
+    assert (
+        metadata.items()
+        >= {
+            "determined_version": "0.38.1",
+            "steps_completed": 7,
+            "framework": f"torch-{torch.__version__}",
+            "format": "pickle",
+        }.items()
+    )
 
 
 def test_the_file_that_completes_a_checkpoint_is_written_last(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
-    with CheckpointWriter(storage).write(STATE, TRIAL_STATE, {}, RESUME) as (checkpoint_id, directory):
-        assert directory == tmp_path / checkpoint_id
+
+    def look(directory: Path) -> None:
+        assert directory.parent == tmp_path
         assert not (directory / "metadata.json").exists()
         assert all((directory / name).exists() for name in [*PICKLES, "load_data.json", "code"])
         assert storage.list_ids() == []
         (directory / "added by a callback").write_text("belongs to it")
+
+    checkpoint_id = CheckpointWriter(storage).write(files_of(), tell_written=look)
     assert storage.list_ids() == [checkpoint_id]
-    assert (directory / "added by a callback").exists()
+    assert (tmp_path / checkpoint_id / "added by a callback").exists()
+    assert "added by a callback" in read_json(tmp_path / checkpoint_id / "metadata.json")["files"]
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left"), KeyboardInterrupt(), errors.InvalidHP("no")])
 def test_a_failure_removes_what_was_begun_and_nothing_else(checkpoint: Path, failure: BaseException) -> None:
     storage = CheckpointStorage(checkpoint.parent)
-    with (
-        pytest.raises(type(failure)),
-        CheckpointWriter(storage).write(STATE, TRIAL_STATE, {}, RESUME),
-    ):
+
+    def fail(directory: Path) -> None:
         raise failure
+
+    with pytest.raises(type(failure)):
+        CheckpointWriter(storage).write(files_of(), tell_written=fail)
     assert [path.name for path in checkpoint.parent.iterdir()] == storage.list_ids() == [checkpoint.name]
     read_checkpoint(checkpoint)
 
@@ -101,7 +119,7 @@ def test_what_can_not_be_pickled_is_an_error_of_the_checkpoint(tmp_path: Path) -
 
 def test_a_storage_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(errors.CheckpointError, match=f"No checkpoint can be written below {tmp_path}/file/storage"):
+    with pytest.raises(errors.CheckpointError, match=f"No checkpoint can be written in {tmp_path}/file/storage"):
         write(tmp_path / "file" / "storage")
 
 
@@ -139,6 +157,7 @@ def test_code_in_a_checkpoint_runs_only_if_it_is_trusted(
     checkpoint: Path, name: str, save: Callable[[Any, Path], None]
 ) -> None:
     sentinel = Path.cwd() / "the code ran"
+    forget_checksums(checkpoint)
     save({"trial_id": RunsCode(sentinel)}, checkpoint / name)
     with pytest.raises(errors.UnsafeCheckpointError, match=r"exec.* could run code.*trusted=True") as raised:
         read_checkpoint(checkpoint)
@@ -163,6 +182,7 @@ def test_code_in_a_checkpoint_runs_only_if_it_is_trusted(
     ids=["empty", "one byte", "half", "all but one byte", "zeros", "backwards", "a web page"],
 )
 def test_a_damaged_file_is_named(checkpoint: Path, name: str, damage: Callable[[bytes], bytes]) -> None:
+    forget_checksums(checkpoint)
     path = checkpoint / name
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(errors.CheckpointError) as raised:
@@ -176,6 +196,7 @@ def test_a_file_that_was_cut_off_anywhere_is_named(
     tmp_path_factory: pytest.TempPathFactory, name: str, share: float
 ) -> None:
     checkpoint = write(tmp_path_factory.mktemp("cut"))
+    forget_checksums(checkpoint)
     path = checkpoint / name
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
@@ -192,6 +213,7 @@ def test_whatever_befalls_the_file_of_the_trial_state_the_error_is_one_of_the_ch
     checkpoint = tmp_path_factory.getbasetemp() / "mutated"
     if not checkpoint.exists():
         write(checkpoint.parent / "written").rename(checkpoint)
+        forget_checksums(checkpoint)
     path = checkpoint / "trial_state.pkl"
     original = path.read_bytes()
     content = bytearray(original)
@@ -210,6 +232,7 @@ def test_whatever_befalls_the_file_of_the_trial_state_the_error_is_one_of_the_ch
 @pytest.mark.parametrize("name", ["state_dict.pth", "resume.pth"])
 @pytest.mark.parametrize("content", [[1, 2], torch.ones(2), None])
 def test_a_file_that_holds_no_dict_is_refused(checkpoint: Path, name: str, content: Any) -> None:
+    forget_checksums(checkpoint)
     torch.save(content, checkpoint / name)
     with pytest.raises(errors.IncompleteCheckpointError, match=rf"{name} should hold a dict; it holds a \w+"):
         read_checkpoint(checkpoint)
@@ -217,6 +240,7 @@ def test_a_file_that_holds_no_dict_is_refused(checkpoint: Path, name: str, conte
 
 @pytest.mark.parametrize("content", [[1], {"unknown": 1}, None, "text"])
 def test_a_trial_state_of_another_shape_is_refused(checkpoint: Path, content: Any) -> None:
+    forget_checksums(checkpoint)
     (checkpoint / "trial_state.pkl").write_bytes(pickle.dumps(content))
     with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl"):
         read_checkpoint(checkpoint)
@@ -243,5 +267,6 @@ def test_a_directory_without_a_checkpoint_is_told_from_an_incomplete_one(tmp_pat
 
 
 def test_a_checkpoint_of_determined_has_nothing_for_an_exact_resume(checkpoint: Path) -> None:
+    forget_checksums(checkpoint)
     (checkpoint / "resume.pth").unlink()
     assert read_checkpoint(checkpoint).resume is None

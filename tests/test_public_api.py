@@ -25,11 +25,14 @@ PUBLIC = {
     "det_lightning.adapters": "TrialModule",
     "det_lightning.callbacks": "DeterminedCheckpoint DeterminedTensorBoard TorchProfiler",
     "det_lightning.core": "ClusterInfo DistributedContext TrialInfo get_cluster_info",
-    "det_lightning.checkpoint": "CheckpointContent CheckpointStorage CheckpointWriter TrialState read_checkpoint",
+    "det_lightning.checkpoint": """
+        CheckpointContent CheckpointFiles CheckpointInfo CheckpointRecord CheckpointStorage CheckpointWriter Retention
+        RetryPolicy TrialState load_checkpoint open_checkpoint read_checkpoint
+    """,
     "det_lightning.errors": """
         CheckpointError CheckpointNotFound DetLightningError IncompleteCheckpointError InternalException
         InvalidCheckpointException InvalidConfigurationException InvalidDataTypeException InvalidExperimentException
-        InvalidHP InvalidModelException ShouldExit UnsafeCheckpointError UnsupportedTrainerFlags
+        InvalidHP InvalidModelException ShouldExit StorageError UnsafeCheckpointError UnsupportedTrainerFlags
     """,
 }
 

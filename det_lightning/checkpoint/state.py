@@ -1,10 +1,20 @@
-"""How far a trial has come."""
+"""How far a trial has come, and reading that from a checkpoint without running what the pickle carries."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
+import pathlib
+import pickle
+from typing import Any, NoReturn
 
-__all__ = ["TrialState"]
+from det_lightning import errors
+from det_lightning.checkpoint.layout import TRIAL_STATE_FILE, WORKLOAD_FILE, read_bytes
+
+__all__ = ["TrialState", "read_trial_state"]
+
+# Counts of batches; Determined keeps them in columns of 32 bits.
+_MAX_COUNT = 2**53
 
 
 @dataclasses.dataclass
@@ -26,3 +36,73 @@ class TrialState:
     last_val: int = 0
     batches_trained: int = 0
     epochs_trained: int = 0
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickles containers, numbers and strings, which need no imports."""
+
+    def __init__(self, content: bytes, path: pathlib.Path) -> None:
+        super().__init__(io.BytesIO(content))
+        self._path = path
+
+    def find_class(self, module_name: str, global_name: str) -> NoReturn:
+        raise errors.UnsafeCheckpointError(
+            f"{self._path} refers to {module_name}.{global_name}, and reading that could run code. If you know where "
+            "the file comes from, pass trusted=True."
+        )
+
+
+def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple[TrialState, bool]:
+    """Read how far the trial of a checkpoint had come.
+
+    Args:
+        directory: the checkpoint's.
+        trusted: unpickle anything, running whatever code the file asks for.
+
+    Returns:
+        The state, and whether ``epochs_trained`` is known: ``workload_sequencer.pkl`` of older releases does not tell
+        it, and a checkpoint with neither file tells nothing.
+
+    Raises:
+        UnsafeCheckpointError: the pickle refers to classes or functions and is not ``trusted``.
+        IncompleteCheckpointError: the file is damaged.
+    """
+    for name in (TRIAL_STATE_FILE, WORKLOAD_FILE):
+        path = directory / name
+        if path.is_file():
+            values = _read_pickle(path, trusted)
+            return _checked(values, path), "epochs_trained" in values
+    return TrialState(), False
+
+
+def _read_pickle(path: pathlib.Path, trusted: bool) -> dict[str, Any]:
+    content = read_bytes(path)
+    try:
+        values = pickle.loads(content) if trusted else _PlainUnpickler(content, path).load()
+    except errors.CheckpointError:
+        raise
+    except Exception as e:  # unpickling damaged bytes may raise anything
+        raise errors.IncompleteCheckpointError(f"{path} can not be read, it may be damaged: {e}") from e
+    if not isinstance(values, dict):
+        raise errors.IncompleteCheckpointError(f"{path} should hold a dict; it holds a {type(values).__name__}.")
+    return values
+
+
+def _checked(values: dict[str, Any], path: pathlib.Path) -> TrialState:
+    names = [field.name for field in dataclasses.fields(TrialState)]
+    if values.keys().isdisjoint([*names, "steps_completed"]):
+        raise errors.IncompleteCheckpointError(
+            f"{path} should hold {', '.join(names)}; it has {sorted(map(str, values))}. It is damaged, or the file of "
+            "something else."
+        )
+    # Older releases counted in "steps_completed"; what they kept beyond our fields is of no use here.
+    values = {"batches_trained": values.get("steps_completed"), **values}
+    known = {name: values.get(name) or 0 for name in names}
+    wrong = {
+        name: value
+        for name, value in known.items()
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT
+    }
+    if wrong:
+        raise errors.IncompleteCheckpointError(f"{path} should hold counts, which are integers from 0; it has {wrong}.")
+    return TrialState(**known)

@@ -1,64 +1,308 @@
-"""Where checkpoints lie: one directory for each, named by its id, below a common root."""
+"""A storage of checkpoints: one directory for each, named by its id, below a common root."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import dataclasses
+import datetime
 import difflib
+import json
+import logging
 import os
 import pathlib
+import tempfile
 import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import platformdirs
 
 from det_lightning import errors
-from det_lightning.checkpoint.format import METADATA_FILE
+from det_lightning.checkpoint.config import storage_from_config
+from det_lightning.checkpoint.layout import (
+    BOOKKEEPING_DIR,
+    CODE_DIR,
+    LOAD_DATA_FILE,
+    METADATA_FILE,
+    RESUME_FILE,
+    STATE_FILES,
+)
+from det_lightning.checkpoint.location import Location, explain_errors
+from det_lightning.checkpoint.places import LocalPlace, Place, RemotePlace, sweep
+from det_lightning.checkpoint.transfer import Progress, RetryPolicy, download
 
-__all__ = ["CheckpointStorage"]
+__all__ = ["CheckpointInfo", "CheckpointStorage", "new_id", "open_checkpoint"]
+
+logger = logging.getLogger("det_lightning.checkpoint")
+
+# Requests under way at a time; an object store answers each after some milliseconds.
+_PARALLEL = 16
+
+
+def new_id() -> str:
+    """Return the id of a new checkpoint."""
+    return str(uuid.uuid4())
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointInfo:
+    """What can be told of a checkpoint from its directory and its ``metadata.json``.
+
+    Attributes:
+        id: its id.
+        complete: it was written to its end.
+        metadata: content of ``metadata.json``; empty if there is none, or none that can be read.
+        size_bytes: size of all files.
+        written: when its latest file was written, in seconds since 1970; None if the storage does not tell.
+    """
+
+    id: str
+    complete: bool
+    metadata: dict[str, Any]
+    size_bytes: int
+    written: float | None
 
 
 class CheckpointStorage:
-    """A directory of checkpoints.
+    """A directory of checkpoints, on this machine or on any file system that fsspec knows.
+
+    The layout is Determined's, so that a directory or bucket which it filled is simply opened.
 
     Args:
-        root: the directory; by default the one that Determined uses for local runs, so that their checkpoints are
-            found.
+        root: a directory, a URL such as ``s3://bucket/prefix``, or the ``checkpoint_storage`` section of an experiment
+            configuration. By default the directory that Determined uses for local runs.
+        options: what the file system needs to know, such as ``{"endpoint_url": ...}`` or credentials; see the
+            documentation of s3fs, gcsfs, adlfs, ...
+        retry: how often a transfer is tried.
 
     Raises:
-        ValueError: ``root`` is a URL; this version writes to local directories.
+        StorageError: the URL can not be opened, or the library for it is not installed.
+        ValueError: the configuration is wrong; names how.
     """
 
-    def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
-        root = platformdirs.user_data_dir("determined") if root is None else os.fspath(root)
-        if "://" in root and not root.startswith("file://"):
-            raise ValueError(f"Checkpoints go to a local directory in this version; got the URL {root!r}.")
-        self.root = pathlib.Path(root.removeprefix("file://")).expanduser()
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        self.options: dict[str, Any] = dict(options or {})
+        if isinstance(root, Mapping):
+            root, from_config = storage_from_config(root)
+            self.options = {**from_config, **self.options}
+        self.root = Location.parse(platformdirs.user_data_dir("determined") if root is None else root, self.options)
+        self.retry = retry or RetryPolicy()
 
-    def new(self) -> tuple[str, pathlib.Path]:
-        """Make the directory of a new checkpoint; return its id and its path."""
-        checkpoint_id = str(uuid.uuid4())
-        directory = self.root / checkpoint_id
-        directory.mkdir(parents=True)
-        return checkpoint_id, directory
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a directory of this machine."""
+        return self.root.is_local
 
-    def list_ids(self) -> list[str]:
-        """Return the ids of the complete checkpoints."""
-        return sorted(path.parent.name for path in self.root.glob(f"*/{METADATA_FILE}"))
+    def __str__(self) -> str:
+        return str(self.root)
 
-    def find(self, id_or_path: str | os.PathLike[str]) -> pathlib.Path:
-        """Return the directory of a checkpoint.
+    # Writing and removing
+
+    def begin(self, checkpoint_id: str) -> Place:
+        """Return a directory to write the checkpoint ``checkpoint_id`` into.
+
+        Raises:
+            OSError: it can not be made.
+        """
+        if self.is_local:
+            return LocalPlace(self.root, checkpoint_id)
+        return RemotePlace(self.root, checkpoint_id, self.retry)
+
+    def require_writable(self) -> None:
+        """Raise if a remote storage can not be written to, before hours of training are at stake.
+
+        Raises:
+            StorageError: it can not be; says why.
+        """
+        if not self.is_local:
+            probe = self.root / BOOKKEEPING_DIR / f"probe-{new_id()}"
+            self.retry.call(f"trying to write {probe}", lambda: probe.write(b"written to see whether it can be"))
+            self.retry.call(f"removing {probe}", probe.remove)
+
+    def delete(self, checkpoint_id: str) -> None:
+        """Remove a checkpoint. Cut off in the middle it leaves an incomplete one, never a damaged one.
+
+        Raises:
+            CheckpointNotFound: there is none of this id.
+            StorageError: the storage refuses.
+        """
+        place = self._place_of(checkpoint_id)
+        if place is None:
+            raise self._not_found(checkpoint_id)
+        self.retry.call(f"removing {place}", (place / METADATA_FILE).remove)
+        self.retry.call(f"removing {place}", place.remove)
+
+    def sweep(self) -> list[str]:
+        """Remove what writers left behind that were killed; return the ids."""
+        with explain_errors(f"looking for incomplete checkpoints in {self}"):
+            return sweep(self.root)
+
+    # Finding
+
+    def list_ids(self, complete: bool = True) -> list[str]:
+        """Return the ids of the checkpoints, sorted.
 
         Args:
-            id_or_path: the id of a checkpoint in this storage, or the path of any checkpoint's directory.
+            complete: only of those that were written to their end.
+
+        Raises:
+            StorageError: the storage can not be read.
+        """
+        with explain_errors(f"listing {self}"):
+            names = [name for name in self.root.list_names() if name != BOOKKEEPING_DIR]
+            marker_files = (METADATA_FILE,) if complete else (METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES)
+            known = self._in_parallel(lambda name: any((self.root / name / m).exists() for m in marker_files), names)
+        return [name for name, is_checkpoint in zip(names, known, strict=True) if is_checkpoint]
+
+    def newest(self) -> str | None:
+        """Return path or URL of the complete checkpoint that was written last; None if there is none.
+
+        Raises:
+            StorageError: the storage can not be read.
+        """
+        ids = self.list_ids()
+        if not ids:
+            return None
+
+        def age_of(checkpoint_id: str) -> tuple[float, int]:
+            metadata = self.read_metadata(checkpoint_id)
+            written = metadata.get("time")
+            if not isinstance(written, float):
+                written = _modified(self.root / checkpoint_id / METADATA_FILE) or 0.0
+            return written, metadata.get("steps_completed", 0)
+
+        with explain_errors(f"reading {self}"):
+            ages = self._in_parallel(age_of, ids)
+        return str(self.root / max(zip(ages, ids, strict=True))[1])
+
+    def find(self, id_or_path: str | os.PathLike[str]) -> str:
+        """Return path or URL of a checkpoint.
+
+        Args:
+            id_or_path: the id of a checkpoint in this storage, or path or URL of any checkpoint's directory.
 
         Raises:
             CheckpointNotFound: there is none; similar ids are named.
+            StorageError: the storage can not be read.
         """
         name = os.fspath(id_or_path)
-        for candidate in (self.root / name, pathlib.Path(name.removeprefix("file://")).expanduser()):
-            if candidate.is_dir():
-                return candidate
+        place = self._place_of(name)
+        if place is None and "/" in name:
+            elsewhere = Location.parse(name, self.options)
+            with explain_errors(f"looking for {elsewhere}"):
+                place = elsewhere if elsewhere.is_dir() else None
+        if place is None:
+            raise self._not_found(name)
+        return str(place)
+
+    def read_metadata(self, checkpoint_id: str) -> dict[str, Any]:
+        """Return the content of ``metadata.json``; empty if it is missing or damaged."""
+        try:
+            content = json.loads((self.root / checkpoint_id / METADATA_FILE).read())
+        except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def describe(self, checkpoint_ids: list[str]) -> list[CheckpointInfo]:
+        """Return what can be told of checkpoints without reading them.
+
+        Raises:
+            StorageError: the storage can not be read.
+        """
+
+        def describe_one(checkpoint_id: str) -> CheckpointInfo:
+            files = (self.root / checkpoint_id).find_files()
+            times = [time for info in files.values() if (time := _time_of(info)) is not None]
+            return CheckpointInfo(
+                id=checkpoint_id,
+                # Up to 0.17.7 there was neither; see require_complete().
+                complete=METADATA_FILE in files or not {LOAD_DATA_FILE, RESUME_FILE} & files.keys(),
+                metadata=self.read_metadata(checkpoint_id),
+                size_bytes=sum(info.get("size") or 0 for info in files.values()),
+                written=max(times, default=None),
+            )
+
+        with explain_errors(f"reading {self}"):
+            return self._in_parallel(describe_one, checkpoint_ids)
+
+    # Parts
+
+    def _place_of(self, name: str) -> Location | None:
+        if name in ("", ".", "..", BOOKKEEPING_DIR) or "/" in name or "\\" in name:
+            return None
+        with explain_errors(f"looking for {name} in {self}"):
+            return self.root / name if (self.root / name).is_dir() else None
+
+    def _not_found(self, name: str) -> errors.CheckpointNotFound:
         known = self.list_ids()
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
+        near = difflib.get_close_matches(name.rpartition("/")[2], known, n=3, cutoff=0.3)
         hint = f"Similar ids: {', '.join(near)}." if near else f"{len(known)} other checkpoints are there."
-        raise errors.CheckpointNotFound(
-            f"There is no checkpoint {name!r}, neither as a directory nor as an id in {self.root}. {hint}"
+        return errors.CheckpointNotFound(
+            f"There is no checkpoint {name!r}, neither as a directory nor as an id in {self}. {hint}"
         )
+
+    def _in_parallel(self, function: Callable[[str], Any], names: list[str]) -> list[Any]:
+        if self.is_local or len(names) < 2:
+            return [function(name) for name in names]
+        with concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
+            return list(pool.map(function, names))
+
+
+@contextlib.contextmanager
+def open_checkpoint(
+    url: str | os.PathLike[str],
+    options: Mapping[str, Any] | None = None,
+    *,
+    with_code: bool = False,
+    retry: RetryPolicy | None = None,
+    progress: Progress | None = None,
+) -> Iterator[pathlib.Path]:
+    """Give a checkpoint as a local directory, inside of a ``with`` block; a remote one is copied for that time.
+
+    Args:
+        url: path or URL of the checkpoint's directory.
+        options: see :class:`CheckpointStorage`.
+        with_code: copy ``code/`` too.
+        retry: how often a transfer is tried.
+        progress: is told of each file that has arrived, with its size in bytes.
+
+    Raises:
+        CheckpointNotFound: there is no such directory.
+        StorageError: it can not be read.
+        UnsafeCheckpointError: the names of its files lead out of it.
+    """
+    place = Location.parse(url, options)
+    if place.is_local:
+        yield place.local_path
+        return
+    with explain_errors(f"reading {place}"):
+        names = [name for name in place.find_files() if with_code or not name.startswith(f"{CODE_DIR}/")]
+    if not names:
+        raise errors.CheckpointNotFound(f"There is no checkpoint directory {place}.")
+    with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
+        directory = pathlib.Path(folder) / place.name
+        directory.mkdir()
+        download(place, names, directory, retry or RetryPolicy(), progress)
+        yield directory
+
+
+def _modified(file: Location) -> float | None:
+    return _time_of(file.fs.info(file.path))
+
+
+def _time_of(info: Mapping[str, Any]) -> float | None:
+    """Return when a file was modified; each file system has its own name and type for that."""
+    for key in ("mtime", "LastModified", "last_modified", "updated", "created"):
+        value = info.get(key)
+        if isinstance(value, datetime.datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return None

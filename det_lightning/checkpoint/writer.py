@@ -3,43 +3,82 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import pathlib
 import pickle
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pathspec
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint import format as layout
+from det_lightning.checkpoint import layout
+from det_lightning.checkpoint.code import copy_code
+from det_lightning.checkpoint.manifest import MANIFEST_KEY, describe_files
+from det_lightning.checkpoint.places import Place
 from det_lightning.checkpoint.state import TrialState
-from det_lightning.checkpoint.storage import CheckpointStorage
+from det_lightning.checkpoint.storage import CheckpointStorage, new_id
 
-__all__ = ["CheckpointWriter", "copy_code"]
+__all__ = ["CheckpointFiles", "CheckpointWriter"]
 
 # The release whose format is written.
 _FORMAT_VERSION = "0.38.1"
+# With less than this a disk counts as full.
+_LITTLE_ROOM_BYTES = 16 * 1024 * 1024
 
-_NEVER_COPIED = [
-    "__pycache__/",
-    "*.py[co]",
-    "*$py.class",
-    ".git/",
-    ".idea/",
-    ".mypy_cache/",
-    ".vscode/",
-    ".terraform*",
-    ".tox/",
-    "terraform",
-    "terraform_data",
-    "terraform.tfstate*",
-    "terraform.tfvars*",
-    "/shared_fs",
-    ".detignore",
-]
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointFiles:
+    """What goes into the files of a checkpoint.
+
+    Attributes:
+        state: ``state_dict.pth``.
+        trial_state: ``trial_state.pkl``; how far the trial has come.
+        load_data: ``load_data.json``; how to build the trial again.
+        resume: ``resume.pth``; what an exact resume needs beyond Determined's format.
+        lightning: ``lightning.pth``; what Lightning keeps beyond the trial. None if Lightning keeps nothing.
+        notes: entries of ``metadata.json`` beyond those of Determined.
+        epochs_known: ``trial_state`` tells the number of epochs.
+    """
+
+    state: dict[str, Any]
+    trial_state: TrialState
+    load_data: dict[str, Any]
+    resume: dict[str, Any] | None
+    lightning: dict[str, Any] | None = None
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    epochs_known: bool = True
+
+    def write(self, directory: pathlib.Path) -> None:
+        """Write all files but ``metadata.json``.
+
+        ``load_data.json`` comes first: where it is and ``metadata.json`` is not, a checkpoint was cut off.
+        """
+        (directory / layout.LOAD_DATA_FILE).write_text(json.dumps(self.load_data, default=str), encoding="utf-8")
+        trial_state = dict(vars(self.trial_state))
+        if not self.epochs_known:
+            del trial_state["epochs_trained"]
+        (directory / layout.TRIAL_STATE_FILE).write_bytes(pickle.dumps(trial_state))
+        if self.resume is not None:
+            torch.save(self.resume, directory / layout.RESUME_FILE)
+        if self.lightning is not None:
+            torch.save(self.lightning, directory / layout.LIGHTNING_FILE)
+        torch.save(self.state, directory / layout.STATE_FILE)
+
+    def metadata(self, directory: pathlib.Path) -> dict[str, Any]:
+        """Return the content of ``metadata.json`` for the files that lie in ``directory``."""
+        return {
+            "determined_version": _FORMAT_VERSION,
+            "steps_completed": self.trial_state.batches_trained,
+            "framework": f"torch-{torch.__version__}",
+            "format": "pickle",
+            "time": time.time(),
+            **self.notes,
+            MANIFEST_KEY: describe_files(directory),
+        }
 
 
 class CheckpointWriter:
@@ -52,46 +91,63 @@ class CheckpointWriter:
 
     def __init__(self, storage: CheckpointStorage, code_dir: pathlib.Path | None = None) -> None:
         self.storage = storage
-        self.code_dir = code_dir or pathlib.Path()
+        self._code_dir = code_dir or pathlib.Path()
 
-    @contextlib.contextmanager
     def write(
         self,
-        state: dict[str, Any],
-        trial_state: TrialState,
-        load_data: dict[str, Any],
-        resume: dict[str, Any],
-    ) -> Iterator[tuple[str, pathlib.Path]]:
-        """Write a checkpoint; a context manager that yields its id and directory when all but one file is there.
+        files: CheckpointFiles,
+        checkpoint_id: str | None = None,
+        tell_written: Callable[[pathlib.Path], None] | None = None,
+    ) -> str:
+        """Write a checkpoint and return its id.
 
-        The last file, which makes the checkpoint a complete one, is written on leaving. If anything fails the
-        directory is removed, and earlier checkpoints stay as they are.
+        If anything fails what was written is removed, and earlier checkpoints stay as they are.
 
         Args:
-            state: the content of ``state_dict.pth``.
-            trial_state: how far the trial has come.
-            load_data: how to build the trial again.
-            resume: what an exact resume needs beyond Determined's format.
+            files: the content.
+            checkpoint_id: the id; by default a new one.
+            tell_written: is told the directory when all files but the last are there, and may add some.
 
         Raises:
             CheckpointError: the files can not be written.
+            StorageError: the storage failed for good.
         """
+        place = self.write_files(files, checkpoint_id or new_id(), tell_written)
+        self.commit(files, place)
+        return place.directory.name
+
+    def write_files(
+        self,
+        files: CheckpointFiles,
+        checkpoint_id: str,
+        tell_written: Callable[[pathlib.Path], None] | None = None,
+    ) -> Place:
+        """Write all files but the last; see :meth:`write`."""
         try:
-            checkpoint_id, directory = self.storage.new()
+            place = self.storage.begin(checkpoint_id)
         except OSError as e:
-            raise errors.CheckpointError(f"No checkpoint can be written below {self.storage.root}: {e}") from e
+            raise errors.CheckpointError(f"No checkpoint can be written in {self.storage}: {e}") from e
         try:
-            with _writing_to(directory):
-                copy_code(self.code_dir, directory / layout.CODE_DIR, leave_out=self.storage.root)
-                torch.save(state, directory / layout.STATE_FILE)
-                torch.save(resume, directory / layout.RESUME_FILE)
-                (directory / layout.TRIAL_STATE_FILE).write_bytes(pickle.dumps(vars(trial_state)))
-                _write_json(directory / layout.LOAD_DATA_FILE, load_data)
-            yield checkpoint_id, directory
-            with _writing_to(directory):
-                _write_json(directory / layout.METADATA_FILE, _metadata(trial_state.batches_trained))
+            with _writing_to(place.directory):
+                storage_dir = self.storage.root.local_path if self.storage.is_local else None
+                copy_code(self._code_dir, place.directory / layout.CODE_DIR, leave_out=storage_dir)
+                files.write(place.directory)
+            if tell_written is not None:
+                tell_written(place.directory)
         except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
+            place.abandon()
+            raise
+        return place
+
+    def commit(self, files: CheckpointFiles, place: Place) -> None:
+        """Write the last file and bring the checkpoint into the storage; see :meth:`write`."""
+        try:
+            with _writing_to(place.directory):
+                place.commit(files.metadata(place.directory))
+        except errors.StorageError:
+            raise  # a copy is kept on this machine, and was named
+        except BaseException:
+            place.abandon()
             raise
 
 
@@ -100,47 +156,6 @@ def _writing_to(directory: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, pickle.PicklingError, AttributeError, TypeError) as e:
-        raise errors.CheckpointError(f"Checkpoint {directory} can not be written: {e}") from e
-
-
-def _metadata(steps_completed: int) -> dict[str, Any]:
-    return {
-        "determined_version": _FORMAT_VERSION,
-        "steps_completed": steps_completed,
-        "framework": f"torch-{torch.__version__}",
-        "format": "pickle",
-    }
-
-
-def _write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, default=str), encoding="utf-8")
-
-
-def copy_code(source: pathlib.Path, target: pathlib.Path, leave_out: pathlib.Path) -> None:
-    """Copy the files of ``source`` to ``target``, less what its ``.detignore`` and a built-in list name.
-
-    Virtual environments are left out too.
-
-    Args:
-        source: the directory to copy; ``.detignore`` in it has the syntax of ``.gitignore``.
-        target: the directory to make.
-        leave_out: a directory that is not copied where it lies in ``source``: the checkpoints themselves.
-    """
-    ignored = _ignore_function(source, leave_out.resolve())
-    shutil.copytree(source, target, ignore=ignored, ignore_dangling_symlinks=True)
-    target.chmod(0o755)
-
-
-def _ignore_function(source: pathlib.Path, leave_out: pathlib.Path) -> Callable[[str, list[str]], set[str]]:
-    detignore = source / ".detignore"
-    lines = detignore.read_text(encoding="utf-8").splitlines() if detignore.is_file() else []
-    spec = pathspec.GitIgnoreSpec.from_lines([*_NEVER_COPIED, *lines])
-
-    def is_ignored(path: pathlib.Path) -> bool:
-        relative = path.relative_to(source).as_posix()
-        if path.is_dir():
-            is_environment = (path / "pyvenv.cfg").is_file()
-            return is_environment or path.resolve() == leave_out or spec.match_file(f"{relative}/")
-        return spec.match_file(relative)
-
-    return lambda folder, names: {name for name in names if is_ignored(pathlib.Path(folder) / name)}
+        free = shutil.disk_usage(directory.parent).free
+        room = f" The disk is full: {free:,} bytes are free." if free < _LITTLE_ROOM_BYTES else ""
+        raise errors.CheckpointError(f"Checkpoint {directory} can not be written: {e}.{room}") from e

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint import format as layout
+from det_lightning.checkpoint import layout
+from det_lightning.checkpoint.legacy import LoadData, modernize, read_load_data
+from det_lightning.checkpoint.manifest import require_unchanged
+from det_lightning.checkpoint.storage import open_checkpoint
+from det_lightning.checkpoint.tensors import read_state
+from det_lightning.compat import answering_determined
 from det_lightning.importing import import_from_path, load_class
 from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch.legacy_trial import adapt_legacy_trial, is_legacy_trial
 from det_lightning.pytorch.trial import PyTorchTrial
 from det_lightning.pytorch.weights import load_models
 
@@ -38,21 +46,33 @@ def load_trial_from_checkpoint_path(
     trial_kwargs: dict[str, Any] | None = None,
     torch_load_kwargs: dict[str, Any] | None = None,
     *,
+    hparams: dict[str, Any] | None = None,
+    exp_conf: dict[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     trusted: bool = False,
     **kwargs: Any,
-) -> PyTorchTrial:
-    """Build the trial of a checkpoint and load its weights.
+) -> Any:
+    """Build the trial of a checkpoint of any release since 0.12 and load its weights.
 
     Args:
-        path: the checkpoint's directory.
-        trial_class: the trial's class; by default it is imported from the copy of the code in the checkpoint.
+        path: path or URL of the checkpoint's directory.
+        trial_class: the trial's class; by default it is imported from the copy of the code in the checkpoint, with
+            ``import determined`` answered by det_lightning.
         trial_kwargs: arguments of the trial beyond the context.
         torch_load_kwargs: arguments of ``torch.load``; tensors go to the CPU by default.
+        hparams: hyperparameters for the trial; by default those in the checkpoint.
+        exp_conf: experiment configuration for the trial; by default the one in the checkpoint.
+        storage_options: what the file system needs to know where ``path`` is a URL; see ``CheckpointStorage``.
         trusted: unpickle anything that the checkpoint holds, running whatever code it asks for.
         **kwargs: deprecated spelling of ``torch_load_kwargs``.
 
+    Returns:
+        The trial; for a trial of the interface before 0.12.13, whose checkpoint has no ``load_data.json``, its model,
+        as in Determined.
+
     Raises:
         CheckpointNotFound, IncompleteCheckpointError, UnsafeCheckpointError: see ``read_checkpoint``.
+        StorageError: a URL can not be read.
         ValueError: the trial's class can not be imported from the checkpoint, or both spellings are used.
         InvalidCheckpointException: the weights do not fit the trial's models.
     """
@@ -65,32 +85,54 @@ def load_trial_from_checkpoint_path(
             stacklevel=2,
         )
         torch_load_kwargs = kwargs
-    directory = pathlib.Path(path)
-    layout.require_complete(directory)
-    load_data = layout.read_json(directory / layout.LOAD_DATA_FILE)
-    hparams, exp_conf = _run_settings(directory, load_data, trusted)
-    if trial_class is None:
-        trial_class = _import_trial_class(directory, load_data["trial_cls_spec"])
-    context = CheckpointLoadContext(hparams, exp_conf)
-    trial = trial_class(context, **trial_kwargs or {})
-    state = layout.read_state(directory / layout.STATE_FILE, trusted=trusted, **torch_load_kwargs or {})
-    load_models(context.models, state, source=directory / layout.STATE_FILE)
+    with open_checkpoint(path, storage_options, with_code=trial_class is None) as directory:
+        layout.require_complete(directory)
+        state_file = layout.find_state_file(directory)
+        load_data = _with_settings(read_load_data(directory), directory, hparams, exp_conf, trusted)
+        state = read_state(state_file, trusted=trusted, **torch_load_kwargs or {})
+        if not trusted:
+            require_unchanged(directory, [state_file.relative_to(directory).as_posix(), layout.LOAD_DATA_FILE])
+        modernize(state, str(state_file))
+        with answering_determined():
+            chosen = trial_class or _import_trial_class(directory, load_data)
+            context = CheckpointLoadContext(load_data.hparams, load_data.experiment_config)
+            trial = chosen(context, **trial_kwargs or {})
+        adapt_legacy_trial(trial, context)
+        load_models(context.models, state, str(state_file), load_data.trial_cls_spec)
+    if load_data.may_be_functional and is_legacy_trial(trial):
+        return context.models[0]
     return trial
 
 
-def _run_settings(
-    directory: pathlib.Path, load_data: dict[str, Any], trusted: bool
-) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return hyperparameters and configuration; Determined writes neither where one of them is missing."""
+def _with_settings(
+    load_data: LoadData,
+    directory: pathlib.Path,
+    hparams: dict[str, Any] | None,
+    exp_conf: dict[str, Any] | None,
+    trusted: bool,
+) -> LoadData:
+    """Fill in hyperparameters and configuration: as given, as in the checkpoint, or as in our own part of it.
+
+    Determined writes neither where one of them is missing.
+    """
     resume_file = directory / layout.RESUME_FILE
-    if load_data["hparams"] is None and resume_file.exists():
-        settings = json.loads(layout.read_state(resume_file, trusted=trusted)["settings"])
-        return settings["hparams"], settings["experiment_config"]
-    return load_data["hparams"], load_data["experiment_config"]
+    saved = {"hparams": load_data.hparams, "experiment_config": load_data.experiment_config}
+    if load_data.hparams is None and resume_file.exists():
+        saved.update(json.loads(read_state(resume_file, trusted=trusted)["settings"]))
+    return dataclasses.replace(
+        load_data,
+        hparams=saved["hparams"] if hparams is None else hparams,
+        experiment_config=saved["experiment_config"] if exp_conf is None else exp_conf,
+    )
 
 
-def _import_trial_class(directory: pathlib.Path, spec: str) -> type[PyTorchTrial]:
-    code = directory / layout.CODE_DIR
+def _import_trial_class(directory: pathlib.Path, load_data: LoadData) -> type[PyTorchTrial]:
+    code, spec = directory / layout.CODE_DIR, load_data.trial_cls_spec
+    if spec is None:
+        raise ValueError(
+            f"{directory} does not tell the trial's class: up to 0.17.7 only Determined's platform knew it, and added "
+            "it to what it downloaded. Pass trial_class=, and hparams= if the trial asks for any."
+        )
     try:
         with import_from_path(code):
             trial_class = load_class(spec)
@@ -100,7 +142,6 @@ def _import_trial_class(directory: pathlib.Path, spec: str) -> type[PyTorchTrial
         ) from e
     if not (isinstance(trial_class, type) and issubclass(trial_class, PyTorchTrial)):
         raise errors.InvalidCheckpointException(
-            f"{spec} in {code} is no det_lightning.pytorch.PyTorchTrial. If its code imports determined, call "
-            "det_lightning.compat.install() first, or pass trial_class=."
+            f"{spec} in {code} is no det_lightning.pytorch.PyTorchTrial but {trial_class!r}. Pass trial_class=."
         )
     return trial_class

@@ -7,7 +7,7 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from det_lightning.callbacks.checkpoint import POLICIES, DeterminedCheckpoint
 from det_lightning.callbacks.metrics import DeterminedTensorBoard
 from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
+from det_lightning.checkpoint.retention import Retention
 from det_lightning.checkpoint.storage import CheckpointStorage
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.pytorch.context import PyTorchTrialContext
@@ -116,9 +117,11 @@ class Trainer:
         test_mode: bool = False,
         profiling_enabled: bool = False,
         *,
-        checkpoint_storage: str | os.PathLike[str] | None = None,
+        checkpoint_storage: str | os.PathLike[str] | Mapping[str, Any] | CheckpointStorage | None = None,
         code_dir: str | os.PathLike[str] | None = None,
         trusted: bool = False,
+        async_write: bool | None = None,
+        retention: Retention | None = None,
     ) -> None:
         """Train, validate and checkpoint.
 
@@ -129,19 +132,26 @@ class Trainer:
             reporting_period: when training metrics are reported.
             checkpoint_policy: after which validations to checkpoint: ``"best"``, ``"all"`` or ``"none"``. ``"best"``
                 needs the metric's name in ``exp_conf["searcher"]["metric"]``; without it all validations count.
-            latest_checkpoint: id or path of a checkpoint to go on from, at the very next batch.
+            latest_checkpoint: id, path or URL of a checkpoint to go on from, at the very next batch. ``"last"`` is the
+                newest complete one in the storage; without any the run begins anew.
             step_zero_validation: validate before the first batch.
             test_mode: train one batch, validate one batch, checkpoint, and end.
             profiling_enabled: Determined's system profiler needs a master; a warning says so.
-            checkpoint_storage: the directory of the checkpoints; by default Determined's own for local runs.
+            checkpoint_storage: a directory or URL for the checkpoints, the ``checkpoint_storage`` section of an
+                experiment configuration, or a ``CheckpointStorage``; by default Determined's own directory for local
+                runs.
             code_dir: the directory that is copied into each checkpoint; by default the working directory.
             trusted: unpickle anything that ``latest_checkpoint`` holds, running whatever code it asks for.
+            async_write: write checkpoints while the training goes on; by default where the storage is remote.
+            retention: which checkpoints to keep; by default what the configuration given as ``checkpoint_storage``
+                says, otherwise all of them.
 
         Raises:
             ValueError: ``max_length`` is missing, or ``checkpoint_policy`` unknown.
             TypeError: a period is no ``Batch`` or ``Epoch``, or ``max_length`` not one of an int.
             InvalidExperimentException: the trial can not be trained; names why.
-            CheckpointError: ``latest_checkpoint`` is missing, torn, unsafe, or of another trial.
+            CheckpointError: ``latest_checkpoint`` is missing, torn, unsafe, or of another trial; or a checkpoint can
+                not be written.
         """
         if max_length is None:
             raise ValueError("fit() needs max_length, such as max_length=Batch(1000) or max_length=Epoch(10).")
@@ -149,6 +159,15 @@ class Trainer:
             raise TypeError(f"max_length must be Batch(int) or Epoch(int); got {max_length!r}.")
         if profiling_enabled:
             logger.warning("profiling_enabled has no effect without a Determined master; see context.set_profiler().")
+        self.checkpoints = self._checkpoint_callback(
+            checkpoint_policy,
+            period=_or_never(checkpoint_period),
+            storage=checkpoint_storage,
+            code_dir=code_dir,
+            async_write=async_write,
+            retention=retention,
+        )
+        storage = self.checkpoints.storage
         module = TrialModule(
             self._trial,
             context=self._context,
@@ -158,11 +177,9 @@ class Trainer:
             step_zero_validation=step_zero_validation,
             test_mode=test_mode,
             trusted=trusted,
+            storage_options=storage.options,
         )
-        self.checkpoints = self._checkpoint_callback(
-            checkpoint_policy, period=_or_never(checkpoint_period), storage=checkpoint_storage, code_dir=code_dir
-        )
-        path = None if latest_checkpoint is None else str(CheckpointStorage(checkpoint_storage).find(latest_checkpoint))
+        path = _find_latest(storage, latest_checkpoint)
         # What Lightning imports when it is set up may draw random numbers.
         with isolated_rng(), _quiet_lightning():
             trainer = self._lightning_trainer(self.checkpoints)
@@ -232,6 +249,12 @@ def _quiet_lightning() -> Iterator[None]:
         yield
     finally:
         hints.setLevel(level)
+
+
+def _find_latest(storage: CheckpointStorage, latest: str | os.PathLike[str] | None) -> str | None:
+    if latest is None:
+        return None
+    return storage.newest() if latest == "last" else storage.find(latest)
 
 
 def _or_never(period: TrainUnit | None) -> TrainUnit:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -58,26 +57,44 @@ def load_gradients(context: PyTorchTrialContext, gradients: list[dict[str, torch
 
 
 def load_state(
-    context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], state: dict[str, Any], source: pathlib.Path
+    context: PyTorchTrialContext,
+    callbacks: dict[str, PyTorchCallback],
+    state: dict[str, Any],
+    source: str,
+    trial_class: str | None = None,
 ) -> None:
     """Load everything but the random state into the trial.
 
+    Args:
+        context: the trial's.
+        callbacks: the trial's.
+        state: what :func:`collect_state` returned.
+        source: where it was read, for messages.
+        trial_class: the class that wrote it, for messages.
+
     Raises:
-        InvalidCheckpointException: something does not fit; names what.
+        InvalidCheckpointException: something does not fit; names everything that does not.
     """
-    load_models(context.models, state, source)
-    _load_each("optimizer", context.optimizers, state, "optimizers_state_dict", source)
-    load_schedulers(context, state, source)
+    _raise_if_any(
+        [
+            *_load_each("model", context.models, state, "models_state_dict", _fit_prefix),
+            *_load_each("optimizer", context.optimizers, state, "optimizers_state_dict"),
+            *_load_each("learning rate scheduler", context.lr_schedulers, state, "lr_schedulers_state_dict"),
+        ],
+        source,
+        trial_class,
+    )
     load_rest(context, callbacks, state)
 
 
-def load_schedulers(context: PyTorchTrialContext, state: dict[str, Any], source: pathlib.Path) -> None:
+def load_schedulers(context: PyTorchTrialContext, state: dict[str, Any], source: str) -> None:
     """Load the learning rate schedulers.
 
     Raises:
         InvalidCheckpointException: their number differs, or one does not take its state.
     """
-    _load_each("learning rate scheduler", context.lr_schedulers, state, "lr_schedulers_state_dict", source)
+    mismatches = _load_each("learning rate scheduler", context.lr_schedulers, state, "lr_schedulers_state_dict")
+    _raise_if_any(mismatches, source)
 
 
 def load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], state: dict[str, Any]) -> None:
@@ -95,13 +112,15 @@ def load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback
             logger.warning("The checkpoint has no state for callback %r; it begins anew.", name)
 
 
-def load_models(models: list[torch.nn.Module], state: dict[str, Any], source: pathlib.Path) -> None:
+def load_models(
+    models: list[torch.nn.Module], state: dict[str, Any], source: str, trial_class: str | None = None
+) -> None:
     """Load the weights of all models. The prefix that DDP gives to names is added or taken away as needed.
 
     Raises:
         InvalidCheckpointException: number, names or shapes differ; names what.
     """
-    _load_each("model", models, state, "models_state_dict", source, _fit_prefix)
+    _raise_if_any(_load_each("model", models, state, "models_state_dict", _fit_prefix), source, trial_class)
 
 
 def _fit_prefix(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
@@ -120,21 +139,29 @@ def _load_each(
     targets: list[Any],
     state: dict[str, Any],
     key: str,
-    source: pathlib.Path,
     fit: Callable[[Any, Any], Any] = _as_saved,
-) -> None:
+) -> list[str]:
+    """Load what stands under ``key`` into ``targets``; return what does not fit, a sentence each."""
     states = state.get(key)
     if not isinstance(states, list):
-        raise errors.InvalidCheckpointException(f"{source} has no list {key!r}; it has {sorted(map(str, state))}.")
+        return [f"there is no list {key!r}; there is {', '.join(sorted(map(str, state))) or 'nothing'}"]
     if len(targets) != len(states):
-        raise errors.InvalidCheckpointException(
-            f"The trial wraps {len(targets)} {what}(s), but {source} holds {len(states)}; it is a checkpoint of "
-            "another trial, or the trial was changed."
-        )
+        return [f"the trial wraps {len(targets)} {what}(s), and {len(states)} are there"]
+    mismatches = []
     for index, (target, saved) in enumerate(zip(targets, states, strict=True)):
         try:
             target.load_state_dict(fit(target, saved))
-        except (RuntimeError, ValueError, KeyError, TypeError) as e:
-            raise errors.InvalidCheckpointException(
-                f"{what} {index} ({type(target).__name__}) does not fit what {source} holds: {e}"
-            ) from e
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
+            mismatches.append(f"{what} {index} ({type(target).__name__}): {e}")
+    return mismatches
+
+
+def _raise_if_any(mismatches: list[str], source: str, trial_class: str | None = None) -> None:
+    if mismatches:
+        written_by = f" It was written by the trial {trial_class}." if trial_class else ""
+        raise errors.InvalidCheckpointException(
+            f"{source} does not fit the trial:\n- "
+            + "\n- ".join(mismatches)
+            + f"\nIt is a checkpoint of another trial, "
+            f"or the trial was changed.{written_by}"
+        )

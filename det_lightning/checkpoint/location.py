@@ -1,0 +1,162 @@
+"""Places on any file system that fsspec knows, and errors that tell what is wrong with one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from det_lightning import errors
+
+__all__ = ["Location", "explain_errors"]
+
+# Which extra of det-lightning brings the library for a protocol.
+_EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gcs"),
+    **dict.fromkeys(("az", "abfs", "abfss", "adl"), "azure"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Location:
+    """A file or directory.
+
+    Attributes:
+        fs: the file system.
+        path: the place in it.
+    """
+
+    fs: Any
+    path: str
+
+    @classmethod
+    def parse(cls, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Location:
+        """Return the place that ``url`` names.
+
+        Args:
+            url: a URL, or the path of a local file; ``~`` is the home directory.
+            options: what the file system needs to know, such as ``endpoint_url`` or credentials.
+
+        Raises:
+            StorageError: no library is known for the URL, or it is not installed.
+        """
+        name = os.fspath(url)
+        if "://" not in name or name.startswith("file://"):
+            local = pathlib.Path(name.removeprefix("file://")).expanduser()
+            return cls(LocalFileSystem(), os.path.abspath(local))  # noqa: PTH100 (keeps links as they are)
+        protocol = name.partition("://")[0]
+        try:
+            fs, path = fsspec.core.url_to_fs(name, **(options or {}))
+        except ImportError as e:
+            extra = _EXTRAS.get(protocol)
+            install = f"pip install 'det-lightning[{extra}]'" if extra else str(e)
+            raise errors.StorageError(f"{name} needs a library that is not installed: {install}") from e
+        except ValueError as e:
+            raise errors.StorageError(
+                f"{name!r} can not be opened: {e}. A storage is a directory, or a URL such as s3://bucket/prefix, "
+                "gs://bucket/prefix, az://container/prefix, sftp://host/path."
+            ) from e
+        except Exception as e:  # each file system has errors of its own
+            raise errors.StorageError(f"{name} can not be opened: {type(e).__name__}: {e}") from e
+        return cls(fs, path.rstrip("/"))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a path of this machine."""
+        return isinstance(self.fs, LocalFileSystem)
+
+    @property
+    def local_path(self) -> pathlib.Path:
+        """The path, where :attr:`is_local`."""
+        return pathlib.Path(self.path)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    def __truediv__(self, name: str) -> Location:
+        return Location(self.fs, f"{self.path}/{name}")
+
+    def __str__(self) -> str:
+        return self.path if self.is_local else str(self.fs.unstrip_protocol(self.path))
+
+    # What follows sees the place as it is now; some file systems remember listings.
+
+    def exists(self) -> bool:
+        """Tell whether there is anything here."""
+        self.fs.invalidate_cache()
+        return bool(self.fs.exists(self.path))
+
+    def is_dir(self) -> bool:
+        """Tell whether this is a directory; on an object store, one that holds anything."""
+        self.fs.invalidate_cache()
+        return bool(self.fs.isdir(self.path))
+
+    def list_names(self) -> list[str]:
+        """Return the names in this directory; none if there is no such directory."""
+        self.fs.invalidate_cache()
+        try:
+            paths = self.fs.ls(self.path, detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted({path.rstrip("/").rpartition("/")[2] for path in paths} - {"", self.name})
+
+    def find_files(self) -> dict[str, dict[str, Any]]:
+        """Return what the file system tells of all files below this directory, by their paths from here."""
+        self.fs.invalidate_cache()
+        prefix = f"{self.path}/"
+        found: dict[str, dict[str, Any]] = self.fs.find(self.path, detail=True)
+        return {path[len(prefix) :]: info for path, info in found.items() if path.startswith(prefix)}
+
+    def read(self) -> bytes:
+        """Return the content of this file."""
+        content: bytes = self.fs.cat_file(self.path)
+        return content
+
+    def write(self, content: bytes) -> None:
+        """Put ``content`` into this file, whole or not at all."""
+        if not self.is_local:
+            self.fs.pipe_file(self.path, content)
+            return
+        target = self.local_path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+
+    def remove(self) -> None:
+        """Remove this file, or this directory with all that is in it, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm(self.path, recursive=True)
+
+
+@contextlib.contextmanager
+def explain_errors(what: str) -> Iterator[None]:
+    """Turn the errors that a file system raises inside into a ``StorageError`` that says what was being done.
+
+    Args:
+        what: completes the sentence "The error came while ...".
+    """
+    try:
+        yield
+    except (errors.DetLightningError, AssertionError):
+        raise
+    except PermissionError as e:
+        raise errors.StorageError(
+            f"Permission denied while {what}: {e}. Check the credentials and their rights."
+        ) from e
+    except FileNotFoundError as e:
+        raise errors.StorageError(f"Not found while {what}: {e}. Check the bucket or directory.") from e
+    except Exception as e:  # each file system has errors of its own
+        raise errors.StorageError(f"Failed while {what}: {type(e).__name__}: {e}") from e

@@ -1,0 +1,136 @@
+"""Deleting checkpoints after the fact, by the same rule that a run applies."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from det_lightning import errors
+from det_lightning.checkpoint.index import TrialIndex, read_indexes
+from det_lightning.checkpoint.location import explain_errors
+from det_lightning.checkpoint.places import find_writers
+from det_lightning.checkpoint.retention import Retention
+from det_lightning.checkpoint.storage import CheckpointStorage
+
+__all__ = ["PrunePlan", "carry_out", "plan_pruning"]
+
+# One that is younger may still be being written, by a program that leaves no mark.
+_INCOMPLETE_AFTER_S = 3600.0
+
+
+@dataclasses.dataclass
+class PrunePlan:
+    """What is to be deleted.
+
+    Attributes:
+        by_rule: each trial's index, with the ids in it that the rule does not keep.
+        kept: ids that the rule keeps.
+        incomplete: ids of checkpoints that were never finished.
+        maybe_unfinished: ids of incomplete ones that may still be being written, and stay.
+        unknown: ids of complete checkpoints that are in no index, and stay.
+    """
+
+    by_rule: list[tuple[TrialIndex, list[str]]]
+    kept: list[str]
+    incomplete: list[str]
+    maybe_unfinished: list[str]
+    unknown: list[str]
+
+    @property
+    def to_delete(self) -> list[str]:
+        """All ids that are to be deleted."""
+        return [checkpoint_id for _, ids in self.by_rule for checkpoint_id in ids] + self.incomplete
+
+
+def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: bool = False) -> PrunePlan:
+    """Decide what to delete; delete nothing.
+
+    Args:
+        storage: the checkpoints.
+        retention: the rule, applied to each experiment.
+        incomplete: delete checkpoints that were not written to their end, if their writer is known to be gone, or is
+            not known and wrote nothing for an hour.
+
+    Raises:
+        StorageError: the storage can not be read.
+        ValueError: trials of one experiment do not agree on which metrics are better.
+    """
+    by_experiment: dict[str, list[TrialIndex]] = {}
+    for index in read_indexes(storage.root):
+        by_experiment.setdefault(index.experiment, []).append(index)
+    by_rule: list[tuple[TrialIndex, list[str]]] = []
+    kept: set[str] = set()
+    for experiment, indexes in by_experiment.items():
+        superfluous = set(_choose(experiment, indexes, retention))
+        for index in indexes:
+            ids = [record.id for record in index.records]
+            by_rule.append((index, [checkpoint_id for checkpoint_id in ids if checkpoint_id in superfluous]))
+            kept.update(set(ids) - superfluous)
+    complete = storage.list_ids()
+    known = kept.union(*(ids for _, ids in by_rule))
+    abandoned, maybe_unfinished = _find_incomplete(storage, set(complete)) if incomplete else ([], [])
+    return PrunePlan(
+        by_rule=[(index, ids) for index, ids in by_rule if ids],
+        kept=sorted(kept),
+        incomplete=[checkpoint_id for checkpoint_id in abandoned if checkpoint_id not in known],
+        maybe_unfinished=maybe_unfinished,
+        unknown=[checkpoint_id for checkpoint_id in complete if checkpoint_id not in known],
+    )
+
+
+def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
+    """Delete what ``plan`` names, and take it out of the indexes; return the ids.
+
+    Raises:
+        StorageError: the storage refuses; what was deleted until then is taken out of its index.
+    """
+    deleted = []
+    for index, ids in plan.by_rule:
+        gone: list[str] = []
+        try:
+            for checkpoint_id in ids:
+                _delete(storage, checkpoint_id)
+                gone.append(checkpoint_id)
+        finally:
+            if gone:
+                index.remove(gone)
+        deleted += gone
+    for checkpoint_id in plan.incomplete:
+        _delete(storage, checkpoint_id)
+        deleted.append(checkpoint_id)
+    if plan.incomplete:
+        storage.sweep()
+    return deleted
+
+
+def _choose(experiment: str, indexes: list[TrialIndex], retention: Retention) -> list[str]:
+    directions = {index.smaller_is_better for index in indexes}
+    if len(directions) > 1:
+        described = ", ".join(f"{index.trial}: smaller_is_better={index.smaller_is_better}" for index in indexes)
+        raise ValueError(
+            f"The trials of experiment {experiment!r} do not agree on which metric is the better one ({described}). "
+            "Correct their indexes, or delete by hand."
+        )
+    records = [record for index in indexes for record in index.records]
+    return retention.choose_to_delete(records, directions.pop())
+
+
+def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[list[str], list[str]]:
+    """Return the ids of incomplete checkpoints: those that nobody writes any more, and the others."""
+    with explain_errors(f"looking for incomplete checkpoints in {storage}"):
+        writers = find_writers(storage.root)
+    ids = [checkpoint_id for checkpoint_id in storage.list_ids(complete=False) if checkpoint_id not in complete]
+    latest = time.time() - _INCOMPLETE_AFTER_S
+    unmarked = storage.describe([checkpoint_id for checkpoint_id in ids if checkpoint_id not in writers])
+    old = {info.id for info in unmarked if not info.complete and info.written is not None and info.written < latest}
+    # Releases up to 0.17.7 wrote no file that says that a checkpoint is complete.
+    whole = {info.id for info in unmarked if info.complete}
+    over = old | {checkpoint_id for checkpoint_id, lives in writers.items() if not lives}
+    return [one for one in ids if one in over], [one for one in ids if one not in over | whole]
+
+
+def _delete(storage: CheckpointStorage, checkpoint_id: str) -> None:
+    try:
+        storage.delete(checkpoint_id)
+    except errors.CheckpointNotFound:
+        return  # someone else was faster

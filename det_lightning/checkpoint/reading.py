@@ -1,0 +1,124 @@
+"""Reading a whole checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from det_lightning.checkpoint.layout import (
+    LIGHTNING_FILE,
+    LOAD_DATA_FILE,
+    RESUME_FILE,
+    STATE_FILES,
+    TRIAL_STATE_FILE,
+    find_state_file,
+    require_complete,
+)
+from det_lightning.checkpoint.legacy import read_load_data
+from det_lightning.checkpoint.location import Location
+from det_lightning.checkpoint.manifest import find_damage, require_unchanged
+from det_lightning.checkpoint.state import TrialState, read_trial_state
+from det_lightning.checkpoint.storage import open_checkpoint
+from det_lightning.checkpoint.tensors import read_state
+
+__all__ = ["CheckpointContent", "load_checkpoint", "read_checkpoint"]
+
+logger = logging.getLogger("det_lightning.checkpoint")
+
+_FILES_READ = [*STATE_FILES, TRIAL_STATE_FILE, LOAD_DATA_FILE, RESUME_FILE, LIGHTNING_FILE]
+
+
+@dataclasses.dataclass
+class CheckpointContent:
+    """What :func:`read_checkpoint` found.
+
+    Attributes:
+        directory: where.
+        state: content of ``state_dict.pth``, with the keys of the release that wrote it; see ``modernize``.
+        trial_state: how far the trial had come.
+        resume: content of ``resume.pth``; None if Determined wrote the checkpoint.
+        epochs_known: ``trial_state`` tells the number of epochs; those of older releases do not.
+        lightning: content of ``lightning.pth``; None unless a callback of Lightning's wrote the checkpoint.
+        name: the checkpoint's id.
+        source: path or URL of the file with the state, for messages.
+        trial_class: the class that wrote it, as ``"module:QualName"``; None where nothing tells.
+    """
+
+    directory: pathlib.Path
+    state: dict[str, Any]
+    trial_state: TrialState
+    resume: dict[str, Any] | None
+    epochs_known: bool = True
+    lightning: dict[str, Any] | None = None
+    name: str = ""
+    source: str = ""
+    trial_class: str | None = None
+
+
+def load_checkpoint(
+    url: str | os.PathLike[str], options: Mapping[str, Any] | None = None, *, trusted: bool = False
+) -> CheckpointContent:
+    """Read the checkpoint at a path or URL; see :func:`read_checkpoint`.
+
+    Args:
+        url: of the checkpoint's own directory.
+        options: see ``CheckpointStorage``.
+        trusted: unpickle anything, running whatever code the files ask for.
+
+    Raises:
+        CheckpointNotFound: there is no checkpoint.
+        StorageError: the place can not be reached.
+        IncompleteCheckpointError, UnsafeCheckpointError: see :func:`read_checkpoint`.
+    """
+    with open_checkpoint(url, options) as directory:
+        content = read_checkpoint(directory, trusted=trusted)
+    place = Location.parse(url, options)
+    if place.is_local:
+        return content
+    return dataclasses.replace(content, source=f"{place}/{pathlib.Path(content.source).relative_to(directory)}")
+
+
+def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> CheckpointContent:
+    """Read the checkpoint in ``directory``, of any release since 0.12.
+
+    Args:
+        directory: a checkpoint's own directory.
+        trusted: unpickle anything, running whatever code the files ask for.
+
+    Raises:
+        CheckpointNotFound: there is no checkpoint.
+        IncompleteCheckpointError: it was not written to its end, or is damaged.
+        UnsafeCheckpointError: it refers to code and is not ``trusted``.
+    """
+    require_complete(directory)
+    state_file = find_state_file(directory)
+    trial_state, epochs_known = read_trial_state(directory, trusted=trusted)
+
+    def read_if_there(name: str) -> dict[str, Any] | None:
+        return read_state(directory / name, trusted=trusted) if (directory / name).is_file() else None
+
+    content = CheckpointContent(
+        directory=directory,
+        state=read_state(state_file, trusted=trusted),
+        trial_state=trial_state,
+        resume=read_if_there(RESUME_FILE),
+        epochs_known=epochs_known,
+        lightning=read_if_there(LIGHTNING_FILE),
+        name=directory.name,
+        source=str(state_file),
+        trial_class=read_load_data(directory).trial_cls_spec,
+    )
+    # Last, for a file that was exchanged may be worse than damaged, and the readers tell.
+    _compare_with_manifest(directory, trusted)
+    return content
+
+
+def _compare_with_manifest(directory: pathlib.Path, trusted: bool) -> None:
+    if not trusted:
+        require_unchanged(directory, _FILES_READ)
+    elif damage := find_damage(directory, _FILES_READ):
+        logger.warning("The trusted checkpoint %s is not as it was written: %s.", directory, "; ".join(damage))

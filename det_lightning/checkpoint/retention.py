@@ -1,0 +1,91 @@
+"""Which checkpoints to keep: Determined's rule, without its master."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["CheckpointRecord", "Retention"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointRecord:
+    """A checkpoint, as the rule sees it.
+
+    Attributes:
+        id: its id.
+        trial: name of the trial that wrote it.
+        steps_completed: number of batches trained on.
+        order: grows from one checkpoint of the experiment to the next, such as the time of its writing.
+        metric: value of the searcher metric; None if there was no validation. NaN counts as none.
+    """
+
+    id: str
+    trial: str
+    steps_completed: int
+    order: float
+    metric: float | None = None
+
+    @property
+    def has_metric(self) -> bool:
+        """Whether there is a value that can be compared."""
+        return self.metric is not None and not math.isnan(self.metric)
+
+
+@dataclasses.dataclass(frozen=True)
+class Retention:
+    """How many checkpoints to keep, as in the ``checkpoint_storage`` section of an experiment configuration.
+
+    Attributes:
+        experiment_best: so many of the whole experiment's best.
+        trial_best: so many of each trial's best.
+        trial_latest: so many of each trial's latest.
+
+    Raises:
+        ValueError: a number is negative or no integer; names all of them.
+    """
+
+    experiment_best: int = 0
+    trial_best: int = 1
+    trial_latest: int = 1
+
+    def __post_init__(self) -> None:
+        wrong = {
+            f"save_{name}": value
+            for name, value in vars(self).items()
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0
+        }
+        if wrong:
+            given = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
+            raise ValueError(f"The number of checkpoints to keep must be an integer from 0; got {given}.")
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Retention | None:
+        """Return what a ``checkpoint_storage`` section asks for; None if it says nothing, and all are to be kept."""
+        given = {
+            name: config[f"save_{name}"]
+            for name in ("experiment_best", "trial_best", "trial_latest")
+            if config.get(f"save_{name}") is not None
+        }
+        return cls(**given) if given else None
+
+    def choose_to_delete(self, records: Iterable[CheckpointRecord], smaller_is_better: bool = True) -> list[str]:
+        """Return the ids of the checkpoints that need not be kept, the oldest first.
+
+        A checkpoint is kept if its metric is among the best of the experiment or of its trial, or if it is among the
+        latest of its trial. Of two equal metrics the earlier wins.
+
+        Args:
+            records: all checkpoints of one experiment.
+            smaller_is_better: whether a smaller metric is the better one.
+        """
+        by_age = sorted(records, key=lambda record: record.order)
+        sign = 1.0 if smaller_is_better else -1.0
+        best = sorted((r for r in by_age if r.has_metric), key=lambda record: sign * (record.metric or 0.0))
+        kept = {record.id for record in best[: self.experiment_best]}
+        for trial in {record.trial for record in by_age}:
+            kept.update([r.id for r in best if r.trial == trial][: self.trial_best])
+            kept.update([r.id for r in reversed(by_age) if r.trial == trial][: self.trial_latest])
+        return [record.id for record in by_age if record.id not in kept]

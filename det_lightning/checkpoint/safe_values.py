@@ -1,0 +1,153 @@
+"""What a state may hold beyond tensors: numpy's values, rebuilt by functions that check what they are given.
+
+numpy's own functions for this trust their arguments: with made-up ones they crash the interpreter. So the pickles of
+arrays, scalars and data types are read into plain descriptions, which :func:`finish` turns into numpy's objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["SAFE_GLOBALS", "allow_safe_values", "finish"]
+
+# Booleans, integers, floats, complex numbers, bytes and strings: none of them refers to Python objects.
+_PLAIN_KINDS = "?bBhHiIlLqQefdgFDGSUV"
+
+
+class _DataType:
+    """A data type of numpy, as pickled."""
+
+    def __init__(self, code: Any = None, align: Any = False, copy: Any = False) -> None:
+        self.dtype = _plain_dtype(code)
+
+    def __setstate__(self, state: Any) -> None:
+        _version, byte_order, subtype, names, fields, *_ = state
+        if byte_order not in ("<", ">", "=", "|") or (subtype, names, fields) != (None, None, None):
+            raise ValueError(f"only plain numpy data types can be read; got one with the state {state!r:.200}")
+        self.dtype = self.dtype.newbyteorder(byte_order)
+
+
+class _Array:
+    """An array of numpy, as pickled."""
+
+    def __init__(self) -> None:
+        self.array: np.ndarray[Any, Any] | None = None
+
+    def __setstate__(self, state: Any) -> None:
+        _version, shape, data_type, is_fortran, content = state
+        dtype = _dtype_of(data_type)
+        shape = [_count(length) for length in shape]
+        if not isinstance(content, bytes) or len(content) != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its content")
+        flat = np.frombuffer(bytearray(content), dtype)
+        self.array = flat.reshape(shape, order="F" if is_fortran else "C")
+
+
+def _plain_dtype(code: Any) -> np.dtype[Any]:
+    if not isinstance(code, str) or len(code) > 16:
+        raise ValueError(f"a numpy data type is named by a short string; got {code!r:.200}")
+    dtype = np.dtype(code)
+    if dtype.char not in _PLAIN_KINDS or dtype.itemsize == 0 or dtype.names or dtype.subdtype:
+        raise ValueError(f"only plain numpy data types can be read; got {code!r}")
+    return dtype
+
+
+def _dtype_of(described: Any) -> np.dtype[Any]:
+    if not isinstance(described, _DataType):
+        raise ValueError(f"expected a numpy data type; got {described!r:.200}")
+    return described.dtype
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"expected a number of elements; got {value!r:.200}")
+    return value
+
+
+def _begin_array(kind: Any, *_: Any) -> _Array:
+    if kind is not _Array:
+        raise ValueError(f"only numpy arrays can be read as arrays; got {kind!r:.200}")
+    return _Array()
+
+
+def _scalar(data_type: Any, content: Any) -> Any:
+    dtype = _dtype_of(data_type)
+    if not isinstance(content, bytes) or len(content) != dtype.itemsize:
+        raise ValueError(f"a scalar of type {dtype} does not fit its content {content!r:.200}")
+    return np.frombuffer(content, dtype)[0]
+
+
+class _OneCycle:
+    """Stands for the class ``OneCycleLR``."""
+
+
+def _attribute(owner: Any, name: Any) -> Any:
+    """Answer ``getattr``, by which torch before 2.0 pickled the ``anneal_func`` of ``OneCycleLR``."""
+    if owner is not _OneCycle or name not in ("_annealing_cos", "_annealing_linear"):
+        raise pickle.UnpicklingError(f"Unsupported global: GLOBAL getattr({owner!r:.100}, {name!r:.100})")
+    return getattr(torch.optim.lr_scheduler.OneCycleLR, name)
+
+
+_NAMES: dict[str, Any] = {
+    "numpy.ndarray": _Array,
+    "numpy.dtype": _DataType,
+    **{f"numpy.{core}.multiarray._reconstruct": _begin_array for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray.scalar": _scalar for core in ("core", "_core")},
+    "builtins.getattr": _attribute,
+    "torch.optim.lr_scheduler.OneCycleLR": _OneCycle,
+}
+
+#: What a state may refer to beyond torch's own list, for ``torch.serialization.safe_globals``.
+SAFE_GLOBALS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+    (stand_in, name) for name, stand_in in _NAMES.items()
+]
+
+
+@contextlib.contextmanager
+def allow_safe_values() -> Iterator[None]:
+    """Let ``torch.load(weights_only=True)`` read numpy's values inside; pass what it returns to :func:`finish`."""
+    with torch.serialization.safe_globals(SAFE_GLOBALS):
+        yield
+
+
+def finish(value: Any) -> Any:
+    """Return ``value``, as read inside of :func:`allow_safe_values`, with numpy's objects in their places.
+
+    Raises:
+        ValueError: a description of an array has no content.
+    """
+    return _finish(value, {})
+
+
+def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
+    if isinstance(value, _DataType):
+        return value.dtype
+    if isinstance(value, _Array):
+        if value.array is None:
+            raise ValueError("an array has no content")
+        return value.array
+    if not isinstance(value, dict | list | tuple):
+        return value
+    if id(value) in done:
+        return done[id(value)][1]
+    finished: Any = value
+    # The original is kept with the result, so that no other object gets its id.
+    done[id(value)] = value, finished
+    if isinstance(value, dict):
+        for key in list(value):
+            value[key] = _finish(value[key], done)
+    elif isinstance(value, list):
+        value[:] = [_finish(item, done) for item in value]
+    elif type(value) is tuple:
+        items = tuple(_finish(item, done) for item in value)
+        if any(item is not before for item, before in zip(items, value, strict=True)):
+            finished = items
+    done[id(value)] = value, finished
+    return finished

@@ -1,0 +1,125 @@
+"""Saving checkpoints during a run, while the training waits or while it goes on."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import pathlib
+from collections.abc import Callable
+
+from det_lightning.checkpoint.keeper import CheckpointKeeper
+from det_lightning.checkpoint.snapshot import Snapshotter
+from det_lightning.checkpoint.storage import new_id
+from det_lightning.checkpoint.writer import CheckpointFiles, CheckpointWriter
+
+__all__ = ["CheckpointSaver"]
+
+
+class CheckpointSaver:
+    """Writes the checkpoints of one run, one after another.
+
+    Args:
+        writer: writes them.
+        in_background: copy the state, and write the copy in another thread. At most one is under way.
+        keeper: decides which ones to keep; None to keep all.
+    """
+
+    def __init__(
+        self, writer: CheckpointWriter, in_background: bool = False, keeper: CheckpointKeeper | None = None
+    ) -> None:
+        self.keeper = keeper
+        self._writer = writer
+        self._executor = concurrent.futures.ThreadPoolExecutor(1, "checkpoint") if in_background else None
+        self._snapshotter = Snapshotter()
+        self._under_way: concurrent.futures.Future[str] | None = None
+        self._complete: list[str] = []
+
+    def save(
+        self,
+        files: CheckpointFiles,
+        metric: float | None = None,
+        tell_written: Callable[[pathlib.Path], None] | None = None,
+    ) -> str:
+        """Write a checkpoint, or begin to; return its id.
+
+        Args:
+            files: the content.
+            metric: value of the searcher metric of a validation at the same batch.
+            tell_written: is told the directory before the checkpoint is complete, and may add files to it. The training
+                then waits for all but the last step, since what is told may look at the trial as it is now.
+
+        Raises:
+            CheckpointError: this checkpoint, or the one before, can not be written.
+        """
+        self._collect(wait=True)
+        checkpoint_id = new_id()
+        if self._executor is None:
+            self._complete.append(self._write(files, checkpoint_id, metric, tell_written))
+        elif tell_written is None:
+            copied = self._snapshotter.copy(vars(files))
+            self._begin(lambda: self._write(CheckpointFiles(**copied), checkpoint_id, metric))
+        else:
+            self._write_then_commit(files, checkpoint_id, metric, tell_written)
+        return checkpoint_id
+
+    def note_metric(self, steps_completed: int, metric: float) -> None:
+        """Note the metric of a validation for the checkpoint that was written at the same batch, if there is one."""
+        if self.keeper is not None:
+            self._collect(wait=True)
+            self.keeper.note_metric(steps_completed, metric)
+
+    def settle(self, wait: bool = False) -> list[str]:
+        """Return the ids of the checkpoints that have become complete since the last call.
+
+        Args:
+            wait: for the one that is under way.
+
+        Raises:
+            CheckpointError: it can not be written.
+        """
+        self._collect(wait)
+        complete, self._complete = self._complete, []
+        return complete
+
+    def close(self) -> None:
+        """End the thread, when it is done; what it had to tell is told by :meth:`settle`."""
+        if self._executor is not None:
+            self._executor.shutdown()
+
+    def _collect(self, wait: bool) -> None:
+        if self._under_way is not None and (wait or self._under_way.done()):
+            under_way, self._under_way = self._under_way, None
+            self._complete.append(under_way.result())
+
+    def _begin(self, write: Callable[[], str]) -> None:
+        assert self._executor is not None
+        self._under_way = self._executor.submit(write)
+
+    def _write(
+        self,
+        files: CheckpointFiles,
+        checkpoint_id: str,
+        metric: float | None,
+        tell_written: Callable[[pathlib.Path], None] | None = None,
+    ) -> str:
+        self._writer.write(files, checkpoint_id, tell_written)
+        return self._keep(files, checkpoint_id, metric)
+
+    def _write_then_commit(
+        self,
+        files: CheckpointFiles,
+        checkpoint_id: str,
+        metric: float | None,
+        tell_written: Callable[[pathlib.Path], None],
+    ) -> None:
+        place = self._writer.write_files(files, checkpoint_id, tell_written)
+
+        def commit() -> str:
+            self._writer.commit(files, place)
+            return self._keep(files, checkpoint_id, metric)
+
+        self._begin(commit)
+
+    def _keep(self, files: CheckpointFiles, checkpoint_id: str, metric: float | None) -> str:
+        if self.keeper is not None:
+            self.keeper.note_written(checkpoint_id, files.trial_state.batches_trained, metric)
+        return checkpoint_id

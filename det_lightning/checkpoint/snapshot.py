@@ -1,0 +1,88 @@
+"""Copying the state of a trial while it stands still, so that it can be written while training goes on."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["Snapshotter"]
+
+
+class Snapshotter:
+    """Copies states into the main memory, one after another into the same one.
+
+    A copy is good until the next one is made. Memory that is asked for anew costs as much time as writing the state
+    to a disk's cache; used again it costs a tenth. So one copy of the state is kept for good, and never more.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, bool], list[torch.Tensor]] = defaultdict(list)
+
+    def copy(self, state: Any) -> Any:
+        """Return a copy of ``state``: nested containers, tensors of any device, and whatever can be deep-copied.
+
+        Tensors that share memory share it in the copy too.
+        """
+        free, self._free = self._free, defaultdict(list)
+        storages: dict[tuple[torch.device, int], torch.Tensor] = {}
+        # deepcopy() takes the copies of tensors from here, and does the rest.
+        memo: dict[int, Any] = {}
+        for tensor in _tensors_in(state):
+            if id(tensor) in memo:
+                continue
+            if not _is_plain(tensor):
+                memo[id(tensor)] = _copy_other(tensor)
+                continue
+            source = tensor.untyped_storage()
+            key = tensor.device, source.data_ptr()
+            if key not in storages:
+                storages[key] = self._copy_storage(source, free)
+            target = torch.empty(0, dtype=tensor.dtype).set_(
+                storages[key].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+            )
+            memo[id(tensor)] = target
+        if any(device.type == "cuda" for device, _ in storages):
+            torch.cuda.synchronize()
+        return copy.deepcopy(state, memo)
+
+    def _copy_storage(self, source: torch.UntypedStorage, free: dict[tuple[int, bool], list[torch.Tensor]]) -> Any:
+        on_device = source.device.type != "cpu"
+        key = source.nbytes(), on_device
+        reusable = free[key]
+        # Only copies into pinned memory run beside the host.
+        target = reusable.pop() if reusable else torch.empty(key[0], dtype=torch.uint8, pin_memory=on_device)
+        target.copy_(torch.empty(0, dtype=torch.uint8, device=source.device).set_(source), non_blocking=on_device)
+        self._free[key].append(target)
+        return target
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_in(item)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether type, size, stride and memory are all there is to a tensor."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and tensor.untyped_storage().nbytes() > 0
+    )
+
+
+def _copy_other(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_leaf:
+        return copy.deepcopy(tensor)
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
