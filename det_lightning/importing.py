@@ -13,13 +13,33 @@ from typing import Any
 
 __all__ = ["import_from_path", "load_class"]
 
+# A second copy of this package would know other classes of the same names.
+_OURS = "det_lightning"
+
+
+def _shadowed_modules(directory: pathlib.Path) -> dict[str, ModuleType]:
+    """Return the loaded modules that would be taken in place of those in ``directory``, having the same names.
+
+    Those of Python itself and of installed packages stay.
+    """
+    names = {path.stem for path in directory.glob("*.py")} | {
+        path.parent.name for path in directory.glob("*/__init__.py")
+    }
+    names -= {"__main__", _OURS, *sys.stdlib_module_names}
+    shadowed = {name for name in names if name in sys.modules and not _is_installed(sys.modules[name])}
+    return {name: module for name, module in list(sys.modules.items()) if name.partition(".")[0] in shadowed}
+
+
+def _is_installed(module: ModuleType) -> bool:
+    return bool({"site-packages", "dist-packages"} & {*pathlib.Path(getattr(module, "__file__", None) or "").parts})
+
 
 def _modules_below(directory: pathlib.Path) -> dict[str, ModuleType]:
     """Return the loaded modules whose top-level module or package lies directly in ``directory``."""
     top_level = set()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and "." not in name and name != "__main__":
+        if file and "." not in name and name not in ("__main__", _OURS):
             path = pathlib.Path(file).resolve()
             if (path.parent.parent if path.name == "__init__.py" else path.parent) == directory:
                 top_level.add(name)
@@ -30,13 +50,13 @@ def _modules_below(directory: pathlib.Path) -> dict[str, ModuleType]:
 def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
     """Import from ``path`` instead of the working directory, inside a ``with`` block.
 
-    Modules of the working directory are hidden inside the block, so that one of the same name is not taken instead.
-    Modules that the block imported from ``path`` are forgotten after it, so that the next block can import others
-    of the same name. Nothing is written to ``path`` (no ``__pycache__``).
+    Modules of the working directory, and others that were imported before and would be taken instead of one of the same
+    name, are hidden inside the block. Modules that the block imported from ``path`` are forgotten after it, so that the
+    next block can import others of the same name. Nothing is written to ``path`` (no ``__pycache__``).
     """
     directory, here = pathlib.Path(path).resolve(), pathlib.Path.cwd().resolve()
     old_path, old_dont_write = sys.path[:], sys.dont_write_bytecode
-    hidden = _modules_below(here)
+    hidden = {**_modules_below(here), **_shadowed_modules(directory)}
     for name in hidden:
         del sys.modules[name]
     sys.path[:] = [str(directory), *(p for p in old_path if p not in ("", str(here)))]

@@ -49,6 +49,26 @@ def test_the_working_directory_is_hidden_and_comes_back(tmp_path: Path, monkeypa
         del sys.modules[MODULE]
 
 
+def test_a_module_that_was_imported_from_elsewhere_is_not_taken_for_one_of_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(write_module(tmp_path / "elsewhere", "elsewhere")))
+    mine = importlib.import_module(MODULE)
+    try:
+        with import_from_path(write_module(tmp_path / "code", "in the directory")):
+            assert importlib.import_module(MODULE).VALUE == "in the directory"
+        assert sys.modules[MODULE] is mine
+    finally:
+        del sys.modules[MODULE]
+
+
+@pytest.mark.parametrize("name", ["json", "torch", "det_lightning"])
+def test_python_installed_packages_and_this_one_are_never_imported_twice(tmp_path: Path, name: str) -> None:
+    before = importlib.import_module(name)
+    with import_from_path(write_module(tmp_path, "in the directory", name)):
+        assert importlib.import_module(name) is before
+
+
 def test_a_module_of_the_working_directory_is_not_taken_for_one_that_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

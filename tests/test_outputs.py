@@ -89,6 +89,7 @@ def test_the_trainer_knows_the_best_and_the_last_checkpoint(tmp_path: Path) -> N
         trainer.fit(max_length=pytorch.Batch(6), validation_period=pytorch.Batch(2), checkpoint_storage=tmp_path)
     best, last = trainer.checkpoints.best_checkpoint_path, trainer.checkpoints.last_checkpoint_path
     steps = [
-        torch.load(Path(path) / "resume.pth", weights_only=False)["trial_state"]["batches_trained"] for path in (best, last)
+        torch.load(Path(path) / "resume.pth", weights_only=False)["trial_state"]["batches_trained"]
+        for path in (best, last)
     ]
     assert (steps, trainer.checkpoints.best_value) == ([4, 6], 1.0)

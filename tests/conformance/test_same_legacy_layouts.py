@@ -1,0 +1,82 @@
+"""Checkpoints of older releases: where the real determined still reads them, ours reads the same."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from tests import layouts
+from tests.conformance.sides import SIDES, frozen
+from tests.layouts import HPARAMS, LAYOUTS, Layout
+
+pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
+
+BATCHES = 8
+
+
+def load(side: str, directory: Path) -> Any:
+    api = importlib.import_module(f"{side}.pytorch")
+    # The real one can not load on today's torch otherwise.
+    kwargs = {"torch_load_kwargs": {"weights_only": False}} if side == "determined" else {}
+    loaded = api.load_trial_from_checkpoint_path(str(directory), **kwargs)
+    return loaded if isinstance(loaded, torch.nn.Module) else loaded.model
+
+
+def state_after_loading(side: str, directory: Path, storage: Path) -> Any:
+    """Begin to train from a checkpoint; return models, optimizers and schedulers as the first batch finds them."""
+    api = importlib.import_module(f"{side}.pytorch")
+    source = layouts.CODE.replace("determined.", f"{side}.").replace("import helper_module", "")
+    namespace: dict[str, Any] = {"__name__": f"model_def_of_{side}"}
+    exec(source.replace("helper_module.WIDTH", "2"), namespace)
+    found: list[Any] = []
+
+    class Recorded(namespace["OldTrial"]):  # type: ignore[misc]
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if not found:
+                wrapped = (self.context.models, self.context.optimizers, self.context.lr_schedulers)
+                found.extend(frozen([one.state_dict() for one in kind]) for kind in wrapped)
+            return super().train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
+
+    load_as_before = torch.load
+    allow = lambda *args, **kwargs: load_as_before(*args, **{"weights_only": False, **kwargs})  # noqa: E731
+    length = {"max_length": api.Batch(BATCHES + 2), "checkpoint_policy": "none"}
+    with api.init(hparams=HPARAMS, enable_tensorboard_logging=False) as context:
+        trial = Recorded(context)
+        if side == "determined":
+            with mock.patch("torch.load", allow):
+                api.Trainer(trial, context).fit(latest_checkpoint=directory.name, **length)
+        else:
+            trainer = api.Trainer(trial, context, enable_progress_bar=False)
+            trainer.fit(latest_checkpoint=directory, checkpoint_storage=storage, **length)
+    return found
+
+
+@pytest.mark.parametrize(
+    "layout", [one for one in LAYOUTS if one.state_file == "state_dict.pth" and one.described_by], ids=str
+)
+def test_the_trial_of_a_checkpoint_has_the_same_weights(layout: Layout, tmp_path: Path) -> None:
+    directory = layouts.write(tmp_path / "old", layout, BATCHES)
+    real, ours = (load(side, directory) for side in SIDES)
+    assert frozen(ours.state_dict()) == frozen(real.state_dict())
+
+
+@pytest.mark.parametrize("single_keys", [True, False])
+def test_the_model_of_a_trial_before_0_12_13_is_returned(single_keys: bool, tmp_path: Path) -> None:
+    layout = Layout("0.12", "state_dict.pth", single_keys, None, "metadata.json")
+    directory = layouts.write(tmp_path / "old", layout, BATCHES, layouts.FUNCTIONAL_CODE)
+    real, ours = (load(side, directory) for side in SIDES)
+    assert (type(ours), frozen(ours.state_dict())) == (type(real), frozen(real.state_dict()))
+
+
+# Without any progress the real one fails.
+@pytest.mark.parametrize("layout", [one for one in LAYOUTS if one.progress_file], ids=str)
+def test_a_run_begins_with_the_same_state(layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    directory = layouts.write(tmp_path / "determined/old", layout, BATCHES)
+    real, ours = (state_after_loading(side, directory, tmp_path / "storage") for side in SIDES)
+    assert ours == real
