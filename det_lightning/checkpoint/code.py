@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import pathspec
 
+from det_lightning.checkpoint.layout import BOOKKEEPING_DIR, LOAD_DATA_FILE, METADATA_FILE, STATE_FILES
+
 __all__ = ["copy_code"]
 
 _NEVER_COPIED = [
@@ -37,23 +39,37 @@ def copy_code(source: pathlib.Path, target: pathlib.Path, leave_out: pathlib.Pat
     Args:
         source: the directory to copy; ``.detignore`` in it has the syntax of ``.gitignore``.
         target: the directory to make.
-        leave_out: a directory that is not copied where it lies in ``source``: the checkpoints themselves.
+        leave_out: a directory that is not copied where it lies in ``source``: the checkpoints themselves. Where it is
+            ``source``, what looks like a checkpoint is left out.
     """
-    ignored = _ignore_function(source, leave_out and leave_out.resolve())
+    ignored = _ignore_function(source, leave_out and leave_out.resolve(), target.parent.resolve())
     shutil.copytree(source, target, ignore=ignored, ignore_dangling_symlinks=True)
     target.chmod(0o755)
 
 
-def _ignore_function(source: pathlib.Path, leave_out: pathlib.Path | None) -> Callable[[str, list[str]], set[str]]:
+def _ignore_function(
+    source: pathlib.Path, leave_out: pathlib.Path | None, being_written: pathlib.Path
+) -> Callable[[str, list[str]], set[str]]:
     detignore = source / ".detignore"
     lines = detignore.read_text(encoding="utf-8").splitlines() if detignore.is_file() else []
     spec = pathspec.GitIgnoreSpec.from_lines([*_NEVER_COPIED, *lines])
 
+    holds_checkpoints = leave_out == source.resolve()
+
     def is_ignored(path: pathlib.Path) -> bool:
         relative = path.relative_to(source).as_posix()
-        if path.is_dir():
-            is_environment = (path / "pyvenv.cfg").is_file()
-            return is_environment or path.resolve() == leave_out or spec.match_file(f"{relative}/")
-        return spec.match_file(relative)
+        if not path.is_dir():
+            return spec.match_file(relative)
+        return (
+            (path / "pyvenv.cfg").is_file()
+            or path.resolve() in (leave_out, being_written)
+            or (holds_checkpoints and path.parent == source and _belongs_to_storage(path))
+            or spec.match_file(f"{relative}/")
+        )
 
     return lambda folder, names: {name for name in names if is_ignored(pathlib.Path(folder) / name)}
+
+
+def _belongs_to_storage(directory: pathlib.Path) -> bool:
+    signs = (METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES)
+    return directory.name == BOOKKEEPING_DIR or any((directory / name).is_file() for name in signs)

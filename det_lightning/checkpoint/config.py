@@ -18,8 +18,10 @@ _NOT_FOR_STORAGE = {
     "save_experiment_best",
     "save_trial_best",
     "save_trial_latest",
-    "tensorboard_path",
 }
+
+# What shared_fs took in place of storage_path before.
+_OLD_NAMES = {"tensorboard_path", "checkpoint_path"}
 
 
 def storage_from_config(config: Mapping[str, Any]) -> _Settings:
@@ -36,10 +38,11 @@ def storage_from_config(config: Mapping[str, Any]) -> _Settings:
             is wrong is named.
     """
     kind = config.get("type")
-    if kind not in _TYPES:
+    if not isinstance(kind, str) or kind not in _TYPES:
         raise ValueError(f"checkpoint_storage: type must be one of {', '.join(_TYPES)}; got {kind!r}.")
     required, optional, build = _TYPES[kind]
-    given = {name: value for name, value in config.items() if name not in _NOT_FOR_STORAGE and value is not None}
+    ignored = _NOT_FOR_STORAGE if kind == "shared_fs" else _NOT_FOR_STORAGE | _OLD_NAMES
+    given = {name: value for name, value in config.items() if name not in ignored and value is not None}
     mistakes = [f"{name} is missing" for name in required if name not in given]
     mistakes += [
         f"{name}={value!r} is not known" for name, value in given.items() if name not in (*required, *optional)
@@ -49,6 +52,8 @@ def storage_from_config(config: Mapping[str, Any]) -> _Settings:
         for name, value in given.items()
         if name in (*required, *optional) and not isinstance(value, str | os.PathLike)
     ]
+    mistakes += [f"{name} must not be empty" for name in required if given.get(name) == ""]
+    mistakes += _wrong_paths({name: value for name, value in given.items() if isinstance(value, str | os.PathLike)})
     if mistakes:
         raise ValueError(
             f"checkpoint_storage of type {kind}: {'; '.join(mistakes)}. It takes {', '.join(required)}"
@@ -57,19 +62,32 @@ def storage_from_config(config: Mapping[str, Any]) -> _Settings:
     return build(given)
 
 
-def _shared_fs(given: dict[str, Any]) -> _Settings:
-    host_path = pathlib.PurePosixPath(given["host_path"])
-    storage_path = given.get("storage_path") or given.get("checkpoint_path")
-    if not storage_path:
-        return str(host_path), {}
+def _wrong_paths(given: dict[str, Any]) -> list[str]:
+    wrong = []
+    if ".." in os.fspath(given.get("prefix", "")).split("/"):
+        wrong.append(f"prefix must not contain '..'; got {given['prefix']!r}")
+    if given.get("host_path"):
+        host_path = str(given["host_path"])
+        if not os.path.isabs(host_path):
+            wrong.append(f"host_path must be absolute; got {host_path!r}")
+        elif not _inside_host_path(given).is_relative_to(os.path.normpath(host_path)):
+            wrong.append(f"storage_path must lie under host_path {host_path!r}; got {str(_storage_path(given))!r}")
+    return wrong
+
+
+def _storage_path(given: dict[str, Any]) -> str | os.PathLike[str]:
+    # The order is Determined's.
+    names = ("storage_path", "tensorboard_path", "checkpoint_path")
+    return next((given[name] for name in names if name in given), "")
+
+
+def _inside_host_path(given: dict[str, Any]) -> pathlib.PurePosixPath:
     # Joined with an absolute path, the host path is dropped.
-    inside = pathlib.PurePosixPath(os.path.normpath(host_path / storage_path))
-    if not inside.is_relative_to(os.path.normpath(host_path)):
-        raise ValueError(
-            f"checkpoint_storage of type shared_fs: storage_path must lie under host_path {str(host_path)!r}; got "
-            f"{str(storage_path)!r}."
-        )
-    return str(inside), {}
+    return pathlib.PurePosixPath(os.path.normpath(pathlib.PurePosixPath(given["host_path"]) / _storage_path(given)))
+
+
+def _shared_fs(given: dict[str, Any]) -> _Settings:
+    return str(_inside_host_path(given)), {}
 
 
 def _directory(given: dict[str, Any]) -> _Settings:
@@ -78,11 +96,11 @@ def _directory(given: dict[str, Any]) -> _Settings:
 
 def _s3(given: dict[str, Any]) -> _Settings:
     names = {"access_key": "key", "secret_key": "secret", "session_token": "token", "endpoint_url": "endpoint_url"}
-    return _url("s3", given["bucket"], given.get("prefix")), _renamed(given, names)
+    return _url("s3", given["bucket"], given.get("prefix", "")), _renamed(given, names)
 
 
 def _gcs(given: dict[str, Any]) -> _Settings:
-    return _url("gs", given["bucket"], given.get("prefix")), {}
+    return _url("gs", given["bucket"], given.get("prefix", "")), {}
 
 
 def _azure(given: dict[str, Any]) -> _Settings:
@@ -91,14 +109,12 @@ def _azure(given: dict[str, Any]) -> _Settings:
     if "account_host" in options:
         host = options["account_host"].partition("://")[2] or options["account_host"]
         options |= {"account_host": host.rstrip("/"), "account_name": host.partition(".")[0]}
-    return _url("az", given["container"], None), options
+    return _url("az", given["container"], ""), options
 
 
-def _url(protocol: str, bucket: str, prefix: str | None) -> str:
-    parts = [part for part in (prefix or "").split("/") if part not in ("", ".")]
-    if ".." in parts:
-        raise ValueError(f"checkpoint_storage: prefix must not contain '..'; got {prefix!r}.")
-    return "/".join([f"{protocol}://{bucket.strip('/')}", *parts])
+def _url(protocol: str, bucket: str | os.PathLike[str], prefix: str | os.PathLike[str]) -> str:
+    parts = [part for part in os.fspath(prefix).split("/") if part not in ("", ".")]
+    return "/".join([f"{protocol}://{os.fspath(bucket).strip('/')}", *parts])
 
 
 def _renamed(given: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
@@ -106,7 +122,11 @@ def _renamed(given: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
 
 
 _TYPES: dict[Any, tuple[tuple[str, ...], tuple[str, ...], Callable[[dict[str, Any]], _Settings]]] = {
-    "shared_fs": (("host_path",), ("storage_path", "checkpoint_path", "container_path"), _shared_fs),
+    "shared_fs": (
+        ("host_path",),
+        ("storage_path", "checkpoint_path", "tensorboard_path", "container_path"),
+        _shared_fs,
+    ),
     "directory": (("container_path",), (), _directory),
     "s3": (("bucket",), ("prefix", "endpoint_url", "access_key", "secret_key", "session_token"), _s3),
     "gcs": (("bucket",), ("prefix",), _gcs),

@@ -78,12 +78,19 @@ class TrialIndex:
         self._records[record.id] = record
         self._write()
 
-    def note_metric(self, steps_completed: int, metric: float) -> None:
-        """Note the metric of a validation for the checkpoints that were written at the same batch."""
-        for record in self.records:
+    def note_metric(self, steps_completed: int, metric: float) -> bool:
+        """Note the metric of a validation for the latest checkpoint, if it was written at the same batch.
+
+        Returns:
+            Whether it was.
+        """
+        latest = self.records[-1:]
+        for record in latest:
             if record.steps_completed == steps_completed and record.metric is None:
                 self._records[record.id] = dataclasses.replace(record, metric=metric)
                 self._write()
+                return True
+        return False
 
     def remove(self, checkpoint_ids: list[str]) -> None:
         """Forget checkpoints."""
@@ -131,9 +138,18 @@ def _read_whole(root: Location, experiment: str, trial: str) -> TrialIndex:
 def _read(file: Location) -> list[CheckpointRecord]:
     entries = _parse(file).get("checkpoints", [])
     try:
-        return [CheckpointRecord(**entry) for entry in entries]
+        return [_checked(CheckpointRecord(**entry)) for entry in entries]
     except TypeError as e:
         raise errors.StorageError(f"The index {file} is damaged: {e}. Remove it to begin a new one.") from e
+
+
+def _checked(record: CheckpointRecord) -> CheckpointRecord:
+    numbers = [record.steps_completed, record.order, 0.0 if record.metric is None else record.metric]
+    if not all(isinstance(name, str) for name in (record.id, record.trial)) or not all(
+        isinstance(number, int | float) for number in numbers
+    ):
+        raise TypeError(f"an entry is {record!r:.200}")
+    return record
 
 
 def _parse(file: Location) -> dict[str, Any]:
@@ -143,7 +159,7 @@ def _parse(file: Location) -> dict[str, Any]:
         content = file.read()
     try:
         parsed = json.loads(content)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise errors.StorageError(f"The index {file} is damaged: {e}. Remove it to begin a new one.") from e
     if not isinstance(parsed, dict):
         raise errors.StorageError(f"The index {file} is damaged: it holds no object. Remove it to begin a new one.")

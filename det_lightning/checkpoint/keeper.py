@@ -48,7 +48,8 @@ class CheckpointKeeper:
 
     def note_metric(self, steps_completed: int, metric: float) -> None:
         """Note the metric of a validation that came after the checkpoint of the same batch."""
-        self._index.note_metric(steps_completed, metric)
+        if self._index.note_metric(steps_completed, metric):
+            self._delete_the_rest()
 
     def _delete_the_rest(self) -> None:
         own = {record.id for record in self._index.records}

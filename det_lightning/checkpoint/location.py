@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -88,6 +89,11 @@ class Location:
     def __str__(self) -> str:
         return self.path if self.is_local else str(self.fs.unstrip_protocol(self.path))
 
+    @property
+    def _has_directories(self) -> bool:
+        """Whether directories must be made and removed. Those that fsspec serves asynchronously are object stores."""
+        return not getattr(self.fs, "async_impl", False)
+
     # What follows sees the place as it is now; some file systems remember listings.
 
     def exists(self) -> bool:
@@ -107,14 +113,21 @@ class Location:
             paths = self.fs.ls(self.path, detail=False)
         except FileNotFoundError:
             return []
-        return sorted({path.rstrip("/").rpartition("/")[2] for path in paths} - {"", self.name})
+        # Object stores may list an object that stands for the directory itself.
+        below = {path.rstrip("/") for path in paths} - {self.path}
+        return sorted({path.rpartition("/")[2] for path in below} - {""})
 
     def find_files(self) -> dict[str, dict[str, Any]]:
         """Return what the file system tells of all files below this directory, by their paths from here."""
         self.fs.invalidate_cache()
         prefix = f"{self.path}/"
         found: dict[str, dict[str, Any]] = self.fs.find(self.path, detail=True)
-        return {path[len(prefix) :]: info for path, info in found.items() if path.startswith(prefix)}
+        # A name that ends in a slash is that of an empty object that stands for a directory.
+        return {
+            path[len(prefix) :]: info
+            for path, info in found.items()
+            if path.startswith(prefix) and not path.endswith("/")
+        }
 
     def read(self) -> bytes:
         """Return the content of this file."""
@@ -124,21 +137,35 @@ class Location:
     def write(self, content: bytes) -> None:
         """Put ``content`` into this file, whole or not at all."""
         if not self.is_local:
+            if self._has_directories:
+                self.fs.makedirs(self.path.rpartition("/")[0], exist_ok=True)
             self.fs.pipe_file(self.path, content)
             return
         target = self.local_path
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
     def remove(self) -> None:
         """Remove this file, or this directory with all that is in it, if it is there."""
         with contextlib.suppress(FileNotFoundError):
-            self.fs.rm(self.path, recursive=True)
+            if self.is_local or not glob.has_magic(self.path):
+                self.fs.rm(self.path, recursive=True)
+                return
+            # rm() would take the path for a pattern, and remove what it matches.
+            for path in self.fs.find(self.path):
+                self.fs.rm_file(path)
+            if self._has_directories:
+                for path in [self.path, *sorted(self.fs.find(self.path, withdirs=True))][::-1]:
+                    self.fs.rmdir(path)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ try:
 except ImportError:  # Windows; whether a writer lives is told by the age of its mark there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LocalPlace", "Place", "RemotePlace", "find_writers", "partial_marks", "sweep"]
+__all__ = ["LocalPlace", "Place", "RemotePlace", "find_writers", "partial_marks", "replaced_dir", "sweep"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
@@ -51,6 +51,11 @@ class Place(Protocol):
 def partial_marks(root: Location) -> Location:
     """Return the directory of the files that name the checkpoints which are being written."""
     return root / BOOKKEEPING_DIR / "partial"
+
+
+def replaced_dir(root: Location) -> Location:
+    """Return the directory of checkpoints that others have taken the place of, for the moment until they are removed."""
+    return root / BOOKKEEPING_DIR / "replaced"
 
 
 def _mark() -> bytes:
@@ -119,8 +124,11 @@ class RemotePlace:
             raise errors.StorageError(
                 f"{e} The checkpoint is not in the storage; a complete copy is kept in {self.directory}."
             ) from e
-        self._retry.call(f"removing {self._mark}", self._mark.remove)
         self.abandon()
+        try:
+            self._retry.call(f"removing {self._mark}", self._mark.remove)
+        except errors.StorageError as e:
+            logger.warning("The checkpoint %s is complete, but the mark of its writing stays: %s", self._target, e)
 
     def abandon(self) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
@@ -132,6 +140,7 @@ def sweep(root: Location) -> list[str]:
     Only what det_lightning itself began to write is looked at.
     """
     swept = []
+    replaced_dir(root).remove()
     marks = partial_marks(root)
     for name in marks.list_names():
         mark, checkpoint = marks / name, root / name.removesuffix(".json")
@@ -161,6 +170,8 @@ def _is_abandoned(mark: Location) -> bool:
                 return lock_taken
         started = float(json.loads(mark.read())["started"])
     except FileNotFoundError:  # its writer has just finished
+        return False
+    except PermissionError:  # another user's, who will sweep it
         return False
     except (ValueError, KeyError, TypeError):
         return False

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import pathlib
+import pickle
 from collections.abc import Callable
+from typing import Any
 
+from det_lightning import errors
 from det_lightning.checkpoint.keeper import CheckpointKeeper
 from det_lightning.checkpoint.snapshot import Snapshotter
 from det_lightning.checkpoint.storage import new_id
@@ -28,7 +31,8 @@ class CheckpointSaver:
     ) -> None:
         self.keeper = keeper
         self._writer = writer
-        self._executor = concurrent.futures.ThreadPoolExecutor(1, "checkpoint") if in_background else None
+        self._in_background = in_background
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._snapshotter = Snapshotter()
         self._under_way: concurrent.futures.Future[str] | None = None
         self._complete: list[str] = []
@@ -52,10 +56,10 @@ class CheckpointSaver:
         """
         self._collect(wait=True)
         checkpoint_id = new_id()
-        if self._executor is None:
+        if not self._in_background:
             self._complete.append(self._write(files, checkpoint_id, metric, tell_written))
         elif tell_written is None:
-            copied = self._snapshotter.copy(vars(files))
+            copied = self._copy(files, checkpoint_id)
             self._begin(lambda: self._write(CheckpointFiles(**copied), checkpoint_id, metric))
         else:
             self._write_then_commit(files, checkpoint_id, metric, tell_written)
@@ -80,19 +84,26 @@ class CheckpointSaver:
         complete, self._complete = self._complete, []
         return complete
 
-    def close(self) -> None:
-        """End the thread, when it is done; what it had to tell is told by :meth:`settle`."""
-        if self._executor is not None:
-            self._executor.shutdown()
-
     def _collect(self, wait: bool) -> None:
-        if self._under_way is not None and (wait or self._under_way.done()):
+        if self._under_way is None or not (wait or self._under_way.done()):
+            return
+        assert self._thread is not None
+        with self._thread:  # it ends here, so that no run leaves one behind
             under_way, self._under_way = self._under_way, None
             self._complete.append(under_way.result())
 
     def _begin(self, write: Callable[[], str]) -> None:
-        assert self._executor is not None
-        self._under_way = self._executor.submit(write)
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._under_way = self._thread.submit(write)
+
+    def _copy(self, files: CheckpointFiles, checkpoint_id: str) -> dict[str, Any]:
+        try:
+            copied: dict[str, Any] = self._snapshotter.copy(vars(files))
+        except (RuntimeError, pickle.PicklingError, AttributeError, TypeError) as e:
+            raise errors.CheckpointError(
+                f"Checkpoint {checkpoint_id} can not be written: its state can not be copied: {e}."
+            ) from e
+        return copied
 
     def _write(
         self,

@@ -25,10 +25,11 @@ class Snapshotter:
     def copy(self, state: Any) -> Any:
         """Return a copy of ``state``: nested containers, tensors of any device, and whatever can be deep-copied.
 
-        Tensors that share memory share it in the copy too.
+        Tensors that share memory share it in the copy too, but for those that are more than type, size, stride and
+        memory: sparse, quantized, lazily conjugated, or of a class of their own.
         """
         free, self._free = self._free, defaultdict(list)
-        storages: dict[tuple[torch.device, int], torch.Tensor] = {}
+        storages: dict[tuple[torch.device, int, int], torch.Tensor] = {}
         # deepcopy() takes the copies of tensors from here, and does the rest.
         memo: dict[int, Any] = {}
         for tensor in _tensors_in(state):
@@ -38,14 +39,17 @@ class Snapshotter:
                 memo[id(tensor)] = _copy_other(tensor)
                 continue
             source = tensor.untyped_storage()
-            key = tensor.device, source.data_ptr()
+            # Several may begin at one place, such as those of numpy's views.
+            key = tensor.device, source.data_ptr(), source.nbytes()
             if key not in storages:
                 storages[key] = self._copy_storage(source, free)
             target = torch.empty(0, dtype=tensor.dtype).set_(
                 storages[key].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
             )
-            memo[id(tensor)] = target
-        if any(device.type == "cuda" for device, _ in storages):
+            is_parameter = type(tensor) is torch.nn.Parameter
+            memo[id(tensor)] = torch.nn.Parameter(target, False) if is_parameter else target
+            memo[id(tensor)].requires_grad_(tensor.requires_grad)
+        if any(device.type == "cuda" for device, _, _ in storages):
             torch.cuda.synchronize()
         return copy.deepcopy(state, memo)
 
@@ -74,10 +78,11 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether type, size, stride and memory are all there is to a tensor."""
     return (
-        type(tensor) is torch.Tensor
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and not vars(tensor)
         and tensor.layout is torch.strided
         and tensor.device.type in ("cpu", "cuda")
-        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
         and tensor.untyped_storage().nbytes() > 0
     )
 

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import pathlib
+import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +30,7 @@ from det_lightning.checkpoint.layout import (
     STATE_FILES,
 )
 from det_lightning.checkpoint.location import Location, explain_errors
-from det_lightning.checkpoint.places import LocalPlace, Place, RemotePlace, sweep
+from det_lightning.checkpoint.places import LocalPlace, Place, RemotePlace, replaced_dir, sweep
 from det_lightning.checkpoint.transfer import Progress, RetryPolicy, download
 
 __all__ = ["CheckpointInfo", "CheckpointStorage", "new_id", "open_checkpoint"]
@@ -136,8 +137,30 @@ class CheckpointStorage:
         place = self._place_of(checkpoint_id)
         if place is None:
             raise self._not_found(checkpoint_id)
-        self.retry.call(f"removing {place}", (place / METADATA_FILE).remove)
+        # In this order, for what is left of a checkpoint without its weights is never taken for one.
+        for name in (METADATA_FILE, *STATE_FILES):
+            self.retry.call(f"removing {place}", (place / name).remove)
         self.retry.call(f"removing {place}", place.remove)
+
+    def replace(self, checkpoint_id: str, by: str) -> None:
+        """Give the complete checkpoint ``by`` the id of another one, which is removed.
+
+        On a local disk either of the two is there at any time; elsewhere both are until the first is removed.
+
+        Raises:
+            StorageError: the storage refuses.
+        """
+        old, new = self.root / checkpoint_id, self.root / by
+        with explain_errors(f"replacing {old} by {new}"):
+            if self.is_local:
+                aside = (replaced_dir(self.root) / new_id()).local_path
+                aside.parent.mkdir(parents=True, exist_ok=True)
+                old.local_path.rename(aside)
+                new.local_path.rename(old.local_path)
+                shutil.rmtree(aside.parent, ignore_errors=True)
+            else:
+                self.delete(checkpoint_id)
+                new.fs.mv(new.path, old.path, recursive=True)
 
     def sweep(self) -> list[str]:
         """Remove what writers left behind that were killed; return the ids."""
@@ -176,7 +199,8 @@ class CheckpointStorage:
             written = metadata.get("time")
             if not isinstance(written, float):
                 written = _modified(self.root / checkpoint_id / METADATA_FILE) or 0.0
-            return written, metadata.get("steps_completed", 0)
+            steps = metadata.get("steps_completed")
+            return written, steps if isinstance(steps, int) else 0
 
         with explain_errors(f"reading {self}"):
             ages = self._in_parallel(age_of, ids)
@@ -223,7 +247,8 @@ class CheckpointStorage:
             return CheckpointInfo(
                 id=checkpoint_id,
                 # Up to 0.17.7 there was neither; see require_complete().
-                complete=METADATA_FILE in files or not {LOAD_DATA_FILE, RESUME_FILE} & files.keys(),
+                complete=any(name in files for name in STATE_FILES)
+                and (METADATA_FILE in files or not {LOAD_DATA_FILE, RESUME_FILE} & files.keys()),
                 metadata=self.read_metadata(checkpoint_id),
                 size_bytes=sum(info.get("size") or 0 for info in files.values()),
                 written=max(times, default=None),
@@ -242,7 +267,7 @@ class CheckpointStorage:
 
     def _not_found(self, name: str) -> errors.CheckpointNotFound:
         known = self.list_ids()
-        near = difflib.get_close_matches(name.rpartition("/")[2], known, n=3, cutoff=0.3)
+        near = difflib.get_close_matches(name.rstrip("/").rpartition("/")[2], known, n=3, cutoff=0.3)
         hint = f"Similar ids: {', '.join(near)}." if near else f"{len(known)} other checkpoints are there."
         return errors.CheckpointNotFound(
             f"There is no checkpoint {name!r}, neither as a directory nor as an id in {self}. {hint}"
@@ -280,6 +305,8 @@ def open_checkpoint(
     """
     place = Location.parse(url, options)
     if place.is_local:
+        if not place.local_path.is_dir():
+            raise errors.CheckpointNotFound(f"There is no checkpoint directory {place}.")
         yield place.local_path
         return
     with explain_errors(f"reading {place}"):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import functools
 import logging
 import pathlib
-from collections.abc import Callable, Iterable
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tenacity
@@ -20,6 +24,11 @@ logger = logging.getLogger("det_lightning.checkpoint")
 
 # To try again would not help.
 _FINAL_ERRORS = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError, TypeError)
+_FINAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError")  # of botocore, which need not be installed
+
+# The global generator belongs to the trial: a transfer that is tried again must not change what is trained.
+_OWN_RANDOM = random.Random()
 
 Progress = Callable[[str, int], None]
 
@@ -46,13 +55,49 @@ class RetryPolicy:
         """
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self.attempts),
-            wait=tenacity.wait_random_exponential(multiplier=self.first_wait_s, max=self.longest_wait_s),
-            retry=tenacity.retry_if_exception(lambda e: isinstance(e, Exception) and not isinstance(e, _FINAL_ERRORS)),
-            before_sleep=tenacity.before_sleep_log(logger, logging.WARNING),
+            wait=self._wait,
+            retry=tenacity.retry_if_exception(_may_pass),
+            before_sleep=functools.partial(_tell_of_retry, what),
             reraise=True,
         )
-        with explain_errors(what):
+        with explain_errors(what), _undisturbed_random():
             return retrying(action)
+
+    def _wait(self, state: tenacity.RetryCallState) -> float:
+        longest = min(self.first_wait_s * 2.0 ** (state.attempt_number - 1), self.longest_wait_s)
+        return longest * _OWN_RANDOM.uniform(0.5, 1.0)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Tell whether another attempt may go better."""
+    return (
+        isinstance(error, Exception)
+        and not isinstance(error, _FINAL_ERRORS)
+        and not (isinstance(error, OSError) and error.errno in _FINAL_ERRNOS)
+        and type(error).__name__ not in _FINAL_NAMES
+    )
+
+
+def _tell_of_retry(what: str, state: tenacity.RetryCallState) -> None:
+    error = state.outcome and state.outcome.exception()
+    wait_s = state.next_action.sleep if state.next_action is not None else 0.0
+    logger.warning("Failed while %s: %s: %s. Trying again in %.1f s.", what, type(error).__name__, error, wait_s)
+
+
+@contextlib.contextmanager
+def _undisturbed_random() -> Iterator[None]:
+    """Undo the draws from Python's generator that libraries make for pauses of their own.
+
+    In another thread that would undo draws of the trial, which trains at the same time.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(before)
 
 
 def upload(

@@ -1,0 +1,31 @@
+"""The commands of ``det-lightning``, put together."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Annotated
+
+import typer
+
+from det_lightning.cli import checkpoint
+from det_lightning.cli.arguments import EXIT_CODES, TYPER_SETTINGS
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Determined trials on PyTorch Lightning.", epilog=EXIT_CODES, **TYPER_SETTINGS)
+app.add_typer(checkpoint.app, name="checkpoint")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"det-lightning {importlib.metadata.version('det-lightning')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None:
+    pass

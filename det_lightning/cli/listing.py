@@ -1,0 +1,87 @@
+"""``det-lightning checkpoint ls``."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from det_lightning.checkpoint.index import TrialIndex, read_indexes
+from det_lightning.checkpoint.retention import CheckpointRecord
+from det_lightning.checkpoint.storage import CheckpointInfo, CheckpointStorage
+from det_lightning.cli.finding import open_storage
+from det_lightning.cli.output import describe_age, describe_metric, describe_size, print_json, print_table
+
+__all__ = ["list_checkpoints"]
+
+
+def list_checkpoints(url: str, options: Mapping[str, Any], as_json: bool) -> None:
+    """Print what can be told of the checkpoints in a storage, the newest first."""
+    storage = open_storage(url, options)
+    found = _collect(storage)
+    if as_json:
+        print_json({"storage": str(storage), "checkpoints": found})
+        return
+    now = time.time()
+    names = {entry["metric"]["name"] for entry in found if entry["metric"]}
+    # Mostly all have the same metric, whose name need not stand in every line.
+    common = names.pop() if len(names) == 1 else None
+    print_table(
+        ["uuid", ">steps", str(common or "metric"), ">size", ">age", "complete"],
+        [
+            [
+                entry["uuid"],
+                entry["steps_completed"],
+                describe_metric(entry["metric"], with_name=common is None),
+                describe_size(entry["size_bytes"]),
+                None if entry["written_s"] is None else describe_age(now - entry["written_s"]),
+                "yes" if entry["complete"] else "NO",
+            ]
+            for entry in found
+        ],
+    )
+
+
+def _collect(storage: CheckpointStorage) -> list[dict[str, Any]]:
+    recorded = {record.id: (index, record) for index in read_indexes(storage.root) for record in index.records}
+    described = storage.describe(storage.list_ids(complete=False))
+    found = [_describe(info, recorded.get(info.id)) for info in described]
+    return sorted(found, key=lambda entry: (-(entry["written_s"] or 0.0), entry["uuid"]))
+
+
+def _describe(info: CheckpointInfo, recorded: tuple[TrialIndex, CheckpointRecord] | None) -> dict[str, Any]:
+    metadata = info.metadata
+    metric, trial, experiment = metadata.get("metric"), metadata.get("trial"), metadata.get("experiment")
+    steps = metadata.get("steps_completed")
+    if recorded is not None:
+        index, record = recorded
+        trial, experiment = index.trial, index.experiment
+        steps = record.steps_completed if steps is None else steps
+        if record.metric is not None:
+            metric = {"name": index.metric_name, "value": record.metric}
+    told = metadata.get("time")
+    written = told if isinstance(told, int | float) and math.isfinite(told) else info.written
+    return {
+        "uuid": info.id,
+        "complete": info.complete,
+        "steps_completed": steps,
+        "metric": _plain_metric(metric),
+        "size_bytes": info.size_bytes,
+        "written_s": written,
+        "written": _as_date(written),
+        "trial": trial,
+        "experiment": experiment,
+    }
+
+
+def _as_date(time_s: float | None) -> str | None:
+    try:
+        return None if time_s is None else datetime.datetime.fromtimestamp(time_s, datetime.timezone.utc).isoformat()
+    except (ValueError, OverflowError, OSError):  # not a time that a calendar knows
+        return None
+
+
+def _plain_metric(metric: Any) -> dict[str, Any] | None:
+    return {"name": metric.get("name"), "value": metric.get("value")} if isinstance(metric, dict) else None

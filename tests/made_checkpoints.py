@@ -1,0 +1,113 @@
+"""Checkpoints made without training, for tests of what reads them."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState
+from det_lightning.checkpoint.layout import read_json
+
+LOAD_DATA = {
+    "trial_type": "PyTorchTrial",
+    "experiment_config": {"name": "digits"},
+    "hparams": {"lr": 0.1, "kind": "adam"},
+    "trial_cls_spec": "model_def:DigitsTrial",
+    "is_trainer": True,
+}
+
+
+def make_state() -> dict[str, Any]:
+    """Return the state of two models, of which one was trained, as ``state_dict.pth`` holds it."""
+    torch.manual_seed(1)
+    body, head = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)), torch.nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(body.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    head(body(torch.randn(5, 4))).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    return {
+        "models_state_dict": [body.state_dict(), head.state_dict()],
+        "optimizers_state_dict": [optimizer.state_dict()],
+        "lr_schedulers_state_dict": [scheduler.state_dict()],
+        "callbacks": {"counter": {"epochs": 2, "seen": np.arange(3)}},
+        "rng_state": {
+            "cpu_rng_state": torch.get_rng_state(),
+            "np_rng_state": np.random.get_state(),
+            "random_rng_state": random.getstate(),
+        },
+    }
+
+
+def make_files(steps: int = 7, by_determined: bool = False, **changes: Any) -> CheckpointFiles:
+    """Return the content of a checkpoint.
+
+    Args:
+        steps: number of batches trained on.
+        by_determined: leave out what Determined does not write.
+        **changes: attributes that shall be others.
+    """
+    trial_state = TrialState(batches_trained=steps, last_ckpt=steps, epochs_trained=2, last_val=5)
+    resume = {
+        "trial_state": dict(vars(trial_state)),
+        "rng_states": [{"cpu_rng_state": torch.zeros(3, dtype=torch.uint8)}],
+        "journals": [[{"first_batch": 0, "rng": None}]],
+        "optimizer_steps": 2 * steps,
+        "gradients": [{"0.bias": torch.ones(3)}, {}],
+        "settings": json.dumps({"hparams": LOAD_DATA["hparams"], "experiment_config": None}),
+    }
+    content: dict[str, Any] = {
+        "state": make_state(),
+        "trial_state": trial_state,
+        "load_data": LOAD_DATA,
+        "resume": None if by_determined else resume,
+    }
+    return CheckpointFiles(**{**content, **changes})
+
+
+def write_checkpoint(root: str | Path, steps: int = 7, by_determined: bool = False, **changes: Any) -> Path:
+    """Write a checkpoint with two files of code into a local storage, and return its directory."""
+    code = Path("code_of_the_trial")
+    (code / "package").mkdir(parents=True, exist_ok=True)
+    for file in (code / "model_def.py", code / "package" / "__init__.py"):
+        file.write_text("# code\n")
+    files = make_files(steps, by_determined, **changes)
+    directory = Path(root) / CheckpointWriter(CheckpointStorage(root), code).write(files)
+    if by_determined:
+        forget_checksums(directory)
+    return directory
+
+
+def forget_checksums(checkpoint: Path) -> None:
+    """Leave ``metadata.json`` as Determined writes it, so that a changed file is looked into."""
+    metadata = read_json(checkpoint / "metadata.json")
+    kept = ("determined_version", "steps_completed", "framework", "format")
+    (checkpoint / "metadata.json").write_text(json.dumps({name: metadata[name] for name in kept}))
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Compare nested states to the bit, types of containers included; an ``OrderedDict`` counts as a dict."""
+    if isinstance(one, dict):
+        assert isinstance(other, dict)
+        assert list(one) == list(other)
+        for name in one:
+            assert_equal(one[name], other[name])
+    elif isinstance(one, list | tuple):
+        assert type(one) is type(other)
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_equal(mine, theirs)
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    elif isinstance(one, np.ndarray):
+        assert one.dtype == other.dtype
+        assert np.array_equal(one, other)
+    else:
+        assert type(one) is type(other)
+        assert one == other
