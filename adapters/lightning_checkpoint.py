@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from pytorch_lightning.__version__ import version as lightning_version
-from pytorch_lightning.plugins.io import CheckpointIO
+from pytorch_lightning.plugins.io import CheckpointIO, TorchCheckpointIO
 
+from det_lightning.checkpoint.conversion import from_lightning
 from det_lightning.checkpoint.location import Location
 from det_lightning.checkpoint.reading import load_checkpoint
 from det_lightning.checkpoint.safe_values import allow_safe_values, finish
+from det_lightning.checkpoint.storage import CheckpointStorage, new_id
+from det_lightning.checkpoint.writer import CheckpointWriter
 
-__all__ = ["DETERMINED_KEY", "TRIAL_KEY", "TrialCheckpointIO"]
+__all__ = ["DETERMINED_KEY", "DeterminedCheckpointIO", "TrialCheckpointIO"]
 
 #: Where a loaded Determined checkpoint stands in the dict that Lightning passes around.
 DETERMINED_KEY = "determined_checkpoint"
-#: Where a TrialModule keeps its own state in a checkpoint file of Lightning's.
-TRIAL_KEY = "det_lightning"
 
 
 class TrialCheckpointIO(CheckpointIO):
@@ -67,3 +70,53 @@ class TrialCheckpointIO(CheckpointIO):
     def teardown(self) -> None:
         """Pass on that the run is over."""
         self.inner.teardown()
+
+
+class DeterminedCheckpointIO(TrialCheckpointIO):
+    """Makes Lightning write directories in Determined's format where it would write files.
+
+    With ``pl.Trainer(plugins=[DeterminedCheckpointIO()])`` a ``ModelCheckpoint`` goes on deciding when to save, under
+    which name and how many to keep, and both Determined and ``ckpt_path=`` load what it saves. What Lightning keeps
+    beyond the trial, such as the state of its callbacks, is in the directory too.
+
+    Args:
+        code_dir: the directory that is copied into each checkpoint; by default the working directory.
+        trusted: unpickle anything, running whatever code a checkpoint asks for.
+        options: what the file system of a URL needs to know; see ``CheckpointStorage``.
+    """
+
+    def __init__(
+        self,
+        code_dir: str | os.PathLike[str] | None = None,
+        *,
+        trusted: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(TorchCheckpointIO(), trusted, options)
+        self._code_dir = pathlib.Path(code_dir) if code_dir is not None else None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write a directory at ``path``; one that is there already is replaced.
+
+        Raises:
+            InvalidCheckpointException: the checkpoint is not that of a ``TrialModule``.
+            CheckpointError: it can not be written.
+        """
+        storage, name = self._storage_of(path)
+        writer, files = CheckpointWriter(storage, self._code_dir), from_lightning(checkpoint)
+        if (storage.root / name).is_dir():
+            storage.replace(name, by=writer.write(files, f"{name}-{new_id()}"))
+        else:
+            writer.write(files, name)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Remove the directory at ``path``, or a file of Lightning's."""
+        storage, name = self._storage_of(path)
+        if (storage.root / name).is_dir():
+            storage.delete(name)
+        else:
+            super().remove_checkpoint(path)
+
+    def _storage_of(self, path: Any) -> tuple[CheckpointStorage, str]:
+        parent, _, name = str(path).rstrip("/").rpartition("/")
+        return CheckpointStorage(parent or ".", options=self.options), name

@@ -15,10 +15,12 @@ from det_lightning import errors
 from det_lightning.adapters import loop
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.driver import Checkpointer, RunDriver, StopIterationGuard
-from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TRIAL_KEY, TrialCheckpointIO
+from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TrialCheckpointIO
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.resume import ResumePoint
 from det_lightning.adapters.run import Reporter, TrialRun
+from det_lightning.checkpoint.conversion import TRIAL_KEY
+from det_lightning.checkpoint.joined_models import split_models
 from det_lightning.checkpoint.legacy import modernize
 from det_lightning.checkpoint.reading import CheckpointContent
 from det_lightning.pytorch.context import PyTorchTrialContext
@@ -250,6 +252,10 @@ class TrialModule(pl.LightningModule):
             checkpoint["state_dict"] = self.state_dict()
         elif TRIAL_KEY in checkpoint:
             self.resume_point = ResumePoint.from_lightning(checkpoint[TRIAL_KEY])
+            # Names may have the prefix of distributed training, which Lightning would not know what to do with.
+            models, _ = split_models(checkpoint["state_dict"])
+            load_models(self._built()[1].models, {"models_state_dict": models}, self.resume_point.source)
+            checkpoint["state_dict"] = self.state_dict()
         # The trial's own position takes the place of that of Lightning's loops.
         checkpoint.pop("loops", None)
 

@@ -97,7 +97,16 @@ class ResumePoint:
         trial_state = TrialState(**entry["extra"]["trial_state"])
         # One that Determined wrote, and `det-lightning checkpoint export` converted, knows only that.
         extra = entry["extra"] if entry["extra"].keys() != {"trial_state"} else None
-        return cls("", "the Lightning checkpoint", entry["state"], trial_state, extra, has_weights=False)
+        return cls(
+            entry.get("name", ""),
+            "the Lightning checkpoint",
+            entry["state"],
+            trial_state,
+            extra,
+            has_weights=False,
+            epochs_known=entry.get("epochs_known", True),
+            trial_class=(entry.get("load_data") or {}).get("trial_cls_spec"),
+        )
 
     @property
     def journal(self) -> list[dict[str, Any]] | None:

@@ -22,7 +22,7 @@ PUBLIC = {
         PyTorchExperimentalContext PyTorchTrial PyTorchTrialContext Reducer ShouldExit TorchData TrainUnit Trainer
         adapt_batch_sampler data_length init load_trial_from_checkpoint_path samplers to_device
     """,
-    "det_lightning.adapters": "TrialModule",
+    "det_lightning.adapters": "DeterminedCheckpointIO TrialModule",
     "det_lightning.callbacks": "DeterminedCheckpoint DeterminedTensorBoard TorchProfiler",
     "det_lightning.core": "ClusterInfo DistributedContext TrialInfo get_cluster_info",
     "det_lightning.checkpoint": """

@@ -1,0 +1,107 @@
+"""Lightning's own ModelCheckpoint writing Determined's format, and ckpt_path= taking it from anywhere."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.demos.boring_classes import BoringModel
+
+from det_lightning import errors
+from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
+from det_lightning.callbacks import DeterminedCheckpoint
+from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
+from det_lightning.pytorch import Batch, load_trial_from_checkpoint_path
+from tests.trials import SmallTrial, seed_everything, weights_of
+
+
+def trainer(*callbacks: pl.Callback, **flags: Any) -> pl.Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+    return pl.Trainer(accelerator="cpu", enable_checkpointing=saves, callbacks=[*callbacks], **quiet, **flags)
+
+
+def fit(module: TrialModule, *callbacks: pl.Callback, **flags: Any) -> TrialModule:
+    seed_everything()
+    trainer(*callbacks, **flags).fit(module)
+    return module
+
+
+def straight(epochs: int) -> torch.Tensor:
+    return weights_of(fit(TrialModule(SmallTrial), max_epochs=epochs).trial)
+
+
+@pytest.fixture(params=["disk", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "checkpoints") if request.param == "disk" else f"memory://{uuid.uuid4()}"
+
+
+def test_model_checkpoint_keeps_the_best_of_determineds_directories(folder: str) -> None:
+    saver = ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=2, save_last=True)
+    fit(TrialModule(SmallTrial), saver, max_epochs=4, plugins=[DeterminedCheckpointIO()])
+    assert len(CheckpointStorage(folder).list_ids()) == 3
+    trained = [load_checkpoint(path).trial_state.epochs_trained for path in saver.best_k_models]
+    assert sorted(trained) == sorted(
+        {int(path.partition("epoch=")[2].partition(".")[0]) + 1 for path in saver.best_k_models}
+    )
+
+
+def test_training_goes_on_from_it_as_if_it_had_never_stopped(folder: str) -> None:
+    saver = ModelCheckpoint(folder, save_last=True)
+    fit(TrialModule(SmallTrial), saver, max_epochs=2, plugins=[DeterminedCheckpointIO()])
+    resumed = TrialModule(SmallTrial)
+    trainer(max_epochs=4).fit(resumed, ckpt_path=saver.last_model_path)
+    assert torch.equal(weights_of(resumed.trial), straight(4))
+
+
+def test_the_state_of_lightnings_callbacks_comes_back(folder: str) -> None:
+    first = ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=1)
+    fit(TrialModule(SmallTrial), first, max_epochs=2, plugins=[DeterminedCheckpointIO()])
+    second = ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=1)
+    plugins = [DeterminedCheckpointIO()]
+    trainer(second, max_epochs=2, plugins=plugins).fit(TrialModule(SmallTrial), ckpt_path=first.best_model_path)
+    assert (second.best_model_path, second.best_model_score) == (first.best_model_path, first.best_model_score)
+
+
+def test_a_trial_is_built_from_it(folder: str) -> None:
+    saver = ModelCheckpoint(folder)
+    module = fit(TrialModule(SmallTrial), saver, max_epochs=1, plugins=[DeterminedCheckpointIO()])
+    trial = load_trial_from_checkpoint_path(saver.best_model_path, trial_class=SmallTrial)
+    assert torch.equal(weights_of(trial), weights_of(module.trial))
+
+
+def test_the_code_is_that_of_the_given_directory(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/model_def.py").write_text("")
+    saver = ModelCheckpoint(tmp_path / "checkpoints", "only")
+    fit(TrialModule(SmallTrial), saver, max_epochs=1, plugins=[DeterminedCheckpointIO(tmp_path / "project")])
+    assert [path.name for path in (tmp_path / "checkpoints/only.ckpt/code").iterdir()] == ["model_def.py"]
+
+
+def test_another_module_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(errors.InvalidCheckpointException, match="no entry 'det_lightning'"):
+        trainer(ModelCheckpoint(tmp_path), max_epochs=1, limit_train_batches=1, plugins=[DeterminedCheckpointIO()]).fit(
+            BoringModel()
+        )
+
+
+def test_ckpt_path_takes_a_url_of_any_storage() -> None:
+    url = f"memory://{uuid.uuid4()}"
+    writer = DeterminedCheckpoint(url, policy="none", period=Batch(10))
+    fit(TrialModule(SmallTrial), writer, max_steps=20, max_epochs=-1)
+    assert writer.last_checkpoint_path is not None
+    assert writer.last_checkpoint_path.startswith("memory://")
+    resumed = TrialModule(SmallTrial)
+    trainer(max_epochs=4).fit(resumed, ckpt_path=writer.last_checkpoint_path)
+    assert torch.equal(weights_of(resumed.trial), straight(4))
+
+
+@pytest.mark.parametrize("name", ["memory://nowhere/of/this/id", "/nowhere/of/this/id"])
+def test_a_ckpt_path_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises((errors.CheckpointNotFound, FileNotFoundError), match="nowhere/of/this/id"):
+        trainer(max_epochs=1).fit(TrialModule(SmallTrial), ckpt_path=name)
