@@ -1,0 +1,148 @@
+"""How long a checkpoint of a large state keeps the training waiting, and how much memory it takes.
+
+    python benchmarks/checkpoint.py [--megabytes 500] [--checkpoints 6] [--directory DIR]
+
+The trial holds a state of the given size, half of it the momentum of its optimizer. Every fifth batch is followed by a
+checkpoint to the same disk: by a plain ``torch.save`` of the same state, by det_lightning while the training waits,
+and by det_lightning in the background. A pause is the time from the end of one batch to the begin of the next. Each
+way of saving is a process of its own. Memory is the growth of the peak of the resident set over its peak in the batches
+before the first checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from typing import Any
+
+PERIOD = 5
+WAYS = ["torch.save", "waiting", "background"]
+
+
+def resident_bytes() -> int:
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+class MemoryWatch(threading.Thread):
+    """Looks at the resident set a hundred times a second and remembers its peak."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak = 0
+
+    def run(self) -> None:
+        while True:
+            self.peak = max(self.peak, resident_bytes())
+            time.sleep(0.01)
+
+
+def measure(way: str, megabytes: int, checkpoints: int, directory: str) -> dict[str, Any]:
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    import torch
+
+    from det_lightning import pytorch
+
+    rows = megabytes * 1024 * 1024 // (2 * 4 * 1024)
+    watch = MemoryWatch()
+
+    class Large(pytorch.PyTorchTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            self.context = context
+            self.model = context.wrap_model(torch.nn.EmbeddingBag(rows, 1024, mode="sum"))
+            sgd = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+            self.optimizer = context.wrap_optimizer(sgd)
+            self.pauses: list[float] = []
+            self.batches: list[float] = []
+            self.ended = 0.0
+            self.before_first = 0
+
+        def build_training_data_loader(self) -> Any:
+            return pytorch.DataLoader(torch.utils.data.TensorDataset(torch.arange(4096) % rows), batch_size=4)
+
+        build_validation_data_loader = build_training_data_loader
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            begun = time.perf_counter()
+            if batch_idx and batch_idx % PERIOD == 0:
+                self.pauses.append(begun - self.ended)
+            loss = (self.model(batch[0].reshape(-1, 1)) ** 2).mean()
+            self.context.backward(loss)
+            self.context.step_optimizer(self.optimizer)
+            if way == "torch.save" and (batch_idx + 1) % PERIOD == 0:
+                saving = time.perf_counter()
+                torch.save(
+                    {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()},
+                    pathlib.Path(directory) / f"{batch_idx}.pth",
+                )
+                self.pauses.append(time.perf_counter() - saving)
+            if batch_idx == 1:
+                watch.start()
+            elif batch_idx == PERIOD - 2:
+                self.before_first = watch.peak
+            self.ended = time.perf_counter()
+            self.batches.append(self.ended - begun)
+            return {"loss": loss}
+
+        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+            return {"loss": 0.0}
+
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        trial = Large(context)
+        pytorch.Trainer(trial, context, enable_progress_bar=False, limit_val_batches=0).fit(
+            max_length=pytorch.Batch(PERIOD * checkpoints + 1),
+            checkpoint_period=pytorch.Batch(PERIOD if way != "torch.save" else 10**9),
+            checkpoint_policy="none",
+            checkpoint_storage=directory,
+            code_dir=tempfile.mkdtemp(dir=directory),
+            async_write=way == "background",
+        )
+    pauses = [pause for pause in trial.pauses if way != "torch.save" or pause > 0.01]
+    return {
+        "first": pauses[0],
+        "later": statistics.median(pauses[1:]),
+        "batch": statistics.median(trial.batches),
+        "extra_memory": (watch.peak - trial.before_first) / (megabytes * 1024 * 1024),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=500)
+    parser.add_argument("--checkpoints", type=int, default=6)
+    parser.add_argument("--directory", default=None, help="where to write; by default the temporary directory")
+    parser.add_argument("--way", choices=WAYS, help="measure one way in this process, and print it as JSON")
+    options = parser.parse_args()
+    if options.way:
+        print(json.dumps(measure(options.way, options.megabytes, options.checkpoints, options.directory)))
+        return
+    found = {}
+    for way in WAYS:
+        with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+            command = [sys.executable, __file__, "--way", way, "--directory", directory]
+            command += ["--megabytes", str(options.megabytes), "--checkpoints", str(options.checkpoints)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            found[way] = json.loads(done.stdout.splitlines()[-1])
+    plain = found["torch.save"]["later"]
+    print(f"{options.megabytes} MB, {options.checkpoints} checkpoints, a batch takes {found['waiting']['batch']:.3f} s")
+    print("| way | first pause s | later pauses s | later, of torch.save | extra memory, in states |")
+    print("|---|---|---|---|---|")
+    for way, numbers in found.items():
+        print(
+            f"| {way} | {numbers['first']:.3f} | {numbers['later']:.3f} | {numbers['later'] / plain:.0%} "
+            f"| {numbers['extra_memory']:.2f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
