@@ -86,6 +86,40 @@ def test_storage_inside_the_working_directory_does_not_copy_itself() -> None:
     assert code_of(checkpoint) == ["model_def.py", "output/", "output/notes.txt"]
 
 
+@pytest.mark.parametrize("storage", ["output/checkpoints", "output/../output/checkpoints", "a link", "file URL"])
+def test_however_the_storage_inside_the_working_directory_is_named_it_is_left_out(storage: str) -> None:
+    touch("model_def.py", "output/checkpoints/notes.txt")
+    Path("a link").symlink_to("output/checkpoints")
+    place = f"file://{Path.cwd()}/output/checkpoints" if storage == "file URL" else storage
+    for _ in range(2):
+        checkpoint = CheckpointStorage(place).root.local_path / write(place).name
+    assert code_of(checkpoint) == ["model_def.py", "output/"]
+
+
+@pytest.mark.parametrize("storage", [".", "../here"])
+def test_checkpoints_in_the_working_directory_itself_are_left_out(
+    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    touch("model_def.py", "package/module.py", "package/metadata.json/x", ".det_lightning/index/x/y.json")
+    for _ in range(3):
+        checkpoint = write(storage)
+    assert code_of(checkpoint) == ["model_def.py", *(["package/", "package/metadata.json/", "package/metadata.json/x"]),
+                                   "package/module.py"]  # fmt: skip
+
+
+def test_the_copy_for_a_remote_storage_does_not_copy_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    touch("model_def.py", "tmp/notes.txt")
+    monkeypatch.setattr("tempfile.tempdir", str(Path("tmp").resolve()))
+    storage = CheckpointStorage("memory://copies")
+    files = CheckpointFiles(state={}, trial_state=TrialState(), load_data={}, resume={})
+    place = storage.root / CheckpointWriter(storage).write(files)
+    copied = [name for name in place.find_files() if name.startswith("code/")]
+    place.remove()
+    assert sorted(copied) == ["code/model_def.py", "code/tmp/notes.txt"]
+
+
 def test_a_link_to_nowhere_does_not_stop_a_checkpoint(tmp_path: Path) -> None:
     touch("model_def.py")
     Path("dangling").symlink_to("nowhere")

@@ -68,7 +68,7 @@ def _wrong_paths(given: dict[str, Any]) -> list[str]:
         wrong.append(f"prefix must not contain '..'; got {given['prefix']!r}")
     if given.get("host_path"):
         host_path = str(given["host_path"])
-        if not os.path.isabs(host_path):
+        if not pathlib.PurePosixPath(host_path).is_absolute():
             wrong.append(f"host_path must be absolute; got {host_path!r}")
         elif not _inside_host_path(given).is_relative_to(os.path.normpath(host_path)):
             wrong.append(f"storage_path must lie under host_path {host_path!r}; got {str(_storage_path(given))!r}")

@@ -32,10 +32,12 @@ class Location:
     Attributes:
         fs: the file system.
         path: the place in it.
+        origin: what stood before the path in the URL: protocol, and host where the file system has one.
     """
 
     fs: Any
     path: str
+    origin: str = ""
 
     @classmethod
     def parse(cls, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Location:
@@ -66,7 +68,9 @@ class Location:
             ) from e
         except Exception as e:  # each file system has errors of its own
             raise errors.StorageError(f"{name} can not be opened: {type(e).__name__}: {e}") from e
-        return cls(fs, path.rstrip("/"))
+        path = path.rstrip("/")
+        trimmed = name.rstrip("/")
+        return cls(fs, path, trimmed.removesuffix(path) if path and trimmed.endswith(path) else "")
 
     @property
     def is_local(self) -> bool:
@@ -84,15 +88,17 @@ class Location:
         return self.path.rpartition("/")[2]
 
     def __truediv__(self, name: str) -> Location:
-        return Location(self.fs, f"{self.path}/{name}")
+        return Location(self.fs, f"{self.path}/{name}", self.origin)
 
     def __str__(self) -> str:
-        return self.path if self.is_local else str(self.fs.unstrip_protocol(self.path))
+        if self.is_local:
+            return self.path
+        return f"{self.origin}{self.path}" if self.origin else str(self.fs.unstrip_protocol(self.path))
 
     @property
-    def _has_directories(self) -> bool:
-        """Whether directories must be made and removed. Those that fsspec serves asynchronously are object stores."""
-        return not getattr(self.fs, "async_impl", False)
+    def is_object_store(self) -> bool:
+        """Whether directories need not be made, and several requests at a time are fine (fsspec is async)."""
+        return bool(getattr(self.fs, "async_impl", False))
 
     # What follows sees the place as it is now; some file systems remember listings.
 
@@ -137,7 +143,7 @@ class Location:
     def write(self, content: bytes) -> None:
         """Put ``content`` into this file, whole or not at all."""
         if not self.is_local:
-            if self._has_directories:
+            if not self.is_object_store:
                 self.fs.makedirs(self.path.rpartition("/")[0], exist_ok=True)
             self.fs.pipe_file(self.path, content)
             return
@@ -163,7 +169,7 @@ class Location:
             # rm() would take the path for a pattern, and remove what it matches.
             for path in self.fs.find(self.path):
                 self.fs.rm_file(path)
-            if self._has_directories:
+            if not self.is_object_store:
                 for path in [self.path, *sorted(self.fs.find(self.path, withdirs=True))][::-1]:
                     self.fs.rmdir(path)
 

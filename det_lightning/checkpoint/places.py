@@ -54,7 +54,7 @@ def partial_marks(root: Location) -> Location:
 
 
 def replaced_dir(root: Location) -> Location:
-    """Return the directory of checkpoints that others have taken the place of, for the moment until they are removed."""
+    """Return the directory of checkpoints that others have taken the place of, until they are removed."""
     return root / BOOKKEEPING_DIR / "replaced"
 
 
@@ -69,7 +69,11 @@ class LocalPlace:
         self.directory = root.local_path / checkpoint_id
         self._mark = (partial_marks(root) / f"{checkpoint_id}.json").local_path
         self._lock = _write_locked(self._mark)
-        self.directory.mkdir(parents=True)
+        try:
+            self.directory.mkdir(parents=True)
+        except BaseException:
+            self._forget()
+            raise
 
     def commit(self, metadata: dict[str, Any]) -> None:
         for path in _files_below(self.directory):
@@ -188,10 +192,16 @@ def _write_locked(mark: pathlib.Path) -> IO[bytes]:
             break
         except FileNotFoundError:  # another writer has just removed the empty directory
             continue
-    file.write(_mark())
-    file.flush()
-    _try_to_lock(file)
-    unnamed.replace(mark)
+    try:
+        file.write(_mark())
+        file.flush()
+        _try_to_lock(file)
+        unnamed.replace(mark)
+    except BaseException:
+        unnamed.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what could not be written yet
+            file.close()
+        raise
     return file
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["SAFE_GLOBALS", "allow_safe_values", "finish"]
+__all__ = ["SAFE_GLOBALS", "STAND_INS", "allow_safe_values", "finish"]
 
 # Booleans, integers, floats, complex numbers, bytes and strings: none of them refers to Python objects.
 _PLAIN_KINDS = "?bBhHiIlLqQefdgFDGSUV"
@@ -30,7 +30,7 @@ class _DataType:
     def __setstate__(self, state: Any) -> None:
         _version, byte_order, subtype, names, fields, *_ = state
         if byte_order not in ("<", ">", "=", "|") or (subtype, names, fields) != (None, None, None):
-            raise ValueError(f"only plain numpy data types can be read; got one with the state {state!r:.200}")
+            raise ValueError(f"only plain numpy data types can be read; got one with another state")
         self.dtype = self.dtype.newbyteorder(byte_order)
 
 
@@ -50,9 +50,14 @@ class _Array:
         self.array = flat.reshape(shape, order="F" if is_fortran else "C")
 
 
+def _shown(value: Any) -> str:
+    """Return a short text for a value: the repr() of nested ones can be longer than any memory."""
+    return f"{value!r:.100}" if isinstance(value, str | int | float | type) else f"a {type(value).__name__}"
+
+
 def _plain_dtype(code: Any) -> np.dtype[Any]:
     if not isinstance(code, str) or len(code) > 16:
-        raise ValueError(f"a numpy data type is named by a short string; got {code!r:.200}")
+        raise ValueError(f"a numpy data type is named by a short string; got {_shown(code)}")
     dtype = np.dtype(code)
     if dtype.char not in _PLAIN_KINDS or dtype.itemsize == 0 or dtype.names or dtype.subdtype:
         raise ValueError(f"only plain numpy data types can be read; got {code!r}")
@@ -61,26 +66,26 @@ def _plain_dtype(code: Any) -> np.dtype[Any]:
 
 def _dtype_of(described: Any) -> np.dtype[Any]:
     if not isinstance(described, _DataType):
-        raise ValueError(f"expected a numpy data type; got {described!r:.200}")
+        raise ValueError(f"expected a numpy data type; got {_shown(described)}")
     return described.dtype
 
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
-        raise ValueError(f"expected a number of elements; got {value!r:.200}")
+        raise ValueError(f"expected a number of elements; got {_shown(value)}")
     return value
 
 
 def _begin_array(kind: Any, *_: Any) -> _Array:
     if kind is not _Array:
-        raise ValueError(f"only numpy arrays can be read as arrays; got {kind!r:.200}")
+        raise ValueError(f"only numpy arrays can be read as arrays; got {_shown(kind)}")
     return _Array()
 
 
 def _scalar(data_type: Any, content: Any) -> Any:
     dtype = _dtype_of(data_type)
     if not isinstance(content, bytes) or len(content) != dtype.itemsize:
-        raise ValueError(f"a scalar of type {dtype} does not fit its content {content!r:.200}")
+        raise ValueError(f"a scalar of type {dtype} does not fit its content")
     return np.frombuffer(content, dtype)[0]
 
 
@@ -91,7 +96,7 @@ class _OneCycle:
 def _attribute(owner: Any, name: Any) -> Any:
     """Answer ``getattr``, by which torch before 2.0 pickled the ``anneal_func`` of ``OneCycleLR``."""
     if owner is not _OneCycle or name not in ("_annealing_cos", "_annealing_linear"):
-        raise pickle.UnpicklingError(f"Unsupported global: GLOBAL getattr({owner!r:.100}, {name!r:.100})")
+        raise pickle.UnpicklingError(f"Unsupported global: GLOBAL getattr({_shown(owner)}, {_shown(name)})")
     return getattr(torch.optim.lr_scheduler.OneCycleLR, name)
 
 
@@ -104,6 +109,8 @@ _NAMES: dict[str, Any] = {
     "torch.optim.lr_scheduler.OneCycleLR": _OneCycle,
 }
 
+#: Names that are answered here.
+STAND_INS = set(_NAMES)
 #: What a state may refer to beyond torch's own list, for ``torch.serialization.safe_globals``.
 SAFE_GLOBALS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     (stand_in, name) for name, stand_in in _NAMES.items()
@@ -126,6 +133,26 @@ def finish(value: Any) -> Any:
     return _finish(value, {})
 
 
+def _require_sparse_fits(tensor: torch.Tensor) -> None:
+    """Raise if a sparse tensor has indices beyond its size; torch believes them, and writes elsewhere."""
+    for attribute in vars(tensor).values():
+        if isinstance(attribute, torch.Tensor):
+            _require_sparse_fits(attribute)
+    if tensor.layout is torch.sparse_coo:
+        parts = tensor._indices(), tensor._values(), tensor.size()
+        torch.sparse_coo_tensor(*parts, is_coalesced=tensor.is_coalesced(), check_invariants=True)
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        _check_compressed(tensor, tensor.crow_indices(), tensor.col_indices())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        _check_compressed(tensor, tensor.ccol_indices(), tensor.row_indices())
+
+
+def _check_compressed(tensor: torch.Tensor, compressed: torch.Tensor, plain: torch.Tensor) -> None:
+    torch.sparse_compressed_tensor(
+        compressed, plain, tensor.values(), tensor.size(), layout=tensor.layout, check_invariants=True
+    )
+
+
 def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
     if isinstance(value, _DataType):
         return value.dtype
@@ -133,6 +160,9 @@ def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
         if value.array is None:
             raise ValueError("an array has no content")
         return value.array
+    if isinstance(value, torch.Tensor):
+        _require_sparse_fits(value)
+        return value
     if not isinstance(value, dict | list | tuple):
         return value
     if id(value) in done:

@@ -42,6 +42,7 @@ class CheckpointSaver:
         files: CheckpointFiles,
         metric: float | None = None,
         tell_written: Callable[[pathlib.Path], None] | None = None,
+        checkpoint_id: str | None = None,
     ) -> str:
         """Write a checkpoint, or begin to; return its id.
 
@@ -50,12 +51,13 @@ class CheckpointSaver:
             metric: value of the searcher metric of a validation at the same batch.
             tell_written: is told the directory before the checkpoint is complete, and may add files to it. The training
                 then waits for all but the last step, since what is told may look at the trial as it is now.
+            checkpoint_id: the id; by default a new one.
 
         Raises:
             CheckpointError: this checkpoint, or the one before, can not be written.
         """
         self._collect(wait=True)
-        checkpoint_id = new_id()
+        checkpoint_id = checkpoint_id or new_id()
         if not self._in_background:
             self._complete.append(self._write(files, checkpoint_id, metric, tell_written))
         elif tell_written is None:

@@ -274,7 +274,8 @@ class CheckpointStorage:
         )
 
     def _in_parallel(self, function: Callable[[str], Any], names: list[str]) -> list[Any]:
-        if self.is_local or len(names) < 2:
+        # A connection such as SFTP's must not be used by two threads at a time.
+        if not self.root.is_object_store or len(names) < 2:
             return [function(name) for name in names]
         with concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
             return list(pool.map(function, names))

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.safe_values import allow_safe_values, finish
+from det_lightning.checkpoint.safe_values import STAND_INS, allow_safe_values, finish
+from det_lightning.checkpoint.screening import screen
 
 __all__ = ["read_state"]
 
@@ -40,6 +41,8 @@ def read_state(path: pathlib.Path, *, trusted: bool = False, **torch_load_kwargs
     kwargs = {"map_location": "cpu", "weights_only": not trusted, **torch_load_kwargs}
     try:
         _require_whole_archive(path)
+        if kwargs["weights_only"]:
+            screen(path, STAND_INS)
         with allow_safe_values():
             state = torch.load(path, **kwargs)
             if kwargs["weights_only"]:

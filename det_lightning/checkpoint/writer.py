@@ -156,6 +156,19 @@ def _writing_to(directory: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, pickle.PicklingError, AttributeError, TypeError) as e:
-        free = shutil.disk_usage(directory.parent).free
-        room = f" The disk is full: {free:,} bytes are free." if free < _LITTLE_ROOM_BYTES else ""
-        raise errors.CheckpointError(f"Checkpoint {directory} can not be written: {e}.{room}") from e
+        room = ""
+        with contextlib.suppress(OSError):  # the directory itself may be what is gone
+            free = shutil.disk_usage(directory.parent).free
+            room = f" The disk is full: {free:,} bytes are free." if free < _LITTLE_ROOM_BYTES else ""
+        raise errors.CheckpointError(f"Checkpoint {directory} can not be written: {_reason(e)}.{room}") from e
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list) and error.args[0]:
+        failed = error.args[0]  # of each file: source, target and reason
+        more = f" (and {len(failed) - 1} more files failed)" if len(failed) > 1 else ""
+        return f"{failed[0][-1]}{more}"
+    if isinstance(error, RuntimeError) and "inline_container" in str(error):
+        # torch does not tell what the system told it.
+        return f"torch.save() could not write all of a file, as on a full disk or beyond a quota ({error})"
+    return str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -107,7 +108,7 @@ def _existing(url: str, options: Mapping[str, Any]) -> Location:
     if not parent:
         raise errors.CheckpointNotFound(f"There is no checkpoint {place}.")
     # What is there has similar names, perhaps.
-    return Location.parse(CheckpointStorage(str(Location(place.fs, parent)), options=options).find(name), options)
+    return Location.parse(CheckpointStorage(str(dataclasses.replace(place, path=parent)), options=options).find(name), options)
 
 
 def _is_checkpoint(place: Location) -> bool:

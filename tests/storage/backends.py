@@ -1,0 +1,239 @@
+"""Storages of every kind for the tests, real servers among them, and one that fails when it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+
+from det_lightning.checkpoint import (
+    CheckpointFiles,
+    CheckpointStorage,
+    CheckpointWriter,
+    RetryPolicy,
+    TrialState,
+)
+
+QUICK = RetryPolicy(first_wait_s=0.01)
+
+STATE: dict[str, Any] = {
+    "models_state_dict": [{"weight": torch.arange(6.0).reshape(2, 3), "half": torch.ones(2, dtype=torch.bfloat16)}],
+    "callbacks": {"mine": {"count": 3, "nested": [(1, 2.5, None)], "array": np.arange(4)}},
+}
+RESUME: dict[str, Any] = {"journals": [[{"first_batch": 0}]], "rng": torch.arange(3)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """A place for a storage: its URL, and what its file system needs to know."""
+
+    url: str
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def storage(self, below: str = "") -> CheckpointStorage:
+        return CheckpointStorage(f"{self.url}{below}", options=self.options, retry=QUICK)
+
+
+def files_of(steps: int = 7, notes: dict[str, Any] | None = None) -> CheckpointFiles:
+    load_data = {"trial_cls_spec": "m:T", "hparams": None, "experiment_config": None, "is_trainer": True}
+    return CheckpointFiles(STATE, TrialState(batches_trained=steps), load_data, RESUME, notes=notes or {})
+
+
+def write(storage: CheckpointStorage, steps: int = 7, notes: dict[str, Any] | None = None) -> str:
+    """Write a checkpoint, and return its id."""
+    return CheckpointWriter(storage).write(files_of(steps, notes))
+
+
+def all_paths(storage: CheckpointStorage) -> list[str]:
+    """Return everything that lies in a storage."""
+    return sorted(storage.root.find_files())
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Tell whether two nested values are the same to the type and the bit."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return (one.dtype, one.shape, one.stride(), one.requires_grad) == (
+            other.dtype,
+            other.shape,
+            other.stride(),
+            other.requires_grad,
+        ) and torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, dict):
+        return [*one] == [*other] and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(one == other or (one != one and other != other))
+
+
+# Kinds of storage
+
+
+class FlakyFileSystem(MemoryFileSystem):
+    """Memory, but the next calls that write fail as often, and in the way, that a test says."""
+
+    protocol = "flaky"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    failures: ClassVar[list[Exception]] = []
+    only_named: ClassVar[str] = ""
+    undeletable: ClassVar[str] = ""
+
+    @classmethod
+    def fail(cls, *failures: Exception, only_named: str = "") -> None:
+        cls.failures[:] = failures
+        cls.only_named = only_named
+        cls.undeletable = ""
+
+    def _may_fail(self, path: str) -> None:
+        if self.failures and self.only_named in path:
+            raise self.failures.pop(0)
+
+    def put_file(self, lpath: Any, rpath: Any, *args: Any, **kwargs: Any) -> None:
+        self._may_fail(rpath)
+        super().put_file(lpath, rpath, *args, **kwargs)
+
+    def pipe_file(self, path: str, *args: Any, **kwargs: Any) -> None:
+        self._may_fail(path)
+        super().pipe_file(path, *args, **kwargs)
+
+    def rm(self, path: str, *args: Any, **kwargs: Any) -> None:
+        if self.undeletable and self.undeletable in path:
+            raise PermissionError(f"{path} must stay")
+        super().rm(path, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[dict[str, Any]]:
+    """Run an S3 server; give the options with which s3fs reaches it."""
+    import moto.server
+
+    server = moto.server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield {"endpoint_url": f"http://{host}:{port}", "key": "the key", "secret": "the secret"}
+    finally:
+        server.stop()
+
+
+def new_bucket(options: dict[str, Any]) -> str:
+    """Make a bucket; return its name."""
+    import s3fs
+
+    name = f"bucket-{uuid.uuid4()}"
+    s3fs.S3FileSystem(**options).mkdir(name)
+    return name
+
+
+@contextlib.contextmanager
+def sftp_server() -> Iterator[dict[str, Any]]:
+    """Run an SFTP server on the files of this machine; give host and options with which fsspec reaches it."""
+    import paramiko
+
+    class Files(paramiko.SFTPServerInterface):
+        def list_folder(self, path: str) -> Any:
+            return _or_code(lambda: [*map(self._attributes, Path(path).iterdir())])
+
+        def stat(self, path: str) -> Any:
+            return _or_code(lambda: self._attributes(Path(path)))
+
+        lstat = stat
+
+        def _attributes(self, path: Path) -> paramiko.SFTPAttributes:
+            return paramiko.SFTPAttributes.from_stat(path.stat(), path.name)
+
+        def open(self, path: str, flags: int, attributes: Any) -> Any:
+            def open_it() -> paramiko.SFTPHandle:
+                handle = paramiko.SFTPHandle(flags)
+                file = os.fdopen(os.open(path, flags, 0o644), "wb" if flags & os.O_WRONLY else "rb")
+                handle.readfile = handle.writefile = file
+                return handle
+
+            return _or_code(open_it)
+
+        def remove(self, path: str) -> Any:
+            return _or_code(Path(path).unlink, paramiko.SFTP_OK)
+
+        def mkdir(self, path: str, attributes: Any) -> Any:
+            return _or_code(Path(path).mkdir, paramiko.SFTP_OK)
+
+        def rmdir(self, path: str) -> Any:
+            return _or_code(Path(path).rmdir, paramiko.SFTP_OK)
+
+        def rename(self, old: str, new: str) -> Any:
+            return _or_code(lambda: Path(old).rename(new), paramiko.SFTP_OK)
+
+        posix_rename = rename
+
+    def _or_code(action: Any, success: Any = None) -> Any:
+        try:
+            result = action()
+        except OSError as e:
+            return paramiko.SFTPServer.convert_errno(e.errno or 0)
+        return result if success is None else success
+
+    class Gate(paramiko.ServerInterface):
+        def check_auth_password(self, username: str, password: str) -> int:
+            return paramiko.AUTH_SUCCESSFUL if password == "the password" else paramiko.AUTH_FAILED
+
+        def check_channel_request(self, kind: str, chanid: int) -> int:
+            return paramiko.OPEN_SUCCEEDED
+
+        def get_allowed_auths(self, username: str) -> str:
+            return "password"
+
+    key = paramiko.ECDSAKey.generate()
+    listening = socket.create_server(("127.0.0.1", 0))
+    transports: list[paramiko.Transport] = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                transport = paramiko.Transport(connection)
+                transport.add_server_key(key)
+                transport.set_subsystem_handler("sftp", paramiko.SFTPServer, Files)
+                transport.start_server(server=Gate())
+                transports.append(transport)
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield {
+            "port": listening.getsockname()[1],
+            "username": "me",
+            "password": "the password",
+            "look_for_keys": False,
+            "allow_agent": False,
+        }
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        for transport in transports:
+            transport.close()
+
+
+def backend_of(kind: str, directory: Path, server: dict[str, Any]) -> Backend:
+    """Return an empty place of a kind."""
+    if kind == "s3":
+        return Backend(f"s3://{new_bucket(server)}/some/prefix", server)
+    urls = {
+        "directory": str(directory / "storage"),
+        "file URL": f"file://{directory}/storage",
+        "memory": f"memory://{uuid.uuid4()}/storage",
+        "sftp": f"sftp://127.0.0.1{directory}/storage",
+    }
+    return Backend(urls[kind], server)

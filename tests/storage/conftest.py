@@ -1,0 +1,66 @@
+"""Servers for the tests of storages, and nothing of this machine's own credentials."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from tests.storage.backends import Backend, FlakyFileSystem, backend_of, s3_server, sftp_server
+
+
+@pytest.fixture(autouse=True)
+def no_credentials_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    nowhere = tmp_path_factory.getbasetemp() / "no such file"
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(nowhere))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(nowhere))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture(scope="session")
+def s3_options() -> Iterator[dict[str, Any]]:
+    """Options with which s3fs reaches the S3 server of this session."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto.server", reason="no S3 server to test with; install moto[server]")
+    with s3_server() as options:
+        yield options
+
+
+@pytest.fixture(scope="session")
+def sftp_options() -> Iterator[dict[str, Any]]:
+    """Options with which fsspec reaches the SFTP server of this session."""
+    pytest.importorskip("paramiko", reason="no SFTP server to test with; install paramiko")
+    with sftp_server() as options:
+        yield options
+
+
+@pytest.fixture(params=["directory", "file URL", "memory", "s3", "sftp"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    """An empty place for a storage, of every kind in turn."""
+    server = {"s3": "s3_options", "sftp": "sftp_options"}.get(request.param)
+    yield backend_of(request.param, tmp_path, request.getfixturevalue(server) if server else {})
+    MemoryFileSystem.store.clear()
+
+
+@pytest.fixture(params=["memory", "s3"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    """An empty place on a remote storage."""
+    yield backend_of(request.param, tmp_path, request.getfixturevalue("s3_options") if request.param == "s3" else {})
+    MemoryFileSystem.store.clear()
+
+
+@pytest.fixture
+def flaky() -> Iterator[Backend]:
+    """A storage that fails when it is told to; see :class:`FlakyFileSystem`."""
+    fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
+    FlakyFileSystem.fail()
+    yield Backend("flaky://storage")
+    FlakyFileSystem.fail()
+    FlakyFileSystem.store.clear()
