@@ -2,72 +2,201 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from det_lightning.core.exchange import Exchange
+    from det_lightning.core.session import Session, StoreAddress
 
 __all__ = ["DistributedContext"]
+
+_DEFAULT_TIMEOUT_S = 1800.0
+_PORT_VARIABLE = "INTER_TRAIN_PROCESS_COMM_PORT_1"
+_DEFAULT_PORT = 12360
+
+# The variables of the launchers, in the order of the fields of _Place.
+_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+_OF_DEEPSPEED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a process stands."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+    def problems(self) -> list[str]:
+        """Return what can not be true."""
+        found = []
+        for index, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
+            if not 0 <= getattr(self, index) < getattr(self, count):
+                values = f"{index}={getattr(self, index)}, {count}={getattr(self, count)}"
+                found.append(f"{values}: {index} has to be from 0 to {count} - 1")
+        # Nodes may have different numbers of processes, but each has one at least.
+        others = self.size - self.local_size
+        if others < self.cross_size - 1 or (self.cross_size == 1 and others):
+            found.append(
+                f"size={self.size} processes can not be local_size={self.local_size} on this node and some on each "
+                f"of the others of cross_size={self.cross_size} nodes"
+            )
+        return found
 
 
 class DistributedContext:
     """Rank and size of a run, and gathering and broadcasting of Python objects over its processes.
 
+    Without arguments it stands for a single process. Otherwise all six numbers are needed, and making the context
+    waits until all ranks have made theirs. No process group is needed, and none is used or changed.
+
+    Objects of any type that can be pickled are exchanged, of any size; they are meant for metrics, paths and states,
+    not for gradients. All ranks have to call the same operations in the same order; each operation returns when all
+    have called it. The ranks may be processes or threads.
+
+    The objects travel as pickles through a key-value store (``torch.distributed.TCPStore``), between the processes of
+    one run only: as with ``torch.distributed`` itself, whoever reaches the store's port can run code in the ranks, so
+    on several nodes the port must not be open to others. Processes started by ``torchrun`` use the store of its
+    agent. Otherwise rank 0 runs one, which on a single node listens on 127.0.0.1 only.
+
     Args:
         rank: index of this process among all, 0 being the chief.
         size: number of all processes.
-        local_rank: index of this process on its node.
-        local_size: number of processes on its node.
+        local_rank: index of this process on its node, 0 being the local chief.
+        local_size: number of processes on each node.
         cross_rank: index of its node.
         cross_size: number of nodes.
-        chief_ip: where the chief is reached from other nodes; not used by a single process.
+        chief_ip: where the chief is reached from other nodes; needed with several nodes.
+        pub_port: port of the store that rank 0 runs; by default the variable ``INTER_TRAIN_PROCESS_COMM_PORT_1`` of
+            the environment, or 12360. Not used under ``torchrun``.
+        pull_port: accepted for compatibility; one port is enough.
+        port_offset: is added to ``pub_port``, for several runs on the same machines.
+        force_tcp: accepted for compatibility; TCP is always used.
+        timeout_s: how long an operation, or making the context, waits for other ranks before it raises. It has to be
+            longer than what a rank may do while others wait, such as writing a checkpoint.
 
     Raises:
-        ValueError: ``size`` is above 1; this version runs in a single process.
+        ValueError: some of the six numbers are missing, they contradict each other or those of other ranks, or the
+            port or the timeout can not be used; names all that is wrong.
+        AssertionError: there are several nodes, and no ``chief_ip``.
+        RuntimeError: the other ranks could not be reached, or did not come in time; names them.
     """
 
     def __init__(
         self,
         *,
-        rank: int = 0,
-        size: int = 1,
-        local_rank: int = 0,
-        local_size: int = 1,
-        cross_rank: int = 0,
-        cross_size: int = 1,
+        rank: int | None = None,
+        size: int | None = None,
+        local_rank: int | None = None,
+        local_size: int | None = None,
+        cross_rank: int | None = None,
+        cross_size: int | None = None,
         chief_ip: str | None = None,
+        pub_port: int | None = None,
+        pull_port: int | None = None,
+        port_offset: int = 0,
+        force_tcp: bool = False,
+        timeout_s: float = _DEFAULT_TIMEOUT_S,
     ) -> None:
-        if size != 1:
-            raise ValueError(
-                f"DistributedContext(size={size}): this version of det_lightning trains in a single process. "
-                "Start the script without a launcher, or give init() no distributed= argument."
+        place = _checked_place(rank, size, local_rank, local_size, cross_rank, cross_size, timeout_s)
+        if place.cross_size > 1 and chief_ip is None:
+            raise AssertionError(
+                f"With several nodes (cross_size={place.cross_size}) DistributedContext needs chief_ip=, the address "
+                "of the node of rank 0; the environment variable DET_CHIEF_IP gives it to the from_... methods."
             )
-        self.rank = rank
-        self.size = size
-        self.local_rank = local_rank
-        self.local_size = local_size
-        self.cross_rank = cross_rank
-        self.cross_size = cross_size
+        self.rank = place.rank
+        self.size = place.size
+        self.local_rank = place.local_rank
+        self.local_size = place.local_size
+        self.cross_rank = place.cross_rank
+        self.cross_size = place.cross_size
+        self._session: Session | None = None
+        self._all: Exchange | None = None
+        self._local: Exchange | None = None
+        if self.size > 1:
+            self._meet(place, _store_address(place, chief_ip, pub_port, port_offset), timeout_s)
 
     @classmethod
-    def from_torch_distributed(cls, chief_ip: str | None = None) -> DistributedContext:
+    def from_torch_distributed(
+        cls, chief_ip: str | None = None, *, timeout_s: float = _DEFAULT_TIMEOUT_S
+    ) -> DistributedContext:
         """Read the place of this process from the environment that ``torchrun`` makes.
+
+        Args:
+            chief_ip: where the chief is reached from other nodes; by default the environment variables
+                ``DET_CHIEF_IP`` or ``MASTER_ADDR``.
+            timeout_s: see the class.
 
         Raises:
             ValueError: this process was not started by ``torchrun``; names what is missing. Or see the class.
+            AssertionError: see the class.
+            RuntimeError: see the class.
         """
-        names = {
-            "rank": "RANK",
-            "size": "WORLD_SIZE",
-            "local_rank": "LOCAL_RANK",
-            "local_size": "LOCAL_WORLD_SIZE",
-            "cross_rank": "GROUP_RANK",
-            "cross_size": "GROUP_WORLD_SIZE",
-        }
-        missing = [name for name in names.values() if name not in os.environ]
-        if missing:
-            raise ValueError(
-                f"from_torch_distributed() needs torchrun; {', '.join(missing)} are not in the environment."
-            )
-        return cls(**{field: int(os.environ[name]) for field, name in names.items()}, chief_ip=chief_ip)
+        place = _from_environment("from_torch_distributed() needs torchrun", _OF_TORCHRUN)
+        address = _chief_ip(chief_ip) or os.environ.get("MASTER_ADDR")
+        return cls(**vars(place), chief_ip=address, timeout_s=timeout_s)
+
+    @classmethod
+    def from_horovod(
+        cls, hvd: Any, chief_ip: str | None = None, *, timeout_s: float = _DEFAULT_TIMEOUT_S
+    ) -> DistributedContext:
+        """Ask Horovod for the place of this process.
+
+        Args:
+            hvd: the module ``horovod.torch``, after ``hvd.init()``.
+            chief_ip: where the chief is reached from other nodes; by default the variable ``DET_CHIEF_IP``.
+            timeout_s: see the class.
+
+        Raises:
+            ValueError: see the class.
+            AssertionError: see the class.
+            RuntimeError: see the class.
+        """
+        return cls(
+            rank=hvd.rank(),
+            size=hvd.size(),
+            local_rank=hvd.local_rank(),
+            local_size=hvd.local_size(),
+            cross_rank=hvd.cross_rank(),
+            cross_size=hvd.cross_size(),
+            chief_ip=_chief_ip(chief_ip),
+            timeout_s=timeout_s,
+        )
+
+    @classmethod
+    def from_deepspeed(
+        cls, chief_ip: str | None = None, *, timeout_s: float = _DEFAULT_TIMEOUT_S
+    ) -> DistributedContext:
+        """Read the place of this process from the environment that Determined's DeepSpeed launcher makes.
+
+        Args:
+            chief_ip: where the chief is reached from other nodes; by default the variable ``DET_CHIEF_IP``.
+            timeout_s: see the class.
+
+        Raises:
+            ValueError: variables are missing; names them. Or see the class.
+            AssertionError: see the class.
+            RuntimeError: see the class.
+        """
+        place = _from_environment("from_deepspeed() needs the DeepSpeed launcher", _OF_DEEPSPEED)
+        return cls(**vars(place), chief_ip=_chief_ip(chief_ip), timeout_s=timeout_s)
+
+    @classmethod
+    def from_tf_config(cls) -> NoReturn:
+        """Refuse: this belongs to TensorFlow.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "DistributedContext.from_tf_config() belongs to TensorFlow, which det_lightning does not run; use "
+            "from_torch_distributed(), or give DistributedContext() the numbers."
+        )
 
     def get_rank(self) -> int:
         """Return the index of this process among all."""
@@ -86,28 +215,136 @@ class DistributedContext:
         return self.cross_size
 
     def gather(self, stuff: Any) -> list[Any] | None:
-        """Return the objects of all ranks, in the order of the ranks, on the chief; None elsewhere."""
-        return [stuff]
+        """Return the objects of all ranks, in the order of the ranks, on the chief; None elsewhere.
+
+        Raises:
+            RuntimeError: another rank has left, did not come within ``timeout_s``, or called another operation; or
+                this context was closed, or has failed before. The message names the rank. A context that has failed
+                can not be used any more. This holds for all exchanges.
+        """
+        return [stuff] if self._all is None else self._all.gather(stuff)
 
     def gather_local(self, stuff: Any) -> list[Any] | None:
         """Like :meth:`gather`, among the processes of this node."""
-        return [stuff]
+        return [stuff] if self._local is None else self._local.gather(stuff)
 
     def allgather(self, stuff: Any) -> list[Any]:
         """Return the objects of all ranks, in the order of the ranks, on every rank."""
-        return [stuff]
+        return [stuff] if self._all is None else self._all.allgather(stuff)
 
     def allgather_local(self, stuff: Any) -> list[Any]:
         """Like :meth:`allgather`, among the processes of this node."""
-        return [stuff]
+        return [stuff] if self._local is None else self._local.allgather(stuff)
 
     def broadcast(self, stuff: Any) -> Any:
         """Return the chief's object on every rank."""
-        return stuff
+        return stuff if self._all is None else self._all.broadcast(stuff)
 
     def broadcast_local(self, stuff: Any = None) -> Any:
         """Return the object of local rank 0 on every rank of its node."""
-        return stuff
+        return stuff if self._local is None else self._local.broadcast(stuff)
 
     def close(self) -> None:
-        """Release what the exchange holds."""
+        """Take part in no further exchange, and tell the other ranks; a second call does nothing.
+
+        If rank 0 runs the store, its process goes on running it until all ranks have closed, at most 30 s.
+        """
+        if self._session is not None:
+            self._session.leave("its context was closed")
+
+    def _meet(self, place: _Place, address: StoreAddress, timeout_s: float) -> None:
+        """Wait for the other ranks, and check that all have the same idea of who is where."""
+        from det_lightning.core.exchange import Exchange  # brings torch, which a single process does not need
+        from det_lightning.core.session import Session
+
+        self._session = session = Session(address, place.rank, place.size, timeout_s)
+        try:
+            self._all = Exchange(session, "all", "", range(place.size))
+            places: list[_Place] = self._all.allgather(place, operation="DistributedContext")
+            if problems := _contradictions(places):
+                raise ValueError(f"The ranks do not agree: {'; '.join(problems)}.")
+        except BaseException as error:
+            session.leave(f"its context could not be made: {error}", failed=True)
+            raise
+        if place.local_size > 1:
+            here = sorted((p for p in places if p.cross_rank == place.cross_rank), key=lambda p: p.local_rank)
+            self._local = Exchange(session, f"node{place.cross_rank}", "_local", [p.rank for p in here])
+
+
+def _checked_place(
+    rank: int | None,
+    size: int | None,
+    local_rank: int | None,
+    local_size: int | None,
+    cross_rank: int | None,
+    cross_size: int | None,
+    timeout_s: float,
+) -> _Place:
+    numbers = {
+        "rank": rank,
+        "size": size,
+        "local_rank": local_rank,
+        "local_size": local_size,
+        "cross_rank": cross_rank,
+        "cross_size": cross_size,
+    }
+    given = {name: number for name, number in numbers.items() if number is not None}
+    if 0 < len(given) < len(numbers):
+        missing = ", ".join(name for name in numbers if name not in given)
+        raise ValueError(
+            "DistributedContext needs rank, size, local_rank, local_size, cross_rank and cross_size, or none of them; "
+            f"{missing} are missing, and only {', '.join(f'{name}={value}' for name, value in given.items())} given."
+        )
+    place = _Place(**given) if given else _Place(0, 1, 0, 1, 0, 1)
+    problems = place.problems()
+    if not timeout_s > 0:
+        problems.append(f"timeout_s={timeout_s!r} has to be above 0")
+    if problems:
+        raise ValueError(f"DistributedContext can not be made: {'; '.join(problems)}.")
+    return place
+
+
+def _contradictions(places: list[_Place]) -> list[str]:
+    """Return in what the ranks contradict each other; each place is right by itself."""
+    chief, problems = places[0], []
+    seats: dict[tuple[int, int], int] = {}
+    first_on_node: dict[int, _Place] = {}
+    for place in places:
+        neighbour = first_on_node.setdefault(place.cross_rank, place)
+        for name, other_place in (("size", chief), ("local_size", neighbour), ("cross_size", chief)):
+            mine, others = getattr(place, name), getattr(other_place, name)
+            if mine != others:
+                problems.append(f"rank {place.rank} has {name}={mine}, rank {other_place.rank} has {name}={others}")
+        other = seats.setdefault((place.cross_rank, place.local_rank), place.rank)
+        if other != place.rank:
+            seat = f"cross_rank={place.cross_rank}, local_rank={place.local_rank}"
+            problems.append(f"ranks {other} and {place.rank} both have {seat}")
+    return problems
+
+
+def _store_address(place: _Place, chief_ip: str | None, pub_port: int | None, port_offset: int) -> StoreAddress:
+    from det_lightning.core.session import StoreAddress, agent_store  # brings torch
+
+    one_node = place.cross_size == 1
+    if address := agent_store(place.rank, place.size, one_node):
+        return address
+    port = int(os.environ.get(_PORT_VARIABLE, _DEFAULT_PORT)) if pub_port is None else pub_port
+    if not 0 < port + port_offset < 2**16:
+        raise ValueError(f"pub_port={port} and port_offset={port_offset}: their sum has to be from 1 to {2**16 - 1}.")
+    host = "127.0.0.1" if one_node or place.rank == 0 or chief_ip is None else chief_ip
+    return StoreAddress(host, port + port_offset, of_chief=True, one_node=one_node)
+
+
+def _chief_ip(given: str | None) -> str | None:
+    return given or os.environ.get("DET_CHIEF_IP") or None
+
+
+def _from_environment(need: str, names: tuple[str, ...]) -> _Place:
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise ValueError(f"{need}; {', '.join(missing)} are not in the environment.")
+    texts = {name: os.environ[name] for name in names}
+    wrong = [f"{name}={text!r}" for name, text in texts.items() if not text.strip().lstrip("-").isdecimal()]
+    if wrong:
+        raise ValueError(f"{need}; in the environment {', '.join(wrong)} are no numbers.")
+    return _Place(*(int(text) for text in texts.values()))

@@ -1,0 +1,224 @@
+"""Exchanges of Python objects among a group of ranks, over the store of their session."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from det_lightning.core.session import Session, Store, look, pauses
+
+__all__ = ["Exchange"]
+
+# The store refuses values of more than 8 MiB; small ones travel along with the name of the operation.
+_PART_BYTES = 4 << 20
+_INLINE_BYTES = 1024
+_LOOK_AROUND_S = 1.0
+_ALARM = b"!"  # no pickle starts with it
+
+
+@dataclasses.dataclass(frozen=True)
+class _Contribution:
+    """What one rank brings to a round: which operation it calls, and its pickle, inline or in parts."""
+
+    index: int
+    operation: str
+    parts: int
+    inline: bytes
+
+
+class Exchange:
+    """Numbered rounds among a group of ranks; every rank of the group has to take part in every round.
+
+    In a round each rank appends its contribution to one key and counts itself. The last one to come publishes all
+    contributions under another key, for which the others look. Everybody sees what everybody called, so differing
+    calls raise on every rank. The keys of a round go when the next one is complete, large objects when all have read
+    them. A rank that leaves puts an alarm where the others would look for its next round.
+
+    The objects are pickled. Whoever reaches the store can run code in the ranks, as with ``torch.distributed``.
+
+    Args:
+        session: where the ranks have met.
+        name: prefix of the group's keys.
+        suffix: what the group's operations have after their names, ``_local`` on a node.
+        members: the ranks of the group, in its order; the first one is its chief.
+    """
+
+    def __init__(self, session: Session, name: str, suffix: str, members: Sequence[int]) -> None:
+        self._session = session
+        self._name = name
+        self._suffix = suffix
+        self._members = list(members)
+        self._index = self._members.index(session.rank)
+        self._rounds = 0
+        session.groups[name] = self
+
+    def gather(self, stuff: Any) -> list[Any] | None:
+        """Return all objects, in the order of the group, on its chief; None elsewhere."""
+        if self._index == 0:
+            found = self._run("gather", b"", range(1, len(self._members)))
+            return [stuff, *map(pickle.loads, found)]
+        self._run("gather", pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL), ())
+        return None
+
+    def allgather(self, stuff: Any, operation: str = "allgather") -> list[Any]:
+        """Return all objects, in the order of the group; they are copies, but for the chief's own one on the chief."""
+        found = self._run(operation, pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL), range(len(self._members)))
+        if self._index == 0:
+            return [stuff, *map(pickle.loads, found[1:])]
+        return [pickle.loads(pickled) for pickled in found]
+
+    def broadcast(self, stuff: Any) -> Any:
+        """Return the chief's object."""
+        if self._index == 0:
+            self._run("broadcast", pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL), ())
+            return stuff
+        (found,) = self._run("broadcast", b"", (0,))
+        return pickle.loads(found)
+
+    def leave(self, reason: str) -> None:
+        """Wake the ranks that wait for this one, now or in the next round, and delete the group's keys as the last."""
+        store, rank = self._session.store, self._session.rank
+        store.delete_key(f"doing/{rank}")
+        alarm = _ALARM + f"rank {rank} takes part no more, since {reason}".encode()
+        # Round self._rounds may have been joined already, if that is what failed.
+        for number in (self._rounds, self._rounds + 1):
+            store.compare_set(self._key("all", number), "", alarm)
+        if store.add(f"{self._name}/left", 1) == len(self._members):
+            for number in range(max(self._rounds - 1, 0), self._rounds + 2):
+                self._delete_round(store, number)
+            for key in (f"{self._name}/left", f"{self._name}/came"):
+                store.delete_key(key)
+
+    def awaits_round(self, number: int) -> bool:
+        """Return whether this rank has not yet come to the given round."""
+        return self._rounds <= number
+
+    def _run(self, operation: str, pickled: bytes, wanted: Iterable[int]) -> list[bytes]:
+        """Take part in the next round, and return the pickles of the wanted members."""
+        session, store, operation = self._session, self._session.store, operation + self._suffix
+        try:
+            with session.naming_a_lost_store():
+                self._contribute(store, operation, pickled)
+                contributions = self._wait_for_all(store, operation)
+                self._check_same_operation(contributions)
+                found = [self._read(store, contributions[index]) for index in wanted]
+                self._release(store, contributions)
+        except BaseException as error:
+            session.leave(f"its {operation}() failed: {error or type(error).__name__}", failed=True)
+            raise
+        self._rounds += 1
+        return found
+
+    def _contribute(self, store: Store, operation: str, pickled: bytes) -> None:
+        size, inline, parts = len(pickled), pickled, 0
+        if size > _INLINE_BYTES:
+            inline = b""
+            for parts, start in enumerate(range(0, size, _PART_BYTES), 1):
+                store.set(self._part(self._index, parts), pickled[start : start + _PART_BYTES])
+        contribution = _Contribution(self._index, operation, parts, inline)
+        store.append(self._key("each"), pickle.dumps(dataclasses.astuple(contribution)))
+        if store.add(f"{self._name}/came", 1) == len(self._members) * (self._rounds + 1):
+            store.set(self._key("all"), look(store, self._key("each")) or b"")
+            # All have come to this round, so none reads the one before.
+            if self._rounds:
+                self._delete_round(store, self._rounds - 1)
+
+    def _wait_for_all(self, store: Store, operation: str) -> list[_Contribution]:
+        session, looks = self._session, 0
+        for waited in pauses(session.timeout_s, session.longest_pause_s):
+            if found := look(store, self._key("all")):
+                break
+            if waited > (looks + 1) * _LOOK_AROUND_S:
+                looks += 1
+                self._look_for_deadlock(store, operation)
+        else:
+            self._raise_for_missing(store, operation)
+            found = store.get(self._key("all"))  # the last one has come after all
+        if looks:
+            store.delete_key(f"doing/{session.rank}")
+        if found.startswith(_ALARM):
+            raise RuntimeError(f"Rank {session.rank} is in {operation}(), but {found.removeprefix(_ALARM).decode()}.")
+        return _read_contributions(found)
+
+    def _look_for_deadlock(self, store: Store, operation: str) -> None:
+        """Raise if a rank that is waited for waits for this one elsewhere; what this one does stands in the store."""
+        store.set(f"doing/{self._session.rank}", f"{self._name} {self._rounds} {operation}".encode())
+        for rank, doing in self._doings(store).items():
+            name, number, other = doing
+            group = self._session.groups.get(name)
+            if isinstance(group, Exchange) and group is not self and group.awaits_round(number):
+                raise RuntimeError(
+                    f"Rank {self._session.rank} waits for rank {rank} in {operation}(), and rank {rank} for it in "
+                    f"{other}(). All ranks have to call the same operations in the same order."
+                )
+
+    def _doings(self, store: Store) -> dict[int, tuple[str, int, str]]:
+        """Return, of the ranks that have not come and wait elsewhere, group, round and operation."""
+        doings = {}
+        for rank in self._missing(store):
+            if found := look(store, f"doing/{rank}"):
+                name, number, operation = found.decode().split()
+                doings[rank] = (name, int(number), operation)
+        return doings
+
+    def _missing(self, store: Store) -> list[int]:
+        came = {found.index for found in _read_contributions(look(store, self._key("each")) or b"")}
+        return [rank for index, rank in enumerate(self._members) if index not in came]
+
+    def _raise_for_missing(self, store: Store, operation: str) -> None:
+        missing, doings = self._missing(store), self._doings(store)
+        if not missing:
+            return
+        came = sorted(set(self._members).difference(missing))
+        elsewhere = "".join(f" Rank {rank} waits in {doing[2]}()." for rank, doing in doings.items())
+        raise RuntimeError(
+            f"{operation}() of {_ranks(came)} has waited {self._session.timeout_s:g} s for {_ranks(missing)}."
+            f"{elsewhere} A rank that does not come has died, hangs, or calls something else; timeout_s= of "
+            "DistributedContext says how long to wait."
+        )
+
+    def _check_same_operation(self, contributions: list[_Contribution]) -> None:
+        if len({found.operation for found in contributions}) > 1:
+            calls = ", ".join(f"rank {self._members[found.index]} {found.operation}()" for found in contributions)
+            raise RuntimeError(f"The ranks call different operations, where all have to call the same: {calls}.")
+
+    def _read(self, store: Store, contribution: _Contribution) -> bytes:
+        if not contribution.parts:
+            return contribution.inline
+        parts = range(1, contribution.parts + 1)
+        return b"".join(store.get(self._part(contribution.index, part)) for part in parts)
+
+    def _release(self, store: Store, contributions: list[_Contribution]) -> None:
+        """Say that this rank has read the large objects; the last one to do so deletes them."""
+        in_parts = [found for found in contributions if found.parts]
+        if in_parts and store.add(self._key("read"), 1) == len(self._members):
+            for found in in_parts:
+                for part in range(1, found.parts + 1):
+                    store.delete_key(self._part(found.index, part))
+            store.delete_key(self._key("read"))
+
+    def _delete_round(self, store: Store, number: int) -> None:
+        store.delete_key(self._key("each", number))
+        store.delete_key(self._key("all", number))
+
+    def _key(self, what: str, number: int | None = None) -> str:
+        return f"{self._name}/{self._rounds if number is None else number}/{what}"
+
+    def _part(self, index: int, part: int) -> str:
+        return self._key(f"part/{index}/{part}")
+
+
+def _read_contributions(appended: bytes) -> list[_Contribution]:
+    """Read the contributions of one key, in the order of the group."""
+    stream, found = io.BytesIO(appended), []
+    while stream.tell() < len(appended):
+        found.append(_Contribution(*pickle.load(stream)))
+    return sorted(found, key=lambda contribution: contribution.index)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    names = ", ".join(map(str, ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

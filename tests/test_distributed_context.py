@@ -1,0 +1,604 @@
+"""Ranks that meet and exchange objects: as threads, as processes, under torchrun, with one that dies."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from det_lightning.core import DistributedContext, session
+
+LAYOUTS = [(1, 2), (1, 3), (1, 4), (2, 1), (2, 2)]  # nodes, processes on each
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def short_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chief whose other rank has died in a test need not wait long for it."""
+    monkeypatch.setattr(session, "_LINGER_S", 3.0)
+    monkeypatch.setattr(session, "_LINGER_AFTER_FAILURE_S", 1.0)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def numbers(rank: int, nodes: int, per_node: int) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "size": nodes * per_node,
+        "local_rank": rank % per_node,
+        "local_size": per_node,
+        "cross_rank": rank // per_node,
+        "cross_size": nodes,
+        "chief_ip": "127.0.0.1",
+    }
+
+
+def on_ranks(
+    nodes: int, per_node: int, do: Callable[[DistributedContext], Any], timeout_s: float = TIMEOUT_S
+) -> list[Any]:
+    """Run the function on every rank, each a thread; return its results, or the errors it raised."""
+    port = free_port()
+
+    def on_rank(rank: int) -> Any:
+        context = None
+        try:
+            context = DistributedContext(**numbers(rank, nodes, per_node), pub_port=port, timeout_s=timeout_s)
+            return do(context)
+        except Exception as error:
+            return error
+        finally:
+            if context is not None:
+                context.close()
+
+    with ThreadPoolExecutor(nodes * per_node) as pool:
+        return list(pool.map(on_rank, range(nodes * per_node)))
+
+
+def errors(results: list[Any]) -> dict[int, str]:
+    assert all(result is None or isinstance(result, RuntimeError) for result in results), results
+    return {rank: str(result) for rank, result in enumerate(results) if result is not None}
+
+
+def keys_of(context: DistributedContext) -> list[str]:
+    """Every key of the store that the context uses."""
+    assert context._session is not None
+    return sorted(context._session._lobby.underlying_store.list_keys())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), LAYOUTS)
+def test_every_rank_gets_the_objects_in_the_order_of_the_ranks(nodes: int, per_node: int) -> None:
+    def do(context: DistributedContext) -> list[Any]:
+        mine = {"rank": context.rank}
+        return [
+            context.gather(mine),
+            context.allgather(mine),
+            context.broadcast(mine),
+            context.gather_local(mine),
+            context.allgather_local(mine),
+            context.broadcast_local(mine),
+            (context.get_rank(), context.get_size(), context.get_local_rank(), context.get_num_agents()),
+        ]
+
+    everyone = [{"rank": rank} for rank in range(nodes * per_node)]
+    for rank, found in enumerate(on_ranks(nodes, per_node, do)):
+        first = rank // per_node * per_node
+        here = everyone[first : first + per_node]
+        assert found == [
+            everyone if rank == 0 else None,
+            everyone,
+            {"rank": 0},
+            here if rank == first else None,
+            here,
+            {"rank": first},
+            (rank, nodes * per_node, rank % per_node, nodes),
+        ]
+
+
+OPERATIONS = ["gather", "allgather", "broadcast", "gather_local", "allgather_local", "broadcast_local"]
+objects = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=9)
+    | st.just(b"large" * 999),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=15)
+@given(data=st.data(), layout=st.sampled_from([(1, 2), (1, 3), (2, 2)]))
+def test_any_sequence_of_operations_gives_what_a_list_would(data: st.DataObject, layout: tuple[int, int]) -> None:
+    nodes, per_node = layout
+    size = nodes * per_node
+    calls = data.draw(
+        st.lists(st.tuples(st.sampled_from(OPERATIONS), st.lists(objects, min_size=size, max_size=size)), max_size=8)
+    )
+
+    def do(context: DistributedContext) -> list[Any]:
+        return [getattr(context, operation)(stuff[context.rank]) for operation, stuff in calls]
+
+    def expected(rank: int, operation: str, stuff: list[Any]) -> Any:
+        first = rank // per_node * per_node if operation.endswith("_local") else 0
+        group = stuff[first : first + per_node] if operation.endswith("_local") else stuff
+        results = {"gather": group if rank == first else None, "allgather": group, "broadcast": group[0]}
+        return results[operation.removesuffix("_local")]
+
+    assert on_ranks(nodes, per_node, do) == [[expected(rank, *call) for call in calls] for rank in range(size)]
+
+
+def test_large_objects_arrive_whole_and_leave_the_store() -> None:
+    large = os.urandom(1 << 20) * 50
+
+    def do(context: DistributedContext) -> tuple[bool, list[str]]:
+        got = context.broadcast(large if context.rank == 0 else None)
+        everyone = context.allgather(large[: 9 << 20])
+        gathered = context.gather(large[context.rank : 5 << 20])
+        same = got == large and everyone == [large[: 9 << 20]] * 2
+        same = same and (gathered is None or gathered == [large[: 5 << 20], large[1 : 5 << 20]])
+        context.broadcast(None)
+        return same, [key for key in keys_of(context) if "part" in key]
+
+    assert on_ranks(1, 2, do) == [(True, []), (True, [])]
+
+
+def test_thousands_of_operations_leave_no_keys_but_those_of_the_latest() -> None:
+    def do(context: DistributedContext) -> list[int]:
+        counts = []
+        for _ in range(400):
+            context.allgather(context.rank)
+            context.broadcast_local("x" * 3000)
+            context.gather(None)
+            context.allgather_local("x" * 3000)
+            context.allgather(None)
+            counts.append(len(keys_of(context)))
+        return counts
+
+    for counts in on_ranks(1, 2, do):
+        # For each of two groups a counter, two keys of each of two rounds, and three of objects being read.
+        assert max(counts) <= 16
+
+
+def test_the_objects_of_others_are_copies() -> None:
+    def do(context: DistributedContext) -> bool:
+        mine = [context.rank]
+        found = context.allgather(mine)
+        context.allgather(None)
+        found[0].append("changed")
+        context.allgather(None)
+        return mine == [context.rank] or context.rank == 0
+
+    assert on_ranks(1, 3, do) == [True] * 3
+
+
+def test_waiting_ranks_take_hardly_any_processor_time() -> None:
+    def do(context: DistributedContext) -> float:
+        context.allgather(None)
+        before = time.thread_time()
+        if context.rank == 0:
+            time.sleep(2)
+        context.allgather(None)
+        return time.thread_time() - before
+
+    assert max(on_ranks(1, 2, do)) < 0.2
+
+
+# Numbers
+
+
+def test_no_numbers_are_a_single_process() -> None:
+    context = DistributedContext()
+    assert (context.rank, context.size, context.local_rank, context.local_size) == (0, 1, 0, 1)
+    assert (context.cross_rank, context.cross_size) == (0, 1)
+    assert [context.gather(1), context.allgather_local(1), context.broadcast(1)] == [[1], [1], 1]
+    context.close()
+    context.close()
+
+
+def test_some_numbers_need_the_others() -> None:
+    with pytest.raises(ValueError, match="local_rank, local_size, cross_rank, cross_size are missing, and only rank=0"):
+        DistributedContext(rank=0, size=2)
+
+
+def test_all_contradictions_are_named_at_once() -> None:
+    with pytest.raises(ValueError) as caught:
+        DistributedContext(
+            rank=4, size=4, local_rank=-1, local_size=2, cross_rank=0, cross_size=4, chief_ip="x", timeout_s=0
+        )
+    for text in ("rank=4, size=4", "local_rank=-1", "of cross_size=4 nodes", "timeout_s=0"):
+        assert text in str(caught.value)
+
+
+def test_several_nodes_need_the_address_of_the_chief() -> None:
+    with pytest.raises(AssertionError, match="chief_ip"):
+        DistributedContext(**{**numbers(0, 2, 1), "chief_ip": None})
+
+
+def test_a_port_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="pub_port=65000 and port_offset=1000"):
+        DistributedContext(**numbers(0, 1, 2), pub_port=65000, port_offset=1000)
+
+
+def test_ranks_that_disagree_are_refused_on_every_rank() -> None:
+    port = free_port()
+
+    def on_rank(rank: int) -> str:
+        place = {**numbers(rank, 1, 4), "local_rank": 0, "local_size": 2, "cross_rank": rank // 2, "cross_size": 2}
+        with pytest.raises(ValueError) as caught:
+            DistributedContext(**place, pub_port=port, timeout_s=TIMEOUT_S)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(4) as pool:
+        for message in pool.map(on_rank, range(4)):
+            assert "ranks 0 and 1 both have cross_rank=0, local_rank=0" in message
+            assert "ranks 2 and 3 both have cross_rank=1, local_rank=0" in message
+
+
+def test_port_offset_is_added_and_the_other_transport_arguments_are_accepted() -> None:
+    port = free_port()
+
+    def on_rank(rank: int) -> Any:
+        # Rank 1 names the same port differently.
+        ports = {"pub_port": port - 7, "port_offset": 7} if rank else {"pub_port": port}
+        context = DistributedContext(**numbers(rank, 1, 2), **ports, pull_port=1, force_tcp=True, timeout_s=TIMEOUT_S)
+        with contextlib.closing(context):
+            return context.allgather(rank)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(on_rank, range(2))) == [[0, 1], [0, 1]]
+
+
+def test_the_store_of_a_single_node_can_not_be_reached_from_others() -> None:
+    def do(context: DistributedContext) -> bool:
+        assert context._session is not None
+        port = context._session.address.port
+        addresses = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), port, socket.AF_INET)}
+        outside = [address for address in addresses if not str(address).startswith("127.")]
+        reached = False
+        for address in outside:
+            with contextlib.suppress(OSError):
+                socket.create_connection((str(address), port), timeout=2).close()
+                reached = True
+        context.allgather(None)
+        return reached
+
+    assert on_ranks(1, 2, do) == [False, False]
+
+
+def test_horovod_says_where_a_process_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTER_TRAIN_PROCESS_COMM_PORT_1", str(free_port()))
+    monkeypatch.setenv("DET_CHIEF_IP", "127.0.0.1")
+
+    def on_rank(rank: int) -> Any:
+        place = numbers(rank, 2, 1)
+        del place["chief_ip"]
+        hvd = SimpleNamespace(**{name: (lambda value=value: value) for name, value in place.items()})
+        with contextlib.closing(DistributedContext.from_horovod(hvd, timeout_s=TIMEOUT_S)) as context:
+            return context.allgather(context.cross_rank)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(on_rank, range(2))) == [[0, 1], [0, 1]]
+
+
+def test_deepspeed_says_where_a_process_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"]
+    for name, value in zip(names, "010101", strict=True):
+        monkeypatch.setenv(name, value)
+    assert DistributedContext.from_deepspeed().size == 1
+    monkeypatch.setenv("CROSS_SIZE", "two")
+    monkeypatch.setenv("LOCAL_RANK", "")
+    with pytest.raises(ValueError, match="LOCAL_RANK='', CROSS_SIZE='two' are no numbers"):
+        DistributedContext.from_deepspeed()
+
+
+def test_a_launcher_that_did_not_start_the_process_is_named() -> None:
+    with pytest.raises(ValueError, match=r"needs torchrun; .*GROUP_WORLD_SIZE are not in the environment"):
+        DistributedContext.from_torch_distributed()
+    with pytest.raises(ValueError, match=r"needs the DeepSpeed launcher; .*CROSS_SIZE are not"):
+        DistributedContext.from_deepspeed()
+    with pytest.raises(NotImplementedError, match="TensorFlow"):
+        DistributedContext.from_tf_config()
+
+
+# What goes wrong
+
+
+def test_a_rank_that_does_not_come_to_an_exchange_is_named() -> None:
+    finished = threading.Event()
+
+    def do(context: DistributedContext) -> None:
+        if context.rank == 1:
+            finished.wait(30)
+            return
+        try:
+            context.allgather(None)
+        finally:
+            finished.set()
+
+    found = errors(on_ranks(1, 2, do, timeout_s=2))
+    assert found.keys() == {0}
+    assert "allgather() of rank 0 has waited 2 s for rank 1." in found[0]
+
+
+def test_a_rank_that_is_never_started_is_named() -> None:
+    port = free_port()
+
+    def on_rank(rank: int) -> str:
+        with pytest.raises(RuntimeError) as caught:
+            DistributedContext(**numbers(rank, 1, 4), pub_port=port, timeout_s=2)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        chief, other = pool.map(on_rank, (0, 2))
+    assert "for ranks 1, 3 of 4, which did not come" in chief
+    assert other == chief
+
+
+def test_a_chief_that_is_never_started_is_named() -> None:
+    with pytest.raises(RuntimeError, match=r"Rank 1 has not reached the store at 127.0.0.1.* Does rank 0 run"):
+        DistributedContext(**numbers(1, 1, 2), pub_port=free_port(), timeout_s=1)
+
+
+def test_a_port_that_is_in_use_is_named() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(RuntimeError, match=f"can not run the store .* port {taken.getsockname()[1]}.*port_offset="),
+    ):
+        DistributedContext(**numbers(0, 1, 2), pub_port=taken.getsockname()[1], timeout_s=1)
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_a_rank_that_closes_early_ends_the_waiting_of_the_others(leaver: int) -> None:
+    def do(context: DistributedContext) -> None:
+        context.allgather(None)
+        if context.rank != leaver:
+            context.broadcast(None)
+
+    started = time.monotonic()
+    found = errors(on_ranks(1, 3, do))
+    assert time.monotonic() - started < TIMEOUT_S / 2
+    assert found.keys() == {0, 1, 2} - {leaver}
+    assert any(f"rank {leaver} takes part no more, since its context was closed" in text for text in found.values())
+
+
+def test_different_operations_are_named_on_every_rank() -> None:
+    def do(context: DistributedContext) -> None:
+        if context.rank == 1:
+            context.broadcast(None)
+        else:
+            context.gather(None)
+
+    found = errors(on_ranks(1, 3, do))
+    assert found.keys() == {0, 1, 2}
+    for text in found.values():
+        assert "rank 0 gather(), rank 1 broadcast(), rank 2 gather()" in text
+
+
+def test_ranks_that_wait_for_each_other_in_different_groups_are_told_so() -> None:
+    def do(context: DistributedContext) -> None:
+        if context.rank == 3:
+            context.broadcast_local(None)
+        else:
+            context.allgather(None)
+
+    started = time.monotonic()
+    found = errors(on_ranks(2, 2, do))
+    assert time.monotonic() - started < TIMEOUT_S / 2
+    assert found.keys() == {0, 1, 2, 3}
+    assert any("allgather()" in text and "broadcast_local()" in text for text in found.values())
+
+
+def test_after_closing_an_exchange_raises() -> None:
+    def do(context: DistributedContext) -> None:
+        context.allgather(None)
+        context.close()
+        context.close()
+        context.gather_local(None)
+
+    for text in errors(on_ranks(1, 2, do)).values():
+        assert "exchanges nothing any more: its context was closed" in text
+
+
+def test_an_object_that_can_not_be_pickled_breaks_nothing() -> None:
+    def do(context: DistributedContext) -> Any:
+        with contextlib.suppress(Exception):
+            context.allgather(lambda: None)
+        return context.allgather(context.rank)
+
+    assert on_ranks(1, 2, do) == [[0, 1], [0, 1]]
+
+
+def test_contexts_one_after_another_and_at_once_share_a_port() -> None:
+    port = free_port()
+
+    def on_rank(rank: int) -> list[Any]:
+        found = []
+        for number in range(3):
+            with (
+                contextlib.closing(DistributedContext(**numbers(rank, 1, 3), pub_port=port, timeout_s=30)) as one,
+                contextlib.closing(DistributedContext(**numbers(rank, 1, 3), pub_port=port, timeout_s=30)) as two,
+            ):
+                found.append((one.allgather((number, 1)), two.allgather((number, 2))))
+        return found
+
+    with ThreadPoolExecutor(3) as pool:
+        for found in pool.map(on_rank, range(3)):
+            assert found == [([(number, 1)] * 3, [(number, 2)] * 3) for number in range(3)]
+
+
+def test_contexts_may_be_closed_one_by_one_from_one_thread() -> None:
+    contexts: list[DistributedContext] = []
+    port = free_port()
+
+    def on_rank(rank: int) -> None:
+        contexts.append(DistributedContext(**numbers(rank, 1, 3), pub_port=port, timeout_s=TIMEOUT_S))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(on_rank, range(3)))
+    started = time.monotonic()
+    for context in sorted(contexts, key=lambda context: context.rank):
+        context.close()
+    assert time.monotonic() - started < 2
+
+
+# Processes
+
+
+def _exchange_in_process(rank: int, port: int, results: Any) -> None:
+    context = DistributedContext(**numbers(rank, 1, 2), pub_port=port, timeout_s=TIMEOUT_S)
+    results.put((rank, context.allgather({"rank": rank}), context.broadcast(rank)))
+    # Neither closes: the chief has to go on serving until the other one has read the last object.
+
+
+def _die_in_process(rank: int, port: int, dying: int, others_are_ready: Any, results: Any) -> None:
+    context = DistributedContext(**numbers(rank, 1, 2), pub_port=port, timeout_s=TIMEOUT_S)
+    if rank == dying:
+        others_are_ready.wait(TIMEOUT_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+    session._LINGER_AFTER_FAILURE_S = 0.5
+    assert context._session is not None
+    context._session.timeout_s = 2.0
+    others_are_ready.set()
+    try:
+        context.allgather(None)
+    except RuntimeError as error:
+        results.put(str(error))
+
+
+def _in_processes(target: Callable[..., None], *arguments: Any) -> list[Any]:
+    spawn = multiprocessing.get_context("spawn")
+    port, results = free_port(), spawn.Queue()
+    processes = [spawn.Process(target=target, args=(rank, port, *arguments, results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode is not None
+    return [results.get(timeout=10) for process in processes if process.exitcode == 0]
+
+
+def test_processes_exchange_objects_and_need_not_close() -> None:
+    everyone = [{"rank": 0}, {"rank": 1}]
+    assert sorted(_in_processes(_exchange_in_process)) == [(0, everyone, 0), (1, everyone, 0)]
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_process_that_is_killed_is_named(dying: int) -> None:
+    (text,) = _in_processes(_die_in_process, dying, multiprocessing.get_context("spawn").Event())
+    if dying == 0:
+        assert "Rank 1 has lost the store" in text
+        assert "rank 0 runs" in text
+    else:
+        assert "allgather() of rank 0 has waited 2 s for rank 1." in text
+
+
+def torchrun(script: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    path = directory / "script.py"
+    path.write_text(textwrap.dedent(script))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
+    environment = {name: value for name, value in os.environ.items() if name != "INTER_TRAIN_PROCESS_COMM_PORT_1"}
+    return subprocess.run(
+        [*launcher, str(path)], cwd=directory, env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
+
+
+def test_under_torchrun_the_store_of_the_agent_is_used_before_and_beside_a_process_group(
+    tmp_path: Path,
+) -> None:
+    done = torchrun(
+        """
+        import torch, torch.distributed as dist
+        from pathlib import Path
+        from det_lightning.core import DistributedContext
+
+        context = DistributedContext.from_torch_distributed()
+        before = context.allgather(context.rank)
+        dist.init_process_group("gloo")
+        tensor = torch.tensor([context.rank + 1])
+        dist.all_reduce(tensor)
+        after = context.broadcast_local({"from": context.rank})
+        store = context._session._lobby.underlying_store
+        context.close()
+        dist.barrier()
+        left = [key for key in store.list_keys() if "det_lightning" in key]
+        Path(f"out{context.rank}").write_text(repr((before, int(tensor), after, context.local_rank, left)))
+        dist.destroy_process_group()
+        """,
+        tmp_path,
+        *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert (tmp_path / f"out{rank}").read_text() == repr(([0, 1], 3, {"from": 0}, rank, []))
+
+
+def test_after_a_restart_by_torchrun_nothing_of_the_run_before_is_seen(tmp_path: Path) -> None:
+    done = torchrun(
+        """
+        import os
+        from pathlib import Path
+        from det_lightning.core import DistributedContext
+
+        attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        context = DistributedContext.from_torch_distributed(timeout_s=60)
+        found = [context.allgather((attempt, context.rank))]
+        if attempt == 0 and context.rank == 1:
+            os._exit(3)
+        found.append(context.allgather((attempt, context.rank, "again")))
+        Path(f"out{context.rank}").write_text(repr(found))
+        """,
+        tmp_path,
+        *("--max-restarts", "1", "--monitor-interval", "0.2", "--standalone"),
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        expected = [[(1, 0), (1, 1)], [(1, 0, "again"), (1, 1, "again")]]
+        assert (tmp_path / f"out{rank}").read_text() == repr(expected)
+
+
+def test_a_process_that_ends_with_an_error_ends_the_waiting_of_the_others(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys
+            from det_lightning.core import DistributedContext
+
+            rank, port = map(int, sys.argv[1:])
+            context = DistributedContext(
+                rank=rank, size=2, local_rank=rank, local_size=2, cross_rank=0, cross_size=1, pub_port=port
+            )
+            if rank == 1:
+                raise ValueError("the culprit")
+            context.gather(None)
+            """
+        )
+    )
+    port = str(free_port())
+    runs = [
+        subprocess.Popen([sys.executable, str(script), str(rank), port], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    chief, other = (run.communicate(timeout=120)[1] for run in runs)
+    assert "the culprit" in other
+    assert "rank 1 takes part no more, since its process has ended without close()" in chief
