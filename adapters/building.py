@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from pytorch_lightning.strategies import Strategy
 
 from det_lightning import errors
-from det_lightning.pytorch.backend import LocalBackend
+from det_lightning.adapters.strategies import backend_for, distributed_for
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.legacy_trial import adapt_legacy_trial, interface_mistakes, original_trial
 from det_lightning.pytorch.trial import PyTorchTrial
@@ -45,11 +45,14 @@ class TrialBuilder:
         self._trial_kwargs = trial_kwargs
         self._context_kwargs = context_kwargs
 
-    def build(self, device: torch.device) -> tuple[PyTorchTrial, PyTorchTrialContext]:
+    def build(self, strategy: Strategy) -> tuple[PyTorchTrial, PyTorchTrialContext]:
         """Return the trial, adapted if it is an old one, and its context; they are built on the first call."""
         if self._context is None:
             self._context = PyTorchTrialContext(
-                **self._context_kwargs, backend=LocalBackend(device), enable_tensorboard_logging=False
+                **self._context_kwargs,
+                backend=backend_for(strategy),
+                distributed=distributed_for(strategy),
+                enable_tensorboard_logging=False,
             )
         if isinstance(self._trial, type):
             self._trial = self._trial(self._context, **self._trial_kwargs)

@@ -57,6 +57,9 @@ class Checkpointer(Protocol):
     def settle(self, run: TrialRun, wait: bool = False) -> None:
         """Tell the trial of checkpoints that have become complete; raise where one can not be written."""
 
+    def abandon(self, run: TrialRun) -> None:
+        """Finish on this rank what is under way, when the run has failed."""
+
 
 class RunDriver:
     """Does what is due at the boundaries of a run, and says when Lightning has to take its turn.
@@ -153,7 +156,7 @@ class RunDriver:
         if self._checkpointer is None:
             return
         try:
-            self._checkpointer.settle(self.run, wait=True)
+            self._checkpointer.abandon(self.run)
         except errors.CheckpointError as e:
             if e is not exception:
                 logger.error("The checkpoint that was under way when the run failed is lost: %s", e)

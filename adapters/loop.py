@@ -16,18 +16,22 @@ from pytorch_lightning.callbacks import (
     ProgressBar,
     StochasticWeightAveraging,
 )
+from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
 from det_lightning.adapters.schedule import Schedule
+from det_lightning.adapters.strategies import TRIAL_STRATEGIES, trains_many
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.pytorch.position import TrainingPosition
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 __all__ = [
     "RunOptions",
+    "TrialEpochLoop",
     "allow_validation",
     "counts_batches",
+    "keep_ranks_independent",
     "move_to",
     "move_to_epoch",
     "needs_each_batch",
@@ -86,9 +90,9 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
             trainer.precision != "32-true",
             "call context.experimental.use_amp() in the trial's __init__",
         ),
-        f"{trainer.world_size} devices": (
-            trainer.world_size > 1,
-            "use devices=1: this version of det_lightning trains in a single process",
+        f"strategy={type(trainer.strategy).__name__} on {trainer.world_size} devices": (
+            trainer.world_size > 1 and not trains_many(trainer.strategy),
+            f"use one that knows a trial's models: strategy={' or '.join(map(repr, TRIAL_STRATEGIES))}",
         ),
     }
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
@@ -100,6 +104,26 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
     ]
     if found:
         raise errors.UnsupportedTrainerFlags("pl.Trainer can not train a trial with " + "; and with ".join(found) + ".")
+
+
+class TrialEpochLoop(_TrainingEpochLoop):
+    """Lightning's loop over an epoch, whose steps begin without an exchange between the ranks.
+
+    Steps hold as many batches as fit into some time, so ranks may take different numbers of them. That a process was
+    asked to end is agreed on at the trial's boundaries.
+    """
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Leave it to the boundaries."""
+
+
+def keep_ranks_independent(trainer: pl.Trainer) -> None:
+    """Make the ranks of a run meet at the trial's boundaries only, not at each of Lightning's steps."""
+    before = trainer.fit_loop.epoch_loop
+    if trainer.world_size > 1 and not isinstance(before, TrialEpochLoop):
+        trainer.fit_loop.epoch_loop = TrialEpochLoop(trainer, before.min_steps, before.max_steps)
+        # Lightning has told it already where the validation data come from.
+        trainer.fit_loop.epoch_loop.val_loop = before.val_loop
 
 
 class _InEpochSchedule:

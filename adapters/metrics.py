@@ -12,7 +12,14 @@ from det_lightning import errors
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.pytorch.reducers import Reducer, simple_reduce
 
-__all__ = ["MetricWindow", "average_metrics", "reduce_validation_metrics", "scalars_of", "to_numpy"]
+__all__ = [
+    "MetricWindow",
+    "average_metrics",
+    "average_over_ranks",
+    "reduce_validation_metrics",
+    "scalars_of",
+    "to_numpy",
+]
 
 
 _NUMPY_TYPES = {
@@ -112,23 +119,77 @@ def _mean(values: list[Any]) -> float | None:
         return None
 
 
+def average_over_ranks(batches: list[dict[str, Any]], distributed: DistributedContext) -> list[dict[str, Any]]:
+    """Return the metrics of each batch of a window, averaged over the ranks.
+
+    Raises:
+        ValueError: ranks have different metrics, or another number of batches; names the rank.
+    """
+    if distributed.size == 1:
+        return batches
+    per_rank: list[list[dict[str, Any]]] = distributed.allgather(batches)
+    first = [list(batch) for batch in per_rank[0]]
+    for rank, theirs in enumerate(per_rank):
+        names = [list(batch) for batch in theirs]
+        if [set(batch) for batch in names] != [set(batch) for batch in first]:
+            raise ValueError(
+                "train_batch() must return the same metrics on every rank; the batches of the workload have "
+                f"{_summary(first)} on rank 0, and {_summary(names)} on rank {rank}."
+            )
+    return [
+        {name: _mean_over_ranks([theirs[index][name] for theirs in per_rank]) for name in names}
+        for index, names in enumerate(first)
+    ]
+
+
+def _summary(names: list[list[str]]) -> str:
+    return f"{len(names)} times {sorted({name for batch in names for name in batch})}"
+
+
+def _mean_over_ranks(values: list[Any]) -> Any:
+    array = np.array(values)
+    mean = np.mean(array[array != None])  # noqa: E711 (element by element)
+    return np.array(mean) if isinstance(values[0], np.ndarray) else mean
+
+
 def reduce_validation_metrics(
     batches: list[dict[str, Any]], reducer: Reducer | dict[str, Reducer], distributed: DistributedContext
 ) -> dict[str, Any]:
-    """Reduce the metrics of a validation over batches and ranks.
+    """Reduce the metrics of a validation over batches and ranks. A rank may have no batches at all.
 
     Raises:
+        RuntimeError: no rank has a batch.
+        ValueError: ranks have different metrics; names the ranks.
         InvalidExperimentException: the reducers are no ``Reducer``, or not for exactly the metrics that there are.
         TypeError: the values of a metric can not be reduced; names it.
     """
-    names = list(batches[0])
+    own = _reduce_batches(batches, _reducer_of_each(list(batches[0]), reducer)) if batches else {}
+    if distributed.size == 1 and batches:
+        return own
+    gathered: list[tuple[dict[str, Any], int]] = distributed.allgather((own, len(batches)))
+    names = _names_on_all_ranks([list(metrics) if count else None for metrics, count in gathered])
     reducers = _reducer_of_each(names, reducer)
-    reduced = {name: _reduce_one(name, reducers[name], [batch[name] for batch in batches]) for name in names}
-    if distributed.size == 1:
-        return reduced
-    per_rank = [entry for entry in distributed.allgather((reduced, len(batches))) if entry[1]]
-    counts = [count for _, count in per_rank]
-    return {name: simple_reduce(reducers[name], [metrics[name] for metrics, _ in per_rank], counts) for name in names}
+    per_rank = [metrics for metrics, count in gathered if count]
+    counts = [count for _, count in gathered if count]
+    return {name: simple_reduce(reducers[name], [metrics[name] for metrics in per_rank], counts) for name in names}
+
+
+def _reduce_batches(batches: list[dict[str, Any]], reducers: dict[str, Reducer]) -> dict[str, Any]:
+    return {name: _reduce_one(name, reducers[name], [batch[name] for batch in batches]) for name in batches[0]}
+
+
+def _names_on_all_ranks(names: list[list[str] | None]) -> list[str]:
+    with_batches = {rank: found for rank, found in enumerate(names) if found is not None}
+    if not with_batches:
+        raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
+    first, expected = next(iter(with_batches.items()))
+    for rank, found in with_batches.items():
+        if set(found) != set(expected):
+            raise ValueError(
+                f"evaluate_batch() must return the same metrics on every rank; it returned {sorted(expected)} on rank "
+                f"{first}, and {sorted(found)} on rank {rank}."
+            )
+    return expected
 
 
 def _reducer_of_each(names: list[str], reducer: Reducer | dict[str, Reducer]) -> dict[str, Reducer]:

@@ -36,6 +36,8 @@ __all__ = ["TrialModule"]
 warnings.filterwarnings("ignore", message=r".*dataloader_iter.*")
 # Lightning 2.6 on torch 2.13, at every run; nothing that a user can change.
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+# What a TrialModule logs is reduced over all ranks already.
+warnings.filterwarnings("ignore", message=r".*sync_dist=True.*")
 
 
 class TrialModule(pl.LightningModule):
@@ -115,6 +117,7 @@ class TrialModule(pl.LightningModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that can not work; attach what ends a trial's run after an exception."""
         loop.refuse_unsupported_flags(self.trainer)
+        loop.keep_ranks_independent(self.trainer)
         self.checkpointer, self.reporters, self.resume_point, self.driver = None, [], None, None
         return [_RunGuard()]
 
@@ -128,7 +131,7 @@ class TrialModule(pl.LightningModule):
 
     def configure_model(self) -> None:
         """Build the trial, on the device that Lightning chose."""
-        self._runnable, self.context = self.builder.build(self.trainer.strategy.root_device)
+        self._runnable, self.context = self.builder.build(self.trainer.strategy)
         self.trial = original_trial(self._runnable)
         self.models = torch.nn.ModuleList(self.context.models)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ from det_lightning.pytorch.weights import (
 )
 
 __all__ = ["ResumePoint", "resume_payload", "run_settings"]
+
+logger = logging.getLogger("det_lightning.checkpoint")
 
 
 def run_settings(context: PyTorchTrialContext) -> dict[str, Any]:
@@ -48,9 +51,21 @@ def resume_payload(
         "rng_states": context.distributed.allgather(rng_state),
         "journals": context.distributed.allgather(journal),
         "optimizer_steps": context.optimizer_steps,
-        "gradients": collect_gradients(context),
+        "gradients": _gradients_of_ranks(context),
+        "world_size": context.distributed.size,
         "settings": json.dumps(run_settings(context), default=str),
     }
+
+
+def _gradients_of_ranks(context: PyTorchTrialContext) -> Any:
+    """Return the gradients of an aggregation under way: of a single rank as they are, of several a list of them."""
+    own = collect_gradients(context)
+    return own if context.distributed.size == 1 else context.distributed.allgather(own)
+
+
+def _of_rank(entries: list[Any], rank: int) -> Any:
+    """Return the entry of a rank; where there were fewer ranks, of one of those."""
+    return entries[rank % len(entries)]
 
 
 @dataclasses.dataclass
@@ -108,10 +123,30 @@ class ResumePoint:
             trial_class=(entry.get("load_data") or {}).get("trial_cls_spec"),
         )
 
-    @property
-    def journal(self) -> list[dict[str, Any]] | None:
-        """How the passes over the chief's training data began."""
-        return None if self.extra is None else list(self.extra["journals"][0])
+    def journal(self, rank: int) -> list[dict[str, Any]] | None:
+        """Return how the passes over the training data of a rank began."""
+        return None if self.extra is None else list(_of_rank(self.extra["journals"], rank))
+
+    def adapt_to(self, size: int) -> None:
+        """Convert the position, counted in batches of each rank, for another number of ranks.
+
+        As many samples count as seen as were, if the batches stay of the same size; rounded up to whole batches of all
+        ranks, so the position is approximate.
+        """
+        before = 1 if self.extra is None else self.extra.get("world_size", 1)
+        if before == size:
+            return
+        state = self.trial_state
+        for name in ("batches_trained", "last_ckpt", "last_val"):
+            setattr(state, name, -(-getattr(state, name) * before // size))
+        self.epochs_known = False
+        logger.warning(
+            "The checkpoint was written by %d process(es) and is read by %d: the run goes on after %d batches of each, "
+            "which is approximately as many samples.",
+            before,
+            size,
+            state.batches_trained,
+        )
 
     def apply(self, context: PyTorchTrialContext, events: TrialEvents) -> None:
         """Load everything into the trial.
@@ -128,8 +163,9 @@ class ResumePoint:
             load_rest(context, events.callbacks, self.state)
         if self.extra is not None:
             context.optimizer_steps = self.extra["optimizer_steps"]
-            load_gradients(context, self.extra["gradients"])
-            restore_rng(self.extra["rng_states"][context.distributed.rank], context.device)
+            gradients, rank = self.extra["gradients"], context.distributed.rank
+            load_gradients(context, gradients if self.extra.get("world_size", 1) == 1 else _of_rank(gradients, rank))
+            restore_rng(_of_rank(self.extra["rng_states"], rank), context.device)
         elif "rng_state" in self.state:
             restore_rng(self.state["rng_state"], context.device)
         # The state may be large, and everything in it has its place now.

@@ -11,7 +11,13 @@ from det_lightning import errors
 from det_lightning.adapters.building import require_trainable
 from det_lightning.adapters.datamodule import TrialData
 from det_lightning.adapters.events import TrialEvents
-from det_lightning.adapters.metrics import MetricWindow, average_metrics, reduce_validation_metrics, to_numpy
+from det_lightning.adapters.metrics import (
+    MetricWindow,
+    average_metrics,
+    average_over_ranks,
+    reduce_validation_metrics,
+    to_numpy,
+)
 from det_lightning.adapters.resume import ResumePoint, resume_payload, run_settings
 from det_lightning.adapters.schedule import Action, Boundary, Schedule
 from det_lightning.adapters.validation import Evaluation
@@ -70,6 +76,8 @@ class TrialRun:
         self.trial = trial
         self.context = context
         self.schedule = schedule
+        if resume is not None:
+            resume.adapt_to(context.distributed.size)
         self.state = TrialState() if resume is None else resume.trial_state
         self.evaluation = Evaluation(trial, context, schedule.test_mode)
         self._data: TrialData | None = None
@@ -96,7 +104,7 @@ class TrialRun:
         self.context.position.batch_idx = None
         self.context.position.initial_batch = self.state.batches_trained
         self.events.start_up(self.state.batches_trained, None if self._resume is None else self._resume.name)
-        journal = None if self._resume is None else self._resume.journal
+        journal = None if self._resume is None else self._resume.journal(self.context.distributed.rank)
         self._data = TrialData(self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit)
         if self._resume is not None and not self._resume.epochs_known:
             self.state.epochs_trained = self.state.batches_trained // self.context.position.epoch_length()
@@ -117,7 +125,7 @@ class TrialRun:
         if self._resume is not None:
             self._resume.apply(self.context, self.events)
         self.events.emit("on_training_start")
-        self._actions = self.schedule.actions([], self.state, self.context.get_stop_requested)
+        self._actions = self.schedule.actions([], self.state, self._stop_agreed)
 
     def is_complete(self) -> bool:
         """Tell whether training has reached its length."""
@@ -171,6 +179,7 @@ class TrialRun:
 
     def _train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
         context = self.context
+        context.backend.begin_batch(context.is_update_batch())
         if context.experimental.auto_to_device:
             batch = context.to_device(batch)
         metrics: Any = self.trial.train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
@@ -211,14 +220,19 @@ class TrialRun:
         if not self._in_workload:
             return
         self._in_workload = False
-        batch_metrics = self._window.close()
+        batch_metrics = average_over_ranks(self._window.close(), self.context.distributed)
         avg_metrics: dict[str, Any] = average_metrics(batch_metrics)
         avg_metrics.update(to_numpy(self.context.reducers.reduce(for_training=True)))
         for reporter in self._reporters:
             reporter.report_training(self.state.batches_trained, avg_metrics, batch_metrics)
         self._add_position(avg_metrics)
         self.events.emit("on_training_workload_end", avg_metrics=avg_metrics, batch_metrics=batch_metrics)
-        self._actions = self.schedule.actions(self._due, self.state, self.context.get_stop_requested)
+        self._actions = self.schedule.actions(self._due, self.state, self._stop_agreed)
+
+    def _stop_agreed(self) -> bool:
+        """Tell whether any rank wants to stop."""
+        requested, distributed = self.context.get_stop_requested(), self.context.distributed
+        return requested if distributed.size == 1 else any(distributed.allgather(requested))
 
     def next_action(self) -> Action | None:
         """Return what is to be done next before training goes on; None when it can."""
@@ -249,7 +263,7 @@ class TrialRun:
             self.events.emit("on_validation_epoch_end", batches)
             metrics = reduce_validation_metrics(batches, self.trial.evaluation_reducer(), self.context.distributed)
         else:
-            metrics = self.evaluation.full_dataset_metrics()
+            metrics = self.context.distributed.broadcast(self.evaluation.full_dataset_metrics())
         metrics.update(to_numpy(self.context.reducers.reduce(for_training=False)))
         self.events.emit("on_validation_end", metrics)
         for hook in self.events.overriding("on_validation_step_end"):

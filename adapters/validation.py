@@ -97,13 +97,13 @@ class Evaluation:
         return self._full
 
     def close(self) -> list[dict[str, Any]]:
-        """Return the metrics of each batch.
+        """Return the metrics of each batch of this rank.
 
         Raises:
-            RuntimeError: there was no batch.
+            RuntimeError: there was no batch, and there are no other ranks that may have some.
         """
         batches = self._window.close()
-        if not batches:
+        if not batches and self._context.distributed.size == 1:
             raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
         return batches
 

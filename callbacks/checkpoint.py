@@ -13,6 +13,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from det_lightning import errors
 from det_lightning.adapters.metrics import is_numerical_scalar
 from det_lightning.adapters.run import TrialRun
 from det_lightning.callbacks.attaching import require_trial_module
@@ -20,7 +21,7 @@ from det_lightning.checkpoint.index import TrialIndex
 from det_lightning.checkpoint.keeper import CheckpointKeeper
 from det_lightning.checkpoint.retention import Retention
 from det_lightning.checkpoint.saver import CheckpointSaver
-from det_lightning.checkpoint.storage import CheckpointStorage
+from det_lightning.checkpoint.storage import CheckpointStorage, new_id
 from det_lightning.checkpoint.writer import CheckpointFiles, CheckpointWriter
 from det_lightning.units import TrainUnit
 
@@ -102,6 +103,7 @@ class DeterminedCheckpoint(pl.Callback):
         self._given_trial = trial
         self._trial = ""
         self._validated: tuple[int, float] | None = None
+        self._untold = 0
         in_background = not self.storage.is_local if async_write is None else async_write
         writer = CheckpointWriter(self.storage, pathlib.Path(code_dir) if code_dir is not None else None)
         self._saver = CheckpointSaver(writer, in_background)
@@ -126,9 +128,11 @@ class DeterminedCheckpoint(pl.Callback):
         self.best_value = inherited.get("best_value")
         self._validated = None
         self._trial = self._given_trial or inherited.get("trial") or str(uuid.uuid4())
-        self.storage.require_writable()
-        self.storage.sweep()
-        self._saver.keeper = self._make_keeper()
+        self._untold = 0
+        if trainer.is_global_zero:
+            self.storage.require_writable()
+            self.storage.sweep()
+            self._saver.keeper = self._make_keeper()
 
     def _make_keeper(self) -> CheckpointKeeper | None:
         if self._retention is None:
@@ -145,35 +149,63 @@ class DeterminedCheckpoint(pl.Callback):
         """
         self.settle(run, wait=True)
         run.state.last_ckpt = run.state.batches_trained
-        files, metric = self._collect(run)
-        told = run.events.tell_written if run.events.wants_written() else None
-        checkpoint_id = self._saver.save(files, metric, told)
+        distributed = run.context.distributed
+        checkpoint_id = distributed.broadcast(new_id())
+        resume = run.collect_resume()
+        if distributed.rank == 0:
+            files, metric = self._collect(run, resume)
+            told = run.events.tell_written if run.events.wants_written() else None
+            self._saver.save(files, metric, told, checkpoint_id)
+            logger.info("Checkpoint %s after %d batches.", checkpoint_id, run.state.batches_trained)
+        self._untold += 1
         self.last_checkpoint_id, self.last_checkpoint_path = checkpoint_id, str(self.storage.root / checkpoint_id)
-        logger.info("Checkpoint %s after %d batches.", checkpoint_id, run.state.batches_trained)
         self.settle(run)
 
-    def _collect(self, run: TrialRun) -> tuple[CheckpointFiles, float | None]:
+    def _collect(self, run: TrialRun, resume: dict[str, Any]) -> tuple[CheckpointFiles, float | None]:
         steps, value = self._validated or (-1, None)
         metric = value if steps == run.state.batches_trained else None
         notes: dict[str, Any] = {"trial": self._trial, "experiment": self._experiment or self._trial}
         if metric is not None:
             notes["metric"] = {"name": self._metric, "value": metric, "smaller_is_better": self._smaller_is_better}
         state = run.collect_checkpoint()
-        resume = {**run.collect_resume(), "best_value": self.best_value, "trial": self._trial}
+        resume = {**resume, "best_value": self.best_value, "trial": self._trial}
         files = CheckpointFiles(state, dataclasses.replace(run.state), run.load_data(), resume, notes=notes)
         return files, metric
 
     def settle(self, run: TrialRun, wait: bool = False) -> None:
-        """Tell the trial of the checkpoints that have become complete.
+        """Tell the trial, on every rank, of the checkpoints that have become complete.
 
         Args:
             run: the trial's.
             wait: for the one that is under way.
 
         Raises:
+            CheckpointError: it can not be written; on every rank.
+        """
+        if not self._untold:
+            return
+        distributed = run.context.distributed
+        outcome = distributed.broadcast(self._settle_chief(wait) if distributed.rank == 0 else None)
+        if isinstance(outcome, errors.CheckpointError):
+            raise outcome
+        self._untold -= len(outcome)
+        for checkpoint_id in outcome:
+            run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
+
+    def _settle_chief(self, wait: bool) -> list[str] | errors.CheckpointError:
+        try:
+            return self._saver.settle(wait)
+        except errors.CheckpointError as e:
+            return e
+
+    def abandon(self, run: TrialRun) -> None:
+        """Finish what is under way on this rank, when the run has failed and the other ranks may be gone.
+
+        Raises:
             CheckpointError: it can not be written.
         """
-        for checkpoint_id in self._saver.settle(wait):
+        self._untold = 0
+        for checkpoint_id in self._saver.settle(wait=True):
             run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
 
     def save_after_validation(self, run: TrialRun, metrics: dict[str, Any]) -> None:

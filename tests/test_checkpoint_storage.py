@@ -120,6 +120,15 @@ def test_the_copy_for_a_remote_storage_does_not_copy_itself(monkeypatch: pytest.
     assert sorted(copied) == ["code/model_def.py", "code/tmp/notes.txt"]
 
 
+def test_checkpoints_of_other_runs_are_left_out() -> None:
+    touch("model_def.py", "results/notes.txt")
+    first = write(Path("results/first"))
+    for _ in range(2):
+        second = write(Path("second"))
+    assert code_of(first) == ["model_def.py", "results/", "results/notes.txt"]
+    assert code_of(second) == ["model_def.py", "results/", "results/first/", "results/notes.txt"]
+
+
 def test_a_link_to_nowhere_does_not_stop_a_checkpoint(tmp_path: Path) -> None:
     touch("model_def.py")
     Path("dangling").symlink_to("nowhere")

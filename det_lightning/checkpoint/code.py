@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pathspec
 
-from det_lightning.checkpoint.layout import BOOKKEEPING_DIR, LOAD_DATA_FILE, METADATA_FILE, STATE_FILES
+from det_lightning.checkpoint.layout import BOOKKEEPING_DIR, CODE_DIR, LOAD_DATA_FILE, METADATA_FILE, STATE_FILES
 
 __all__ = ["copy_code"]
 
@@ -34,13 +34,13 @@ _NEVER_COPIED = [
 def copy_code(source: pathlib.Path, target: pathlib.Path, leave_out: pathlib.Path | None = None) -> None:
     """Copy the files of ``source`` to ``target``, less what its ``.detignore`` and a built-in list name.
 
-    Virtual environments are left out too.
+    Virtual environments are left out too, and so are checkpoints, those of other runs as well: they hold copies
+    themselves, and would grow with every one.
 
     Args:
         source: the directory to copy; ``.detignore`` in it has the syntax of ``.gitignore``.
         target: the directory to make.
-        leave_out: a directory that is not copied where it lies in ``source``: the checkpoints themselves. Where it is
-            ``source``, what looks like a checkpoint is left out.
+        leave_out: a directory that is not copied where it lies in ``source``: the storage of the checkpoints.
     """
     ignored = _ignore_function(source, leave_out and leave_out.resolve(), target.parent.resolve())
     shutil.copytree(source, target, ignore=ignored, ignore_dangling_symlinks=True)
@@ -54,8 +54,6 @@ def _ignore_function(
     lines = detignore.read_text(encoding="utf-8").splitlines() if detignore.is_file() else []
     spec = pathspec.GitIgnoreSpec.from_lines([*_NEVER_COPIED, *lines])
 
-    holds_checkpoints = leave_out == source.resolve()
-
     def is_ignored(path: pathlib.Path) -> bool:
         relative = path.relative_to(source).as_posix()
         if not path.is_dir():
@@ -63,7 +61,7 @@ def _ignore_function(
         return (
             (path / "pyvenv.cfg").is_file()
             or path.resolve() in (leave_out, being_written)
-            or (holds_checkpoints and path.parent == source and _belongs_to_storage(path))
+            or _belongs_to_storage(path)
             or spec.match_file(f"{relative}/")
         )
 
@@ -71,5 +69,7 @@ def _ignore_function(
 
 
 def _belongs_to_storage(directory: pathlib.Path) -> bool:
-    signs = (METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES)
-    return directory.name == BOOKKEEPING_DIR or any((directory / name).is_file() for name in signs)
+    if directory.name == BOOKKEEPING_DIR:
+        return True
+    described = any((directory / name).is_file() for name in (METADATA_FILE, LOAD_DATA_FILE))
+    return described and any((directory / name).exists() for name in (*STATE_FILES, CODE_DIR))

@@ -108,7 +108,8 @@ def _existing(url: str, options: Mapping[str, Any]) -> Location:
     if not parent:
         raise errors.CheckpointNotFound(f"There is no checkpoint {place}.")
     # What is there has similar names, perhaps.
-    return Location.parse(CheckpointStorage(str(dataclasses.replace(place, path=parent)), options=options).find(name), options)
+    storage = CheckpointStorage(str(dataclasses.replace(place, path=parent)), options=options)
+    return Location.parse(storage.find(name), options)
 
 
 def _is_checkpoint(place: Location) -> bool:

@@ -22,15 +22,16 @@ class Backend(Protocol):
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
         """Make ``optimizer`` ready for training. ``options`` are those of ``context.wrap_optimizer``."""
 
+    def begin_batch(self, communicate: bool) -> None:
+        """Begin a training batch; its gradients are exchanged over ranks only if ``communicate`` is true."""
+
     def backward(
-        self,
-        loss: torch.Tensor,
-        gradient: torch.Tensor | None,
-        retain_graph: bool,
-        create_graph: bool,
-        communicate: bool,
+        self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        """Run ``loss.backward``; exchange gradients over ranks only if ``communicate`` is true."""
+        """Run ``loss.backward``."""
+
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the gradients of ``optimizer`` those of all ranks, before they are looked at."""
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         """Run one step of ``optimizer``, through ``scaler`` if there is one."""
@@ -52,15 +53,16 @@ class LocalBackend:
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
         return optimizer
 
+    def begin_batch(self, communicate: bool) -> None:
+        """A single process has nobody to exchange gradients with."""
+
     def backward(
-        self,
-        loss: torch.Tensor,
-        gradient: torch.Tensor | None,
-        retain_graph: bool,
-        create_graph: bool,
-        communicate: bool,
+        self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
         loss.backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
+
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradients are those of all ranks, for there is one."""
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         if scaler is None:

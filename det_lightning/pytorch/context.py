@@ -88,8 +88,7 @@ class PyTorchTrialContext(WrappingContext):
         """
         if self.experimental.auto_amp:
             loss = self.scaler.scale(loss)
-        communicate = self.aggregation_frequency == 1 or self.is_update_batch()
-        self.backend.backward(loss, gradient, retain_graph, create_graph, communicate)
+        self.backend.backward(loss, gradient, retain_graph, create_graph)
 
     def step_optimizer(
         self,
@@ -127,8 +126,9 @@ class PyTorchTrialContext(WrappingContext):
                 )
             if not self.is_update_batch():
                 return
-            if self._averages[optimizer]:
-                _divide_gradients(optimizer, frequency)
+        self.backend.synchronize(optimizer)
+        if frequency > 1 and self._averages[optimizer]:
+            _divide_gradients(optimizer, frequency)
         if clip_grads is not None or self.before_step:
             self._before_step(optimizer, clip_grads)
         self.backend.step(optimizer, self.scaler if scaler is None and self.experimental.auto_amp else scaler)

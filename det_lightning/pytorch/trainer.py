@@ -17,6 +17,7 @@ from pytorch_lightning.callbacks import ProgressBar
 
 from det_lightning import errors
 from det_lightning.adapters.module import TrialModule
+from det_lightning.adapters.strategies import backend_of, strategy_of
 from det_lightning.callbacks.checkpoint import POLICIES, DeterminedCheckpoint
 from det_lightning.callbacks.metrics import DeterminedTensorBoard
 from det_lightning.callbacks.profiler import TorchProfiler
@@ -67,6 +68,7 @@ def init(
         trial_seed=trial_seed,
         aggregation_frequency=aggregation_frequency,
         distributed=distributed,
+        backend=backend_of(distributed or DistributedContext()),
         enable_tensorboard_logging=enable_tensorboard_logging,
         tensorboard_path=tensorboard_path,
     )
@@ -216,7 +218,9 @@ class Trainer:
         device = context.device
         decided = {
             "accelerator": "cuda" if device.type == "cuda" else "cpu",
-            "devices": [device.index or 0] if device.type == "cuda" else 1,
+            "devices": [device.index or 0] if device.type == "cuda" else context.distributed.local_size,
+            "num_nodes": context.distributed.cross_size,
+            "strategy": strategy_of(context.distributed),
             "max_epochs": -1,
             "num_sanity_val_steps": 0,
             "inference_mode": False,

@@ -45,14 +45,17 @@ def collect_state(
 
 def collect_gradients(context: PyTorchTrialContext) -> list[dict[str, torch.Tensor]]:
     """Return the gradients that each model holds, by parameter; those of an aggregation that is under way."""
-    return [{name: p.grad for name, p in model.named_parameters() if p.grad is not None} for model in context.models]
+    return [
+        {name.removeprefix(_DDP_PREFIX): p.grad for name, p in model.named_parameters() if p.grad is not None}
+        for model in context.models
+    ]
 
 
 def load_gradients(context: PyTorchTrialContext, gradients: list[dict[str, torch.Tensor]]) -> None:
     """Put back what :func:`collect_gradients` returned."""
     for model, saved in zip(context.models, gradients, strict=True):
         for name, parameter in model.named_parameters():
-            grad = saved.get(name)
+            grad = saved.get(name.removeprefix(_DDP_PREFIX))
             parameter.grad = None if grad is None else grad.to(parameter.device)
 
 

@@ -97,3 +97,48 @@ def adversarial(api: Any) -> type:
             return {"score": self.critic(batch[0]).mean()}
 
     return Adversarial
+
+
+def full_dataset(api: Any) -> type:
+    """Validates on all of the data at once."""
+
+    class FullDataset(basic(api)):  # type: ignore[misc]
+        evaluate_batch = api.PyTorchTrial.evaluate_batch
+
+        def evaluate_full_dataset(self, data_loader: Any) -> Any:
+            losses = [self.loss(batch) for batch in data_loader]
+            return {"validation_loss": sum(losses) / len(losses), "batches_seen": len(losses)}
+
+    return FullDataset
+
+
+def uneven(api: Any) -> type:
+    """Of its three validation batches one rank gets two; each way of reducing is there."""
+
+    class Uneven(basic(api)):  # type: ignore[misc]
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
+            loss = self.loss(batch)
+            return {"avg": loss, "sum": loss * 2, "max": loss + batch_idx, "min": loss - batch_idx}
+
+        def evaluation_reducer(self) -> Any:
+            kind = api.Reducer
+            return {"avg": kind.AVG, "sum": kind.SUM, "max": kind.MAX, "min": kind.MIN}
+
+    return Uneven
+
+
+def reducing(api: Any) -> type:
+    """Metrics over all batches and ranks together, whose order shows."""
+
+    class Reducing(basic(api)):  # type: ignore[misc]
+        def __init__(self, context: Any) -> None:
+            super().__init__(context)
+            self.in_order = context.wrap_reducer(lambda values: {"first": values[0], "last": values[-1]})
+            self.spread = context.wrap_reducer(lambda values: float(np.dot(values, np.arange(len(values)))), name="dot")
+
+        def loss(self, batch: Any) -> torch.Tensor:
+            for reducer in (self.in_order, self.spread):
+                reducer.update(float(batch[0].sum()))
+            return super().loss(batch)
+
+    return Reducing

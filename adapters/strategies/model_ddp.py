@@ -1,0 +1,143 @@
+"""One wrapped model of a trial, replicated over ranks, and the exchange of its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["DDPBackend", "ModelDDP"]
+
+
+class ModelDDP(DistributedDataParallel):
+    """A model whose gradients are averaged over ranks during the backward pass; attributes are those of the model.
+
+    Any order of forward and backward passes keeps the ranks equal. ``DistributedDataParallel`` averages a gradient once
+    after each forward pass, and silently leaves alone what further backward passes add; here that is noticed, and
+    :meth:`average_rest` makes up for it.
+
+    Args:
+        module: the model, on its device.
+
+    Attributes:
+        communicates: gradients are averaged; otherwise they are kept, for an aggregation over batches.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        device = next(module.parameters()).device
+        super().__init__(module, device_ids=[device.index] if device.type == "cuda" else None)
+        self.communicates = True
+        self._will_average = False
+        self._was_averaged = False
+        self._local_only: set[torch.nn.Parameter] = set()
+        averaged = {parameter for parameter in module.parameters() if parameter.requires_grad}
+        for parameter in module.parameters():
+            self._watch(parameter, parameter in averaged)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":  # not set yet
+                raise
+            return getattr(self.module, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.module[key]  # type: ignore[operator]
+
+    def _watch(self, parameter: torch.nn.Parameter, averaged_by_ddp: bool) -> None:
+        """Note for a parameter whether its gradient differs between ranks after it has changed."""
+
+        def note(changed: torch.nn.Parameter) -> None:
+            if averaged_by_ddp and self._will_average:
+                self._was_averaged = True
+                self._local_only.discard(changed)
+            else:
+                self._local_only.add(changed)
+
+        # A parameter that is frozen now may be trained later; DistributedDataParallel would not know of it.
+        frozen = not parameter.requires_grad
+        parameter.requires_grad_(True)
+        parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+        parameter.requires_grad_(not frozen)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the model; its next backward pass averages the gradients, if any are wanted."""
+        wanted = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.module.parameters())
+        self._will_average = self.communicates and wanted
+        # Where it does not, it must not expect gradients either: it would wait for them.
+        self.require_backward_grad_sync = self._will_average
+        self.require_forward_param_sync = self.communicates
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+    def end_backward(self) -> None:
+        """Note that a backward pass is over, and whether it averaged this model's gradients."""
+        if self._was_averaged:
+            self._will_average = self._was_averaged = False
+
+    def average_rest(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Average those gradients of ``parameters`` that no backward pass has averaged."""
+        rest = [parameter for parameter in parameters if parameter in self._local_only]
+        self._local_only.difference_update(rest)
+        gradients = [parameter.grad for parameter in rest if parameter.grad is not None]
+        if gradients:
+            _average(gradients)
+
+
+def _average(gradients: list[torch.Tensor]) -> None:
+    by_kind: dict[torch.dtype, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        by_kind.setdefault(gradient.dtype, []).append(gradient)
+    for same in by_kind.values():
+        flat = torch.cat([gradient.reshape(-1) for gradient in same]).div_(dist.get_world_size())
+        dist.all_reduce(flat)
+        for gradient, values in zip(same, torch.split(flat, [g.numel() for g in same]), strict=True):
+            gradient.copy_(values.view_as(gradient))
+
+
+class DDPBackend:
+    """Trains each wrapped model as a :class:`ModelDDP`.
+
+    Args:
+        device: of this rank.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._models: list[ModelDDP] = []
+
+    def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        model = model.to(self.device)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            return model  # there is nothing to average
+        wrapped = ModelDDP(model)
+        self._models.append(wrapped)
+        return wrapped
+
+    def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
+        return optimizer
+
+    def begin_batch(self, communicate: bool) -> None:
+        for model in self._models:
+            model.communicates = communicate
+
+    def backward(
+        self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
+    ) -> None:
+        loss.backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
+        for model in self._models:
+            model.end_backward()
+
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for model in self._models:
+            model.average_rest(parameters)
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)

@@ -1,0 +1,72 @@
+"""One rank of runs on one of the two sides; started by torchrun, writes what happened to files.
+
+torchrun --nproc-per-node 2 -m tests.conformance.ranks SIDE CASES OUTPUT_DIR
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from tests.conformance import trials
+from tests.conformance.sides import Trace, run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Name of the trial, and the arguments of ``fit``: units as ``["Batch", 5]``, and those of ``init`` under that name.
+Case = tuple[str, dict[str, Any]]
+
+
+def run_ranks(side: str, cases: dict[str, Case], output: Path, ranks: int = 2) -> dict[str, list[Trace]]:
+    """Train trials of ``tests.conformance.trials``, one after another; return what happened in each on each rank.
+
+    Args:
+        side: ``"determined"`` or ``"det_lightning"``.
+        cases: by name.
+        output: a directory for the traces.
+        ranks: number of processes.
+    """
+    output.mkdir(parents=True)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [*launcher, "-m", "tests.conformance.ranks", side, json.dumps(cases), str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=_environment())
+    assert done.returncode == 0, done.stderr[-6000:]
+    per_rank = [pickle.loads((output / f"{rank}.pkl").read_bytes()) for rank in range(ranks)]
+    return {name: [traces[name] for traces in per_rank] for name in cases}
+
+
+def _environment() -> dict[str, str]:
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": paths, "USE_TORCH_DISTRIBUTED": "1", "OMP_NUM_THREADS": "1"}
+
+
+def main(side: str, cases: dict[str, Case], output: Path) -> None:
+    dist.init_process_group("gloo")
+    traces = {}
+    for name, (trial, options) in cases.items():
+        distributed = importlib.import_module(f"{side}.core").DistributedContext.from_torch_distributed()
+        init = {**options.pop("init", {}), "distributed": distributed}
+        units = {argument: _as_unit(value) for argument, value in options.items()}
+        traces[name] = run(side, getattr(trials, trial), init=init, **units)
+        dist.barrier()
+    (output / f"{dist.get_rank()}.pkl").write_bytes(pickle.dumps(traces))
+    dist.destroy_process_group()
+
+
+def _as_unit(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    kind, length = value
+    return lambda api: getattr(api, kind)(length)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3]))
