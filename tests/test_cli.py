@@ -479,7 +479,7 @@ def test_prune_says_what_it_does(indexed: dict[str, Path]) -> None:
     output = run("prune", storage, "--yes").stdout
     assert f"delete {indexed['a1'].name}  trial a, 1 steps, metric 0.11" in output
     assert "4 kept by the rule." in output
-    assert "1 written by another program or without retention, in no index: left alone." in output
+    assert "1 written by another program, of a trial that is not known: left alone." in output
     assert output.endswith("2 deleted.\n")
 
 

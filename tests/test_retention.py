@@ -24,6 +24,7 @@ from det_lightning.checkpoint import (
 )
 from det_lightning.checkpoint.index import TrialIndex, read_indexes
 from det_lightning.checkpoint.keeper import CheckpointKeeper
+from det_lightning.checkpoint.pruning import carry_out, plan_pruning
 from tests.trials import SmallTrial, seed_everything
 
 # The rule
@@ -314,3 +315,17 @@ def test_checkpoints_without_a_metric_are_kept_only_while_they_are_the_latest(tm
     run.fit(12, checkpoint_period=pytorch.Batch(3), checkpoint_policy="all", retention=Retention(0, 1, 2))
     by_step: dict[int, float | None] = {steps: METRICS_OF_RUN.get(steps) for steps in (2, 3, 4, 6, 8, 9, 10, 12)}
     assert run.kept() == expected(by_step, Retention(0, 1, 2)) == [4, 10, 12]
+
+
+def test_what_was_written_without_retention_can_be_pruned_later(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    ids = []
+    for step, value in enumerate([3.0, 1.0, 2.0, 4.0]):
+        metric = {"name": "loss", "value": value, "smaller_is_better": True}
+        notes = {"experiment": "e", "trial": "t", "metric": metric, "time": float(step)}
+        files = CheckpointFiles({}, TrialState(batches_trained=step), {}, None, notes=notes)
+        ids.append(CheckpointWriter(storage).write(files))
+    plan = plan_pruning(storage, Retention(experiment_best=0, trial_best=1, trial_latest=1))
+    assert plan.to_delete == [ids[0], ids[2]]
+    assert carry_out(plan, storage) == plan.to_delete
+    assert storage.list_ids() == sorted([ids[1], ids[3]])

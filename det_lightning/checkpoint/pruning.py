@@ -9,7 +9,7 @@ from det_lightning import errors
 from det_lightning.checkpoint.index import TrialIndex, read_indexes
 from det_lightning.checkpoint.location import explain_errors
 from det_lightning.checkpoint.places import find_writers
-from det_lightning.checkpoint.retention import Retention
+from det_lightning.checkpoint.retention import CheckpointRecord, Retention
 from det_lightning.checkpoint.storage import CheckpointStorage
 
 __all__ = ["PrunePlan", "carry_out", "plan_pruning"]
@@ -27,7 +27,7 @@ class PrunePlan:
         kept: ids that the rule keeps.
         incomplete: ids of checkpoints that were never finished.
         maybe_unfinished: ids of incomplete ones that may still be being written, and stay.
-        unknown: ids of complete checkpoints that are in no index, and stay.
+        unknown: ids of complete checkpoints of which neither an index nor their metadata tell the trial; they stay.
     """
 
     by_rule: list[tuple[TrialIndex, list[str]]]
@@ -55,8 +55,9 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
         StorageError: the storage can not be read.
         ValueError: trials of one experiment do not agree on which metrics are better.
     """
+    complete = storage.list_ids()
     by_experiment: dict[str, list[TrialIndex]] = {}
-    for index in read_indexes(storage.root):
+    for index in _indexes_of(storage, complete):
         by_experiment.setdefault(index.experiment, []).append(index)
     by_rule: list[tuple[TrialIndex, list[str]]] = []
     kept: set[str] = set()
@@ -66,7 +67,6 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
             ids = [record.id for record in index.records]
             by_rule.append((index, [checkpoint_id for checkpoint_id in ids if checkpoint_id in superfluous]))
             kept.update(set(ids) - superfluous)
-    complete = storage.list_ids()
     known = kept.union(*(ids for _, ids in by_rule))
     abandoned, maybe_unfinished = _find_incomplete(storage, set(complete)) if incomplete else ([], [])
     return PrunePlan(
@@ -101,6 +101,32 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
     if plan.incomplete:
         storage.sweep()
     return deleted
+
+
+def _indexes_of(storage: CheckpointStorage, complete: list[str]) -> list[TrialIndex]:
+    """Return the indexes of all trials, with what was written without retention, as far as its metadata tell."""
+    indexes = {(index.experiment, index.trial): index for index in read_indexes(storage.root)}
+    indexed = {record.id for index in indexes.values() for record in index.records}
+    for checkpoint_id in complete:
+        metadata = {} if checkpoint_id in indexed else storage.read_metadata(checkpoint_id)
+        experiment, trial = metadata.get("experiment"), metadata.get("trial")
+        if not isinstance(experiment, str) or not isinstance(trial, str):
+            continue
+        metric = metadata.get("metric") or {}
+        index = indexes.get((experiment, trial)) or TrialIndex(
+            storage.root, experiment, trial, metric.get("name"), metric.get("smaller_is_better", True)
+        )
+        index.include(
+            CheckpointRecord(
+                id=checkpoint_id,
+                trial=trial,
+                steps_completed=metadata.get("steps_completed", 0),
+                order=metadata.get("time", 0.0),
+                metric=metric.get("value"),
+            )
+        )
+        indexes[experiment, trial] = index
+    return list(indexes.values())
 
 
 def _choose(experiment: str, indexes: list[TrialIndex], retention: Retention) -> list[str]:

@@ -62,7 +62,7 @@ def _describe(plan: PrunePlan) -> list[str]:
     if plan.maybe_unfinished:
         lines.append(f"{len(plan.maybe_unfinished)} incomplete, and perhaps still being written: left alone.")
     if plan.unknown:
-        lines.append(f"{len(plan.unknown)} written by another program or without retention, in no index: left alone.")
+        lines.append(f"{len(plan.unknown)} written by another program, of a trial that is not known: left alone.")
     return lines
 
 
