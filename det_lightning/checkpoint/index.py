@@ -73,6 +73,10 @@ class TrialIndex:
         others = [index for index in read_indexes(self._root, self.experiment) if index.trial != self.trial]
         return [*self.records, *(record for index in others for record in index.records)]
 
+    def include(self, record: CheckpointRecord) -> None:
+        """Take a checkpoint into account, without writing it down."""
+        self._records.setdefault(record.id, record)
+
     def add(self, record: CheckpointRecord) -> None:
         """Note a complete checkpoint."""
         self._records[record.id] = record
@@ -107,6 +111,9 @@ class TrialIndex:
             "checkpoints": [dataclasses.asdict(record) for record in self.records],
         }
         with explain_errors(f"writing {self._file}"):
+            if self._file.is_local:  # what this trial's earlier runs left that were killed right here
+                for unfinished in self._file.local_path.parent.glob(f".{self._file.name}.*.tmp"):
+                    unfinished.unlink(missing_ok=True)
             self._file.write(json.dumps(content, indent=1).encode("utf-8"))
 
 

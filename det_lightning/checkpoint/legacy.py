@@ -23,13 +23,14 @@ def modernize(state: dict[str, Any], source: str) -> None:
     """Bring the keys of a state into today's form, in place.
 
     Raises:
-        InvalidCheckpointException: a key is there in both forms.
+        InvalidCheckpointException: a key is there in both forms, or holds something else than it should.
     """
     both = [f"{old!r} and {new!r}" for old, new in _SINGLE_KEYS.items() if old in state and new in state]
     if both:
         raise errors.InvalidCheckpointException(
             f"{source} holds both {' and both '.join(both)}; no release of Determined wrote such a file."
         )
+    _require_kinds(state, source)
     is_old = any(old in state for old in _SINGLE_KEYS)
     for old, new in _SINGLE_KEYS.items():
         if old in state:
@@ -37,6 +38,23 @@ def modernize(state: dict[str, Any], source: str) -> None:
             state[new] = [] if single is None else [single]
         elif is_old:
             state.setdefault(new, [])
+
+
+def _require_kinds(state: dict[str, Any], source: str) -> None:
+    kinds = {**dict.fromkeys(_SINGLE_KEYS.values(), list), "callbacks": dict, "rng_state": dict}
+    wrong = [f"{key!r} should be a {kind.__name__}" for key, kind in kinds.items() if not _is(state.get(key), kind)]
+    for key, inner in (("optimizers_state_dict", "param_groups"), ("lr_schedulers_state_dict", "_last_lr")):
+        for one in state.get(key) or [] if not wrong else []:
+            if isinstance(one, dict) and not _is(one.get(inner), list):
+                wrong.append(f"{inner!r} in {key!r} should be a list")
+    if wrong:
+        raise errors.InvalidCheckpointException(
+            f"{source} is damaged, or is no checkpoint of a trial: {'; '.join(wrong)}."
+        )
+
+
+def _is(value: Any, kind: type) -> bool:
+    return value is None or isinstance(value, kind)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,12 +75,15 @@ def _compare(directory: pathlib.Path, name: str, entry: Any) -> str | None:
         return f"{METADATA_FILE} lists {json.dumps(name)}, which lies outside of the checkpoint"
     if not isinstance(entry, dict) or not {"bytes", "crc32c"} <= entry.keys():
         return f"{METADATA_FILE} describes {name} by {entry!r:.200}"
-    if not path.is_file():
-        return f"{name} is missing"
-    size = path.stat().st_size
-    if size != entry["bytes"]:
-        return f"{name} has {size:,} bytes in place of {entry['bytes']}"
-    found = _checksum(path)
+    try:
+        if not path.is_file():
+            return f"{name} is missing"
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            return f"{name} has {size:,} bytes in place of {entry['bytes']!r:.200}"
+        found = _checksum(path)
+    except OSError as e:  # such as a name that is too long
+        return f"{name:.200} can not be read: {e.strerror}"
     if found != entry["crc32c"]:
         return f"{name} has the checksum {found} in place of {entry['crc32c']}"
     return None

@@ -30,7 +30,7 @@ class _DataType:
     def __setstate__(self, state: Any) -> None:
         _version, byte_order, subtype, names, fields, *_ = state
         if byte_order not in ("<", ">", "=", "|") or (subtype, names, fields) != (None, None, None):
-            raise ValueError(f"only plain numpy data types can be read; got one with another state")
+            raise ValueError("only plain numpy data types can be read; got one of another kind")
         self.dtype = self.dtype.newbyteorder(byte_order)
 
 

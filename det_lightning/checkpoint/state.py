@@ -6,12 +6,21 @@ import dataclasses
 import io
 import pathlib
 import pickle
+import pickletools
+import reprlib
 from typing import Any, NoReturn
 
 from det_lightning import errors
 from det_lightning.checkpoint.layout import TRIAL_STATE_FILE, WORKLOAD_FILE, read_bytes
 
 __all__ = ["TrialState", "read_trial_state"]
+
+# A dict of a few numbers has some hundred bytes.
+_MAX_BYTES = 64 * 1024
+# With these a few bytes describe keys that take years to hash.
+_NESTING = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET", "ADDITEMS", "DUP"}
+# At the first of these the unpickler stops by itself.
+_REFERRING = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
 
 # Counts of batches; Determined keeps them in columns of 32 bits.
 _MAX_COUNT = 2**53
@@ -78,6 +87,8 @@ def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple
 def _read_pickle(path: pathlib.Path, trusted: bool) -> dict[str, Any]:
     content = read_bytes(path)
     try:
+        if not trusted:
+            _require_small(content)
         values = pickle.loads(content) if trusted else _PlainUnpickler(content, path).load()
     except errors.CheckpointError:
         raise
@@ -88,12 +99,34 @@ def _read_pickle(path: pathlib.Path, trusted: bool) -> dict[str, Any]:
     return values
 
 
+def _shown(value: Any) -> str:
+    """Return a short text for a value, which may be nested, or a number with more digits than Python prints."""
+    try:
+        return f"{reprlib.repr(value):.300}"
+    except ValueError:
+        return f"a very large {type(value).__name__}"
+
+
+def _require_small(content: bytes) -> None:
+    """Raise if a pickle would take much more memory or time than it has bytes."""
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it has {len(content):,} bytes")
+    for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
+        if operation.name in _REFERRING:
+            return
+        if operation.name in _NESTING:
+            raise ValueError("it holds more than numbers and names")
+        # Memory is taken for all places up to the one that is used.
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > number:
+            raise ValueError(f"it numbers its values up to {argument:,}")
+
+
 def _checked(values: dict[str, Any], path: pathlib.Path) -> TrialState:
     names = [field.name for field in dataclasses.fields(TrialState)]
     if values.keys().isdisjoint([*names, "steps_completed"]):
         raise errors.IncompleteCheckpointError(
-            f"{path} should hold {', '.join(names)}; it has {sorted(map(str, values))}. It is damaged, or the file of "
-            "something else."
+            f"{path} should hold {', '.join(names)}; it has {_shown(sorted(map(_shown, values)))}. It is damaged, or "
+            "the file of something else."
         )
     # Older releases counted in "steps_completed"; what they kept beyond our fields is of no use here.
     values = {"batches_trained": values.get("steps_completed"), **values}
@@ -104,5 +137,7 @@ def _checked(values: dict[str, Any], path: pathlib.Path) -> TrialState:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT
     }
     if wrong:
-        raise errors.IncompleteCheckpointError(f"{path} should hold counts, which are integers from 0; it has {wrong}.")
+        raise errors.IncompleteCheckpointError(
+            f"{path} should hold counts, which are integers from 0; it has {_shown(wrong)}."
+        )
     return TrialState(**known)

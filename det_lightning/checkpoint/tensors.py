@@ -81,8 +81,8 @@ def _explain(error: Exception, path: pathlib.Path) -> errors.CheckpointError:
     refers_to = _UNSAFE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
     if refers_to is not None:
         return errors.UnsafeCheckpointError(
-            f"{path} refers to {refers_to['name'] or refers_to['blocked'] or refers_to['call']}, and reading that could "
-            "run code. If you know where the file comes from, pass trusted=True."
+            f"{path} refers to {refers_to['name'] or refers_to['blocked'] or refers_to['call']}, and reading that "
+            "could run code. If you know where the file comes from, pass trusted=True."
         )
     first_line = str(error).partition("\n")[0] or type(error).__name__
     return errors.IncompleteCheckpointError(

@@ -1,0 +1,373 @@
+"""Kills a training again and again, at any moment; what ends at last is bit-equal to a training that nobody killed.
+
+python tests/soak/kill_training.py --kills 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+from det_lightning import pytorch
+from det_lightning.checkpoint import CheckpointStorage, Retention, read_checkpoint
+from det_lightning.checkpoint.layout import BOOKKEEPING_DIR
+
+# Imported here, and not by each of the processes that begin.
+from det_lightning.pytorch.trainer import Trainer, init
+from tests.trials import SmallTrial, seed_everything
+
+LENGTH = 30
+LIMIT_S = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """How the training writes its checkpoints.
+
+    Attributes:
+        period: number of batches from one to the next.
+        async_write: while the training goes on.
+        retention: keep the best and the latest one only.
+    """
+
+    period: int = 1
+    async_write: bool = False
+    retention: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"every {self.period}", "in the background" if self.async_write else "in line"]
+        return ", ".join([*parts, "with retention"] if self.retention else parts)
+
+
+VARIANTS = [
+    Variant(),
+    Variant(async_write=True),
+    Variant(period=2, async_write=True, retention=True),
+    Variant(period=2, retention=True),
+]
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a soak found.
+
+    Attributes:
+        kills: number of trainings that were killed.
+        ends: number of trainings that came to their end.
+        torn: number of kills that left an incomplete checkpoint, or the mark of one.
+        seconds: how long it took.
+        findings: what must not be.
+    """
+
+    kills: int = 0
+    ends: int = 0
+    torn: int = 0
+    seconds: float = 0.0
+    findings: list[str] = dataclasses.field(default_factory=list)
+
+
+class Recorder(pytorch.PyTorchCallback):
+    """Writes metrics and learning rates of every batch into a file, one line at a time."""
+
+    def __init__(self, trial: RecordedTrial, file: Path) -> None:
+        self._trial = trial
+        self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def _write(self, what: str, values: Any) -> None:
+        rates = [group["lr"] for optimizer in self._trial.context.optimizers for group in optimizer.param_groups]
+        line = json.dumps([what, values, rates], default=float)
+        os.write(self._descriptor, f"\n{line}\n".encode())
+
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+        self._write(f"training {avg_metrics['batches']}", batch_metrics)
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self._write(f"validation {self._trial.batches}", metrics)
+
+
+class RecordedTrial(SmallTrial):
+    """The trial, which tells what it does."""
+
+    record: Path
+    batches = 0
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {**super().build_callbacks(), "recorder": Recorder(self, self.record)}
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.batches = batch_idx + 1
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def train(folder: Path, variant: Variant, seed: int) -> None:
+    """Train to the end, from the newest checkpoint on, and write down how it ended."""
+    storage = CheckpointStorage(folder / "storage")
+    storage.root.local_path.mkdir(parents=True, exist_ok=True)
+    # A checkpoint brings its random state with it; only the beginning needs the seed.
+    seed_everything(3 if storage.newest() is None else seed)
+    RecordedTrial.record = folder / "record"
+    searcher = {"searcher": {"metric": "validation_loss", "smaller_is_better": True}}
+    with init(exp_conf=searcher, enable_tensorboard_logging=False) as context:
+        trial = RecordedTrial(context)
+        Trainer(trial, context, enable_progress_bar=False).fit(
+            max_length=pytorch.Batch(LENGTH),
+            validation_period=pytorch.Batch(5),
+            checkpoint_period=pytorch.Batch(variant.period),
+            reporting_period=pytorch.Batch(1),
+            checkpoint_policy="none",
+            latest_checkpoint="last",
+            checkpoint_storage=storage,
+            code_dir=folder / "code",
+            async_write=variant.async_write,
+            retention=Retention(0, 1, 1) if variant.retention else None,
+        )
+    states = [part.state_dict() for part in (*context.models, *context.optimizers)]
+    (folder / "end.new").write_bytes(repr(_exact(states)).encode())
+    (folder / "end.new").rename(folder / "end")
+
+
+def _exact(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.tolist()
+    if isinstance(value, dict):
+        return [(name, _exact(item)) for name, item in value.items()]
+    return [_exact(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def start(folder: Path, variant: Variant, seed: int) -> int:
+    """Begin a training in a process that has imported all it needs; return its id."""
+    (folder / "code").mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        with (folder / "errors").open("a") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.chdir(folder / "code")
+        logging.disable(logging.CRITICAL)
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+        train(folder, variant, seed)
+        code = 0
+    except BaseException:
+        (folder / "failure").write_text(traceback.format_exc())
+    finally:
+        os._exit(code)
+
+
+def has_ended(pid: int) -> bool:
+    return os.waitpid(pid, os.WNOHANG)[0] == pid
+
+
+def wait(pid: int) -> None:
+    """Wait for a training's end.
+
+    Raises:
+        TimeoutError: it does not come.
+    """
+    until = time.monotonic() + LIMIT_S
+    while not has_ended(pid):
+        if time.monotonic() > until:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise TimeoutError(f"a training did not end within {LIMIT_S:.0f} s")
+        time.sleep(0.01)
+
+
+def kill_at_random(pid: int, folder: Path, rng: random.Random, usual_s: float) -> bool:
+    """Kill a training at some moment, half of the time while it writes; return False if it has ended before."""
+    until = time.monotonic() + rng.uniform(0.0, 0.7 * usual_s)
+    while time.monotonic() < until:
+        if has_ended(pid):
+            return False
+        time.sleep(0.002)
+    # A mark comes before a checkpoint's first file, and goes after its last; an index comes after that.
+    for is_there in rng.choice([(), (True,), (True,), (True, False)]):
+        before, marks = time.monotonic(), folder / "storage" / BOOKKEEPING_DIR / "partial"
+        while time.monotonic() - before < 2.0 and _holds_any(marks) != is_there:
+            if has_ended(pid):
+                return False
+    time.sleep(rng.choice([0.0, rng.uniform(0.0, 0.004), rng.uniform(0.0, 0.02)]))
+    os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1] != 0
+
+
+def _holds_any(folder: Path) -> bool:
+    try:
+        return any(folder.iterdir())
+    except FileNotFoundError:
+        return False
+
+
+def read_record(folder: Path) -> dict[str, set[str]]:
+    """Return what was recorded of each batch and validation, as often as it was different."""
+    found: dict[str, set[str]] = {}
+    for line in (folder / "record").read_text().splitlines():
+        try:
+            what, values, rates = json.loads(line)
+        except ValueError:  # cut off by a kill
+            continue
+        found.setdefault(what, set()).add(json.dumps([values, rates]))
+    return found
+
+
+def look_at(storage: CheckpointStorage) -> tuple[list[str], bool]:
+    """Return what is wrong with a storage after a kill, and whether the kill tore a checkpoint."""
+    findings = []
+    complete = storage.list_ids()
+    newest = storage.newest()
+    if (newest is None) != (not complete):
+        findings.append(f"the newest of {len(complete)} checkpoints is {newest}")
+    for name in complete:
+        try:
+            read_checkpoint(storage.root.local_path / name)
+        except Exception as e:  # any is wrong here
+            findings.append(f"{name} is complete and can not be read: {e!r}")
+    root = storage.root.local_path
+    incomplete = [path for path in root.iterdir() if path.name not in (*complete, BOOKKEEPING_DIR)]
+    if len(incomplete) > 1:
+        findings.append(f"{len(incomplete)} incomplete checkpoints are there; the next run removes those of the last")
+    partial = root / BOOKKEEPING_DIR / "partial"
+    marks = list(partial.iterdir()) if partial.exists() else []
+    if len(marks) > 1:
+        findings.append(f"{len(marks)} marks are there: {[mark.name for mark in marks]}")
+    return findings, bool(incomplete or marks)
+
+
+def look_at_the_end(storage: CheckpointStorage, variant: Variant) -> list[str]:
+    """Return what is wrong with a storage after a training came to its end."""
+    findings, _ = look_at(storage)
+    root = storage.root.local_path
+    complete = storage.list_ids()
+    below = [path for path in (root / BOOKKEEPING_DIR).rglob("*") if path.is_file()]
+    rubbish = [str(path.relative_to(root)) for path in root.iterdir() if path.name not in (*complete, BOOKKEEPING_DIR)]
+    if variant.retention:
+        below = [path for path in below if path.parts[-3] != "index" or path.suffix != ".json"]
+        if len(complete) > 3:
+            findings.append(f"{len(complete)} checkpoints were kept in place of two")
+    rubbish += [str(path.relative_to(root)) for path in below]
+    if not variant.retention and (root / BOOKKEEPING_DIR).exists():
+        rubbish.append(BOOKKEEPING_DIR)
+    return findings + ([f"left behind: {rubbish}"] if rubbish else [])
+
+
+def soak(kills: int, seed: int, folder: Path, variants: list[Variant] = VARIANTS) -> Outcome:
+    """Kill trainings until so many were killed and the last one came to its end.
+
+    Args:
+        kills: how many.
+        seed: another one kills at other moments.
+        folder: to work in; must be empty.
+        variants: are taken in turn.
+    """
+    outcome, began, rng = Outcome(), time.monotonic(), random.Random(seed)
+    straight = folder / "straight"
+    usual_s = 0.0
+    for _ in range(2):  # the first one is slower
+        shutil.rmtree(straight, ignore_errors=True)
+        since = time.monotonic()
+        wait(start(straight, Variant(), 3))
+        usual_s = time.monotonic() - since
+    if not (straight / "end").exists():
+        outcome.findings.append(f"the straight training failed: {(straight / 'failure').read_text()}")
+        return outcome
+    expected = read_record(straight)
+    often = max(1, min(25, kills // len(variants)))  # each variant has its turn
+    turn = 0
+    while outcome.kills < kills and not outcome.findings:
+        variant = variants[turn % len(variants)]
+        outcome.findings += _run_and_kill(
+            folder / f"run{turn}", variant, rng, usual_s, min(often, kills - outcome.kills), outcome
+        )
+        if not outcome.findings:
+            findings = _compare(folder / f"run{turn}", straight, expected)
+            outcome.findings += [f"run {turn} ({variant}): {finding}" for finding in findings]
+            shutil.rmtree(folder / f"run{turn}")
+        turn += 1
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def _run_and_kill(
+    folder: Path, variant: Variant, rng: random.Random, usual_s: float, kills: int, outcome: Outcome
+) -> list[str]:
+    """Kill one training up to ``kills`` times, then let it come to its end."""
+    storage = CheckpointStorage(folder / "storage")
+    begun = 0
+    while True:
+        pid = start(folder, variant, seed=100 + begun)
+        begun += 1
+        if begun > kills:
+            wait(pid)
+            break
+        if not kill_at_random(pid, folder, rng, usual_s):
+            break
+        outcome.kills += 1
+        if storage.root.exists():
+            findings, torn = look_at(storage)
+            outcome.torn += torn
+            if findings:
+                return [f"{variant}, after kill {outcome.kills}: {finding}" for finding in findings]
+    if (folder / "failure").exists():
+        return [f"{variant}, start {begun}: {(folder / 'failure').read_text()}"]
+    outcome.ends += 1
+    return [f"{variant}, at the end: {finding}" for finding in look_at_the_end(storage, variant)]
+
+
+def _compare(folder: Path, straight: Path, expected: dict[str, set[str]]) -> list[str]:
+    if not (folder / "end").exists():
+        return ["it did not come to its end"]
+    findings = []
+    if (folder / "end").read_bytes() != (straight / "end").read_bytes():
+        findings.append("weights or optimizers are others")
+    record = read_record(folder)
+    different = [what for what in expected.keys() | record.keys() if expected.get(what) != record.get(what)]
+    if different:
+        what = min(different)
+        findings.append(f"metrics or rates of {len(different)} differ, such as {what}: {record.get(what)}")
+    return findings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="file for the outcome")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = soak(args.kills, args.seed, Path(folder).resolve())
+    if args.json:
+        args.json.write_text(json.dumps(vars(outcome)))
+    for finding in outcome.findings:
+        print(f"--- {finding}")
+    print(
+        f"{outcome.kills} kills ({outcome.torn} while a checkpoint was written), {outcome.ends} trainings ended, in "
+        f"{outcome.seconds:.0f} s; {len(outcome.findings)} findings"
+    )
+    sys.exit(bool(outcome.findings))
+
+
+if __name__ == "__main__":
+    main()

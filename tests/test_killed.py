@@ -1,0 +1,76 @@
+"""A training that is killed at any moment, also while it writes a checkpoint, ends bit-equal to one that is not."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from det_lightning import pytorch
+from det_lightning.checkpoint import CheckpointStorage, Retention
+from det_lightning.checkpoint.index import TrialIndex, read_indexes
+from det_lightning.checkpoint.retention import CheckpointRecord
+from tests.trials import SmallTrial, seed_everything
+
+SCRIPT = Path(__file__).parent / "soak" / "kill_training.py"
+
+
+def test_a_dozen_kills(tmp_path: Path) -> None:
+    arguments = ["--kills", "12", "--seed", "1", "--json", "outcome.json"]
+    subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=tmp_path, check=False)
+    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    assert outcome["findings"] == []
+    assert outcome["kills"] == 12
+    # Some came in the middle of writing, and each of the four variants came to its end.
+    assert outcome["torn"] > 0
+    assert outcome["ends"] >= 4
+
+
+def test_killed_before_the_mark_has_its_name(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    marks = tmp_path / ".det_lightning" / "partial"
+    marks.mkdir(parents=True)
+    for name in ("killed.new", "alive.new"):
+        (marks / name).write_text("")
+    with (marks / "alive.new").open("r+b") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        storage.sweep()
+        assert [path.name for path in marks.iterdir()] == ["alive.new"]
+    storage.sweep()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_killed_while_the_index_is_written(tmp_path: Path) -> None:
+    index = TrialIndex(CheckpointStorage(tmp_path).root, "experiment", "trial")
+    index.add(CheckpointRecord("checkpoint", "trial", 1, 1.0))
+    folder = tmp_path / ".det_lightning" / "index" / "experiment"
+    for name in (".trial.json.123.tmp", ".trial2.json.123.tmp"):
+        (folder / name).write_text("{")
+    index.add(CheckpointRecord("another", "trial", 2, 2.0))
+    assert sorted(path.name for path in folder.iterdir()) == [".trial2.json.123.tmp", "trial.json"]
+
+
+def test_killed_before_a_checkpoint_is_noted(tmp_path: Path) -> None:
+    """Without its place in the index nobody would ever delete it."""
+
+    def train(length: int) -> None:
+        seed_everything()
+        with pytorch.init(enable_tensorboard_logging=False) as context:
+            pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False).fit(
+                max_length=pytorch.Batch(length),
+                checkpoint_period=pytorch.Batch(1),
+                checkpoint_policy="none",
+                checkpoint_storage=tmp_path,
+                latest_checkpoint="last",
+                retention=Retention(0, 0, 1),
+            )
+
+    storage = CheckpointStorage(tmp_path)
+    for length in (2, 4):
+        train(length)
+        (index,) = read_indexes(storage.root)
+        assert [record.id for record in index.records] == storage.list_ids()
+        assert len(index.records) == 1
+        index.remove([record.id for record in index.records])

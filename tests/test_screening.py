@@ -1,0 +1,71 @@
+"""Files are looked through before torch reads them; nothing that ``torch.save`` writes of plain values is refused."""
+
+from __future__ import annotations
+
+import collections
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from det_lightning.checkpoint.tensors import read_state
+
+BASE = torch.arange(100.0).reshape(10, 10)
+
+
+def stepped(make: Callable[..., torch.optim.Optimizer]) -> dict[str, Any]:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = make([parameter], lr=0.1)
+    parameter.grad = torch.ones(3)
+    optimizer.step(*[lambda: torch.tensor(1.0)] * (make is torch.optim.LBFGS))
+    return optimizer.state_dict()
+
+
+def scheduled(make: Callable[..., Any], **kwargs: Any) -> dict[str, Any]:
+    state: dict[str, Any] = make(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1), **kwargs).state_dict()
+    return state
+
+
+NUMBERS = [torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.bool]
+MODEL = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.LSTM(4, 5))
+SCHEDULERS = torch.optim.lr_scheduler
+VALUES: dict[str, Any] = {
+    "types": [torch.ones(2, dtype=kind) for kind in [*NUMBERS, torch.complex64, torch.complex128]],
+    "views": [BASE, BASE[2:5], BASE.t(), BASE.expand(3, 10, 10), BASE[::2], torch.empty(0, 3), torch.tensor(3.0)],
+    "conjugate": torch.ones(2, dtype=torch.complex64).conj(),
+    "sparse": [BASE.to_sparse(), BASE.to_sparse_csr()],
+    "parameters": [torch.nn.Parameter(BASE), torch.ones(2, requires_grad=True)],
+    "model": MODEL.state_dict(),
+    "optimizers": [
+        stepped(getattr(torch.optim, name))
+        for name in ["Adam", "SGD", "AdamW", "RMSprop", "Adagrad", "LBFGS", "Adadelta", "NAdam", "ASGD", "Rprop"]
+    ],
+    "schedulers": [
+        scheduled(SCHEDULERS.StepLR, step_size=2),
+        scheduled(SCHEDULERS.OneCycleLR, max_lr=0.1, total_steps=10),
+        scheduled(SCHEDULERS.CosineAnnealingWarmRestarts, T_0=3),
+        scheduled(SCHEDULERS.ReduceLROnPlateau),
+        scheduled(SCHEDULERS.CyclicLR, base_lr=0.1, max_lr=0.2, cycle_momentum=False),
+        scheduled(SCHEDULERS.LambdaLR, lr_lambda=lambda epoch: 1.0),
+        scheduled(SCHEDULERS.MultiStepLR, milestones=[1, 2]),
+    ],
+    "random states": [np.random.get_state(), random.getstate(), torch.get_rng_state()],
+    "numpy": [np.float32(1), np.bool_(True), np.array(["ab", "c"]), np.array(5), np.zeros((2, 3), order="F")],
+    "containers": [collections.OrderedDict(a=1), collections.Counter("abc"), {1, "a"}, {(1, 2): 3}, torch.Size([1])],
+    "plain": [b"abc\xff", bytearray(b"xy"), 2**100, -5, float("inf"), 1 + 2j, None, "x" * 10000],
+    "torch": [torch.float32, torch.device("cpu"), torch.strided],
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
+@pytest.mark.parametrize("name", VALUES)
+def test_what_torch_saves_is_read(tmp_path: Path, name: str, zipped: bool) -> None:
+    path = tmp_path / "state.pth"
+    torch.save({"value": VALUES[name]}, path, _use_new_zipfile_serialization=zipped)
+    found = read_state(path)["value"]
+    assert type(found) is type(VALUES[name])
+    assert repr(found) == repr(VALUES[name])
