@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -19,6 +20,8 @@ from det_lightning.adapters.run import TrialRun
 from det_lightning.callbacks.attaching import require_trial_module
 from det_lightning.checkpoint.index import TrialIndex
 from det_lightning.checkpoint.keeper import CheckpointKeeper
+from det_lightning.checkpoint.layout import METADATA_FILE
+from det_lightning.checkpoint.location import explain_errors
 from det_lightning.checkpoint.retention import Retention
 from det_lightning.checkpoint.saver import CheckpointSaver
 from det_lightning.checkpoint.storage import CheckpointStorage, new_id
@@ -132,14 +135,32 @@ class DeterminedCheckpoint(pl.Callback):
         if trainer.is_global_zero:
             self.storage.require_writable()
             self.storage.sweep()
-            self._saver.keeper = self._make_keeper()
+            self._saver.keeper = self._make_keeper(resume.name if resume is not None else None)
 
-    def _make_keeper(self) -> CheckpointKeeper | None:
+    def _make_keeper(self, resumed_from: str | None) -> CheckpointKeeper | None:
         if self._retention is None:
             return None
         experiment = self._experiment or self._trial
         index = TrialIndex(self.storage.root, experiment, self._trial, self._metric, self._smaller_is_better)
-        return CheckpointKeeper(self.storage, index, self._retention)
+        self._finish_deletions(index)
+        keeper = CheckpointKeeper(self.storage, index, self._retention)
+        if resumed_from is not None and all(record.id != resumed_from for record in index.records):
+            # Its run may have been killed after its last file, before it was noted.
+            metadata = self.storage.read_metadata(resumed_from)
+            if metadata.get("trial") == self._trial:
+                metric = metadata.get("metric") or {}
+                keeper.note_written(resumed_from, metadata.get("steps_completed", 0), metric.get("value"))
+        return keeper
+
+    def _finish_deletions(self, index: TrialIndex) -> None:
+        """Remove what is left of checkpoints whose deletion was cut off; a run with nothing left to do never would."""
+        for record in index.records:
+            with explain_errors(f"looking for {record.id} in {self.storage}"):
+                is_complete = (self.storage.root / record.id / METADATA_FILE).exists()
+            if not is_complete:
+                with contextlib.suppress(errors.CheckpointNotFound):
+                    self.storage.delete(record.id)
+                index.remove([record.id])
 
     def save(self, run: TrialRun) -> None:
         """Write a checkpoint of ``run``, or begin to.

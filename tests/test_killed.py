@@ -52,25 +52,41 @@ def test_killed_while_the_index_is_written(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == [".trial2.json.123.tmp", "trial.json"]
 
 
+def train(storage: Path, length: int) -> None:
+    """Train with the rule that only the latest checkpoint is kept."""
+    seed_everything()
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False).fit(
+            max_length=pytorch.Batch(length),
+            checkpoint_period=pytorch.Batch(1),
+            checkpoint_policy="none",
+            checkpoint_storage=storage,
+            latest_checkpoint="last",
+            retention=Retention(0, 0, 1),
+        )
+
+
 def test_killed_before_a_checkpoint_is_noted(tmp_path: Path) -> None:
     """Without its place in the index nobody would ever delete it."""
-
-    def train(length: int) -> None:
-        seed_everything()
-        with pytorch.init(enable_tensorboard_logging=False) as context:
-            pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False).fit(
-                max_length=pytorch.Batch(length),
-                checkpoint_period=pytorch.Batch(1),
-                checkpoint_policy="none",
-                checkpoint_storage=tmp_path,
-                latest_checkpoint="last",
-                retention=Retention(0, 0, 1),
-            )
-
     storage = CheckpointStorage(tmp_path)
     for length in (2, 4):
-        train(length)
+        train(tmp_path, length)
         (index,) = read_indexes(storage.root)
         assert [record.id for record in index.records] == storage.list_ids()
         assert len(index.records) == 1
         index.remove([record.id for record in index.records])
+
+
+def test_killed_in_the_middle_of_a_deletion(tmp_path: Path) -> None:
+    """The next run has no checkpoint to write, after which it would try again."""
+    train(tmp_path, 2)
+    storage = CheckpointStorage(tmp_path)
+    (index,) = read_indexes(storage.root)
+    (tmp_path / "half deleted" / "code").mkdir(parents=True)
+    (tmp_path / "half deleted" / "load_data.json").write_text("{}")
+    for name in ("half deleted", "deleted"):
+        index.add(CheckpointRecord(name, index.trial, 1, 0.5))
+    train(tmp_path, 2)
+    (kept,) = storage.list_ids()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".det_lightning", kept]
+    assert [record.id for record in read_indexes(storage.root)[0].records] == [kept]

@@ -92,10 +92,7 @@ class LocalPlace:
     def _forget(self) -> None:
         self._mark.unlink(missing_ok=True)
         self._lock.close()
-        # Where nothing else is kept, nothing is left behind beside the checkpoints.
-        for folder in (self._mark.parent, self._mark.parent.parent):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        _remove_empty(self._mark.parent)
 
 
 class RemotePlace:
@@ -148,14 +145,23 @@ def sweep(root: Location) -> list[str]:
     marks = partial_marks(root)
     for name in marks.list_names():
         mark, checkpoint = marks / name, root / name.removesuffix(".json")
-        if not name.endswith(".json") or not _is_abandoned(mark):
+        if not name.endswith((".json", ".new")) or not _is_abandoned(mark):
             continue
         if checkpoint.exists() and not (checkpoint / METADATA_FILE).exists():
             logger.warning("Removing the incomplete checkpoint %s: its writer ended before it did.", checkpoint)
             checkpoint.remove()
             swept.append(checkpoint.name)
         mark.remove()
+    if root.is_local:
+        _remove_empty(marks.local_path)
     return swept
+
+
+def _remove_empty(marks: pathlib.Path) -> None:
+    """Where nothing else is kept, leave nothing behind beside the checkpoints."""
+    for folder in (marks, marks.parent):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def find_writers(root: Location) -> dict[str, bool]:
@@ -189,20 +195,22 @@ def _write_locked(mark: pathlib.Path) -> IO[bytes]:
         mark.parent.mkdir(parents=True, exist_ok=True)
         try:
             file = unnamed.open("w+b")
-            break
         except FileNotFoundError:  # another writer has just removed the empty directory
             continue
-    try:
-        file.write(_mark())
-        file.flush()
-        _try_to_lock(file)
-        unnamed.replace(mark)
-    except BaseException:
-        unnamed.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # what could not be written yet
-            file.close()
-        raise
-    return file
+        try:
+            file.write(_mark())
+            file.flush()
+            if _try_to_lock(file) is not False:
+                unnamed.replace(mark)
+                return file
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            unnamed.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what could not be written yet
+                file.close()
+            raise
+        file.close()  # another run has taken it for one that was left behind, before it was locked
 
 
 def _try_to_lock(file: IO[bytes]) -> bool | None:
