@@ -80,6 +80,11 @@ class TrialData:
                 "__init__ and do so yourself."
             )
 
+    def has_even_validation(self) -> bool:
+        """Tell whether all ranks validate on equally many batches; all of them have to ask."""
+        lengths = self._context.distributed.allgather(_length(self.validation_loader))
+        return None not in lengths and len(set(lengths)) == 1
+
     def close(self) -> None:
         """End the workers of the training loader."""
         self.training.close()

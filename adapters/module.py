@@ -27,7 +27,7 @@ from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.legacy_trial import original_trial
 from det_lightning.pytorch.random_state import capture_rng
 from det_lightning.pytorch.trial import PyTorchTrial
-from det_lightning.pytorch.weights import collect_state, load_models
+from det_lightning.pytorch.weights import collect_rest, load_models
 from det_lightning.units import TrainUnit
 
 __all__ = ["TrialModule"]
@@ -239,8 +239,7 @@ class TrialModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what Lightning does not know of: callbacks, random state, position in the data."""
         run, context = self.trial_run, self.trial_run.context
-        state = collect_state(context, run.events.callbacks, capture_rng(context.device))
-        rest = {key: value for key, value in state.items() if key not in ("models_state_dict", "optimizers_state_dict")}
+        rest = collect_rest(context, run.events.callbacks, capture_rng(context.device))
         checkpoint[TRIAL_KEY] = {"state": rest, "extra": run.collect_resume(), "load_data": run.load_data()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -250,14 +249,14 @@ class TrialModule(pl.LightningModule):
             self.resume_point = ResumePoint.from_checkpoint(content)
             if self.trainer.state.fn is not TrainerFn.FITTING:
                 modernize(content.state, content.source)
-                load_models(self._built()[1].models, content.state, content.source, content.trial_class)
+                load_models(self._built()[1], content.state, content.source, content.trial_class)
             # Lightning goes on to load what stands here; in a fit the callbacks may change the content before.
             checkpoint["state_dict"] = self.state_dict()
         elif TRIAL_KEY in checkpoint:
             self.resume_point = ResumePoint.from_lightning(checkpoint[TRIAL_KEY])
             # Names may have the prefix of distributed training, which Lightning would not know what to do with.
             models, _ = split_models(checkpoint["state_dict"])
-            load_models(self._built()[1].models, {"models_state_dict": models}, self.resume_point.source)
+            load_models(self._built()[1], {"models_state_dict": models}, self.resume_point.source)
             checkpoint["state_dict"] = self.state_dict()
         # The trial's own position takes the place of that of Lightning's loops.
         checkpoint.pop("loops", None)

@@ -15,6 +15,7 @@ from det_lightning.checkpoint.state import TrialState
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.random_state import restore_rng
 from det_lightning.pytorch.weights import (
+    average_gradients,
     collect_gradients,
     load_gradients,
     load_rest,
@@ -58,9 +59,14 @@ def resume_payload(
 
 
 def _gradients_of_ranks(context: PyTorchTrialContext) -> Any:
-    """Return the gradients of an aggregation under way: of a single rank as they are, of several a list of them."""
+    """Return the gradients of an aggregation under way: of a single rank as they are, of several a list of them.
+
+    Where they are sharded the list has their average only, on the chief.
+    """
     own = collect_gradients(context)
-    return own if context.distributed.size == 1 else context.distributed.allgather(own)
+    if context.distributed.size == 1:
+        return own
+    return [own] if context.backend.is_sharded else context.distributed.allgather(own)
 
 
 def _of_rank(entries: list[Any], rank: int) -> Any:
@@ -163,8 +169,10 @@ class ResumePoint:
             load_rest(context, events.callbacks, self.state)
         if self.extra is not None:
             context.optimizer_steps = self.extra["optimizer_steps"]
-            gradients, rank = self.extra["gradients"], context.distributed.rank
-            load_gradients(context, gradients if self.extra.get("world_size", 1) == 1 else _of_rank(gradients, rank))
+            rank, saved = context.distributed.rank, self.extra["gradients"]
+            gradients = [saved] if self.extra.get("world_size", 1) == 1 else saved
+            sharded = context.backend.is_sharded
+            load_gradients(context, average_gradients(gradients) if sharded else _of_rank(gradients, rank))
             restore_rng(_of_rank(self.extra["rng_states"], rank), context.device)
         elif "rng_state" in self.state:
             restore_rng(self.state["rng_state"], context.device)

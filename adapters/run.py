@@ -21,12 +21,13 @@ from det_lightning.adapters.metrics import (
 from det_lightning.adapters.resume import ResumePoint, resume_payload, run_settings
 from det_lightning.adapters.schedule import Action, Boundary, Schedule
 from det_lightning.adapters.validation import Evaluation
+from det_lightning.checkpoint.snapshot import tensors_in
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.legacy_trial import original_trial
 from det_lightning.pytorch.random_state import capture_rng
 from det_lightning.pytorch.trial import PyTorchTrial
-from det_lightning.pytorch.weights import collect_state
+from det_lightning.pytorch.weights import collect_rest, collect_weights
 
 __all__ = ["BatchLimit", "Reporter", "TrialRun"]
 
@@ -88,6 +89,7 @@ class TrialRun:
         self._due: list[Boundary] = []
         self._actions: Iterator[Action] = iter(())
         self._rng_before_final_validation: dict[str, Any] | None = None
+        self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
         require_trainable(trial, context)
 
@@ -106,6 +108,7 @@ class TrialRun:
         self.events.start_up(self.state.batches_trained, None if self._resume is None else self._resume.name)
         journal = None if self._resume is None else self._resume.journal(self.context.distributed.rank)
         self._data = TrialData(self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit)
+        self._validates_in_step = self.evaluation.by_batch and self._data.has_even_validation()
         if self._resume is not None and not self._resume.epochs_known:
             self.state.epochs_trained = self.state.batches_trained // self.context.position.epoch_length()
 
@@ -124,6 +127,7 @@ class TrialRun:
         """Load the checkpoint, if there is one, and tell the callbacks that training starts."""
         if self._resume is not None:
             self._resume.apply(self.context, self.events)
+        self.context.backend.begin_training()
         self.events.emit("on_training_start")
         self._actions = self.schedule.actions([], self.state, self._stop_agreed)
 
@@ -249,6 +253,7 @@ class TrialRun:
         self.context.reducers.reset()
         for model in self.context.models:
             model.eval()
+        self.context.backend.begin_validation(self._validates_in_step)
         for hook in self.events.overriding("on_validation_step_start"):
             hook()
         self.events.emit("on_validation_start")
@@ -268,6 +273,7 @@ class TrialRun:
         self.events.emit("on_validation_end", metrics)
         for hook in self.events.overriding("on_validation_step_end"):
             hook(metrics)
+        self.context.backend.end_validation()
         self.state.last_val = self.state.batches_trained
         for reporter in self._reporters:
             reporter.report_validation(self.state.batches_trained, metrics)
@@ -284,11 +290,20 @@ class TrialRun:
         """Tell whether nothing was trained since the latest checkpoint."""
         return self.state.last_ckpt == self.state.batches_trained
 
-    def collect_checkpoint(self) -> dict[str, Any]:
-        """Return the content of ``state_dict.pth``, as the callbacks leave it."""
-        state = collect_state(self.context, self.events.callbacks, capture_rng(self.context.device))
+    def collect_checkpoint(self) -> tuple[dict[str, Any], list[torch.Tensor]] | None:
+        """Return the content of ``state_dict.pth``, as the callbacks leave it, and which tensors are copies already.
+
+        All ranks have to call it, for sharded weights are gathered; only the chief gets something.
+        """
+        context = self.context
+        chief, sharded = context.distributed.rank == 0, context.backend.is_sharded
+        weights = collect_weights(context) if chief or sharded else {}
+        if not chief:
+            return None
+        copies = list(tensors_in(weights)) if sharded else []
+        state = {**weights, **collect_rest(context, self.events.callbacks, capture_rng(context.device))}
         self.events.emit("on_checkpoint_save_start", state)
-        return state
+        return state, copies
 
     def collect_resume(self) -> dict[str, Any]:
         """Return what an exact resume needs beyond Determined's format."""

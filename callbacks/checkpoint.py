@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 
 from det_lightning import errors
 from det_lightning.adapters.metrics import is_numerical_scalar
@@ -56,6 +57,7 @@ class DeterminedCheckpoint(pl.Callback):
         experiment: name of the experiment, whose trials retention compares; by default the trial is alone.
         trial: name of the trial; by default a run that goes on from a checkpoint is one trial with the run that wrote
             it. Only one run at a time may have the name.
+        job: name of the job, by which ``storage.newest(job=...)`` finds its checkpoints again.
 
     Attributes:
         last_checkpoint_id: id of the checkpoint begun last, None before the first.
@@ -82,6 +84,7 @@ class DeterminedCheckpoint(pl.Callback):
         retention: Retention | None = None,
         experiment: str | None = None,
         trial: str | None = None,
+        job: str | None = None,
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"checkpoint_policy must be one of {', '.join(POLICIES)}; got {policy!r}.")
@@ -104,6 +107,7 @@ class DeterminedCheckpoint(pl.Callback):
         self._retention = retention
         self._experiment = experiment
         self._given_trial = trial
+        self._job = job
         self._trial = ""
         self._validated: tuple[int, float] | None = None
         self._untold = 0
@@ -172,9 +176,9 @@ class DeterminedCheckpoint(pl.Callback):
         run.state.last_ckpt = run.state.batches_trained
         distributed = run.context.distributed
         checkpoint_id = distributed.broadcast(new_id())
-        resume = run.collect_resume()
-        if distributed.rank == 0:
-            files, metric = self._collect(run, resume)
+        resume, collected = run.collect_resume(), run.collect_checkpoint()
+        if collected is not None:
+            files, metric = self._make_files(run, resume, *collected)
             told = run.events.tell_written if run.events.wants_written() else None
             self._saver.save(files, metric, told, checkpoint_id)
             logger.info("Checkpoint %s after %d batches.", checkpoint_id, run.state.batches_trained)
@@ -182,15 +186,19 @@ class DeterminedCheckpoint(pl.Callback):
         self.last_checkpoint_id, self.last_checkpoint_path = checkpoint_id, str(self.storage.root / checkpoint_id)
         self.settle(run)
 
-    def _collect(self, run: TrialRun, resume: dict[str, Any]) -> tuple[CheckpointFiles, float | None]:
+    def _make_files(
+        self, run: TrialRun, resume: dict[str, Any], state: dict[str, Any], copies: list[torch.Tensor]
+    ) -> tuple[CheckpointFiles, float | None]:
         steps, value = self._validated or (-1, None)
         metric = value if steps == run.state.batches_trained else None
         notes: dict[str, Any] = {"trial": self._trial, "experiment": self._experiment or self._trial}
+        if self._job is not None:
+            notes["job"] = self._job
         if metric is not None:
             notes["metric"] = {"name": self._metric, "value": metric, "smaller_is_better": self._smaller_is_better}
-        state = run.collect_checkpoint()
         resume = {**resume, "best_value": self.best_value, "trial": self._trial}
-        files = CheckpointFiles(state, dataclasses.replace(run.state), run.load_data(), resume, notes=notes)
+        trial_state = dataclasses.replace(run.state)
+        files = CheckpointFiles(state, trial_state, run.load_data(), resume, notes=notes, copies=copies)
         return files, metric
 
     def settle(self, run: TrialRun, wait: bool = False) -> None:

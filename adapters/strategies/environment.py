@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import os
+from typing import Protocol
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
-from det_lightning.core.distributed import DistributedContext
+__all__ = ["ContextEnvironment", "Place"]
 
-__all__ = ["ContextEnvironment"]
+
+class Place(Protocol):
+    """Where a process stands, as a :class:`DistributedContext` knows it."""
+
+    @property
+    def rank(self) -> int:
+        """Index of the process among all."""
+
+    @property
+    def size(self) -> int:
+        """Number of all processes."""
+
+    @property
+    def local_rank(self) -> int:
+        """Index of the process on its node."""
+
+    @property
+    def cross_rank(self) -> int:
+        """Index of its node."""
 
 
 class ContextEnvironment(ClusterEnvironment):
-    """Tells Lightning what a :class:`DistributedContext` knows, so that it launches nothing itself.
+    """Tells Lightning where a process stands, so that it launches nothing itself.
 
     Args:
         distributed: the place of this process among all.
     """
 
-    def __init__(self, distributed: DistributedContext) -> None:
+    def __init__(self, distributed: Place) -> None:
         super().__init__()
         self._distributed = distributed
 

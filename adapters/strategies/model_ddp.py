@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from det_lightning.pytorch.backend import WholeStates
+
 __all__ = ["DDPBackend", "ModelDDP"]
 
 
@@ -46,7 +48,8 @@ class ModelDDP(DistributedDataParallel):
             return getattr(self.module, name)
 
     def __getitem__(self, key: Any) -> Any:
-        return self.module[key]  # type: ignore[operator]
+        module: Any = self.module
+        return module[key]
 
     def _watch(self, parameter: torch.nn.Parameter, averaged_by_ddp: bool) -> None:
         """Note for a parameter whether its gradient differs between ranks after it has changed."""
@@ -98,7 +101,7 @@ def _average(gradients: list[torch.Tensor]) -> None:
             gradient.copy_(values.view_as(gradient))
 
 
-class DDPBackend:
+class DDPBackend(WholeStates):
     """Trains each wrapped model as a :class:`ModelDDP`.
 
     Args:

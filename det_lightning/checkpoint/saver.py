@@ -100,7 +100,7 @@ class CheckpointSaver:
 
     def _copy(self, files: CheckpointFiles, checkpoint_id: str) -> dict[str, Any]:
         try:
-            copied: dict[str, Any] = self._snapshotter.copy(vars(files))
+            copied: dict[str, Any] = self._snapshotter.copy(vars(files), files.copies)
         except (RuntimeError, pickle.PicklingError, AttributeError, TypeError) as e:
             raise errors.CheckpointError(
                 f"Checkpoint {checkpoint_id} can not be written: its state can not be copied: {e}."

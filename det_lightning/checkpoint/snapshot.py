@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["Snapshotter"]
+__all__ = ["Snapshotter", "tensors_in"]
 
 
 class Snapshotter:
@@ -22,17 +22,18 @@ class Snapshotter:
     def __init__(self) -> None:
         self._free: dict[tuple[int, bool], list[torch.Tensor]] = defaultdict(list)
 
-    def copy(self, state: Any) -> Any:
+    def copy(self, state: Any, leave: Iterable[torch.Tensor] = ()) -> Any:
         """Return a copy of ``state``: nested containers, tensors of any device, and whatever can be deep-copied.
 
         Tensors that share memory share it in the copy too, but for those that are more than type, size, stride and
-        memory: sparse, quantized, lazily conjugated, or of a class of their own.
+        memory: sparse, quantized, lazily conjugated, or of a class of their own. Those of ``leave`` are in the copy
+        themselves.
         """
         free, self._free = self._free, defaultdict(list)
         storages: dict[tuple[torch.device, int, int], torch.Tensor] = {}
         # deepcopy() takes the copies of tensors from here, and does the rest.
-        memo: dict[int, Any] = {}
-        for tensor in _tensors_in(state):
+        memo: dict[int, Any] = {id(tensor): tensor for tensor in leave}
+        for tensor in tensors_in(state):
             if id(tensor) in memo:
                 continue
             if not _is_plain(tensor):
@@ -64,15 +65,16 @@ class Snapshotter:
         return target
 
 
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

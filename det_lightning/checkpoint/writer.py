@@ -9,7 +9,7 @@ import pathlib
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class CheckpointFiles:
         lightning: ``lightning.pth``; what Lightning keeps beyond the trial. None if Lightning keeps nothing.
         notes: entries of ``metadata.json`` beyond those of Determined.
         epochs_known: ``trial_state`` tells the number of epochs.
+        copies: tensors of ``state`` that nothing else uses, so that they need not be copied to be written later.
     """
 
     state: dict[str, Any]
@@ -51,6 +52,7 @@ class CheckpointFiles:
     lightning: dict[str, Any] | None = None
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
     epochs_known: bool = True
+    copies: Sequence[torch.Tensor] = ()
 
     def write(self, directory: pathlib.Path) -> None:
         """Write all files but ``metadata.json``.

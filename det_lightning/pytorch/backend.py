@@ -6,7 +6,9 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Backend", "LocalBackend"]
+__all__ = ["Backend", "LocalBackend", "WholeStates"]
+
+_DDP_PREFIX = "module."
 
 
 class Backend(Protocol):
@@ -16,11 +18,22 @@ class Backend(Protocol):
     def device(self) -> torch.device:
         """The device of this process."""
 
+    @property
+    def is_sharded(self) -> bool:
+        """The ranks hold different parts of the states.
+
+        Then all ranks have to ask for a state or gradients, together; the chief gets them, and the others an empty
+        dict. Gradients are those of all ranks, averaged.
+        """
+
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """Place ``model`` on the device and make it ready for training."""
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
         """Make ``optimizer`` ready for training. ``options`` are those of ``context.wrap_optimizer``."""
+
+    def begin_training(self) -> None:
+        """Begin a run, when everything is wrapped and loaded."""
 
     def begin_batch(self, communicate: bool) -> None:
         """Begin a training batch; its gradients are exchanged over ranks only if ``communicate`` is true."""
@@ -36,8 +49,68 @@ class Backend(Protocol):
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         """Run one step of ``optimizer``, through ``scaler`` if there is one."""
 
+    def begin_validation(self, in_step: bool) -> None:
+        """Begin a validation; ``in_step`` if all ranks run the models equally often in it."""
 
-class LocalBackend:
+    def end_validation(self) -> None:
+        """End a validation."""
+
+    def model_state(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Return the whole state of a wrapped model."""
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the whole state of an optimizer."""
+
+    def load_model(self, model: torch.nn.Module, weights: dict[str, Any]) -> None:
+        """Load a whole state into a wrapped model."""
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Load a whole state into an optimizer."""
+
+    def gradients(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Return the gradients that a wrapped model holds, by parameter."""
+
+    def load_gradients(self, model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
+        """Put back what :meth:`gradients` returned, and take away all others."""
+
+
+class WholeStates:
+    """The part of a :class:`Backend` where every rank holds all of each model and optimizer."""
+
+    is_sharded = False
+
+    def begin_training(self) -> None:
+        """The ranks are equal since models were wrapped."""
+
+    def begin_validation(self, in_step: bool) -> None:
+        """Every rank can run its models by itself."""
+
+    def end_validation(self) -> None:
+        """Nothing was begun."""
+
+    def model_state(self, model: torch.nn.Module) -> dict[str, Any]:
+        return model.state_dict()
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return optimizer.state_dict()
+
+    def load_model(self, model: torch.nn.Module, weights: dict[str, Any]) -> None:
+        model.load_state_dict(weights)
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        optimizer.load_state_dict(state)
+
+    def gradients(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        named = model.named_parameters()
+        return {name.removeprefix(_DDP_PREFIX): p.grad for name, p in named if p.grad is not None}
+
+    def load_gradients(self, model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
+        for name, parameter in model.named_parameters():
+            grad = saved.get(name.removeprefix(_DDP_PREFIX))
+            parameter.grad = None if grad is None else grad.to(parameter.device)
+
+
+class LocalBackend(WholeStates):
     """One process on one device.
 
     Args:

@@ -98,7 +98,7 @@ def load_trial_from_checkpoint_path(
             context = CheckpointLoadContext(load_data.hparams, load_data.experiment_config)
             trial = chosen(context, **trial_kwargs or {})
         adapt_legacy_trial(trial, context)
-        load_models(context.models, state, str(state_file), load_data.trial_cls_spec)
+        load_models(context, state, str(state_file), load_data.trial_cls_spec)
     if load_data.may_be_functional and is_legacy_trial(trial):
         return context.models[0]
     return trial

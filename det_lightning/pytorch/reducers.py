@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
+import torch
+import torch.distributed as dist
 import torchmetrics
 
 from det_lightning.core.distributed import DistributedContext
@@ -97,6 +99,17 @@ class TorchMetricReducer(MetricReducer):
     def __init__(self, metric: TorchMetric) -> None:
         self.metric = metric
 
+    def exchange_over(self, distributed: DistributedContext) -> None:
+        """Make the metric synchronize over ``distributed``: by itself it knows ``torch.distributed`` only."""
+
+        def gather(values: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
+            return [found.to(values.device) for found in distributed.allgather(values.detach().cpu())]
+
+        for metric in self.metric.modules():
+            if isinstance(metric, torchmetrics.Metric):
+                metric.dist_sync_fn = gather
+                metric.distributed_available_fn = lambda: True
+
     def reset(self) -> None:
         self.metric.reset()
 
@@ -164,7 +177,10 @@ class ReducerRegistry:
             )
         wrapped: Any = reducer
         if isinstance(reducer, (torchmetrics.Metric, torchmetrics.MetricCollection)):
-            registered: MetricReducer = TorchMetricReducer(reducer)
+            of_torch = TorchMetricReducer(reducer)
+            if self._distributed.size > 1 and not dist.is_initialized():
+                of_torch.exchange_over(self._distributed)
+            registered: MetricReducer = of_torch
         elif isinstance(reducer, MetricReducer):
             registered = reducer
         elif callable(reducer):

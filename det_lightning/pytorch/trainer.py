@@ -14,10 +14,11 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ProgressBar
+from pytorch_lightning.strategies import Strategy
 
 from det_lightning import errors
 from det_lightning.adapters.module import TrialModule
-from det_lightning.adapters.strategies import backend_of, strategy_of
+from det_lightning.adapters.strategies import backend_of, connected, strategy_of
 from det_lightning.callbacks.checkpoint import POLICIES, DeterminedCheckpoint
 from det_lightning.callbacks.metrics import DeterminedTensorBoard
 from det_lightning.callbacks.profiler import TorchProfiler
@@ -45,6 +46,7 @@ def init(
     enable_tensorboard_logging: bool = True,
     trial_seed: int | None = None,
     tensorboard_path: str | os.PathLike[str] | None = None,
+    strategy: str | Strategy = "trial_ddp",
 ) -> Iterator[PyTorchTrialContext]:
     """Make the context for a trial; use it in a ``with`` statement.
 
@@ -52,23 +54,33 @@ def init(
         hparams: what ``context.get_hparams()`` returns; ``global_batch_size`` among them is split over the slots.
         exp_conf: what ``context.get_experiment_config()`` returns. Its ``searcher`` section names the metric that the
             checkpoint policy ``"best"`` compares.
-        distributed: the processes of the run; by default this one alone.
+        distributed: the processes of the run; by default those that Horovod connects if it is asked for, otherwise
+            this one alone.
         aggregation_frequency: number of batches whose gradients make one optimizer update.
         enable_tensorboard_logging: write the metrics as TensorBoard files.
         trial_seed: seed Python's, numpy's and torch's random generators; by default they are left as they are.
         tensorboard_path: directory of the TensorBoard files; by default a new one below ``runs/``.
+        strategy: how several processes train: ``"trial_ddp"`` gives each whole models, ``"trial_fsdp"`` shards them,
+            ``"horovod"`` is chosen by ``USE_HOROVOD`` in the environment and by ``horovodrun`` too;
+            or a ``PerModelFSDPStrategy`` of ``det_lightning.adapters.strategies`` that was told more.
+
+    Raises:
+        ValueError: the strategy is unknown, or ``torch.distributed`` does not connect the processes; or Horovod is
+            asked for together with something else.
+        ImportError: Horovod is asked for, and not installed.
     """
     if trial_seed is not None:
         random.seed(trial_seed)
         np.random.seed(trial_seed)
         torch.manual_seed(trial_seed)
+    distributed = connected(distributed, strategy)
     context = PyTorchTrialContext(
         hparams=hparams,
         exp_conf=exp_conf,
         trial_seed=trial_seed,
         aggregation_frequency=aggregation_frequency,
         distributed=distributed,
-        backend=backend_of(distributed or DistributedContext()),
+        backend=backend_of(distributed, strategy),
         enable_tensorboard_logging=enable_tensorboard_logging,
         tensorboard_path=tensorboard_path,
     )
@@ -220,7 +232,7 @@ class Trainer:
             "accelerator": "cuda" if device.type == "cuda" else "cpu",
             "devices": [device.index or 0] if device.type == "cuda" else context.distributed.local_size,
             "num_nodes": context.distributed.cross_size,
-            "strategy": strategy_of(context.distributed),
+            "strategy": strategy_of(context.distributed, context.backend),
             "max_epochs": -1,
             "num_sanity_val_steps": 0,
             "inference_mode": False,

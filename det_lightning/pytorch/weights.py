@@ -11,10 +11,13 @@ import torch
 from det_lightning import errors
 from det_lightning.pytorch.callback import PyTorchCallback
 from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch.lr_scheduler import LRScheduler
 
 __all__ = [
+    "average_gradients",
     "collect_gradients",
-    "collect_state",
+    "collect_rest",
+    "collect_weights",
     "load_gradients",
     "load_models",
     "load_rest",
@@ -27,13 +30,20 @@ logger = logging.getLogger("det_lightning.pytorch")
 _DDP_PREFIX = "module."
 
 
-def collect_state(
+def collect_weights(context: PyTorchTrialContext) -> dict[str, Any]:
+    """Return the states of models and optimizers, under the keys that Determined uses; see ``Backend.is_sharded``."""
+    backend = context.backend
+    return {
+        "models_state_dict": [backend.model_state(model) for model in context.models],
+        "optimizers_state_dict": [backend.optimizer_state(optimizer) for optimizer in context.optimizers],
+    }
+
+
+def collect_rest(
     context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], rng_state: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the state of everything that the trial wrapped, under the keys that Determined uses."""
+    """Return the state of everything else that the trial has, under the keys that Determined uses."""
     state: dict[str, Any] = {
-        "models_state_dict": [model.state_dict() for model in context.models],
-        "optimizers_state_dict": [optimizer.state_dict() for optimizer in context.optimizers],
         "lr_schedulers_state_dict": [scheduler.state_dict() for scheduler in context.lr_schedulers],
         "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
         "rng_state": rng_state,
@@ -45,18 +55,25 @@ def collect_state(
 
 def collect_gradients(context: PyTorchTrialContext) -> list[dict[str, torch.Tensor]]:
     """Return the gradients that each model holds, by parameter; those of an aggregation that is under way."""
-    return [
-        {name.removeprefix(_DDP_PREFIX): p.grad for name, p in model.named_parameters() if p.grad is not None}
-        for model in context.models
-    ]
+    return [context.backend.gradients(model) for model in context.models]
+
+
+def average_gradients(ranks: list[list[dict[str, torch.Tensor]]]) -> list[dict[str, torch.Tensor]]:
+    """Return the average of what :func:`collect_gradients` returned on several ranks; a missing gradient is zero."""
+    if len(ranks) == 1:
+        return ranks[0]
+    averages = []
+    for of_model in zip(*ranks, strict=True):
+        names = dict.fromkeys(name for gradients in of_model for name in gradients)
+        present = {name: [gradients[name] for gradients in of_model if name in gradients] for name in names}
+        averages.append({name: sum(present[name][1:], present[name][0]) / len(ranks) for name in names})
+    return averages
 
 
 def load_gradients(context: PyTorchTrialContext, gradients: list[dict[str, torch.Tensor]]) -> None:
     """Put back what :func:`collect_gradients` returned."""
     for model, saved in zip(context.models, gradients, strict=True):
-        for name, parameter in model.named_parameters():
-            grad = saved.get(name.removeprefix(_DDP_PREFIX))
-            parameter.grad = None if grad is None else grad.to(parameter.device)
+        context.backend.load_gradients(model, saved)
 
 
 def load_state(
@@ -71,18 +88,19 @@ def load_state(
     Args:
         context: the trial's.
         callbacks: the trial's.
-        state: what :func:`collect_state` returned.
+        state: what :func:`collect_weights` and :func:`collect_rest` returned, in one dict.
         source: where it was read, for messages.
         trial_class: the class that wrote it, for messages.
 
     Raises:
         InvalidCheckpointException: something does not fit; names everything that does not.
     """
+    load_optimizer = context.backend.load_optimizer
     _raise_if_any(
         [
-            *_load_each("model", context.models, state, "models_state_dict", _fit_prefix),
-            *_load_each("optimizer", context.optimizers, state, "optimizers_state_dict"),
-            *_load_each("learning rate scheduler", context.lr_schedulers, state, "lr_schedulers_state_dict"),
+            *_load_models(context, state),
+            *_load_each("optimizer", context.optimizers, state, "optimizers_state_dict", load_optimizer),
+            *_load_schedulers(context, state),
         ],
         source,
         trial_class,
@@ -96,8 +114,7 @@ def load_schedulers(context: PyTorchTrialContext, state: dict[str, Any], source:
     Raises:
         InvalidCheckpointException: their number differs, or one does not take its state.
     """
-    mismatches = _load_each("learning rate scheduler", context.lr_schedulers, state, "lr_schedulers_state_dict")
-    _raise_if_any(mismatches, source)
+    _raise_if_any(_load_schedulers(context, state), source)
 
 
 def load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], state: dict[str, Any]) -> None:
@@ -116,14 +133,28 @@ def load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback
 
 
 def load_models(
-    models: list[torch.nn.Module], state: dict[str, Any], source: str, trial_class: str | None = None
+    context: PyTorchTrialContext, state: dict[str, Any], source: str, trial_class: str | None = None
 ) -> None:
     """Load the weights of all models. The prefix that DDP gives to names is added or taken away as needed.
 
     Raises:
         InvalidCheckpointException: number, names or shapes differ; names what.
     """
-    _raise_if_any(_load_each("model", models, state, "models_state_dict", _fit_prefix), source, trial_class)
+    _raise_if_any(_load_models(context, state), source, trial_class)
+
+
+def _load_models(context: PyTorchTrialContext, state: dict[str, Any]) -> list[str]:
+    def load(model: torch.nn.Module, weights: dict[str, Any]) -> None:
+        context.backend.load_model(model, _fit_prefix(model, weights))
+
+    return _load_each("model", context.models, state, "models_state_dict", load)
+
+
+def _load_schedulers(context: PyTorchTrialContext, state: dict[str, Any]) -> list[str]:
+    def load(scheduler: LRScheduler, saved: dict[str, Any]) -> None:
+        scheduler.load_state_dict(saved)
+
+    return _load_each("learning rate scheduler", context.lr_schedulers, state, "lr_schedulers_state_dict", load)
 
 
 def _fit_prefix(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
@@ -133,16 +164,8 @@ def _fit_prefix(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str, An
     return next((w for w in (weights, stripped, prefixed) if w.keys() == expected), weights)
 
 
-def _as_saved(_target: Any, saved: Any) -> Any:
-    return saved
-
-
 def _load_each(
-    what: str,
-    targets: list[Any],
-    state: dict[str, Any],
-    key: str,
-    fit: Callable[[Any, Any], Any] = _as_saved,
+    what: str, targets: list[Any], state: dict[str, Any], key: str, load: Callable[[Any, Any], None]
 ) -> list[str]:
     """Load what stands under ``key`` into ``targets``; return what does not fit, a sentence each."""
     states = state.get(key)
@@ -153,7 +176,7 @@ def _load_each(
     mismatches = []
     for index, (target, saved) in enumerate(zip(targets, states, strict=True)):
         try:
-            target.load_state_dict(fit(target, saved))
+            load(target, saved)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
             mismatches.append(f"{what} {index} ({type(target).__name__}): {e}")
     return mismatches

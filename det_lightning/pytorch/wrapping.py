@@ -76,7 +76,8 @@ class WrappingContext(RunSettings):
         Args:
             optimizer: over parameters of wrapped models.
             backward_passes_per_step: number of backward passes per parameter in one batch (used by Horovod).
-            fp16_compression: exchange gradients in half precision (used by Horovod).
+            fp16_compression: exchange gradients in half precision (used by Horovod); by default as
+                ``optimizations.gradient_compression`` of the experiment configuration says.
             average_aggregated_gradients: divide the gradients of an update by the aggregation frequency; by default
                 as the context was told.
 
@@ -88,6 +89,9 @@ class WrappingContext(RunSettings):
             raise errors.InvalidExperimentException(
                 f"wrap_optimizer(backward_passes_per_step=...) must be at least 1; got {backward_passes_per_step}."
             )
+        if fp16_compression is None:
+            optimizations = (self._exp_conf or {}).get("optimizations") or {}
+            fp16_compression = bool(optimizations.get("gradient_compression"))
         if not self._loading_only:
             optimizer = self.backend.wrap_optimizer(
                 optimizer, backward_passes_per_step=backward_passes_per_step, fp16_compression=fp16_compression

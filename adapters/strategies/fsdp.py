@@ -1,0 +1,97 @@
+"""Sharded training with Lightning's launchers and process groups, every wrapped model on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.core.optimizer import LightningOptimizer
+from pytorch_lightning.strategies import StrategyRegistry
+from pytorch_lightning.trainer.states import TrainerFn
+
+from det_lightning import errors
+from det_lightning.adapters.strategies.model_fsdp import FSDPBackend, Policy
+from det_lightning.adapters.strategies.per_model import PerModelStrategy
+from det_lightning.adapters.strategies.sharded_states import gather_optimizer, gather_tensors, load_into_optimizer
+from det_lightning.pytorch.backend import Backend
+
+__all__ = ["PerModelFSDPStrategy"]
+
+
+class PerModelFSDPStrategy(PerModelStrategy):
+    """``pl.Trainer(strategy="trial_fsdp", devices=n)``: each wrapped model's parameters lie in shards on the ranks.
+
+    Models are sharded in place by FSDP2; make each optimizer after ``wrap_model``. A model's parameters are whole only
+    while its ``forward`` and its backward passes run, so all ranks have to run it equally often; for methods other
+    than ``forward`` there is ``torch.distributed.fsdp.register_fsdp_forward_method``. If some ranks get more validation
+    batches than others, the models are whole on every rank during validations.
+
+    Checkpoints hold whole tensors, gathered on the chief, and are those of any other strategy.
+
+    Args:
+        policy: modules that are units of their own, gathered one by one: classes, or a function of a module that
+            returns a bool. By default a model is one unit.
+        **kwargs: those of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``, ``start_method``,
+            ``cluster_environment``.
+    """
+
+    strategy_name = "trial_fsdp"
+
+    def __init__(self, policy: Policy | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._policy = policy
+
+    def make_backend(self, device: torch.device) -> Backend:
+        return FSDPBackend(device, self._policy)
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Prepare a run.
+
+        Raises:
+            UnsupportedTrainerFlags: ``sync_batchnorm`` is set, which would replace modules that are sharded already.
+        """
+        if self._layer_sync is not None:
+            raise errors.UnsupportedTrainerFlags(
+                "pl.Trainer can not train a trial with sync_batchnorm=True and strategy='trial_fsdp': call "
+                "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before wrap_model()."
+            )
+        assert self.accelerator is not None
+        self.accelerator.setup(trainer)
+        self.model_to_device()
+        if trainer.state.fn is TrainerFn.FITTING:
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+
+    def teardown(self) -> None:
+        """End a run. Models stay on their device, where alone their shards can be gathered."""
+        assert self.cluster_environment is not None
+        assert self.accelerator is not None
+        self.cluster_environment.teardown()
+        self.precision_plugin.teardown()
+        self.accelerator.teardown()
+        self.checkpoint_io.teardown()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return whole weights on the chief, and nothing elsewhere."""
+        assert self.lightning_module is not None
+        return gather_tensors(self.lightning_module.state_dict())
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the whole state of an optimizer on the chief, and nothing elsewhere."""
+        return gather_optimizer(optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load the whole states of all optimizers."""
+        # A checkpoint in Determined's format has none here; the trial's run loads its own.
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
+            load_into_optimizer(optimizer, state)
+
+
+StrategyRegistry.register(
+    PerModelFSDPStrategy.strategy_name,
+    PerModelFSDPStrategy,
+    description="a trial's models sharded over devices, each by FSDP2 on its own",
+    override=True,
+)

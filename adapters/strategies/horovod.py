@@ -1,0 +1,171 @@
+"""Data-parallel training with Horovod: its launcher, its collectives, its optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytorch_lightning as pl
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_only
+from pytorch_lightning.strategies import ParallelStrategy, StrategyRegistry
+
+from det_lightning import errors
+from det_lightning.adapters.strategies.environment import ContextEnvironment
+from det_lightning.adapters.strategies.horovod_processes import HorovodPlace, connect_horovod, horovod_context
+from det_lightning.adapters.strategies.model_horovod import HorovodBackend
+from det_lightning.core.distributed import DistributedContext
+from det_lightning.pytorch.backend import Backend
+
+__all__ = ["HorovodStrategy"]
+
+_T = TypeVar("_T")
+_Collective = Callable[[torch.Tensor], torch.Tensor]
+
+_OPERATIONS = {
+    "mean": "Average",
+    "avg": "Average",
+    "sum": "Sum",
+    "min": "Min",
+    "max": "Max",
+    "product": "Product",
+}
+
+
+class HorovodStrategy(ParallelStrategy):
+    """``pl.Trainer(strategy="horovod")`` in a script that ``horovodrun`` starts: a trial's gradients go over Horovod.
+
+    ``horovodrun`` decides how many processes there are, and ``devices=`` of the trainer means nothing. Learning rates
+    are as the trial sets them. It trains a ``TrialModule`` only.
+
+    Args:
+        **kwargs: those of ``ParallelStrategy``: ``accelerator``, ``checkpoint_io``, ``precision_plugin``.
+
+    Raises:
+        ImportError: Horovod is not installed.
+        ValueError: the processes were started by another launcher.
+    """
+
+    strategy_name = "horovod"
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._hvd = connect_horovod()
+        self._place = HorovodPlace.of(self._hvd)
+        super().__init__(**kwargs, cluster_environment=ContextEnvironment(self._place))
+
+    # Processes and devices
+
+    def set_world_ranks(self) -> None:
+        """Tell Lightning which process may print and log."""
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
+
+    @property
+    def is_distributed(self) -> bool:
+        """Without it Lightning would give the same data to every rank."""
+        return True
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    @property
+    def root_device(self) -> torch.device:
+        devices = self.parallel_devices
+        assert devices
+        if self.local_rank < len(devices):
+            return devices[self.local_rank]
+        # devices= counts those of one process, or was left out.
+        return devices[0] if devices[0].type == "cpu" else torch.device(devices[0].type, self.local_rank)
+
+    def model_to_device(self) -> None:
+        assert self.model is not None
+        self.model.to(self.root_device)
+
+    def make_backend(self, device: torch.device) -> Backend:
+        """Return what a trial's context trains on."""
+        return HorovodBackend(device)
+
+    def make_distributed(self) -> DistributedContext:
+        """Return the place of this process among all."""
+        return horovod_context()
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Prepare a run.
+
+        Raises:
+            UnsupportedTrainerFlags: ``sync_batchnorm`` is set, which needs ``torch.distributed``; or the module is no
+                ``TrialModule``, so that nothing would exchange its gradients.
+        """
+        if self._layer_sync is not None:
+            raise errors.UnsupportedTrainerFlags(
+                "pl.Trainer can not train with sync_batchnorm=True and strategy='horovod'; use "
+                "horovod.torch.SyncBatchNorm in the model."
+            )
+        super().setup(trainer)
+        module = type(self.lightning_module).__name__
+        if not all(hasattr(optimizer, "skip_synchronize") for optimizer in self.optimizers):
+            raise errors.UnsupportedTrainerFlags(
+                f"strategy='horovod' trains a TrialModule, whose context wraps the optimizers; those of {module} are "
+                "not Horovod's, and each rank would train by itself."
+            )
+
+    # Collectives. Everything has a name: without one Horovod names an object by its type, and ranks whose types differ
+    # wait for each other for ever.
+
+    def barrier(self, name: str | None = None) -> None:
+        if self.world_size > 1:
+            self._hvd.barrier()
+
+    def broadcast(self, obj: _T, src: int = 0) -> _T:
+        if self.world_size == 1:
+            return obj
+        found: _T = self._hvd.broadcast_object(obj, src, name="det_lightning.broadcast")
+        return found
+
+    def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
+        """Reduce a tensor over the ranks. A mean of integers is a float; anything but a tensor is returned as it is.
+
+        Raises:
+            ValueError: ``reduce_op`` is not the mean, sum, minimum, maximum or product.
+        """
+        name = str(reduce_op).rpartition(".")[2].lower()
+        if name not in _OPERATIONS:
+            raise ValueError(f"Horovod reduces by {', '.join(_OPERATIONS)}; got reduce_op={reduce_op!r}.")
+        if not isinstance(tensor, torch.Tensor) or self.world_size == 1:
+            return tensor
+        operation = getattr(self._hvd, _OPERATIONS[name])
+        return _exchange(
+            lambda values: self._hvd.allreduce(values, name="det_lightning.reduce", op=operation),
+            tensor,
+            averages=operation == self._hvd.Average,
+        )
+
+    def all_gather(self, tensor: torch.Tensor, group: Any | None = None, sync_grads: bool = False) -> torch.Tensor:
+        """Return the tensors of all ranks, which have the same shape, along a new first dimension."""
+        if self.world_size == 1:
+            return tensor
+
+        def gather(values: torch.Tensor) -> torch.Tensor:
+            gathered: torch.Tensor = self._hvd.allgather(values.unsqueeze(0), name="det_lightning.all_gather")
+            return gathered
+
+        return gather(tensor) if sync_grads and tensor.requires_grad else _exchange(gather, tensor)
+
+
+def _exchange(run: _Collective, tensor: torch.Tensor, averages: bool = False) -> torch.Tensor:
+    """Run a collective on a tensor of any type, in whatever mode Lightning has put torch."""
+    as_float = tensor.dtype is torch.bfloat16  # which Horovod does not know
+    if averages and not tensor.is_floating_point():
+        tensor = tensor.double()  # integers would be divided as such
+    # Horovod works in place, which inference mode forbids for tensors that were made in it.
+    with torch.inference_mode(False), torch.no_grad():
+        own = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return run(own.float()).bfloat16() if as_float else run(own)
+
+
+StrategyRegistry.register(
+    HorovodStrategy.strategy_name,
+    HorovodStrategy,
+    description="a trial's gradients over Horovod, in the processes of horovodrun",
+    override=True,
+)

@@ -1,0 +1,109 @@
+"""The processes that Horovod connects, and whether a run is meant to train on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+from det_lightning.adapters.strategies.per_model import free_port
+from det_lightning.core.distributed import DistributedContext
+
+__all__ = ["HorovodPlace", "connect_horovod", "horovod_context", "horovod_is_wanted", "refuse_horovod"]
+
+logger = logging.getLogger("det_lightning.horovod")
+
+_WANTED = "USE_HOROVOD"
+_OF_HOROVODRUN = "HOROVOD_RANK"
+_OF_OTHERS = ("USE_TORCH_DISTRIBUTED", "USE_DEEPSPEED", "TORCHELASTIC_RUN_ID")
+_OF_LAUNCHERS = (_OF_HOROVODRUN, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+@dataclasses.dataclass(frozen=True)
+class HorovodPlace:
+    """Where this process stands among those that Horovod connects."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+    @classmethod
+    def of(cls, hvd: Any) -> HorovodPlace:
+        """Ask ``horovod.torch``."""
+        return cls(**{field.name: getattr(hvd, field.name)() for field in dataclasses.fields(cls)})
+
+
+def horovod_is_wanted() -> bool:
+    """Tell whether the environment asks for Horovod: ``USE_HOROVOD`` is set, or ``horovodrun`` started the process.
+
+    A process of ``horovodrun`` that has connected ``torch.distributed`` itself is left alone.
+    """
+    return bool(os.environ.get(_WANTED)) or (_OF_HOROVODRUN in os.environ and not dist.is_initialized())
+
+
+def connect_horovod() -> Any:
+    """Return ``horovod.torch``, connected to the other processes of the run.
+
+    Raises:
+        ImportError: it is not installed, or was built without torch.
+        ValueError: another launcher, or another kind of distributed training, is asked for too.
+    """
+    others = [f"{name}={os.environ[name]}" for name in _OF_OTHERS if os.environ.get(name)]
+    if others:
+        raise ValueError(
+            f"This run is to train with Horovod, and {', '.join(others)} in its environment ask for something else. "
+            "Start it either with horovodrun or det_lightning.launch.horovod, or with torchrun or "
+            "det_lightning.launch.torch_distributed and without USE_HOROVOD."
+        )
+    try:
+        import horovod.torch as hvd
+    except ImportError as e:
+        raise ImportError(
+            f"This run is to train with Horovod, which can not be imported ({e}). There are no wheels of it: "
+            "pip install 'det-lightning[horovod]' for what it needs, then run scripts/build_horovod.sh of the source "
+            "of det-lightning, which builds and installs it."
+        ) from e
+    if not hvd.is_initialized():
+        hvd.init()
+        if hvd.size() == 1 and not any(name in os.environ for name in _OF_LAUNCHERS):
+            logger.warning(
+                "Horovod knows of this process only, so it trains alone. For several start the script with "
+                "'horovodrun -np N python SCRIPT' or 'python -m det_lightning.launch.horovod'."
+            )
+    return hvd
+
+
+def refuse_horovod(strategy: str) -> None:
+    """Raise if the environment asks for Horovod where another strategy was chosen.
+
+    Raises:
+        ValueError: it does.
+    """
+    if horovod_is_wanted():
+        raise ValueError(
+            f"The strategy is {strategy!r}, and the environment asks for Horovod "
+            f"({_WANTED if os.environ.get(_WANTED) else _OF_HOROVODRUN} is set). Choose strategy='horovod', or start "
+            "the script without USE_HOROVOD and horovodrun."
+        )
+
+
+def horovod_context() -> DistributedContext:
+    """Return the processes that Horovod connects, all of which have to call this.
+
+    Raises:
+        ImportError, ValueError: see :func:`connect_horovod`.
+    """
+    hvd = connect_horovod()
+    place = HorovodPlace.of(hvd)
+    if place.size == 1:
+        return DistributedContext()
+    port = hvd.broadcast_object(free_port(), 0, name="det_lightning.port")
+    # Where horovodrun was started, which is on the first of its nodes.
+    chief_ip = os.environ.get("DET_CHIEF_IP") or os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    return DistributedContext(**dataclasses.asdict(place), chief_ip=chief_ip, pub_port=port)

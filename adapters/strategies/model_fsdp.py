@@ -1,0 +1,276 @@
+"""The wrapped models of a trial, sharded over ranks by FSDP2, and the exchange of their gradients."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from det_lightning import errors
+from det_lightning.adapters.strategies.sharded_states import (
+    gather_optimizer,
+    gather_tensors,
+    load_into_model,
+    load_into_optimizer,
+    shard_like,
+)
+
+__all__ = ["FSDPBackend", "Policy"]
+
+#: Which modules within a model are sharded as units of their own: of these classes, or for which it returns true.
+Policy = Iterable[type[torch.nn.Module]] | Callable[[torch.nn.Module], bool]
+
+
+class FSDPBackend:
+    """Shards each wrapped model with ``fully_shard``, in place.
+
+    FSDP2 exchanges what each backward pass adds, in whatever order passes come. It leaves three things to its user,
+    which are done here: parameters that only some ranks use, gradients that are kept over batches, and buffers.
+
+    Args:
+        device: of this rank.
+        policy: modules that are units of their own, whose parameters are whole only while they run; by default a model
+            is one unit. All ranks have to run the same units in the same order.
+    """
+
+    is_sharded = True
+
+    def __init__(self, device: torch.device, policy: Policy | None = None) -> None:
+        self.device = device
+        self._is_unit = _as_predicate(policy)
+        self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        self._models: list[torch.nn.Module] = []
+        # Of each sharded parameter the whole one that takes its place while its unit runs. There a gradient stays that
+        # is not exchanged yet.
+        self._whole: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+        self._used: set[torch.nn.Parameter] = set()
+        # What sharded ones took the place of, by id, for as long as something else still has it.
+        self._replaced: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
+        self._communicates = True
+        self._keeps_gradients = False
+
+    # Wrapping
+
+    def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Shard ``model``, with the weights that it has on the chief.
+
+        Raises:
+            InvalidExperimentException: it shares parameters with a model that is sharded already.
+        """
+        for parameter in model.parameters():
+            if isinstance(parameter, DTensor) or self._replaced.get(id(parameter)) is parameter:
+                raise errors.InvalidExperimentException(
+                    f"wrap_model() got a {type(model).__name__} with parameters of a model that is sharded already. "
+                    "Sharded models can not share parameters: wrap one module that holds both models."
+                )
+            self._replaced[id(parameter)] = parameter
+        model = model.to(self.device)
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), 0)
+        self._models.append(model)
+        if not any(True for _ in model.parameters()):
+            return model  # there is nothing to shard
+        units = [module for module in model.modules() if module is not model and self._is_unit(module)]
+        for module in (*reversed(units), model):  # the inner ones first
+            # So what the trial sees of a model outside of its passes are always the same, sharded parameters.
+            fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
+        cast(FSDPModule, model).set_reduce_scatter_unused_params(True)
+        for unit in _units_of(model):
+            self._find_whole(model, unit)
+        _clear_first(model, lambda: self._clear(model.parameters()))
+        return model
+
+    def _find_whole(self, model: torch.nn.Module, unit: FSDPModule) -> None:
+        sharded = dict(model.named_parameters())
+        unit.unshard()
+        for name, parameter in model.named_parameters():
+            if parameter is not sharded[name]:
+                self._whole[sharded[name]] = parameter
+                self._watch(parameter)
+        unit.reshard()
+
+    def _watch(self, whole: torch.nn.Parameter) -> None:
+        # A parameter that is frozen now may be trained later.
+        frozen = not whole.requires_grad
+        whole.requires_grad_(True)
+        whole.register_post_accumulate_grad_hook(self._used.add)  # type: ignore[no-untyped-call]
+        whole.requires_grad_(not frozen)
+
+    def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
+        """Make ``optimizer`` ready for training.
+
+        Raises:
+            InvalidExperimentException: it has parameters that no wrapped model has.
+        """
+        parameters = _parameters_of(optimizer)
+        strange = [tuple(parameter.shape) for parameter in parameters if parameter not in self._whole]
+        if strange:
+            raise errors.InvalidExperimentException(
+                f"{len(strange)} of {len(parameters)} parameters of the {type(optimizer).__name__} are of no wrapped "
+                f"model (the first has the shape {strange[0]}). Sharding gives a model new parameters: call "
+                "wrap_model() first, and make the optimizer from the parameters of what it returned."
+            )
+        _clear_first(optimizer, lambda: self._clear(parameters))
+        return optimizer
+
+    def _clear(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter in self._whole:  # not a whole one, in a validation
+                self._whole[parameter].grad = None
+
+    # Training
+
+    def begin_training(self) -> None:
+        """The ranks are equal since models were wrapped."""
+
+    def begin_batch(self, communicate: bool) -> None:
+        if communicate != self._communicates:
+            self._communicates = communicate
+            for model in self._models:
+                if isinstance(model, FSDPModule):
+                    model.set_requires_gradient_sync(communicate)
+        self._keeps_gradients |= not communicate
+        self._share_buffers()
+
+    def _share_buffers(self) -> None:
+        """Make the buffers of all ranks those of the chief, as Determined's data-parallel training does."""
+        by_kind: dict[torch.dtype, list[torch.Tensor]] = {}
+        for model in self._models:
+            for buffer in model.buffers():
+                by_kind.setdefault(buffer.dtype, []).append(buffer)
+        for same in by_kind.values():
+            flat = torch.cat([buffer.reshape(-1) for buffer in same])
+            dist.broadcast(flat, 0)
+            for buffer, values in zip(same, torch.split(flat, [b.numel() for b in same]), strict=True):
+                buffer.copy_(values.view_as(buffer))
+
+    def backward(
+        self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
+    ) -> None:
+        loss.backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
+
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        """Exchange gradients that were kept; take away those of parameters that no rank has used."""
+        parameters = _parameters_of(optimizer)
+        here = [self._whole[parameter] in self._used for parameter in parameters]
+        kept = [self._whole[parameter].grad is not None for parameter in parameters]
+        anywhere = torch.tensor([here, kept], dtype=torch.int32, device=self.device)
+        dist.all_reduce(anywhere)
+        self._used.difference_update(self._whole[parameter] for parameter in parameters)
+        # To read it a GPU has to be waited for. A parameter that this rank has used needs no answer.
+        if not self._keeps_gradients and all(here):
+            return
+        for parameter, used, is_kept in zip(parameters, *anywhere.tolist(), strict=True):
+            if is_kept:
+                self._exchange(parameter)
+            elif not used:
+                # FSDP2 has filled in zeros, by which weight decay and momentum would go on.
+                parameter.grad = None
+
+    def _exchange(self, parameter: torch.nn.Parameter) -> None:
+        sharded = shard_like(self._average_kept(parameter), cast(DTensor, parameter))
+        self._whole[parameter].grad = None
+        parameter.grad = sharded if parameter.grad is None else parameter.grad + sharded
+
+    def _average_kept(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        whole = self._whole[parameter]
+        average = torch.zeros(parameter.shape, dtype=parameter.dtype, device=self.device)
+        if whole.grad is not None:
+            average.copy_(whole.grad)
+        dist.all_reduce(average.div_(dist.get_world_size()))
+        return average
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+
+    # Validation
+
+    def begin_validation(self, in_step: bool) -> None:
+        """Share the buffers; make the models whole if the ranks will not run them equally often."""
+        self._share_buffers()
+        if not in_step:
+            self._set_whole(True)
+
+    def end_validation(self) -> None:
+        self._set_whole(False)
+
+    def _set_whole(self, whole: bool) -> None:
+        for model in self._models:
+            for unit in _units_of(model):
+                unit.set_reshard_after_forward(not whole, recurse=False)
+                if whole:
+                    unit.unshard()
+                else:
+                    unit.reshard()
+
+    # States
+
+    def model_state(self, model: torch.nn.Module) -> dict[str, Any]:
+        return gather_tensors(model.state_dict())
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return gather_optimizer(optimizer)
+
+    def load_model(self, model: torch.nn.Module, weights: dict[str, Any]) -> None:
+        load_into_model(model, weights)
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        load_into_optimizer(optimizer, state)
+
+    def gradients(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        named = dict(model.named_parameters())
+        kept = torch.tensor([self._whole[p].grad is not None for p in named.values()], device=self.device)
+        kept = kept.to(torch.int32)
+        if self._keeps_gradients and named:
+            dist.all_reduce(kept)
+        gathered: dict[str, torch.Tensor] = {}
+        for (name, parameter), is_kept in zip(named.items(), kept.tolist(), strict=True):
+            whole = [] if parameter.grad is None else list(gather_tensors({name: parameter.grad}).values())
+            if is_kept:
+                whole.append(self._average_kept(parameter).cpu())
+            if whole and dist.get_rank() == 0:
+                gathered[name] = whole[0] if len(whole) == 1 else whole[0] + whole[1]
+        return gathered
+
+    def load_gradients(self, model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
+        for name, parameter in model.named_parameters():
+            grad = saved.get(name)
+            self._whole[parameter].grad = None
+            parameter.grad = None if grad is None else shard_like(grad, cast(DTensor, parameter))
+
+
+def _as_predicate(policy: Policy | None) -> Callable[[torch.nn.Module], bool]:
+    if policy is None:
+        return lambda module: False
+    if callable(policy):
+        return policy
+    classes = tuple(policy)
+    return lambda module: isinstance(module, classes)
+
+
+def _units_of(model: torch.nn.Module) -> Iterator[FSDPModule]:
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _clear_first(owner: Any, clear: Callable[[], None]) -> None:
+    """Make ``owner.zero_grad()`` clear kept gradients too, which sharded parameters do not know of."""
+    zero_grad = owner.zero_grad
+
+    def clear_all(set_to_none: bool = True) -> None:
+        clear()
+        zero_grad(set_to_none)
+
+    owner.zero_grad = clear_all

@@ -1,0 +1,250 @@
+"""A trial's optimizers over ranks that Horovod connects, and the exchange of their gradients."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from det_lightning import errors
+from det_lightning.adapters.strategies.horovod_processes import connect_horovod
+from det_lightning.adapters.strategies.horovod_sharing import share_state, share_tensors
+from det_lightning.pytorch.backend import LocalBackend
+
+__all__ = ["HorovodBackend"]
+
+# More backward passes than there will ever be, so that none of them exchanges gradients.
+_NEVER = sys.maxsize
+
+
+class HorovodBackend(LocalBackend):
+    """Trains with Horovod's own ``DistributedOptimizer``, which averages gradients while a backward pass runs.
+
+    A parameter may get gradients from ``backward_passes_per_step`` backward passes before each step. More of them are
+    an error of Horovod's.
+
+    Args:
+        device: of this rank.
+
+    Raises:
+        ImportError, ValueError: Horovod is missing, another launcher is in use too, or the device is a GPU and Horovod
+            was built for the CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._hvd = connect_horovod()
+        if device.type == "cuda" and not (self._hvd.cuda_built() or self._hvd.rocm_built()):
+            raise ValueError(
+                f"This run is to train with Horovod on {device}, and Horovod was built for the CPU. Run "
+                "HOROVOD_GPU_OPERATIONS=NCCL scripts/build_horovod.sh where CUDA and NCCL can be compiled with."
+            )
+        self._models: list[torch.nn.Module] = []
+        self._optimizers: list[_Wrapped] = []
+        self._communicates = True
+
+    def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        model = super().wrap_model(model)
+        self._models.append(model)
+        return model
+
+    def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
+        """Make Horovod's optimizer of ``optimizer``.
+
+        Raises:
+            InvalidExperimentException: a parameter belongs to another optimizer too, or its gradients can not be
+                exchanged; or an optimizer of this class can not be made from its parameter groups alone.
+        """
+        wrapped = _Wrapped(
+            self._hvd,
+            optimizer,
+            self._name_parameters(optimizer),
+            passes=options.get("backward_passes_per_step", 1),
+            compresses=bool(options.get("fp16_compression")),
+        )
+        self._optimizers.append(wrapped)
+        found: torch.optim.Optimizer = wrapped.optimizer
+        return found
+
+    def _name_parameters(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
+        """Name parameters as all ranks do: by model where there is one."""
+        taken = {parameter for wrapped in self._optimizers for parameter in wrapped.parameters}
+        of_models = {
+            parameter: f"model{index}.{name}"
+            for index, model in enumerate(self._models)
+            for name, parameter in model.named_parameters()
+        }
+        named = {}
+        for number, parameter in enumerate(_parameters_of(optimizer)):
+            name = of_models.get(parameter, f"optimizer{len(self._optimizers)}.{number}")
+            if parameter in taken:
+                raise errors.InvalidExperimentException(
+                    f"{name} belongs to two wrapped optimizers, which Horovod can not train; give all of its updates "
+                    "to one of them."
+                )
+            named[name] = parameter
+        return named
+
+    def begin_training(self) -> None:
+        """Make weights and the states of optimizers those of the chief."""
+        if self._hvd.size() == 1:
+            return
+        of_models = [tensor for model in self._models for tensor in (*model.parameters(), *model.buffers())]
+        of_optimizers = [parameter for wrapped in self._optimizers for parameter in wrapped.parameters]
+        share_tensors(self._hvd, list(dict.fromkeys([*of_models, *of_optimizers])), "det_lightning.weights")
+        for index, wrapped in enumerate(self._optimizers):
+            share_state(self._hvd, wrapped.optimizer, self.device, f"det_lightning.optimizer{index}")
+
+    def begin_batch(self, communicate: bool) -> None:
+        if communicate == self._communicates:
+            return
+        self._communicates = communicate
+        for wrapped in self._optimizers:
+            wrapped.finish()
+            wrapped.optimizer.set_backward_passes_per_step(wrapped.passes if communicate else _NEVER)
+
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        """Finish the exchange of gradients.
+
+        Raises:
+            InvalidExperimentException: the optimizer has got parameters since it was wrapped.
+        """
+        self._wrapped(optimizer).synchronize()
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
+        with self._wrapped(optimizer).optimizer.skip_synchronize():
+            super().step(optimizer, scaler)
+
+    def gradients(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        for wrapped in self._optimizers:
+            wrapped.finish()
+        return super().gradients(model)
+
+    def _wrapped(self, optimizer: torch.optim.Optimizer) -> _Wrapped:
+        return next(wrapped for wrapped in self._optimizers if wrapped.optimizer is optimizer)
+
+
+class _Wrapped:
+    """An optimizer of Horovod's, made from one of torch's, and put right where it differs from that.
+
+    Attributes:
+        optimizer: Horovod's.
+        parameters: all that it updates.
+        passes: how many backward passes add to a gradient before it is exchanged.
+    """
+
+    def __init__(
+        self,
+        hvd: Any,
+        optimizer: torch.optim.Optimizer,
+        named: dict[str, torch.nn.Parameter],
+        passes: int,
+        compresses: bool,
+    ) -> None:
+        self._hvd = hvd
+        self._name = f"{next(iter(named), 'nothing')}.used"
+        self.passes = passes
+        self.parameters = list(named.values())
+        for name, parameter in named.items():
+            if parameter.dtype is torch.bfloat16 and not compresses:
+                raise errors.InvalidExperimentException(
+                    f"{name} is of type bfloat16, which Horovod can not exchange. Train in float32 with "
+                    "context.experimental.use_amp(), or call wrap_optimizer(..., fp16_compression=True)."
+                )
+        # Horovod would pass over what is frozen now for good, and ranks would part if it is trained later.
+        frozen = [p for p in self.parameters if not p.requires_grad and p.is_floating_point()]
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        try:
+            self.optimizer: Any = hvd.DistributedOptimizer(
+                optimizer,
+                named_parameters=list(named.items()),
+                backward_passes_per_step=passes,
+                compression=hvd.Compression.fp16 if compresses else hvd.Compression.none,
+            )
+        except TypeError as e:
+            raise errors.InvalidExperimentException(
+                f"Horovod can not wrap a {type(optimizer).__name__}: it makes a new one from the parameter groups "
+                f"alone ({e}). Give the other arguments of its __init__ default values."
+            ) from e
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
+        # State, defaults and hooks would be lost. A scheduler may have put a step of its own into the old one.
+        vars(self.optimizer).update({name: value for name, value in vars(optimizer).items() if name != "step"})
+        self._replace_methods()
+
+    def _replace_methods(self) -> None:
+        """Correct methods of the class that Horovod has made for this one optimizer."""
+        wrapped = self.optimizer
+        kind: Any = type(wrapped)
+        # Hooks around a step would run twice: around Horovod's, and around the one that it calls.
+        step_of_horovod = getattr(kind.step, "__wrapped__", kind.step)
+
+        def step(_: Any, closure: Any = None) -> Any:
+            if closure is not None:
+                raise errors.InvalidExperimentException(
+                    f"{kind.__name__}.step() got a closure: gradients that it computes would stay those of each rank. "
+                    "Call context.backward() and context.step_optimizer()."
+                )
+            return step_of_horovod(wrapped)
+
+        step.hooked = True  # type: ignore[attr-defined]
+        kind.step = step
+        zero_grad_of_torch = kind.__mro__[1].zero_grad
+
+        def zero_grad(_: Any, set_to_none: bool = True) -> None:
+            self.finish()
+            # Passes that were counted but not exchanged count no more.
+            wrapped._handles.clear()
+            wrapped.set_backward_passes_per_step(wrapped.backward_passes_per_step)
+            zero_grad_of_torch(wrapped, set_to_none)
+
+        kind.zero_grad = zero_grad
+        # Lightning's optimizers derive from this class. Horovod's methods look for their parents from the class of
+        # self, so that they would find themselves, without an end, and keep their marks on the wrong object.
+        for name in ("load_state_dict", "synchronize", "skip_synchronize"):
+            setattr(kind, name, _always_of(getattr(wrapped, name)))
+
+    def is_exchanging(self) -> bool:
+        """Tell whether the exchange of some gradient is under way."""
+        # Horovod has no public word for it.
+        return any(handle is not None for handle, _ in self.optimizer._handles.values())
+
+    def finish(self) -> None:
+        """Finish an exchange that is under way, if there is one."""
+        if self.is_exchanging():
+            self.synchronize()
+
+    def synchronize(self) -> None:
+        """Average all gradients; those of parameters that no rank has used stay away.
+
+        Horovod fills in zeros, by which weight decay and momentum would go on.
+        """
+        if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self.parameters):
+            raise errors.InvalidExperimentException(
+                f"The {type(self.optimizer).__name__} has got parameters since wrap_optimizer(), which Horovod does "
+                "not know. Give it all of them before; those that are to be trained later may be frozen till then."
+            )
+        if self._hvd.size() == 1:
+            return
+        here = torch.tensor([parameter.grad is not None for parameter in self.parameters], dtype=torch.int32)
+        anywhere = self._hvd.allreduce_async(here, name=self._name, op=self._hvd.Sum)
+        self.optimizer.synchronize()
+        for parameter, ranks in zip(self.parameters, self._hvd.synchronize(anywhere).tolist(), strict=True):
+            if ranks == 0:
+                parameter.grad = None
+
+
+def _always_of(method: Any) -> Any:
+    """Return a method that runs ``method``, which is bound already, whatever it is called on."""
+
+    def run(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return run
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,0 +1,89 @@
+"""States of sharded models and optimizers: gathered on the chief to be saved, dealt out when they are loaded."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+__all__ = ["gather_optimizer", "gather_tensors", "load_into_model", "load_into_optimizer", "shard_like"]
+
+
+def gather_tensors(values: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a dict with whole tensors in main memory on the chief, and an empty one elsewhere; all ranks call it.
+
+    One tensor at a time is gathered, so other ranks never hold more than one that is whole. What is returned shares
+    no memory with what is trained.
+    """
+    chief = dist.get_rank() == 0
+    gathered = {}
+    for key, value in values.items():
+        if isinstance(value, DTensor):
+            whole = value.full_tensor().detach()
+            if chief:
+                gathered[key] = _own(whole, value.to_local())
+        elif chief:
+            gathered[key] = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+    return gathered
+
+
+def _own(whole: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
+    # The only shard of a single rank may be the whole itself.
+    same = whole.untyped_storage().data_ptr() == shard.untyped_storage().data_ptr()
+    return whole.cpu().clone() if same else whole.cpu()
+
+
+def gather_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the state of an optimizer, with whole tensors on the chief, and an empty dict elsewhere."""
+    state = optimizer.state_dict()
+    # The order is that in which parameters were first stepped; the same on all ranks, as their gradients are.
+    gathered = {index: gather_tensors(values) for index, values in state["state"].items()}
+    return {**state, "state": gathered} if dist.get_rank() == 0 else {}
+
+
+def shard_like(whole: torch.Tensor, parameter: DTensor) -> DTensor:
+    """Return this rank's part of a tensor that every rank holds, cut as ``parameter`` is; it is a copy."""
+    # What an optimizer keeps in another shape, every rank needs as a whole.
+    placements = parameter.placements if whole.shape == parameter.shape else [Replicate()] * parameter.device_mesh.ndim
+    sharded = distribute_tensor(whole.detach(), parameter.device_mesh, placements, src_data_rank=None)
+    return cast(DTensor, sharded.clone())
+
+
+def load_into_model(model: torch.nn.Module, weights: dict[str, Any]) -> None:
+    """Load whole weights into a model that may be sharded; they are the same on all ranks.
+
+    Raises:
+        RuntimeError: names or shapes differ.
+    """
+    current = model.state_dict()
+    fitted = {}
+    for name, value in weights.items():
+        target = current.get(name)
+        fits = isinstance(target, DTensor) and isinstance(value, torch.Tensor) and value.shape == target.shape
+        fitted[name] = shard_like(value, cast(DTensor, target)) if fits else value
+    model.load_state_dict(fitted)
+
+
+def load_into_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load the whole state of an optimizer whose parameters may be sharded.
+
+    Raises:
+        ValueError: the groups differ.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    indices = [index for group in state["param_groups"] for index in group["params"]]
+    # Where their numbers differ the optimizer says so itself.
+    by_index = dict(zip(indices, parameters, strict=False))
+    fitted = {
+        index: {key: _fit(value, by_index.get(index)) for key, value in values.items()}
+        for index, values in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "state": fitted})
+
+
+def _fit(value: Any, parameter: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dim() > 0 and isinstance(parameter, DTensor):
+        return shard_like(value, parameter)
+    return value

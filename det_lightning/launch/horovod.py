@@ -1,0 +1,143 @@
+"""``python -m det_lightning.launch.horovod [HOROVODRUN OPTIONS --] SCRIPT [ARGS]``: a script in many processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+__all__ = ["main"]
+
+_USAGE = "python -m det_lightning.launch.horovod [OPTIONS... --] SCRIPT [ARGS...]"
+_HELP = f"""\
+usage: {_USAGE}
+
+Runs a training script in one process for each GPU of this machine, in one where there is none, with horovodrun, and
+sets USE_HOROVOD, by which det_lightning.pytorch.init() trains with Horovod.
+
+  SCRIPT   train.py, python train.py, -m package.module, or any other command; python is the one that runs this
+  OPTIONS  those of horovodrun, and -- after them:
+             --nproc-per-node N    number of processes on each machine
+             -np N                 number of processes on all of them
+             -H HOST:N,HOST:N      the machines, and how many processes each may run
+           horovodrun --help lists the others. --autohorovod runs the script without horovodrun if it has one process.
+
+If a process fails the others are ended. SIGTERM ends all of them; horovodrun gives them 5 seconds.
+
+  python -m det_lightning.launch.horovod --nproc-per-node 2 -- python train.py
+"""
+
+_PER_NODE = ("--nproc-per-node", "--nproc_per_node")
+_TOTAL = ("-np", "--num-proc")
+_HOSTS = ("-H", "--hosts")
+_AUTO = "--autohorovod"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; return the exit status.
+
+    Args:
+        arguments: the command line; by default that of the process.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options, command = _split(given)
+    if any(option in ("-h", "--help") for option in options or given[:1]):
+        print(_HELP, end="")
+        return 0
+    automatic = _AUTO in options or command[:1] == [_AUTO]
+    options = [option for option in options if option != _AUTO]
+    command = command[1:] if command[:1] == [_AUTO] else command
+    try:
+        _check(options, command)
+        options, processes = _count(options)
+    except ValueError as error:
+        print(f"usage: {_USAGE}\nerror: {error}", file=sys.stderr)
+        return 2
+    command = _as_command(command)
+    if automatic and processes == 1:
+        return _run(command, os.environ)
+    if importlib.util.find_spec("horovod") is None:
+        print(
+            "error: Horovod is not installed. There are no wheels of it: pip install 'det-lightning[horovod]' for what "
+            "it needs, then run scripts/build_horovod.sh of the source of det-lightning, which builds and installs it.",
+            file=sys.stderr,
+        )
+        return 1
+    horovodrun = [sys.executable, "-m", "horovod.runner.launch"]
+    return _run([*horovodrun, *options, *command], {**os.environ, "USE_HOROVOD": "1"})
+
+
+def _split(given: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in given:
+        return [], given
+    end = given.index("--")
+    return given[:end], given[end + 1 :]
+
+
+def _check(options: list[str], command: list[str]) -> None:
+    if not command:
+        raise ValueError("there is no script to run.")
+    if command[0].split("=")[0] == "--trial":
+        raise ValueError("--trial is not supported: write a script that calls det_lightning.pytorch.Trainer.")
+    if command == ["-m"]:
+        raise ValueError("-m needs the name of a module.")
+    if command[0].startswith("-") and command[0] != "-m":
+        where = "stands after --" if options else "needs -- between the options and the script"
+        raise ValueError(f"{command[0]} is an option of horovodrun, which {where}.")
+    if command[0].endswith(".py") and not os.path.isfile(command[0]):  # noqa: PTH113 (shown as it was given)
+        raise ValueError(f"there is no script {command[0]}.")
+
+
+def _count(options: list[str]) -> tuple[list[str], int]:
+    """Return the options with the number of all processes in the words of horovodrun, and that number."""
+    per_node, options = _take(options, _PER_NODE)
+    total, options = _take(options, _TOTAL)
+    if per_node and total:
+        raise ValueError(f"{_PER_NODE[0]} {per_node} and {_TOTAL[0]} {total}: give one of them.")
+    hosts, _ = _take(options, _HOSTS)
+    for name, number in ((_PER_NODE[0], per_node), (_TOTAL[0], total)):
+        if number is not None and not (number.isdecimal() and int(number)):
+            raise ValueError(f"{name} has to be a number from 1; got {number!r}.")
+    nodes = len(hosts.split(",")) if hosts else 1
+    processes = int(total) if total else int(per_node or _gpus_or_one()) * nodes
+    return [_TOTAL[0], str(processes), *options], processes
+
+
+def _take(options: list[str], names: tuple[str, ...]) -> tuple[str | None, list[str]]:
+    """Return the value of an option, and the others."""
+    for place, option in enumerate(options):
+        name, equals, value = option.partition("=")
+        if name in names and equals:
+            return value, options[:place] + options[place + 1 :]
+        if name in names:
+            if place + 1 == len(options):
+                raise ValueError(f"{name} needs a value.")
+            return options[place + 1], options[:place] + options[place + 2 :]
+    return None, options
+
+
+def _gpus_or_one() -> int:
+    import torch  # takes a second, which neither --help nor a mistake should cost
+
+    return max(1, torch.cuda.device_count())
+
+
+def _as_command(script: list[str]) -> list[str]:
+    first, *rest = script
+    if first in ("python", "python3"):
+        return [sys.executable, *rest]
+    return [sys.executable, *script] if first == "-m" or first.endswith(".py") else script
+
+
+def _run(command: list[str], environment: Mapping[str, str]) -> int:
+    if os.name == "posix":
+        # In this process, so that signals need no forwarding to another one.
+        sys.stdout.flush()
+        os.execvpe(command[0], command, environment)
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
