@@ -40,6 +40,7 @@ class TrialBuilder:
             raise TypeError(f"TrialModule takes a subclass of det_lightning.pytorch.PyTorchTrial; got {trial!r}.")
         if built and context is None:
             raise TypeError(f"TrialModule got a {type(trial).__name__} that was built already; give its context= too.")
+        self._owns_context = context is None
         self._trial = trial
         self._context = context
         self._trial_kwargs = trial_kwargs
@@ -58,6 +59,11 @@ class TrialBuilder:
             self._trial = self._trial(self._context, **self._trial_kwargs)
         self._trial = adapt_legacy_trial(self._trial, self._context)
         return self._trial, self._context
+
+    def abandon(self, error: BaseException) -> None:
+        """Tell the other ranks of an error, if the context was made here; who made another one does so too."""
+        if self._owns_context and self._context is not None:
+            self._context.distributed.abandon(error)
 
 
 def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:

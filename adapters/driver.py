@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -21,6 +23,8 @@ logger = logging.getLogger("det_lightning.checkpoint")
 
 # A Lightning step holds many batches; it ends after this time, so that progress bars and signals are served.
 _STEP_TIME_S = 0.1
+# All ranks come to the same end at about the same time, if they do.
+_MEETING_TIME_S = 10.0
 
 
 class StopIterationGuard:
@@ -102,7 +106,7 @@ class RunDriver:
                 if self._trainer.enable_validation:
                     return True
             elif action is Action.STOP:
-                self._trainer.should_stop = True
+                loop.end_training(self._trainer, early=self.run.preempted)
             elif self._checkpointer is not None:
                 self._checkpointer.save(self.run)
         return False
@@ -111,6 +115,8 @@ class RunDriver:
         """Note the end of a step of ``trained`` batches; end the workload where there is a boundary."""
         run = self.run
         loop.move_to(self._trainer, run.state, run.context.optimizer_steps, extra_batches=trained - 1)
+        if run.must_end_now():
+            loop.end_training(self._trainer, early=True)
         if run.at_boundary() or self._lightning_ends_here():
             run.end_workload()
 
@@ -145,11 +151,28 @@ class RunDriver:
             isinstance(exception, errors.ShouldExit) and not exception.skip_exit_checkpoint
         )
         try:
-            if saves:
+            if saves and self._all_ranks_end():
                 self._save_unsaved()
             self._settle_after(exception)
         finally:
             self.close()
+
+    def _all_ranks_end(self) -> bool:
+        """Tell whether all ranks end with such an error; one that does so alone would wait for the others in vain."""
+        distributed, came = self.run.context.distributed, threading.Event()
+        if distributed.size == 1:
+            return True
+
+        def meet() -> None:
+            # Not an allgather: ranks that go on may be in one, and would take this for their own.
+            with contextlib.suppress(RuntimeError):
+                distributed.gather(None)
+                came.set()
+
+        threading.Thread(target=meet, name="det_lightning-meeting", daemon=True).start()
+        if not came.wait(_MEETING_TIME_S):
+            logger.error("Not all ranks end the run, so what was trained since the latest checkpoint is not saved.")
+        return came.is_set()
 
     def _settle_after(self, exception: BaseException) -> None:
         """Wait for a checkpoint that is under way; what ended the run is not to be hidden by its failure."""

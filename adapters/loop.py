@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytorch_lightning as pl
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning.callbacks import (
     BaseFinetuning,
     BatchSizeFinder,
@@ -31,6 +32,8 @@ __all__ = [
     "TrialEpochLoop",
     "allow_validation",
     "counts_batches",
+    "end_training",
+    "exit_code_of",
     "keep_ranks_independent",
     "move_to",
     "move_to_epoch",
@@ -201,6 +204,28 @@ def run_validation(trainer: pl.Trainer) -> None:
     trainer.validating = True
     trainer.fit_loop.epoch_loop.val_loop.run()
     trainer.training = True
+
+
+def end_training(trainer: pl.Trainer, early: bool) -> None:
+    """End the training after the present step.
+
+    Args:
+        trainer: whose training ends.
+        early: also where ``min_epochs`` or ``min_steps`` are not reached.
+    """
+    trainer.should_stop = True
+    if early:
+        trainer.fit_loop.min_epochs = None
+        trainer.fit_loop.epoch_loop.min_steps = None
+
+
+def exit_code_of(trainer: pl.Trainer, exit_code: int) -> int:
+    """Return what this process has to end with for the run to end with ``exit_code``.
+
+    Lightning's launcher kills the process that it was called in when one of those it has started ends with an error.
+    """
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    return 0 if isinstance(environment, LightningEnvironment) and environment.local_rank() > 0 else exit_code
 
 
 def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_batches: int = 0) -> None:

@@ -18,7 +18,7 @@ from det_lightning.adapters.driver import Checkpointer, RunDriver, StopIteration
 from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TrialCheckpointIO
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.resume import ResumePoint
-from det_lightning.adapters.run import Reporter, TrialRun
+from det_lightning.adapters.run import Preemption, Reporter, TrialRun
 from det_lightning.checkpoint.conversion import TRIAL_KEY
 from det_lightning.checkpoint.joined_models import split_models
 from det_lightning.checkpoint.legacy import modernize
@@ -107,6 +107,7 @@ class TrialModule(pl.LightningModule):
         self.context: PyTorchTrialContext | None = None
         self.driver: RunDriver | None = None
         self.checkpointer: Checkpointer | None = None
+        self.preemption: Preemption | None = None
         self.reporters: list[Reporter] = []
         self.resume_point: ResumePoint | None = None
         if hparams:
@@ -119,6 +120,7 @@ class TrialModule(pl.LightningModule):
         loop.refuse_unsupported_flags(self.trainer)
         loop.keep_ranks_independent(self.trainer)
         self.checkpointer, self.reporters, self.resume_point, self.driver = None, [], None, None
+        self.preemption = None
         return [_RunGuard()]
 
     def setup(self, stage: str) -> None:
@@ -190,9 +192,18 @@ class TrialModule(pl.LightningModule):
         self._driving().finish()
 
     def teardown(self, stage: str) -> None:
-        """End the run of the trial."""
+        """End the run of the trial.
+
+        Raises:
+            Preempted: a process of the run was asked to end; everything is saved.
+        """
         if self.driver is not None:
             self.driver.close()
+            run = self.driver.run
+            if run.preempted and self.preemption is not None:
+                # Together, for a launcher ends the others when the first one ends.
+                run.context.distributed.broadcast(None)
+                raise errors.Preempted(loop.exit_code_of(self.trainer, self.preemption.exit_code))
 
     # Validation
 
@@ -263,8 +274,15 @@ class TrialModule(pl.LightningModule):
 
     # Parts
 
-    def attach(self, checkpointer: Checkpointer | None = None, reporter: Reporter | None = None) -> None:
-        """Attach what writes checkpoints or takes metrics; for a callback's ``setup``."""
+    def attach(
+        self,
+        checkpointer: Checkpointer | None = None,
+        reporter: Reporter | None = None,
+        preemption: Preemption | None = None,
+    ) -> None:
+        """Attach what writes checkpoints, takes metrics or ends runs early; for a callback's ``setup``."""
+        if preemption is not None:
+            self.preemption = preemption
         if checkpointer is not None:
             self.checkpointer = checkpointer
         if reporter is not None:
@@ -294,6 +312,7 @@ class TrialModule(pl.LightningModule):
         period = None if self.checkpointer is None else self.checkpointer.period
         schedule = loop.schedule_of(self.trainer, self.options, context.position, period)
         run = TrialRun(trial, context, schedule, [LightningReporter(self), *self.reporters], self.resume_point)
+        run.preemption = self.preemption
         self.driver = RunDriver(self.trainer, run, self.checkpointer)
         run.start_up(self.trainer.limit_train_batches)
 
@@ -302,5 +321,9 @@ class _RunGuard(pl.Callback):
     """Ends the run of a trial after an exception; Lightning tells only callbacks of one."""
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        if isinstance(pl_module, TrialModule) and pl_module.driver is not None:
+        if not isinstance(pl_module, TrialModule):
+            return
+        if pl_module.driver is not None:
             pl_module.driver.abandon(exception)
+        if not isinstance(exception, SystemExit):  # as Preempted is one
+            pl_module.builder.abandon(exception)

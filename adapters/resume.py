@@ -8,10 +8,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from det_lightning import errors
 from det_lightning.adapters.events import TrialEvents
 from det_lightning.checkpoint.legacy import modernize
 from det_lightning.checkpoint.reading import CheckpointContent
 from det_lightning.checkpoint.state import TrialState
+from det_lightning.core.distributed import DistributedContext
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.random_state import restore_rng
 from det_lightning.pytorch.weights import (
@@ -23,7 +25,7 @@ from det_lightning.pytorch.weights import (
     load_state,
 )
 
-__all__ = ["ResumePoint", "resume_payload", "run_settings"]
+__all__ = ["ResumePoint", "require_same_checkpoint", "resume_payload", "run_settings"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
@@ -178,3 +180,19 @@ class ResumePoint:
             restore_rng(self.state["rng_state"], context.device)
         # The state may be large, and everything in it has its place now.
         self.state = {}
+
+
+def require_same_checkpoint(distributed: DistributedContext, resume: ResumePoint | None) -> None:
+    """Raise if the ranks go on from different checkpoints; all ranks have to call it.
+
+    Raises:
+        CheckpointError: they do; says who takes which.
+    """
+    own = None if resume is None else resume.name
+    found = distributed.allgather(own)
+    if any(name != own for name in found):
+        choices = ", ".join(f"rank {rank} from {name or 'none'}" for rank, name in enumerate(found))
+        raise errors.CheckpointError(
+            f"The ranks go on from different checkpoints: {choices}. Do all see the same storage? Let one process "
+            "choose the checkpoint, before the others look for it."
+        )

@@ -18,7 +18,7 @@ from det_lightning.adapters.metrics import (
     reduce_validation_metrics,
     to_numpy,
 )
-from det_lightning.adapters.resume import ResumePoint, resume_payload, run_settings
+from det_lightning.adapters.resume import ResumePoint, require_same_checkpoint, resume_payload, run_settings
 from det_lightning.adapters.schedule import Action, Boundary, Schedule
 from det_lightning.adapters.validation import Evaluation
 from det_lightning.checkpoint.snapshot import tensors_in
@@ -29,7 +29,7 @@ from det_lightning.pytorch.random_state import capture_rng
 from det_lightning.pytorch.trial import PyTorchTrial
 from det_lightning.pytorch.weights import collect_rest, collect_weights
 
-__all__ = ["BatchLimit", "Reporter", "TrialRun"]
+__all__ = ["BatchLimit", "Preemption", "Reporter", "TrialRun"]
 
 
 class Reporter(Protocol):
@@ -42,6 +42,16 @@ class Reporter(Protocol):
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Take the metrics of a validation after ``steps_completed`` batches."""
+
+
+class Preemption(Protocol):
+    """Knows whether this process was asked to end; see ``det_lightning.callbacks.PreemptionHandler``."""
+
+    exit_code: int
+
+    @property
+    def requested(self) -> bool:
+        """Whether it was."""
 
 
 class BatchLimit(Protocol):
@@ -60,6 +70,10 @@ class TrialRun:
         schedule: when boundaries lie.
         reporters: who is told of the metrics.
         resume: what the run goes on from; None to begin anew.
+
+    Attributes:
+        preemption: see :class:`Preemption`; None if nothing ends the run from outside.
+        preempted: the run ends since a process was asked to.
 
     Raises:
         InvalidExperimentException: the trial wraps no model or no optimizer, or does not override exactly one of
@@ -89,6 +103,8 @@ class TrialRun:
         self._due: list[Boundary] = []
         self._actions: Iterator[Action] = iter(())
         self._rng_before_final_validation: dict[str, Any] | None = None
+        self.preemption: Preemption | None = None
+        self.preempted = False
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
         require_trainable(trial, context)
@@ -105,6 +121,7 @@ class TrialRun:
         self.context.optimizer_steps = 0
         self.context.position.batch_idx = None
         self.context.position.initial_batch = self.state.batches_trained
+        require_same_checkpoint(self.context.distributed, self._resume)
         self.events.start_up(self.state.batches_trained, None if self._resume is None else self._resume.name)
         journal = None if self._resume is None else self._resume.journal(self.context.distributed.rank)
         self._data = TrialData(self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit)
@@ -234,9 +251,22 @@ class TrialRun:
         self._actions = self.schedule.actions(self._due, self.state, self._stop_agreed)
 
     def _stop_agreed(self) -> bool:
-        """Tell whether any rank wants to stop."""
-        requested, distributed = self.context.get_stop_requested(), self.context.distributed
-        return requested if distributed.size == 1 else any(distributed.allgather(requested))
+        """Tell whether any rank wants to stop, or was asked to end."""
+        wishes, distributed = (self.context.get_stop_requested(), self._asked_to_end()), self.context.distributed
+        of_all = [wishes] if distributed.size == 1 else distributed.allgather(wishes)
+        stops = any(requested for requested, _ in of_all)
+        # A trial that wanted to stop is done, and must not be started again.
+        self.preempted = any(asked for _, asked in of_all) and not stops
+        return stops or self.preempted
+
+    def _asked_to_end(self) -> bool:
+        return self.preemption is not None and self.preemption.requested
+
+    def must_end_now(self) -> bool:
+        """Tell whether the run ends without a boundary: its only process was asked to, and need not ask others."""
+        if self.context.distributed.size == 1 and not self._due and self._asked_to_end():
+            self.preempted = True
+        return self.preempted
 
     def next_action(self) -> Action | None:
         """Return what is to be done next before training goes on; None when it can."""

@@ -19,10 +19,12 @@ class TorchProfiler(pl.Callback):
 
     def __init__(self, profiler: torch.profiler.profile) -> None:
         self._profiler = profiler
+        self._runs = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start profiling."""
         self._profiler.start()
+        self._runs = True
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -32,8 +34,13 @@ class TorchProfiler(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop profiling."""
-        self._profiler.stop()
+        self._stop()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Stop profiling."""
-        self._profiler.stop()
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._runs:
+            self._runs = False
+            self._profiler.stop()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "PREEMPTED_EXIT_CODE",
     "CheckpointError",
     "CheckpointNotFound",
     "DetLightningError",
@@ -20,11 +21,17 @@ __all__ = [
     "InvalidExperimentException",
     "InvalidHP",
     "InvalidModelException",
+    "Preempted",
     "ShouldExit",
     "StorageError",
     "UnsafeCheckpointError",
     "UnsupportedTrainerFlags",
 ]
+
+
+#: What a process ends with that was asked to go and has saved its run: ``EX_TEMPFAIL`` of Unix's ``sysexits.h``, "try
+#: again later". It is not 0, so that whatever restarts failed jobs restarts this one.
+PREEMPTED_EXIT_CODE = 75
 
 
 class DetLightningError(Exception):
@@ -116,6 +123,19 @@ class ShouldExit(Exception):
     def __init__(self, skip_exit_checkpoint: bool = False) -> None:
         super().__init__("The trial asked to end the run.")
         self.skip_exit_checkpoint = skip_exit_checkpoint
+
+
+class Preempted(SystemExit):
+    """Raised by ``fit`` when the process was asked to go, and the run is saved.
+
+    Unless a script catches it, the process ends with the code that it holds; an ``except Exception`` does not.
+
+    Args:
+        code: the exit code.
+    """
+
+    def __init__(self, code: int = PREEMPTED_EXIT_CODE) -> None:
+        super().__init__(code)
 
 
 class UnsupportedTrainerFlags(DetLightningError, ValueError):

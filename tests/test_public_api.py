@@ -23,7 +23,7 @@ PUBLIC = {
         adapt_batch_sampler data_length init load_trial_from_checkpoint_path samplers to_device
     """,
     "det_lightning.adapters": "DeterminedCheckpointIO TrialModule",
-    "det_lightning.callbacks": "DeterminedCheckpoint DeterminedTensorBoard TorchProfiler",
+    "det_lightning.callbacks": "DeterminedCheckpoint DeterminedTensorBoard PreemptionHandler TorchProfiler",
     "det_lightning.core": "ClusterInfo DistributedContext TrialInfo get_cluster_info",
     "det_lightning.checkpoint": """
         CheckpointContent CheckpointFiles CheckpointInfo CheckpointRecord CheckpointStorage CheckpointWriter Retention
@@ -32,7 +32,8 @@ PUBLIC = {
     "det_lightning.errors": """
         CheckpointError CheckpointNotFound DetLightningError IncompleteCheckpointError InternalException
         InvalidCheckpointException InvalidConfigurationException InvalidDataTypeException InvalidExperimentException
-        InvalidHP InvalidModelException ShouldExit StorageError UnsafeCheckpointError UnsupportedTrainerFlags
+        InvalidHP InvalidModelException PREEMPTED_EXIT_CODE Preempted ShouldExit StorageError UnsafeCheckpointError
+        UnsupportedTrainerFlags
     """,
 }
 

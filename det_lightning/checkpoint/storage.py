@@ -184,18 +184,21 @@ class CheckpointStorage:
             known = self._in_parallel(lambda name: any((self.root / name / m).exists() for m in marker_files), names)
         return [name for name, is_checkpoint in zip(names, known, strict=True) if is_checkpoint]
 
-    def newest(self) -> str | None:
+    def newest(self, job: str | None = None) -> str | None:
         """Return path or URL of the complete checkpoint that was written last; None if there is none.
+
+        Args:
+            job: look only at those that a job of this name wrote.
 
         Raises:
             StorageError: the storage can not be read.
         """
         ids = self.list_ids()
-        if not ids:
-            return None
 
-        def age_of(checkpoint_id: str) -> tuple[float, int]:
+        def age_of(checkpoint_id: str) -> tuple[float, int] | None:
             metadata = self.read_metadata(checkpoint_id)
+            if job is not None and metadata.get("job") != job:
+                return None
             written = metadata.get("time")
             if not isinstance(written, float):
                 written = _modified(self.root / checkpoint_id / METADATA_FILE) or 0.0
@@ -204,7 +207,8 @@ class CheckpointStorage:
 
         with explain_errors(f"reading {self}"):
             ages = self._in_parallel(age_of, ids)
-        return str(self.root / max(zip(ages, ids, strict=True))[1])
+        candidates = [(age, checkpoint_id) for age, checkpoint_id in zip(ages, ids, strict=True) if age is not None]
+        return str(self.root / max(candidates)[1]) if candidates else None
 
     def find(self, id_or_path: str | os.PathLike[str]) -> str:
         """Return path or URL of a checkpoint.

@@ -252,6 +252,11 @@ class DistributedContext:
         if self._session is not None:
             self._session.leave("its context was closed")
 
+    def abandon(self, error: BaseException) -> None:
+        """Like :meth:`close`, after an error of this rank: the others are told of it, and are not waited for."""
+        if self._session is not None:
+            self._session.leave(f"it has failed with {type(error).__name__}: {error}", failed=True)
+
     def _meet(self, place: _Place, address: StoreAddress, timeout_s: float) -> None:
         """Wait for the other ranks, and check that all have the same idea of who is where."""
         from det_lightning.core.exchange import Exchange  # brings torch, which a single process does not need

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -134,13 +136,26 @@ class DataLoader:
         return self._build(adapt_batch_sampler(endless, num_replicas=num_replicas, rank=rank))
 
     def _build(self, batch_sampler: Any) -> data.DataLoader[Any]:
-        return data.DataLoader(self.dataset, batch_sampler=batch_sampler, **self._common)
+        begin = functools.partial(_begin_worker, self._common["worker_init_fn"])
+        return data.DataLoader(self.dataset, batch_sampler=batch_sampler, **{**self._common, "worker_init_fn": begin})
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.get_data_loader())
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
+
+
+def _begin_worker(init: Callable[[int], None] | None, worker_id: int) -> None:
+    """Begin a worker that loads batches.
+
+    Its process leaves the group of the one that trains. Schedulers signal whole groups, and a worker that died of that
+    would take the training with it before it is saved.
+    """
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
+    if init is not None:
+        init(worker_id)
 
 
 def adapt_batch_sampler(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import random
@@ -21,11 +22,13 @@ from det_lightning.adapters.module import TrialModule
 from det_lightning.adapters.strategies import backend_of, connected, strategy_of
 from det_lightning.callbacks.checkpoint import POLICIES, DeterminedCheckpoint
 from det_lightning.callbacks.metrics import DeterminedTensorBoard
+from det_lightning.callbacks.preemption import PreemptionHandler
 from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
 from det_lightning.checkpoint.retention import Retention
 from det_lightning.checkpoint.storage import CheckpointStorage
 from det_lightning.core.distributed import DistributedContext
+from det_lightning.core.elastic import elastic_job, restarts
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.random_state import isolated_rng
 from det_lightning.pytorch.trial import PyTorchTrial
@@ -34,6 +37,9 @@ from det_lightning.units import Batch, Epoch, TrainUnit
 __all__ = ["Trainer", "init"]
 
 logger = logging.getLogger("det_lightning.pytorch")
+
+# A script may train several trials, and takes up each where it was when it is restarted.
+_fits = itertools.count(1)
 
 
 @contextlib.contextmanager
@@ -86,6 +92,11 @@ def init(
     )
     try:
         yield context
+    except SystemExit:  # also Preempted
+        raise
+    except BaseException as error:
+        context.distributed.abandon(error)
+        raise
     finally:
         context.distributed.close()
 
@@ -136,8 +147,11 @@ class Trainer:
         trusted: bool = False,
         async_write: bool | None = None,
         retention: Retention | None = None,
+        preemption: bool = True,
     ) -> None:
         """Train, validate and checkpoint.
+
+        Where torchrun has restarted the script, the run goes on from the newest checkpoint that it wrote.
 
         Args:
             checkpoint_period: when checkpoints are due, besides those by policy and the one at the end.
@@ -159,6 +173,8 @@ class Trainer:
             async_write: write checkpoints while the training goes on; by default where the storage is remote.
             retention: which checkpoints to keep; by default what the configuration given as ``checkpoint_storage``
                 says, otherwise all of them.
+            preemption: save the run and end when ``SIGTERM`` or ``SIGUSR1`` comes; see ``PreemptionHandler``. One among
+                the ``callbacks`` of the trainer is used in any case.
 
         Raises:
             ValueError: ``max_length`` is missing, or ``checkpoint_policy`` unknown.
@@ -166,6 +182,7 @@ class Trainer:
             InvalidExperimentException: the trial can not be trained; names why.
             CheckpointError: ``latest_checkpoint`` is missing, torn, unsafe, or of another trial; or a checkpoint can
                 not be written.
+            Preempted: the process was asked to end, and the run is saved.
         """
         if max_length is None:
             raise ValueError("fit() needs max_length, such as max_length=Batch(1000) or max_length=Epoch(10).")
@@ -173,8 +190,10 @@ class Trainer:
             raise TypeError(f"max_length must be Batch(int) or Epoch(int); got {max_length!r}.")
         if profiling_enabled:
             logger.warning("profiling_enabled has no effect without a Determined master; see context.set_profiler().")
+        job = None if (elastic := elastic_job()) is None else f"{elastic}/{next(_fits)}"
         self.checkpoints = self._checkpoint_callback(
             checkpoint_policy,
+            job=job,
             period=_or_never(checkpoint_period),
             storage=checkpoint_storage,
             code_dir=code_dir,
@@ -193,10 +212,12 @@ class Trainer:
             trusted=trusted,
             storage_options=storage.options,
         )
-        path = _find_latest(storage, latest_checkpoint)
+        distributed = self._context.distributed
+        chief = distributed.rank == 0
+        path = distributed.broadcast(_find_latest(storage, latest_checkpoint, job) if chief else None)
         # What Lightning imports when it is set up may draw random numbers.
         with isolated_rng(), _quiet_lightning():
-            trainer = self._lightning_trainer(self.checkpoints)
+            trainer = self._lightning_trainer(self.checkpoints, preemption)
         with _quiet_lightning(), contextlib.suppress(errors.ShouldExit):
             trainer.fit(module, ckpt_path=path)
 
@@ -225,7 +246,7 @@ class Trainer:
             return {}
         return searcher
 
-    def _lightning_trainer(self, checkpoint: DeterminedCheckpoint) -> pl.Trainer:
+    def _lightning_trainer(self, checkpoint: DeterminedCheckpoint, preemption: bool) -> pl.Trainer:
         context, given = self._context, dict(self._lightning)
         device = context.device
         decided = {
@@ -248,6 +269,8 @@ class Trainer:
             callbacks.append(TorchProfiler(context.profiler))
         users = given.pop("callbacks", None) or []
         callbacks += users if isinstance(users, list) else [users]
+        if preemption and not any(isinstance(callback, PreemptionHandler) for callback in callbacks):
+            callbacks.append(PreemptionHandler())
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if given.get("enable_progress_bar", True) and not has_bar:
             callbacks.append(TrialProgressBar())
@@ -267,7 +290,18 @@ def _quiet_lightning() -> Iterator[None]:
         hints.setLevel(level)
 
 
-def _find_latest(storage: CheckpointStorage, latest: str | os.PathLike[str] | None) -> str | None:
+def _find_latest(
+    storage: CheckpointStorage, latest: str | os.PathLike[str] | None, job: str | None = None
+) -> str | None:
+    if restarts():
+        if job is None:
+            logger.warning(
+                "The script was restarted, but its job has no id, so its checkpoints are not known from others. Give "
+                "torchrun an --rdzv-id, or pass latest_checkpoint='last'."
+            )
+        elif (newest := storage.newest(job=job)) is not None:
+            logger.warning("The script was restarted; the run goes on from its newest checkpoint, %s.", newest)
+            return newest
     if latest is None:
         return None
     return storage.newest() if latest == "last" else storage.find(latest)

@@ -1,0 +1,22 @@
+"""What torchrun tells a process about the job that it may have been restarted in."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["elastic_job", "restarts"]
+
+# torchrun's name for a job that was not given one; it says nothing.
+_UNNAMED = "none"
+
+
+def elastic_job() -> str | None:
+    """Return the id of torchrun's job, which stays over restarts; None if it has none, or this is no such job."""
+    job = os.environ.get("TORCHELASTIC_RUN_ID")
+    return None if job in (None, "", _UNNAMED) else job
+
+
+def restarts() -> int:
+    """Return how often torchrun has restarted the processes of this job."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(count) if count.isdecimal() else 0

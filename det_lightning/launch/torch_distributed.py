@@ -1,0 +1,163 @@
+"""``python -m det_lightning.launch.torch_distributed [OPTIONS --] SCRIPT [ARGS]``: a script in many processes."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from det_lightning.errors import PREEMPTED_EXIT_CODE
+
+__all__ = ["main"]
+
+_USAGE = "python -m det_lightning.launch.torch_distributed [TORCHRUN OPTIONS... --] SCRIPT [ARGS...]"
+_HELP = f"""\
+usage: {_USAGE}
+
+Runs a training script in one process for each GPU of this machine, in one where there is none, with torchrun.
+
+  SCRIPT   train.py, python train.py, -m package.module, or any other command; python is the one that runs this
+  OPTIONS  those of torchrun, and -- after them:
+             --nproc-per-node N    number of processes on this machine
+             --nnodes N            number of machines; start the launcher on each of them
+             --rdzv-backend c10d --rdzv-endpoint HOST:PORT --rdzv-id NAME
+                                   where several machines meet, and under which name
+             --max-restarts N      start all processes again, so often, if one fails
+             --shutdown-timeout S  seconds for saving after a signal, before processes are killed; 30 by default
+           torchrun --help lists the others.
+
+SIGTERM and SIGUSR1 are passed on to all processes, which save and end; the launcher then ends with status
+{PREEMPTED_EXIT_CODE}. If a process fails its status is that of the launcher, and 128 + N if signal N has ended it.
+
+  python -m det_lightning.launch.torch_distributed train.py --epochs 10
+  python -m det_lightning.launch.torch_distributed --nproc-per-node 2 --max-restarts 3 -- python train.py
+"""
+
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+#: The signals that ask for a run to be saved; see ``det_lightning.callbacks.PreemptionHandler``.
+_PREEMPTING = ("SIGTERM", "SIGUSR1")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; return the exit status.
+
+    Args:
+        arguments: the command line; by default that of the process.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options, command = _split(given)
+    if any(option in ("-h", "--help") for option in options or given[:1]):
+        print(_HELP, end="")
+        return 0
+    if problem := _problem(options, command):
+        print(f"usage: {_USAGE}\nerror: {problem}", file=sys.stderr)
+        return 2
+    return _launch(options, _as_command(command))
+
+
+def _split(given: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in given:
+        return [], given
+    end = given.index("--")
+    return given[:end], given[end + 1 :]
+
+
+def _problem(options: list[str], command: list[str]) -> str:
+    if not command:
+        return "there is no script to run."
+    if command[0] == "--trial":
+        return "--trial is not supported: write a script that calls det_lightning.pytorch.Trainer(...).fit(...)."
+    if command[0] == "-m" and len(command) == 1:
+        return "-m needs the name of a module."
+    if command[0].startswith("-") and command[0] != "-m":
+        where = "stands after --" if options else "needs -- between the options and the script"
+        return f"{command[0]} is an option of torchrun, which {where}."
+    if command[0].endswith(".py") and not os.path.isfile(command[0]):  # noqa: PTH113 (shown as it was given)
+        return f"there is no script {command[0]}."
+    return ""
+
+
+def _as_command(script: list[str]) -> list[str]:
+    first, *rest = script
+    if first in ("python", "python3"):
+        return [sys.executable, *rest]
+    return [sys.executable, *script] if first == "-m" or first.endswith(".py") else script
+
+
+def _launch(options: list[str], command: list[str]) -> int:
+    """Run the command with torchrun, in this process, so that signals need no forwarding to another one."""
+    from torch.distributed import run  # takes a second, which neither --help nor a mistake should cost
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        parsed = _parse([*options, "--no-python", *command])
+    except SystemExit as error:  # argparse has said what is wrong
+        return int(error.code or 0)
+    except (AssertionError, ValueError) as error:
+        print(f"usage: {_USAGE}\nerror: {error}", file=sys.stderr)
+        return 2
+    _prepare_environment(parsed)
+    try:
+        run.run(parsed)  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        if failure.exitcode != PREEMPTED_EXIT_CODE:
+            print(error, file=sys.stderr)
+        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    except SignalException as error:
+        preempted = error.sigval.name in _PREEMPTING
+        return PREEMPTED_EXIT_CODE if preempted else 128 + error.sigval
+    return 0
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    from torch.distributed import run
+
+    parsed: argparse.Namespace = run.parse_args(arguments)  # type: ignore[no-untyped-call]
+    options = arguments[: arguments.index("--no-python")]
+    if not _is_given("nproc-per-node", options):
+        parsed.nproc_per_node = _gpus_or_one()
+    if not _is_given("signals-to-handle", options) and hasattr(signal, "SIGUSR1"):
+        parsed.signals_to_handle = _SIGNALS
+    run.config_from_args(copy.deepcopy(parsed))  # raises for values that can not be
+    return parsed
+
+
+def _prepare_environment(parsed: argparse.Namespace) -> None:
+    """Set the variables that the processes of the script, and those that start them, look at."""
+    os.environ["USE_TORCH_DISTRIBUTED"] = "True"
+    if parsed.max_restarts > 0:
+        # Otherwise restarted processes find the addresses of dead ones, see pytorch/pytorch issues 135712 and 167288.
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        if parsed.nnodes in ("1", "1:1"):
+            # Without the shared store DistributedContext runs one, which runs on the same machine must not share.
+            os.environ.setdefault("INTER_TRAIN_PROCESS_COMM_PORT_1", str(_free_port()))
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port
+
+
+def _is_given(name: str, options: list[str]) -> bool:
+    """Tell whether an option was given, on the command line or in torchrun's variable of the environment."""
+    if f"PET_{name.replace('-', '_').upper()}" in os.environ:
+        return True
+    return any(option.replace("_", "-").split("=")[0] == f"--{name}" for option in options)
+
+
+def _gpus_or_one() -> str:
+    import torch
+
+    return str(max(1, torch.cuda.device_count()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

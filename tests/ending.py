@@ -1,0 +1,133 @@
+"""A training that ends early, as tests/test_preemption.py and tests/test_failing_rank.py ask for on the command line.
+
+Started by torchrun, by a launcher, or as a single process; writes what every rank ended with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+
+from det_lightning import InvalidHP, core, pytorch
+from det_lightning.adapters import TrialModule
+from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
+from tests.trials import SmallTrial, seed_everything, weights_of
+
+LENGTH = 24
+
+
+def raise_error() -> None:
+    raise ValueError("the culprit's message")
+
+
+def raise_invalid_hp() -> None:
+    raise InvalidHP("the culprit's message")
+
+
+def signal_twice() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(2.2)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+ENDS: dict[str, Callable[[], None]] = {
+    "none": lambda: None,
+    "sigterm": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "sigterm-to-group": lambda: os.killpg(0, signal.SIGTERM),
+    "sigterm-to-parent": lambda: os.kill(os.getppid(), signal.SIGTERM),
+    "sigusr1-to-parent": lambda: os.kill(os.getppid(), signal.SIGUSR1),
+    "two-signals": signal_twice,
+    "sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "error": raise_error,
+    "invalid-hp": raise_invalid_hp,
+}
+
+
+def trial_class(options: argparse.Namespace) -> type[SmallTrial]:
+    class Ending(SmallTrial):
+        num_workers = options.workers
+
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.first_batch: int | None = None
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            if self.first_batch is None:
+                self.first_batch = batch_idx
+            at_once = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+            if at_once and (batch_idx, self.context.distributed.rank) == (options.at, options.rank):
+                ENDS[options.end]()
+            # A signal that goes through a launcher takes its time, and should come before the end.
+            if options.end.endswith("parent") and batch_idx > options.at:
+                time.sleep(0.3)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    return Ending
+
+
+def run_determined(options: argparse.Namespace) -> SmallTrial:
+    several = "WORLD_SIZE" in os.environ
+    if several:
+        dist.init_process_group("gloo")
+    distributed = core.DistributedContext.from_torch_distributed() if several else None
+    with pytorch.init(distributed=distributed, enable_tensorboard_logging=False) as context:
+        trial = trial_class(options)(context)
+        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
+            max_length=pytorch.Batch(LENGTH),
+            reporting_period=pytorch.Batch(4),
+            checkpoint_period=pytorch.Batch(4) if options.period else None,
+            checkpoint_policy="none",
+            checkpoint_storage=options.folder / "checkpoints",
+            latest_checkpoint=options.latest,
+        )
+    return trial
+
+
+def run_lightning(options: argparse.Namespace) -> SmallTrial:
+    checkpoints = DeterminedCheckpoint(options.folder / "checkpoints", policy="none")
+    module = TrialModule(trial_class(options), max_length=pytorch.Batch(LENGTH), reporting_period=pytorch.Batch(4))
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(
+        strategy="trial_ddp",
+        devices=2,
+        accelerator="cpu",
+        enable_model_summary=False,
+        callbacks=[checkpoints, PreemptionHandler()],
+        **quiet,
+    )
+    trainer.fit(module, ckpt_path=checkpoints.storage.newest() if options.latest else None)
+    assert isinstance(module.trial, SmallTrial)
+    return module.trial
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--door", choices=["determined", "lightning"], default="determined")
+    parser.add_argument("--end", choices=ENDS, default="none")
+    parser.add_argument("--at", type=int, default=-1)
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--period", action="store_true")
+    parser.add_argument("--latest")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    seed_everything()
+    trial: Any = {"determined": run_determined, "lightning": run_lightning}[options.door](options)
+    rank = trial.context.distributed.rank
+    torch.save({"weights": weights_of(trial), "first_batch": trial.first_batch}, options.folder / f"end-{rank}.pt")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

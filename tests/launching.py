@@ -1,0 +1,64 @@
+"""Starting trainings of tests/ending.py in processes of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+LAUNCHER = ["-m", "det_lightning.launch.torch_distributed", "--nproc-per-node", "2"]
+
+
+@dataclasses.dataclass
+class Ended:
+    """How a training ended.
+
+    Attributes:
+        status: of the process; minus the number of the signal that ended it.
+        output: what it wrote to stdout and stderr.
+    """
+
+    status: int
+    output: str
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+
+
+def start(folder: Path, *arguments: str, launcher: list[str] | None = None) -> subprocess.Popen[str]:
+    """Start a training in ``folder``, in a process group of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, *(launcher or []), "-m", "tests.ending", str(folder), *arguments]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+        cwd=folder,
+        start_new_session=True,
+    )
+
+
+def wait(process: subprocess.Popen[str], timeout_s: float = 90) -> Ended:
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return Ended(process.returncode, output)
+
+
+def end_of(folder: Path, rank: int = 0) -> dict[str, Any]:
+    """Return what a rank ended with: its weights, and the first batch that it trained on."""
+    content: dict[str, Any] = torch.load(folder / f"end-{rank}.pt", weights_only=True)
+    return content

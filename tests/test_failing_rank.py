@@ -1,0 +1,39 @@
+"""An exception on one rank ends all of them, soon, and with its message."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launching import TORCHRUN, start, wait
+
+#: Starting takes its time too.
+START_S, END_S = 30, 30
+
+
+@pytest.mark.parametrize("end", ["error", "invalid-hp"])
+def test_all_ranks_end(end: str, tmp_path: Path) -> None:
+    """Under both doors at once: torchrun, and Lightning's own launcher."""
+    begun = time.monotonic()
+    doors = {"determined": TORCHRUN, "lightning": []}
+    arguments = ["--end", end, "--at", "5", "--rank", "1"]
+    started = [
+        start(tmp_path / door, "--door", door, *arguments, launcher=launcher) for door, launcher in doors.items()
+    ]
+    for process in started:
+        ended = wait(process, START_S + END_S)
+        assert ended.status != 0, ended.output
+        assert "the culprit's message" in ended.output
+    assert time.monotonic() - begun < START_S + END_S
+
+
+def test_lightnings_main_process_ends_the_others(tmp_path: Path) -> None:
+    torchrun = start(tmp_path / "torchrun", "--door", "lightning", "--end", "error", "--at", "5", launcher=TORCHRUN)
+    lightning = start(tmp_path / "lightning", "--door", "lightning", "--end", "error", "--at", "5")
+    # Their output ends when the last process has.
+    for process in (lightning, torchrun):
+        ended = wait(process, START_S + END_S)
+        assert ended.status != 0, ended.output
+        assert "the culprit's message" in ended.output

@@ -1,0 +1,68 @@
+"""The launcher of torch.distributed: its command line, and what it passes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from det_lightning.launch.torch_distributed import main
+from tests.launching import environment
+
+SHOW = "import os; print(*(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'USE_TORCH_DISTRIBUTED')))"
+
+
+def launch(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "det_lightning.launch.torch_distributed", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=environment(**variables), check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "there is no script"),
+        (["--nproc-per-node", "2", "--"], "there is no script"),
+        (["--nnodes", "2", "train.py"], "--nnodes is an option of torchrun, which needs --"),
+        (["--nnodes", "2", "--", "--max-restarts", "3"], "--max-restarts is an option of torchrun, which stands after"),
+        (["-m"], "-m needs the name of a module"),
+        (["absent.py"], "there is no script absent.py"),
+        (["--trial", "model_def:MyTrial"], "--trial is not supported: write a script"),
+        (["--nnodes", "many", "--", "python", "-c", ""], "'many'"),
+        (["--nproc-per-node", "many", "--", "python", "-c", ""], "many"),
+        (["--bogus", "--", "python", "-c", ""], "unrecognized arguments: --bogus"),
+    ],
+)
+def test_bad_input_is_named_and_ends_with_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--nnodes", "2", "--help", "--", "train.py"]])
+def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    assert "--nproc-per-node" in capsys.readouterr().out
+
+
+def test_what_a_script_sees_and_how_it_may_be_named(tmp_path: Path) -> None:
+    (tmp_path / "show_place.py").write_text(f"import sys\n{SHOW}\nprint(sys.argv[1:])\n")
+    as_python = launch("--nproc-per-node", "2", "--", "python", str(tmp_path / "show_place.py"), "--help", "--", "x")
+    assert as_python.returncode == 0, as_python.stderr
+    assert sorted(as_python.stdout.splitlines()) == ["0 2 True", "1 2 True", *2 * ["['--help', '--', 'x']"]]
+    paths = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+    as_module = launch("-m", "show_place", PYTHONPATH=paths)
+    assert as_module.stdout.splitlines()[-1] == "[]", as_module.stderr
+
+
+@pytest.mark.parametrize(
+    ("does", "status"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137), ("sys.exit(75)", 75)]
+)
+def test_the_status_of_the_process_that_fails_is_passed_on(does: str, status: int) -> None:
+    script = f"import os, sys\nif os.environ['RANK'] == '0': {does}"
+    assert launch("python", "-c", script).returncode == status

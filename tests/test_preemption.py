@@ -1,0 +1,231 @@
+"""A process that is asked to go saves its run and ends; started again it ends as one that was left alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from det_lightning import errors, pytorch
+from det_lightning.adapters import TrialModule
+from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
+from det_lightning.checkpoint import CheckpointStorage
+from tests.launching import LAUNCHER, TORCHRUN, end_of, start, wait
+from tests.trials import SmallTrial, seed_everything, weights_of
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+
+LENGTH, AT = 24, 7
+QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False}
+
+
+def trial_that(
+    does: Callable[[], None], context_hook: Callable[[Any], None] = lambda context: None
+) -> type[SmallTrial]:
+    """Return a trial that does something while it trains on batch number ``AT``."""
+
+    class Doing(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            if batch_idx == AT:
+                context_hook(self.context)
+                does()
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    return Doing
+
+
+def send(number: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def train(storage: Path, trial_class: type[SmallTrial] = SmallTrial, **fit: Any) -> SmallTrial:
+    callbacks = fit.pop("callbacks", None)
+    seed_everything()
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        trial = trial_class(context)
+        pytorch.Trainer(trial, context, enable_progress_bar=False, callbacks=callbacks).fit(
+            max_length=pytorch.Batch(LENGTH), checkpoint_policy="none", checkpoint_storage=storage, **fit
+        )
+    return trial
+
+
+def steps_of(storage: Path) -> list[int]:
+    known = CheckpointStorage(storage)
+    return [known.read_metadata(name)["steps_completed"] for name in known.list_ids()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_single_process_saves_after_the_batch_and_goes_on_bit_equal(number: int, tmp_path: Path) -> None:
+    straight = train(tmp_path / "straight")
+    before = signal.getsignal(number)
+    with pytest.raises(errors.Preempted) as raised:
+        train(tmp_path / "parts", trial_that(send(number)))
+    assert raised.value.code == errors.PREEMPTED_EXIT_CODE == 75
+    assert signal.getsignal(number) is before
+    # The next boundary would have been the end. Batches that fit into a tenth of a second may still be trained.
+    (steps,) = steps_of(tmp_path / "parts")
+    assert AT < steps <= LENGTH
+    resumed = train(tmp_path / "parts", latest_checkpoint="last")
+    assert torch.equal(weights_of(resumed), weights_of(straight))
+
+
+def test_it_does_not_wait_for_a_boundary_that_is_far_away(tmp_path: Path) -> None:
+    def send_and_take_time() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.15)
+
+    with pytest.raises(errors.Preempted):
+        train(tmp_path, trial_that(send_and_take_time))
+    assert steps_of(tmp_path) == [AT + 1]
+
+
+def test_in_lightnings_door(tmp_path: Path) -> None:
+    parts = tmp_path / "parts"
+
+    def fit(trial_class: type[SmallTrial], storage: Path = parts, **arguments: Any) -> Any:
+        module = TrialModule(trial_class)
+        callbacks = [DeterminedCheckpoint(storage, policy="none"), PreemptionHandler([signal.SIGUSR2], exit_code=3)]
+        seed_everything()
+        # A process that has to go does not wait for min_epochs.
+        trainer = pl.Trainer(
+            max_steps=2 * LENGTH, min_epochs=3, callbacks=callbacks, enable_checkpointing=False, **QUIET
+        )
+        trainer.fit(module, **arguments)
+        return module.trial
+
+    straight = fit(SmallTrial, tmp_path / "straight")
+    with pytest.raises(errors.Preempted) as raised:
+        fit(trial_that(send(signal.SIGUSR2)))
+    assert raised.value.code == 3
+    resumed = fit(SmallTrial, ckpt_path=CheckpointStorage(parts).newest())
+    assert torch.equal(weights_of(resumed), weights_of(straight))
+
+
+def test_handlers_of_the_user_are_called_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    mine = lambda number, frame: seen.append(number)  # noqa: E731
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        with pytest.raises(errors.Preempted):
+            train(tmp_path, trial_that(send(signal.SIGTERM)))
+        assert signal.getsignal(signal.SIGTERM) is mine
+        assert seen == [signal.SIGTERM]
+        with pytest.raises(ZeroDivisionError):
+            train(tmp_path, trial_that(lambda: 1 / 0))  # type: ignore[arg-type, return-value]
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_it_can_be_switched_off(tmp_path: Path) -> None:
+    handlers: list[Any] = []
+    train(tmp_path, trial_that(lambda: handlers.append(signal.getsignal(signal.SIGUSR1))), preemption=False)
+    assert handlers == [signal.getsignal(signal.SIGUSR1)]
+
+
+def test_a_trial_that_wants_to_stop_is_done_and_not_preempted(tmp_path: Path) -> None:
+    stopping = trial_that(send(signal.SIGTERM), lambda context: context.set_stop_requested(True))
+    train(tmp_path, stopping, reporting_period=pytorch.Batch(AT + 1))
+    assert steps_of(tmp_path) == [AT + 1]
+
+
+def test_a_notice_that_is_no_signal(tmp_path: Path) -> None:
+    handler = PreemptionHandler()
+    with pytest.raises(errors.Preempted):
+        train(tmp_path, trial_that(handler.request), callbacks=[handler])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"signals": [signal.SIGINT]}, "SIGINT is Ctrl-C"),
+        ({"signals": [signal.SIGKILL]}, "can not take SIGKILL"),
+        ({"exit_code": 0}, "from 1 to 255; got 0"),
+    ],
+)
+def test_what_can_not_be_handled_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PreemptionHandler(**arguments)
+
+
+def test_the_process_ends_with_the_code_though_its_group_is_signalled(tmp_path: Path) -> None:
+    """Workers that load batches are in the group too; a second signal, after some time, ends the process at once."""
+    group = start(tmp_path / "group", "--end", "sigterm-to-group", "--at", "6", "--workers", "2")
+    twice = start(tmp_path / "twice", "--end", "two-signals", "--at", "5")
+    ended = wait(group)
+    assert ended.status == 75, ended.output
+    assert "SIGTERM has come" in ended.output
+    ended = wait(twice)
+    assert ended.status == -signal.SIGTERM, ended.output
+    assert "a second signal has come" in ended.output
+    assert steps_of(tmp_path / "twice" / "checkpoints") == []
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks left behind that were let alone, and two whose launcher got SIGUSR1 at batch 5."""
+    folder = tmp_path_factory.mktemp("two_ranks")
+    straight = start(folder / "straight", launcher=TORCHRUN)
+    arguments = ["--end", "sigusr1-to-parent", "--at", "5", "--rank", "1"]
+    preempted = start(folder / "preempted", *arguments, launcher=[*LAUNCHER, "--"])
+    ended = wait(straight)
+    assert ended.status == 0, ended.output
+    ended = wait(preempted)
+    assert ended.status == 75, ended.output
+    return folder
+
+
+def test_two_ranks_save_together_at_the_next_boundary(ranks: Path) -> None:
+    assert steps_of(ranks / "preempted" / "checkpoints") == [8]
+    assert not list((ranks / "preempted").glob("end-*.pt"))
+
+
+def test_preempted_ranks_and_then_one_that_dies_end_bit_equal(ranks: Path, tmp_path: Path) -> None:
+    """They go on from batch 8; rank 1 is killed at batch 14; the launcher restarts both, from the checkpoint at 12."""
+    shutil.copytree(ranks / "preempted" / "checkpoints", tmp_path / "checkpoints")
+    arguments = ["--latest", "last", "--period", "--end", "sigkill", "--at", "14", "--rank", "1"]
+    ended = wait(start(tmp_path, *arguments, launcher=[*LAUNCHER, "--max-restarts", "1", "--"]))
+    assert ended.status == 0, ended.output
+    for rank in range(2):
+        assert end_of(tmp_path, rank)["first_batch"] == 12
+        assert torch.equal(end_of(tmp_path, rank)["weights"], end_of(ranks / "straight")["weights"])
+
+
+def test_one_process_goes_on_after_as_many_samples(ranks: Path, tmp_path: Path) -> None:
+    shutil.copytree(ranks / "preempted" / "checkpoints", tmp_path / "checkpoints")
+    one = start(tmp_path, "--latest", "last")
+    lightning = start(tmp_path / "lightning", "--door", "lightning", "--end", "sigterm", "--at", "5", "--rank", "0")
+    ended = wait(one)
+    assert ended.status == 0, ended.output
+    assert end_of(tmp_path)["first_batch"] == 2 * 8
+    # Meanwhile, under Lightning's own launcher: the process that was started by hand got the signal.
+    ended = wait(lightning)
+    assert ended.status == 75, ended.output
+    assert steps_of(tmp_path / "lightning" / "checkpoints") == [8]
+
+
+def test_a_restarted_script_takes_its_own_newest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tmp_path)  # an earlier job, complete, in the same storage
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setattr("det_lightning.pytorch.trainer._fits", iter([1, 1, 2]))
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, trial_that(lambda: 1 / 0), checkpoint_period=pytorch.Batch(5))  # type: ignore[arg-type, return-value]
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    starts: list[int] = []
+
+    class Noting(SmallTrial):
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            starts.append(self.context.get_initial_batch())
+            return super().build_training_data_loader()
+
+    train(tmp_path, Noting)
+    train(tmp_path, Noting)  # the second fit of the script, which the first process had not come to
+    assert starts == [5, 0]
