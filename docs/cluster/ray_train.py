@@ -1,0 +1,70 @@
+"""Train a trial with Ray Train: ``python docs/cluster/ray_train.py --workers 4 --gpu --storage /shared/checkpoints``.
+
+Needs ``pip install "ray[train]"``, and model_def.py with MyTrial where the workers can import it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import det_lightning as det
+
+
+def train_on_worker(config: dict[str, Any]) -> None:
+    """Train on one worker; Ray has connected the workers with torch.distributed already."""
+    from model_def import MyTrial
+    from ray import train
+
+    place = train.get_context()
+    distributed = det.core.DistributedContext(
+        rank=place.get_world_rank(),
+        size=place.get_world_size(),
+        local_rank=place.get_local_rank(),
+        local_size=place.get_local_world_size(),
+        cross_rank=place.get_node_rank(),
+        cross_size=config["nodes"],
+        chief_ip=config["chief_ip"],
+    )
+    with det.pytorch.init(hparams=config["hparams"], distributed=distributed) as context:
+        # Ray runs this in a thread, where signals can not be handled; it restarts workers that were taken away, and
+        # the run goes on from the newest checkpoint.
+        det.pytorch.Trainer(MyTrial(context), context).fit(
+            max_length=det.pytorch.Epoch(config["epochs"]),
+            checkpoint_period=det.pytorch.Epoch(1),
+            checkpoint_storage=config["storage"],
+            latest_checkpoint="last",
+            preemption=False,
+        )
+
+
+def main() -> None:
+    """Start the workers, on one node by default."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--nodes", type=int, default=1, help="on how many nodes Ray will place the workers")
+    parser.add_argument("--chief-ip", help="address of the node of the first worker; needed with several nodes")
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--storage", required=True, help="a directory or URL that every worker reaches")
+    options = parser.parse_args()
+    config = {
+        "hparams": {"global_batch_size": 64, "lr": 0.001},
+        "epochs": options.epochs,
+        "storage": options.storage,
+        "nodes": options.nodes,
+        "chief_ip": options.chief_ip,
+    }
+    TorchTrainer(
+        train_on_worker,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=options.workers, use_gpu=options.gpu),
+        run_config=RunConfig(failure_config=FailureConfig(max_failures=3)),
+    ).fit()
+
+
+if __name__ == "__main__":
+    main()
