@@ -8,6 +8,7 @@ from pytorch_lightning.strategies import Strategy
 
 from det_lightning import errors
 from det_lightning.adapters.strategies import backend_for, distributed_for
+from det_lightning.pytorch.agreement import require_same_trial
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.legacy_trial import adapt_legacy_trial, interface_mistakes, original_trial
 from det_lightning.pytorch.trial import PyTorchTrial
@@ -55,9 +56,12 @@ class TrialBuilder:
                 distributed=distributed_for(strategy),
                 enable_tensorboard_logging=False,
             )
+        is_new = isinstance(self._trial, type)
         if isinstance(self._trial, type):
             self._trial = self._trial(self._context, **self._trial_kwargs)
         self._trial = adapt_legacy_trial(self._trial, self._context)
+        if is_new:
+            require_same_trial(self._context)
         return self._trial, self._context
 
     def abandon(self, error: BaseException) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
 from pytorch_lightning.strategies import Strategy
 
@@ -18,6 +17,7 @@ from det_lightning.adapters.strategies.horovod_processes import (
 )
 from det_lightning.adapters.strategies.model_horovod import HorovodBackend
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
+from det_lightning.adapters.strategies.torch_processes import device_of, is_one_of_several, torchrun_context
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.pytorch.backend import Backend, LocalBackend
 
@@ -41,15 +41,17 @@ TRIAL_STRATEGIES = tuple(strategy.strategy_name for strategy in _STRATEGIES)
 
 
 def connected(distributed: DistributedContext | None, strategy: str | Strategy) -> DistributedContext:
-    """Return the processes of a run: those that were given, or those that Horovod connects if it is asked for.
+    """Return the processes of a run: those that were given, otherwise those of Horovod or torchrun if there are any.
 
     Raises:
         ImportError: Horovod is asked for, and not installed.
-        ValueError: it is asked for together with something else.
+        ValueError: it is asked for together with something else; or a node has more processes than GPUs.
     """
     if distributed is not None:
         return distributed
-    return horovod_context() if _is_horovod(strategy) else DistributedContext()
+    if _is_horovod(strategy):
+        return horovod_context()
+    return torchrun_context() if is_one_of_several() else DistributedContext()
 
 
 def _is_horovod(strategy: str | Strategy) -> bool:
@@ -80,7 +82,7 @@ def backend_of(distributed: DistributedContext, strategy: str | Strategy) -> Bac
             f"init(distributed=...) has {distributed.size} processes, and torch.distributed does not connect them. "
             "Call torch.distributed.init_process_group('gloo') (or 'nccl') before init()."
         )
-    return chosen.make_backend(_device_of(distributed.local_rank))
+    return chosen.make_backend(device_of(distributed.local_rank))
 
 
 def _horovod_backend(distributed: DistributedContext) -> Backend:
@@ -90,7 +92,7 @@ def _horovod_backend(distributed: DistributedContext) -> Backend:
             f"init(distributed=...) has {distributed.size} process(es), and Horovod connects {size}. Leave it out, or "
             "pass DistributedContext.from_horovod(horovod.torch)."
         )
-    return LocalBackend() if size == 1 else HorovodBackend(_device_of(distributed.local_rank))
+    return LocalBackend() if size == 1 else HorovodBackend(device_of(distributed.local_rank))
 
 
 def _chosen(strategy: str | Strategy) -> PerModelStrategy:
@@ -110,18 +112,6 @@ def strategy_of(distributed: DistributedContext, backend: Backend) -> Strategy |
         return HorovodStrategy()
     kind = PerModelFSDPStrategy if backend.is_sharded else PerModelDDPStrategy
     return kind(cluster_environment=ContextEnvironment(distributed))
-
-
-def _device_of(local_rank: int) -> torch.device:
-    count = torch.cuda.device_count()
-    if count == 0:
-        return torch.device("cpu")
-    if local_rank >= count:
-        raise ValueError(
-            f"There are more processes on this node than its {count} GPUs: no GPU for local rank {local_rank}."
-        )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
 
 
 def trains_many(strategy: Strategy) -> bool:

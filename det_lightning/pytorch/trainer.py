@@ -29,6 +29,7 @@ from det_lightning.checkpoint.retention import Retention
 from det_lightning.checkpoint.storage import CheckpointStorage
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.core.elastic import elastic_job, restarts
+from det_lightning.pytorch.agreement import require_same_trial
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.random_state import isolated_rng
 from det_lightning.pytorch.trial import PyTorchTrial
@@ -60,8 +61,8 @@ def init(
         hparams: what ``context.get_hparams()`` returns; ``global_batch_size`` among them is split over the slots.
         exp_conf: what ``context.get_experiment_config()`` returns. Its ``searcher`` section names the metric that the
             checkpoint policy ``"best"`` compares.
-        distributed: the processes of the run; by default those that Horovod connects if it is asked for, otherwise
-            this one alone.
+        distributed: the processes of the run; by default those of Horovod if it is asked for, or those of torchrun
+            where it has started the script, which are connected if they are not yet; otherwise this one alone.
         aggregation_frequency: number of batches whose gradients make one optimizer update.
         enable_tensorboard_logging: write the metrics as TensorBoard files.
         trial_seed: seed Python's, numpy's and torch's random generators; by default they are left as they are.
@@ -190,6 +191,7 @@ class Trainer:
             raise TypeError(f"max_length must be Batch(int) or Epoch(int); got {max_length!r}.")
         if profiling_enabled:
             logger.warning("profiling_enabled has no effect without a Determined master; see context.set_profiler().")
+        require_same_trial(self._context)
         job = None if (elastic := elastic_job()) is None else f"{elastic}/{next(_fits)}"
         self.checkpoints = self._checkpoint_callback(
             checkpoint_policy,

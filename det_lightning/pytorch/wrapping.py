@@ -8,6 +8,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.core.distributed import DistributedContext
+from det_lightning.pytorch.agreement import require_same_model
 from det_lightning.pytorch.amp import autocast_forward_pass
 from det_lightning.pytorch.backend import Backend, LocalBackend
 from det_lightning.pytorch.experimental import PyTorchExperimentalContext
@@ -54,10 +55,11 @@ class WrappingContext(RunSettings):
         """Place a model for training; use what is returned.
 
         Raises:
-            InvalidExperimentException: called after ``configure_apex_amp``.
+            InvalidExperimentException: called after ``configure_apex_amp``; or the ranks wrap different models.
         """
         self._require_before_amp("wrap_model")
         if not self._loading_only:
+            require_same_model(self.distributed, len(self.models), model)
             model = self.backend.wrap_model(model)
         if self.experimental.auto_amp:
             model = self.autocast_forward_pass(model)

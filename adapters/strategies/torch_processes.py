@@ -1,0 +1,51 @@
+"""The processes that torchrun has started, where a script leaves it to ``init()`` to connect them."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from det_lightning.core.distributed import DistributedContext
+
+__all__ = ["device_of", "is_one_of_several", "torchrun_context"]
+
+_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def is_one_of_several() -> bool:
+    """Tell whether torchrun, or a launcher made of it, has started this process and others."""
+    return all(name in os.environ for name in _OF_TORCHRUN) and os.environ["WORLD_SIZE"] != "1"
+
+
+def torchrun_context() -> DistributedContext:
+    """Return the processes of torchrun, with ``torch.distributed`` between them; all of them have to call this.
+
+    A process group that the script has made is taken as it is. One that is made here is left for the next ``init()``.
+
+    Raises:
+        ValueError: a node has more processes than GPUs; or see ``DistributedContext.from_torch_distributed``.
+    """
+    if not dist.is_initialized():
+        on_gpu = device_of(int(os.environ["LOCAL_RANK"])).type == "cuda"
+        dist.init_process_group("nccl" if on_gpu else "gloo")
+    return DistributedContext.from_torch_distributed()
+
+
+def device_of(local_rank: int) -> torch.device:
+    """Return the device of a process, and make it torch's current one.
+
+    Raises:
+        ValueError: there are GPUs, and fewer than processes.
+    """
+    count = torch.cuda.device_count()
+    if count == 0:
+        return torch.device("cpu")
+    if local_rank >= count:
+        raise ValueError(
+            f"There are more processes on this node than its {count} GPUs: no GPU for local rank {local_rank}. Start "
+            f"at most {count} here (--nproc-per-node), or hide the GPUs with CUDA_VISIBLE_DEVICES=''."
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)

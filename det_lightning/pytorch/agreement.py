@@ -1,0 +1,81 @@
+"""Checks that all ranks build the same trial; without them some would wait for the others for ever."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from det_lightning import errors
+from det_lightning.core.distributed import DistributedContext
+
+__all__ = ["Wrapped", "require_same_model", "require_same_trial"]
+
+_WAY_OUT = (
+    "Every rank has to build the same trial: nothing in its __init__ may depend on the rank, or on random numbers that "
+    "are not seeded alike."
+)
+
+
+def require_same_model(distributed: DistributedContext, index: int, model: torch.nn.Module) -> None:
+    """Raise, on every rank, if the ranks do not all wrap such a model now; all ranks have to call it.
+
+    Args:
+        distributed: the ranks.
+        index: how many models were wrapped before.
+        model: not yet wrapped.
+
+    Raises:
+        InvalidExperimentException: they do not; names what each does, and the first parameter that differs.
+    """
+    if distributed.size > 1:
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        _require_same(distributed, f"wraps model {index}, a {type(model).__name__}", shapes)
+
+
+class Wrapped(Protocol):
+    """What a trial's context knows of the trial."""
+
+    distributed: DistributedContext
+    models: list[torch.nn.Module]
+    optimizers: list[torch.optim.Optimizer]
+    lr_schedulers: list[Any]
+
+
+def require_same_trial(context: Wrapped) -> None:
+    """Raise, on every rank, if the ranks have not wrapped equally much when the trial is built; all have to call it.
+
+    Raises:
+        InvalidExperimentException: they have not; names what each has.
+    """
+    if context.distributed.size > 1:
+        counts = [len(context.models), len(context.optimizers), len(context.lr_schedulers)]
+        has = "{} model(s), {} optimizer(s), {} scheduler(s)".format(*counts)
+        _require_same(context.distributed, f"trains {has}", {})
+
+
+def _require_same(distributed: DistributedContext, does: str, shapes: dict[str, tuple[int, ...]]) -> None:
+    found = [_checked(entry) for entry in distributed.allgather(("det_lightning", does, shapes))]
+    if any(entry[0] != does for entry in found):
+        each = "; ".join(f"rank {rank} {theirs}" for rank, (theirs, _) in enumerate(found))
+        raise errors.InvalidExperimentException(f"The ranks do not do the same: {each}. {_WAY_OUT}")
+    for rank, (_, theirs) in enumerate(found):
+        if list(theirs.items()) != list(found[0][1].items()):
+            raise errors.InvalidExperimentException(
+                f"The ranks do not do the same: each {does}, but {_first_difference(found[0][1], theirs, rank)}. "
+                f"{_WAY_OUT}"
+            )
+
+
+def _checked(entry: Any) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """Return what a rank does; one that is elsewhere may have given anything."""
+    if isinstance(entry, tuple) and len(entry) == 3 and entry[0] == "det_lightning":
+        return entry[1], entry[2]
+    return f"exchanges {entry!r:.100}", {}
+
+
+def _first_difference(first: dict[str, tuple[int, ...]], theirs: dict[str, tuple[int, ...]], rank: int) -> str:
+    for (name, shape), (their_name, their_shape) in zip(first.items(), theirs.items(), strict=False):
+        if (name, shape) != (their_name, their_shape):
+            return f"its {name} has the shape {shape} on rank 0, and its {their_name} {their_shape} on rank {rank}"
+    return f"it has {len(first)} parameters on rank 0, and {len(theirs)} on rank {rank}"
