@@ -6,6 +6,7 @@ import socket
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from pytorch_lightning.strategies import DDPStrategy
 
 from det_lightning.core.distributed import DistributedContext
@@ -26,6 +27,22 @@ class PerModelStrategy(DDPStrategy):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+
+    def setup_environment(self) -> None:
+        """Connect the processes.
+
+        Raises:
+            ValueError: torch was built without the backend of ``process_group_backend``, or it can not do without GPUs.
+        """
+        backend = self.process_group_backend
+        needs_gpu = backend == "nccl" and self.root_device.type != "cuda"
+        if backend is not None and (needs_gpu or not all(map(dist.is_backend_available, _names_in(backend)))):
+            raise ValueError(
+                f"process_group_backend={backend!r} can not connect processes on {self.root_device} with torch "
+                f"{torch.__version__}. Leave it out, or use 'gloo'; 'nccl' needs GPUs and a build of torch for CUDA "
+                "(pip install torch, without the constraint to a CPU build)."
+            )
+        super().setup_environment()
 
     def configure_ddp(self) -> None:
         """Leave the module as it is: the trial's models are wrapped one by one."""
@@ -51,6 +68,11 @@ class PerModelStrategy(DDPStrategy):
             chief_ip=environment.main_address,
             pub_port=self.broadcast(free_port()),
         )
+
+
+def _names_in(backend: str) -> list[str]:
+    """Return the backends in torch's notation: ``"gloo"``, or ``"cpu:gloo,cuda:nccl"``."""
+    return [entry.rpartition(":")[2] for entry in backend.split(",")]
 
 
 def free_port() -> int:

@@ -4,10 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from det_lightning.checkpoint.info import CheckpointInfo
+    from det_lightning.checkpoint.opening import open_checkpoint
     from det_lightning.checkpoint.reading import CheckpointContent, load_checkpoint, read_checkpoint
     from det_lightning.checkpoint.retention import CheckpointRecord, Retention
     from det_lightning.checkpoint.state import TrialState
-    from det_lightning.checkpoint.storage import CheckpointInfo, CheckpointStorage, open_checkpoint
+    from det_lightning.checkpoint.storage import CheckpointStorage
     from det_lightning.checkpoint.transfer import RetryPolicy
     from det_lightning.checkpoint.writer import CheckpointFiles, CheckpointWriter
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "CheckpointContent": "reading",
     "CheckpointFiles": "writer",
-    "CheckpointInfo": "storage",
+    "CheckpointInfo": "info",
     "CheckpointRecord": "retention",
     "CheckpointStorage": "storage",
     "CheckpointWriter": "writer",
@@ -23,7 +25,7 @@ _HOMES = {
     "RetryPolicy": "transfer",
     "TrialState": "state",
     "load_checkpoint": "reading",
-    "open_checkpoint": "storage",
+    "open_checkpoint": "opening",
     "read_checkpoint": "reading",
 }
 

@@ -21,8 +21,8 @@ from det_lightning.checkpoint.layout import (
 from det_lightning.checkpoint.legacy import read_load_data
 from det_lightning.checkpoint.location import Location
 from det_lightning.checkpoint.manifest import find_damage, require_unchanged
+from det_lightning.checkpoint.opening import open_checkpoint
 from det_lightning.checkpoint.state import TrialState, read_trial_state
-from det_lightning.checkpoint.storage import open_checkpoint
 from det_lightning.checkpoint.tensors import read_state
 
 __all__ = ["CheckpointContent", "load_checkpoint", "read_checkpoint"]

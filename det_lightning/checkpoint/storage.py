@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import dataclasses
-import datetime
 import difflib
-import json
 import logging
 import os
-import pathlib
 import shutil
-import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import platformdirs
 
 from det_lightning import errors
 from det_lightning.checkpoint.config import storage_from_config
+from det_lightning.checkpoint.info import CheckpointInfo, describe, modified, read_metadata
 from det_lightning.checkpoint.layout import (
     BOOKKEEPING_DIR,
-    CODE_DIR,
     LOAD_DATA_FILE,
     METADATA_FILE,
-    RESUME_FILE,
     STATE_FILES,
 )
 from det_lightning.checkpoint.location import Location, explain_errors
 from det_lightning.checkpoint.places import LocalPlace, Place, RemotePlace, replaced_dir, sweep
-from det_lightning.checkpoint.transfer import Progress, RetryPolicy, download
+from det_lightning.checkpoint.transfer import RetryPolicy
 
-__all__ = ["CheckpointInfo", "CheckpointStorage", "new_id", "open_checkpoint"]
+__all__ = ["CheckpointStorage", "new_id"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
@@ -44,25 +37,6 @@ _PARALLEL = 16
 def new_id() -> str:
     """Return the id of a new checkpoint."""
     return str(uuid.uuid4())
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointInfo:
-    """What can be told of a checkpoint from its directory and its ``metadata.json``.
-
-    Attributes:
-        id: its id.
-        complete: it was written to its end.
-        metadata: content of ``metadata.json``; empty if there is none, or none that can be read.
-        size_bytes: size of all files.
-        written: when its latest file was written, in seconds since 1970; None if the storage does not tell.
-    """
-
-    id: str
-    complete: bool
-    metadata: dict[str, Any]
-    size_bytes: int
-    written: float | None
 
 
 class CheckpointStorage:
@@ -201,7 +175,7 @@ class CheckpointStorage:
                 return None
             written = metadata.get("time")
             if not isinstance(written, float):
-                written = _modified(self.root / checkpoint_id / METADATA_FILE) or 0.0
+                written = modified(self.root / checkpoint_id / METADATA_FILE) or 0.0
             steps = metadata.get("steps_completed")
             return written, steps if isinstance(steps, int) else 0
 
@@ -232,11 +206,7 @@ class CheckpointStorage:
 
     def read_metadata(self, checkpoint_id: str) -> dict[str, Any]:
         """Return the content of ``metadata.json``; empty if it is missing or damaged."""
-        try:
-            content = json.loads((self.root / checkpoint_id / METADATA_FILE).read())
-        except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
-            return {}
-        return content if isinstance(content, dict) else {}
+        return read_metadata(self.root / checkpoint_id)
 
     def describe(self, checkpoint_ids: list[str]) -> list[CheckpointInfo]:
         """Return what can be told of checkpoints without reading them.
@@ -245,21 +215,8 @@ class CheckpointStorage:
             StorageError: the storage can not be read.
         """
 
-        def describe_one(checkpoint_id: str) -> CheckpointInfo:
-            files = (self.root / checkpoint_id).find_files()
-            times = [time for info in files.values() if (time := _time_of(info)) is not None]
-            return CheckpointInfo(
-                id=checkpoint_id,
-                # Up to 0.17.7 there was neither; see require_complete().
-                complete=any(name in files for name in STATE_FILES)
-                and (METADATA_FILE in files or not {LOAD_DATA_FILE, RESUME_FILE} & files.keys()),
-                metadata=self.read_metadata(checkpoint_id),
-                size_bytes=sum(info.get("size") or 0 for info in files.values()),
-                written=max(times, default=None),
-            )
-
         with explain_errors(f"reading {self}"):
-            return self._in_parallel(describe_one, checkpoint_ids)
+            return self._in_parallel(lambda name: describe(self.root / name), checkpoint_ids)
 
     # Parts
 
@@ -283,58 +240,3 @@ class CheckpointStorage:
             return [function(name) for name in names]
         with concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
             return list(pool.map(function, names))
-
-
-@contextlib.contextmanager
-def open_checkpoint(
-    url: str | os.PathLike[str],
-    options: Mapping[str, Any] | None = None,
-    *,
-    with_code: bool = False,
-    retry: RetryPolicy | None = None,
-    progress: Progress | None = None,
-) -> Iterator[pathlib.Path]:
-    """Give a checkpoint as a local directory, inside of a ``with`` block; a remote one is copied for that time.
-
-    Args:
-        url: path or URL of the checkpoint's directory.
-        options: see :class:`CheckpointStorage`.
-        with_code: copy ``code/`` too.
-        retry: how often a transfer is tried.
-        progress: is told of each file that has arrived, with its size in bytes.
-
-    Raises:
-        CheckpointNotFound: there is no such directory.
-        StorageError: it can not be read.
-        UnsafeCheckpointError: the names of its files lead out of it.
-    """
-    place = Location.parse(url, options)
-    if place.is_local:
-        if not place.local_path.is_dir():
-            raise errors.CheckpointNotFound(f"There is no checkpoint directory {place}.")
-        yield place.local_path
-        return
-    with explain_errors(f"reading {place}"):
-        names = [name for name in place.find_files() if with_code or not name.startswith(f"{CODE_DIR}/")]
-    if not names:
-        raise errors.CheckpointNotFound(f"There is no checkpoint directory {place}.")
-    with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
-        directory = pathlib.Path(folder) / place.name
-        directory.mkdir()
-        download(place, names, directory, retry or RetryPolicy(), progress)
-        yield directory
-
-
-def _modified(file: Location) -> float | None:
-    return _time_of(file.fs.info(file.path))
-
-
-def _time_of(info: Mapping[str, Any]) -> float | None:
-    """Return when a file was modified; each file system has its own name and type for that."""
-    for key in ("mtime", "LastModified", "last_modified", "updated", "created"):
-        value = info.get(key)
-        if isinstance(value, datetime.datetime):
-            return value.timestamp()
-        if isinstance(value, int | float):
-            return float(value)
-    return None

@@ -11,7 +11,8 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.layout import CODE_DIR, LOAD_DATA_FILE, METADATA_FILE, STATE_FILES
 from det_lightning.checkpoint.location import Location, explain_errors
-from det_lightning.checkpoint.storage import CheckpointStorage, open_checkpoint
+from det_lightning.checkpoint.opening import open_checkpoint
+from det_lightning.checkpoint.storage import CheckpointStorage
 from det_lightning.cli.output import show_progress
 
 __all__ = ["find_checkpoint", "find_checkpoints", "list_sizes", "open_storage", "opened"]

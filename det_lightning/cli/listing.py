@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from det_lightning.checkpoint.index import TrialIndex, read_indexes
+from det_lightning.checkpoint.info import CheckpointInfo
 from det_lightning.checkpoint.retention import CheckpointRecord
-from det_lightning.checkpoint.storage import CheckpointInfo, CheckpointStorage
+from det_lightning.checkpoint.storage import CheckpointStorage
 from det_lightning.cli.finding import open_storage
 from det_lightning.cli.output import describe_age, describe_metric, describe_size, print_json, print_table
 

@@ -2,51 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from det_lightning.core.place import (
+    OF_DEEPSPEED,
+    OF_TORCHRUN,
+    Place,
+    checked_place,
+    contradictions,
+    place_in_environment,
+)
+
 if TYPE_CHECKING:
     from det_lightning.core.exchange import Exchange
-    from det_lightning.core.session import Session, StoreAddress
+    from det_lightning.core.session import Session
+    from det_lightning.core.store import StoreAddress
 
 __all__ = ["DistributedContext"]
 
 _DEFAULT_TIMEOUT_S = 1800.0
 _PORT_VARIABLE = "INTER_TRAIN_PROCESS_COMM_PORT_1"
 _DEFAULT_PORT = 12360
-
-# The variables of the launchers, in the order of the fields of _Place.
-_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-_OF_DEEPSPEED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where a process stands."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-
-    def problems(self) -> list[str]:
-        """Return what can not be true."""
-        found = []
-        for index, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
-            if not 0 <= getattr(self, index) < getattr(self, count):
-                values = f"{index}={getattr(self, index)}, {count}={getattr(self, count)}"
-                found.append(f"{values}: {index} has to be from 0 to {count} - 1")
-        # Nodes may have different numbers of processes, but each has one at least.
-        others = self.size - self.local_size
-        if others < self.cross_size - 1 or (self.cross_size == 1 and others):
-            found.append(
-                f"size={self.size} processes can not be local_size={self.local_size} on this node and some on each "
-                f"of the others of cross_size={self.cross_size} nodes"
-            )
-        return found
 
 
 class DistributedContext:
@@ -103,7 +80,7 @@ class DistributedContext:
         force_tcp: bool = False,
         timeout_s: float = _DEFAULT_TIMEOUT_S,
     ) -> None:
-        place = _checked_place(rank, size, local_rank, local_size, cross_rank, cross_size, timeout_s)
+        place = checked_place(rank, size, local_rank, local_size, cross_rank, cross_size, timeout_s)
         if place.cross_size > 1 and chief_ip is None:
             raise AssertionError(
                 f"With several nodes (cross_size={place.cross_size}) DistributedContext needs chief_ip=, the address "
@@ -137,7 +114,7 @@ class DistributedContext:
             AssertionError: see the class.
             RuntimeError: see the class.
         """
-        place = _from_environment("from_torch_distributed() needs torchrun", _OF_TORCHRUN)
+        place = place_in_environment("from_torch_distributed() needs torchrun", OF_TORCHRUN)
         address = _chief_ip(chief_ip) or os.environ.get("MASTER_ADDR")
         return cls(**vars(place), chief_ip=address, timeout_s=timeout_s)
 
@@ -183,7 +160,7 @@ class DistributedContext:
             AssertionError: see the class.
             RuntimeError: see the class.
         """
-        place = _from_environment("from_deepspeed() needs the DeepSpeed launcher", _OF_DEEPSPEED)
+        place = place_in_environment("from_deepspeed() needs the DeepSpeed launcher", OF_DEEPSPEED)
         return cls(**vars(place), chief_ip=_chief_ip(chief_ip), timeout_s=timeout_s)
 
     @classmethod
@@ -257,7 +234,7 @@ class DistributedContext:
         if self._session is not None:
             self._session.leave(f"it has failed with {type(error).__name__}: {error}", failed=True)
 
-    def _meet(self, place: _Place, address: StoreAddress, timeout_s: float) -> None:
+    def _meet(self, place: Place, address: StoreAddress, timeout_s: float) -> None:
         """Wait for the other ranks, and check that all have the same idea of who is where."""
         from det_lightning.core.exchange import Exchange  # brings torch, which a single process does not need
         from det_lightning.core.session import Session
@@ -265,8 +242,8 @@ class DistributedContext:
         self._session = session = Session(address, place.rank, place.size, timeout_s)
         try:
             self._all = Exchange(session, "all", "", range(place.size))
-            places: list[_Place] = self._all.allgather(place, operation="DistributedContext")
-            if problems := _contradictions(places):
+            places: list[Place] = self._all.allgather(place, operation="DistributedContext")
+            if problems := contradictions(places):
                 raise ValueError(f"The ranks do not agree: {'; '.join(problems)}.")
         except BaseException as error:
             session.leave(f"its context could not be made: {error}", failed=True)
@@ -276,59 +253,8 @@ class DistributedContext:
             self._local = Exchange(session, f"node{place.cross_rank}", "_local", [p.rank for p in here])
 
 
-def _checked_place(
-    rank: int | None,
-    size: int | None,
-    local_rank: int | None,
-    local_size: int | None,
-    cross_rank: int | None,
-    cross_size: int | None,
-    timeout_s: float,
-) -> _Place:
-    numbers = {
-        "rank": rank,
-        "size": size,
-        "local_rank": local_rank,
-        "local_size": local_size,
-        "cross_rank": cross_rank,
-        "cross_size": cross_size,
-    }
-    given = {name: number for name, number in numbers.items() if number is not None}
-    if 0 < len(given) < len(numbers):
-        missing = ", ".join(name for name in numbers if name not in given)
-        raise ValueError(
-            "DistributedContext needs rank, size, local_rank, local_size, cross_rank and cross_size, or none of them; "
-            f"{missing} are missing, and only {', '.join(f'{name}={value}' for name, value in given.items())} given."
-        )
-    place = _Place(**given) if given else _Place(0, 1, 0, 1, 0, 1)
-    problems = place.problems()
-    if not timeout_s > 0:
-        problems.append(f"timeout_s={timeout_s!r} has to be above 0")
-    if problems:
-        raise ValueError(f"DistributedContext can not be made: {'; '.join(problems)}.")
-    return place
-
-
-def _contradictions(places: list[_Place]) -> list[str]:
-    """Return in what the ranks contradict each other; each place is right by itself."""
-    chief, problems = places[0], []
-    seats: dict[tuple[int, int], int] = {}
-    first_on_node: dict[int, _Place] = {}
-    for place in places:
-        neighbour = first_on_node.setdefault(place.cross_rank, place)
-        for name, other_place in (("size", chief), ("local_size", neighbour), ("cross_size", chief)):
-            mine, others = getattr(place, name), getattr(other_place, name)
-            if mine != others:
-                problems.append(f"rank {place.rank} has {name}={mine}, rank {other_place.rank} has {name}={others}")
-        other = seats.setdefault((place.cross_rank, place.local_rank), place.rank)
-        if other != place.rank:
-            seat = f"cross_rank={place.cross_rank}, local_rank={place.local_rank}"
-            problems.append(f"ranks {other} and {place.rank} both have {seat}")
-    return problems
-
-
-def _store_address(place: _Place, chief_ip: str | None, pub_port: int | None, port_offset: int) -> StoreAddress:
-    from det_lightning.core.session import StoreAddress, agent_store  # brings torch
+def _store_address(place: Place, chief_ip: str | None, pub_port: int | None, port_offset: int) -> StoreAddress:
+    from det_lightning.core.store import StoreAddress, agent_store  # brings torch
 
     one_node = place.cross_size == 1
     if address := agent_store(place.rank, place.size, one_node):
@@ -342,14 +268,3 @@ def _store_address(place: _Place, chief_ip: str | None, pub_port: int | None, po
 
 def _chief_ip(given: str | None) -> str | None:
     return given or os.environ.get("DET_CHIEF_IP") or None
-
-
-def _from_environment(need: str, names: tuple[str, ...]) -> _Place:
-    missing = [name for name in names if name not in os.environ]
-    if missing:
-        raise ValueError(f"{need}; {', '.join(missing)} are not in the environment.")
-    texts = {name: os.environ[name] for name in names}
-    wrong = [f"{name}={text!r}" for name, text in texts.items() if not text.strip().lstrip("-").isdecimal()]
-    if wrong:
-        raise ValueError(f"{need}; in the environment {', '.join(wrong)} are no numbers.")
-    return _Place(*(int(text) for text in texts.values()))

@@ -4,94 +4,29 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import os
 import secrets
-import socket
 import threading
-import time
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Protocol, cast
 
-from torch.distributed import DistNetworkError, PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistNetworkError
 
-__all__ = ["Leaver", "Session", "Store", "StoreAddress", "agent_store", "look", "pauses"]
+from det_lightning.core.store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
+
+__all__ = ["Leaver", "Session"]
 
 # How long a chief that has closed goes on running the store for ranks that have not, so that they can finish; and after
 # a failure, so that they can read what happened.
 _LINGER_S = 30.0
 _LINGER_AFTER_FAILURE_S = 5.0
 _GRACE_S = 2.0
-_SHORTEST_PAUSE_S = 0.00005
-_LONGEST_PAUSE_S = 0.05
-_REQUEST_TIMEOUT = timedelta(seconds=30)
-
-
-class Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is used here; values are bytes, which its own types leave out."""
-
-    def set(self, key: str, value: bytes) -> None: ...
-    def append(self, key: str, value: bytes) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def add(self, key: str, value: int) -> int: ...
-    def compare_set(self, key: str, expected: str, value: bytes) -> bytes: ...
-    def delete_key(self, key: str) -> bool: ...
 
 
 class Leaver(Protocol):
     """What tells the other ranks that this one has left."""
 
     def leave(self, reason: str) -> None: ...
-
-
-@dataclasses.dataclass(frozen=True)
-class StoreAddress:
-    """Where the store is.
-
-    Attributes:
-        host: name or address of the node.
-        port: port of the store.
-        of_chief: rank 0 runs the store; otherwise the agent of ``torchrun`` does.
-        one_node: all ranks are on this node, so that the store need not be seen from others.
-    """
-
-    host: str
-    port: int
-    of_chief: bool
-    one_node: bool
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}, which {'rank 0' if self.of_chief else 'the agent of torchrun'} runs"
-
-
-def agent_store(rank: int, size: int, one_node: bool) -> StoreAddress | None:
-    """Return the store of the agent of ``torchrun``, if that started this process as the given rank."""
-    started_as = (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or started_as != (str(rank), str(size)):
-        return None
-    return StoreAddress(host, int(port), of_chief=False, one_node=one_node) if host and port else None
-
-
-def pauses(timeout_s: float, longest_s: float = _LONGEST_PAUSE_S) -> Iterator[float]:
-    """Yield the seconds that have passed, with a sleep after each, until the time is over.
-
-    Ranks ask the store again and again, with growing pauses, since its own ``wait`` can not be interrupted by
-    signals, and writes warnings of the C++ side to stderr whenever its time is over. An eighth more is waited than
-    needed, at most ``longest_s``: 20 questions of 0.1 ms in a second.
-    """
-    started = time.monotonic()
-    while (passed := time.monotonic() - started) < timeout_s:
-        yield passed
-        time.sleep(min(max(passed / 8, _SHORTEST_PAUSE_S), longest_s))
-
-
-def look(store: Store, key: str) -> bytes | None:
-    """Return the value of a key, None if there is none: one request, where ``check`` and ``get`` make three."""
-    # A key that does not exist is left so, as the expected value is not empty, and that value comes back.
-    found = store.compare_set(key, "?", b"?")
-    return None if found == b"?" else found
 
 
 class Session:
@@ -115,7 +50,7 @@ class Session:
         self.rank = rank
         self.size = size
         self.timeout_s = timeout_s
-        self.longest_pause_s = _LONGEST_PAUSE_S * max(1.0, size / 64)
+        self.longest_pause_s = LONGEST_PAUSE_S * max(1.0, size / 64)
         self.groups: dict[str, Leaver] = {}
         self._left: str | None = None
         self._process = os.getpid()
@@ -123,7 +58,7 @@ class Session:
         with self.naming_a_lost_store():
             self._lobby: Store | None = self._enter_lobby()
             name = self._receive() if rank == 0 else self._ask_in()
-        self._store: Store | None = _within(self._lobby, name)
+        self._store: Store | None = within(self._lobby, name)
         _open.add(self)
 
     @property
@@ -187,8 +122,8 @@ class Session:
             _linger(self.store, longest_s)
 
     def _enter_lobby(self) -> Store:
-        store = _serve(self.address) if self._serves else _reach(self.address, self.rank, self.timeout_s)
-        return _within(store, "det_lightning")
+        store = serve(self.address) if self._serves else reach(self.address, self.rank, self.timeout_s)
+        return within(store, "det_lightning")
 
     def _receive(self) -> str:
         """Give every other rank the name of this session, and wait until all have taken it."""
@@ -259,10 +194,6 @@ def _leave_all() -> None:
         session.leave("its process has ended without close()")
 
 
-def _within(store: Store | None, prefix: str) -> Store:
-    return cast(Store, PrefixStore(prefix, cast(TCPStore, store)))
-
-
 def _delete_session(store: Store) -> None:
     for key in ("empty", "left", "met"):
         store.delete_key(key)
@@ -274,51 +205,6 @@ def _linger(store: Store, longest_s: float) -> None:
             if look(store, "empty") is not None:
                 _delete_session(store)
                 return
-
-
-def _serve(address: StoreAddress) -> Store:
-    """Start the store in this process, or take up one that it still runs at the same port."""
-    listening = _listen_on_this_node(address) if address.one_node else None
-    try:
-        store = TCPStore(
-            "127.0.0.1",
-            address.port,
-            is_master=True,
-            wait_for_workers=False,
-            multi_tenant=True,
-            master_listen_fd=listening,
-            timeout=_REQUEST_TIMEOUT,
-        )
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"Rank 0 can not run the store of its DistributedContext at port {address.port}: "
-            f"{str(error).splitlines()[0]} If another run on this machine uses the port, set pub_port= or "
-            "port_offset= of DistributedContext, or INTER_TRAIN_PROCESS_COMM_PORT_1 in the environment of all ranks."
-        ) from error
-    return cast(Store, store)
-
-
-def _listen_on_this_node(address: StoreAddress) -> int | None:
-    """Return a socket that other machines can not reach; None if there is one, which torch then takes up or refuses."""
-    try:
-        return socket.create_server(("127.0.0.1", address.port)).detach()
-    except OSError:
-        return None
-
-
-def _reach(address: StoreAddress, rank: int, timeout_s: float) -> Store:
-    problem: Exception | None = None
-    for _ in pauses(timeout_s):
-        try:
-            # torch would log every refusal while the chief has not started yet.
-            socket.create_connection((address.host, address.port), timeout=10).close()
-            return cast(Store, TCPStore(address.host, address.port, is_master=False, timeout=_REQUEST_TIMEOUT))
-        except (OSError, DistNetworkError) as error:
-            problem = error
-    raise RuntimeError(
-        f"Rank {rank} has not reached the store at {address} within {timeout_s:g} s: {problem}. "
-        "Does rank 0 run, and is the port open from here?"
-    )
 
 
 def _ranks(ranks: set[int]) -> str:

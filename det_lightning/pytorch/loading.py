@@ -14,7 +14,7 @@ from det_lightning import errors
 from det_lightning.checkpoint import layout
 from det_lightning.checkpoint.legacy import LoadData, modernize, read_load_data
 from det_lightning.checkpoint.manifest import require_unchanged
-from det_lightning.checkpoint.storage import open_checkpoint
+from det_lightning.checkpoint.opening import open_checkpoint
 from det_lightning.checkpoint.tensors import read_state
 from det_lightning.compat import answering_determined
 from det_lightning.importing import import_from_path, load_class

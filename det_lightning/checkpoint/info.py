@@ -1,0 +1,73 @@
+"""What a checkpoint's directory tells without its files being read."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from det_lightning.checkpoint.layout import LOAD_DATA_FILE, METADATA_FILE, RESUME_FILE, STATE_FILES
+from det_lightning.checkpoint.location import Location
+
+__all__ = ["CheckpointInfo", "describe", "modified", "read_metadata"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointInfo:
+    """What can be told of a checkpoint from its directory and its ``metadata.json``.
+
+    Attributes:
+        id: its id.
+        complete: it was written to its end.
+        metadata: content of ``metadata.json``; empty if there is none, or none that can be read.
+        size_bytes: size of all files.
+        written: when its latest file was written, in seconds since 1970; None if the storage does not tell.
+    """
+
+    id: str
+    complete: bool
+    metadata: dict[str, Any]
+    size_bytes: int
+    written: float | None
+
+
+def describe(checkpoint: Location) -> CheckpointInfo:
+    """Return what can be told of the checkpoint in a directory."""
+    files = checkpoint.find_files()
+    times = [time for entry in files.values() if (time := _time_of(entry)) is not None]
+    return CheckpointInfo(
+        id=checkpoint.name,
+        # Up to 0.17.7 there was neither; see require_complete().
+        complete=any(name in files for name in STATE_FILES)
+        and (METADATA_FILE in files or not {LOAD_DATA_FILE, RESUME_FILE} & files.keys()),
+        metadata=read_metadata(checkpoint),
+        size_bytes=sum(entry.get("size") or 0 for entry in files.values()),
+        written=max(times, default=None),
+    )
+
+
+def read_metadata(checkpoint: Location) -> dict[str, Any]:
+    """Return the content of ``metadata.json``; empty if it is missing or damaged."""
+    try:
+        content = json.loads((checkpoint / METADATA_FILE).read())
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def modified(file: Location) -> float | None:
+    """Return when a file was modified, in seconds since 1970; None if the file system does not tell."""
+    return _time_of(file.fs.info(file.path))
+
+
+def _time_of(info: Mapping[str, Any]) -> float | None:
+    """Return when a file was modified; each file system has its own name and type for that."""
+    for key in ("mtime", "LastModified", "last_modified", "updated", "created"):
+        value = info.get(key)
+        if isinstance(value, datetime.datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return None

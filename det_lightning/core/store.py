@@ -1,0 +1,138 @@
+"""The key-value store of torch that the ranks of a run share: where it is, running it, reaching it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Protocol, cast
+
+from torch.distributed import DistNetworkError, PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+__all__ = ["LONGEST_PAUSE_S", "Store", "StoreAddress", "agent_store", "look", "pauses", "reach", "serve", "within"]
+
+_SHORTEST_PAUSE_S = 0.00005
+LONGEST_PAUSE_S = 0.05
+_REQUEST_TIMEOUT = timedelta(seconds=30)
+
+
+class Store(Protocol):
+    """The part of ``torch.distributed.Store`` that is used here; values are bytes, which its own types leave out."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+    def append(self, key: str, value: bytes) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def add(self, key: str, value: int) -> int: ...
+    def compare_set(self, key: str, expected: str, value: bytes) -> bytes: ...
+    def delete_key(self, key: str) -> bool: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreAddress:
+    """Where the store is.
+
+    Attributes:
+        host: name or address of the node.
+        port: port of the store.
+        of_chief: rank 0 runs the store; otherwise the agent of ``torchrun`` does.
+        one_node: all ranks are on this node, so that the store need not be seen from others.
+    """
+
+    host: str
+    port: int
+    of_chief: bool
+    one_node: bool
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}, which {'rank 0' if self.of_chief else 'the agent of torchrun'} runs"
+
+
+def agent_store(rank: int, size: int, one_node: bool) -> StoreAddress | None:
+    """Return the store of the agent of ``torchrun``, if that started this process as the given rank."""
+    started_as = (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or started_as != (str(rank), str(size)):
+        return None
+    return StoreAddress(host, int(port), of_chief=False, one_node=one_node) if host and port else None
+
+
+def pauses(timeout_s: float, longest_s: float = LONGEST_PAUSE_S) -> Iterator[float]:
+    """Yield the seconds that have passed, with a sleep after each, until the time is over.
+
+    Ranks ask the store again and again, with growing pauses, since its own ``wait`` can not be interrupted by
+    signals, and writes warnings of the C++ side to stderr whenever its time is over. An eighth more is waited than
+    needed, at most ``longest_s``: 20 questions of 0.1 ms in a second.
+    """
+    started = time.monotonic()
+    while (passed := time.monotonic() - started) < timeout_s:
+        yield passed
+        time.sleep(min(max(passed / 8, _SHORTEST_PAUSE_S), longest_s))
+
+
+def look(store: Store, key: str) -> bytes | None:
+    """Return the value of a key, None if there is none: one request, where ``check`` and ``get`` make three."""
+    # A key that does not exist is left so, as the expected value is not empty, and that value comes back.
+    found = store.compare_set(key, "?", b"?")
+    return None if found == b"?" else found
+
+
+def within(store: Store | None, prefix: str) -> Store:
+    """Return the part of a store whose keys begin with ``prefix``."""
+    return cast(Store, PrefixStore(prefix, cast(TCPStore, store)))
+
+
+def serve(address: StoreAddress) -> Store:
+    """Start the store in this process, or take up one that it still runs at the same port.
+
+    Raises:
+        RuntimeError: the port can not be had.
+    """
+    listening = _listen_on_this_node(address) if address.one_node else None
+    try:
+        store = TCPStore(
+            "127.0.0.1",
+            address.port,
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=listening,
+            timeout=_REQUEST_TIMEOUT,
+        )
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"Rank 0 can not run the store of its DistributedContext at port {address.port}: "
+            f"{str(error).splitlines()[0]} If another run on this machine uses the port, set pub_port= or "
+            "port_offset= of DistributedContext, or INTER_TRAIN_PROCESS_COMM_PORT_1 in the environment of all ranks."
+        ) from error
+    return cast(Store, store)
+
+
+def _listen_on_this_node(address: StoreAddress) -> int | None:
+    """Return a socket that other machines can not reach; None if there is one, which torch then takes up or refuses."""
+    try:
+        return socket.create_server(("127.0.0.1", address.port)).detach()
+    except OSError:
+        return None
+
+
+def reach(address: StoreAddress, rank: int, timeout_s: float) -> Store:
+    """Connect to the store of the chief, or of the agent.
+
+    Raises:
+        RuntimeError: it is not to be reached in that time.
+    """
+    problem: Exception | None = None
+    for _ in pauses(timeout_s):
+        try:
+            # torch would log every refusal while the chief has not started yet.
+            socket.create_connection((address.host, address.port), timeout=10).close()
+            return cast(Store, TCPStore(address.host, address.port, is_master=False, timeout=_REQUEST_TIMEOUT))
+        except (OSError, DistNetworkError) as error:
+            problem = error
+    raise RuntimeError(
+        f"Rank {rank} has not reached the store at {address} within {timeout_s:g} s: {problem}. "
+        "Does rank 0 run, and is the port open from here?"
+    )
