@@ -106,7 +106,7 @@ class RunDriver:
                 if self._trainer.enable_validation:
                     return True
             elif action is Action.STOP:
-                loop.end_training(self._trainer, early=self.run.preempted)
+                loop.end_training(self._trainer, early=self.run.early_end.preempted)
             elif self._checkpointer is not None:
                 self._checkpointer.save(self.run)
         return False
@@ -115,7 +115,7 @@ class RunDriver:
         """Note the end of a step of ``trained`` batches; end the workload where there is a boundary."""
         run = self.run
         loop.move_to(self._trainer, run.state, run.context.optimizer_steps, extra_batches=trained - 1)
-        if run.must_end_now():
+        if run.early_end.must_come_now(run.at_boundary()):
             loop.end_training(self._trainer, early=True)
         if run.at_boundary() or self._lightning_ends_here():
             run.end_workload()

@@ -18,7 +18,8 @@ from det_lightning.adapters.driver import Checkpointer, RunDriver, StopIteration
 from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TrialCheckpointIO
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.resume import ResumePoint
-from det_lightning.adapters.run import Preemption, Reporter, TrialRun
+from det_lightning.adapters.run import Reporter, TrialRun
+from det_lightning.adapters.stopping import Preemption
 from det_lightning.checkpoint.conversion import TRIAL_KEY
 from det_lightning.checkpoint.joined_models import split_models
 from det_lightning.checkpoint.legacy import modernize
@@ -200,7 +201,7 @@ class TrialModule(pl.LightningModule):
         if self.driver is not None:
             self.driver.close()
             run = self.driver.run
-            if run.preempted and self.preemption is not None:
+            if run.early_end.preempted and self.preemption is not None:
                 # Together, for a launcher ends the others when the first one ends.
                 run.context.distributed.broadcast(None)
                 raise errors.Preempted(loop.exit_code_of(self.trainer, self.preemption.exit_code))
@@ -311,8 +312,8 @@ class TrialModule(pl.LightningModule):
         trial, context = self._built()
         period = None if self.checkpointer is None else self.checkpointer.period
         schedule = loop.schedule_of(self.trainer, self.options, context.position, period)
-        run = TrialRun(trial, context, schedule, [LightningReporter(self), *self.reporters], self.resume_point)
-        run.preemption = self.preemption
+        reporters = [LightningReporter(self), *self.reporters]
+        run = TrialRun(trial, context, schedule, reporters, self.resume_point, self.preemption)
         self.driver = RunDriver(self.trainer, run, self.checkpointer)
         run.start_up(self.trainer.limit_train_batches)
 

@@ -25,7 +25,7 @@ from det_lightning.pytorch.weights import (
     load_state,
 )
 
-__all__ = ["ResumePoint", "require_same_checkpoint", "resume_payload", "run_settings"]
+__all__ = ["ResumePoint", "load_data_of", "require_same_checkpoint", "resume_payload", "run_settings"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
@@ -42,6 +42,19 @@ def run_settings(context: PyTorchTrialContext) -> dict[str, Any]:
     return {
         "hparams": value_or_none(context.get_hparams),
         "experiment_config": value_or_none(context.get_experiment_config),
+    }
+
+
+def load_data_of(context: PyTorchTrialContext, trial: Any) -> dict[str, Any]:
+    """Return the content of ``load_data.json``: how to build ``trial`` again."""
+    settings = run_settings(context)
+    complete = None not in settings.values()
+    return {
+        "trial_type": "PyTorchTrial",
+        "experiment_config": settings["experiment_config"] if complete else None,
+        "hparams": settings["hparams"] if complete else None,
+        "trial_cls_spec": f"{type(trial).__module__}:{type(trial).__qualname__}",
+        "is_trainer": True,
     }
 
 

@@ -18,8 +18,9 @@ from det_lightning.adapters.metrics import (
     reduce_validation_metrics,
     to_numpy,
 )
-from det_lightning.adapters.resume import ResumePoint, require_same_checkpoint, resume_payload, run_settings
+from det_lightning.adapters.resume import ResumePoint, load_data_of, require_same_checkpoint, resume_payload
 from det_lightning.adapters.schedule import Action, Boundary, Schedule
+from det_lightning.adapters.stopping import EarlyEnd, Preemption
 from det_lightning.adapters.validation import Evaluation
 from det_lightning.checkpoint.snapshot import tensors_in
 from det_lightning.checkpoint.state import TrialState
@@ -29,7 +30,7 @@ from det_lightning.pytorch.random_state import capture_rng
 from det_lightning.pytorch.trial import PyTorchTrial
 from det_lightning.pytorch.weights import collect_rest, collect_weights
 
-__all__ = ["BatchLimit", "Preemption", "Reporter", "TrialRun"]
+__all__ = ["BatchLimit", "Reporter", "TrialRun"]
 
 
 class Reporter(Protocol):
@@ -42,16 +43,6 @@ class Reporter(Protocol):
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Take the metrics of a validation after ``steps_completed`` batches."""
-
-
-class Preemption(Protocol):
-    """Knows whether this process was asked to end; see ``det_lightning.callbacks.PreemptionHandler``."""
-
-    exit_code: int
-
-    @property
-    def requested(self) -> bool:
-        """Whether it was."""
 
 
 class BatchLimit(Protocol):
@@ -70,10 +61,10 @@ class TrialRun:
         schedule: when boundaries lie.
         reporters: who is told of the metrics.
         resume: what the run goes on from; None to begin anew.
+        preemption: ends the run from outside; None if nothing does.
 
     Attributes:
-        preemption: see :class:`Preemption`; None if nothing ends the run from outside.
-        preempted: the run ends since a process was asked to.
+        early_end: whether it ends before its length is reached.
 
     Raises:
         InvalidExperimentException: the trial wraps no model or no optimizer, or does not override exactly one of
@@ -87,6 +78,7 @@ class TrialRun:
         schedule: Schedule,
         reporters: list[Reporter],
         resume: ResumePoint | None = None,
+        preemption: Preemption | None = None,
     ) -> None:
         self.trial = trial
         self.context = context
@@ -103,8 +95,7 @@ class TrialRun:
         self._due: list[Boundary] = []
         self._actions: Iterator[Action] = iter(())
         self._rng_before_final_validation: dict[str, Any] | None = None
-        self.preemption: Preemption | None = None
-        self.preempted = False
+        self.early_end = EarlyEnd(context, preemption)
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
         require_trainable(trial, context)
@@ -146,7 +137,7 @@ class TrialRun:
             self._resume.apply(self.context, self.events)
         self.context.backend.begin_training()
         self.events.emit("on_training_start")
-        self._actions = self.schedule.actions([], self.state, self._stop_agreed)
+        self._actions = self.schedule.actions([], self.state, self.early_end.agree)
 
     def is_complete(self) -> bool:
         """Tell whether training has reached its length."""
@@ -248,25 +239,7 @@ class TrialRun:
             reporter.report_training(self.state.batches_trained, avg_metrics, batch_metrics)
         self._add_position(avg_metrics)
         self.events.emit("on_training_workload_end", avg_metrics=avg_metrics, batch_metrics=batch_metrics)
-        self._actions = self.schedule.actions(self._due, self.state, self._stop_agreed)
-
-    def _stop_agreed(self) -> bool:
-        """Tell whether any rank wants to stop, or was asked to end."""
-        wishes, distributed = (self.context.get_stop_requested(), self._asked_to_end()), self.context.distributed
-        of_all = [wishes] if distributed.size == 1 else distributed.allgather(wishes)
-        stops = any(requested for requested, _ in of_all)
-        # A trial that wanted to stop is done, and must not be started again.
-        self.preempted = any(asked for _, asked in of_all) and not stops
-        return stops or self.preempted
-
-    def _asked_to_end(self) -> bool:
-        return self.preemption is not None and self.preemption.requested
-
-    def must_end_now(self) -> bool:
-        """Tell whether the run ends without a boundary: its only process was asked to, and need not ask others."""
-        if self.context.distributed.size == 1 and not self._due and self._asked_to_end():
-            self.preempted = True
-        return self.preempted
+        self._actions = self.schedule.actions(self._due, self.state, self.early_end.agree)
 
     def next_action(self) -> Action | None:
         """Return what is to be done next before training goes on; None when it can."""
@@ -343,13 +316,4 @@ class TrialRun:
 
     def load_data(self) -> dict[str, Any]:
         """Return the content of ``load_data.json``: how to build the trial again."""
-        settings = run_settings(self.context)
-        complete = None not in settings.values()
-        trial_class = type(original_trial(self.trial))
-        return {
-            "trial_type": "PyTorchTrial",
-            "experiment_config": settings["experiment_config"] if complete else None,
-            "hparams": settings["hparams"] if complete else None,
-            "trial_cls_spec": f"{trial_class.__module__}:{trial_class.__qualname__}",
-            "is_trainer": True,
-        }
+        return load_data_of(self.context, original_trial(self.trial))
