@@ -1,12 +1,12 @@
 """How long a checkpoint of a large state keeps the training waiting, and how much memory it takes.
 
-    python benchmarks/checkpoint.py [--megabytes 500] [--checkpoints 6] [--directory DIR]
+    python benchmarks/checkpoint.py [--megabytes 500] [--checkpoints 6] [--period 25] [--directory DIR]
 
-The trial holds a state of the given size, half of it the momentum of its optimizer. Every fifth batch is followed by a
-checkpoint to the same disk: by a plain ``torch.save`` of the same state, by det_lightning while the training waits,
-and by det_lightning in the background. A pause is the time from the end of one batch to the begin of the next. Each
-way of saving is a process of its own. Memory is the growth of the peak of the resident set over its peak in the batches
-before the first checkpoint.
+The trial holds a state of the given size, half of it the momentum of its optimizer. Every ``--period`` batches are
+followed by a checkpoint to the same disk, rarely enough for the disk to have written the one before: by a plain
+``torch.save`` of the same state, by det_lightning while the training waits, and by det_lightning in the background. A
+pause is the time from the end of one batch to the begin of the next. Each way of saving is a process of its own. Memory
+is the growth of the peak of the resident set over its peak in the batches before the first checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import time
 import warnings
 from typing import Any
 
-PERIOD = 5
 WAYS = ["torch.save", "waiting", "background"]
 
 
@@ -46,7 +45,7 @@ class MemoryWatch(threading.Thread):
             time.sleep(0.01)
 
 
-def measure(way: str, megabytes: int, checkpoints: int, directory: str) -> dict[str, Any]:
+def measure(way: str, megabytes: int, checkpoints: int, period: int, directory: str) -> dict[str, Any]:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     import torch
@@ -74,12 +73,12 @@ def measure(way: str, megabytes: int, checkpoints: int, directory: str) -> dict[
 
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             begun = time.perf_counter()
-            if batch_idx and batch_idx % PERIOD == 0:
+            if batch_idx and batch_idx % period == 0:
                 self.pauses.append(begun - self.ended)
             loss = (self.model(batch[0].reshape(-1, 1)) ** 2).mean()
             self.context.backward(loss)
             self.context.step_optimizer(self.optimizer)
-            if way == "torch.save" and (batch_idx + 1) % PERIOD == 0:
+            if way == "torch.save" and (batch_idx + 1) % period == 0:
                 saving = time.perf_counter()
                 torch.save(
                     {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()},
@@ -88,7 +87,7 @@ def measure(way: str, megabytes: int, checkpoints: int, directory: str) -> dict[
                 self.pauses.append(time.perf_counter() - saving)
             if batch_idx == 1:
                 watch.start()
-            elif batch_idx == PERIOD - 2:
+            elif batch_idx == period - 2:
                 self.before_first = watch.peak
             self.ended = time.perf_counter()
             self.batches.append(self.ended - begun)
@@ -100,8 +99,8 @@ def measure(way: str, megabytes: int, checkpoints: int, directory: str) -> dict[
     with pytorch.init(enable_tensorboard_logging=False) as context:
         trial = Large(context)
         pytorch.Trainer(trial, context, enable_progress_bar=False, limit_val_batches=0).fit(
-            max_length=pytorch.Batch(PERIOD * checkpoints + 1),
-            checkpoint_period=pytorch.Batch(PERIOD if way != "torch.save" else 10**9),
+            max_length=pytorch.Batch(period * checkpoints + 1),
+            checkpoint_period=pytorch.Batch(period if way != "torch.save" else 10**9),
             checkpoint_policy="none",
             checkpoint_storage=directory,
             code_dir=tempfile.mkdtemp(dir=directory),
@@ -120,17 +119,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=500)
     parser.add_argument("--checkpoints", type=int, default=6)
+    parser.add_argument("--period", type=int, default=25, help="batches between two checkpoints")
     parser.add_argument("--directory", default=None, help="where to write; by default the temporary directory")
     parser.add_argument("--way", choices=WAYS, help="measure one way in this process, and print it as JSON")
     options = parser.parse_args()
     if options.way:
-        print(json.dumps(measure(options.way, options.megabytes, options.checkpoints, options.directory)))
+        print(
+            json.dumps(measure(options.way, options.megabytes, options.checkpoints, options.period, options.directory))
+        )
         return
     found = {}
     for way in WAYS:
         with tempfile.TemporaryDirectory(dir=options.directory) as directory:
             command = [sys.executable, __file__, "--way", way, "--directory", directory]
-            command += ["--megabytes", str(options.megabytes), "--checkpoints", str(options.checkpoints)]
+            command += [
+                "--megabytes",
+                str(options.megabytes),
+                "--checkpoints",
+                str(options.checkpoints),
+                "--period",
+                str(options.period),
+            ]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             found[way] = json.loads(done.stdout.splitlines()[-1])
     plain = found["torch.save"]["later"]
