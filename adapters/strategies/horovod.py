@@ -12,7 +12,7 @@ from pytorch_lightning.strategies import ParallelStrategy, StrategyRegistry
 
 from det_lightning import errors
 from det_lightning.adapters.strategies.environment import ContextEnvironment
-from det_lightning.adapters.strategies.horovod_processes import HorovodPlace, connect_horovod, horovod_context
+from det_lightning.adapters.strategies.horovod_processes import connect_horovod, horovod_context, place_of
 from det_lightning.adapters.strategies.model_horovod import HorovodBackend
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.pytorch.backend import Backend
@@ -50,7 +50,7 @@ class HorovodStrategy(ParallelStrategy):
 
     def __init__(self, **kwargs: Any) -> None:
         self._hvd = connect_horovod()
-        self._place = HorovodPlace.of(self._hvd)
+        self._place = place_of(self._hvd)
         super().__init__(**kwargs, cluster_environment=ContextEnvironment(self._place))
 
     # Processes and devices

@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from det_lightning.adapters.strategies.per_model import free_port
 from det_lightning.core.distributed import DistributedContext
+from det_lightning.core.place import Place
 
-__all__ = ["HorovodPlace", "connect_horovod", "horovod_context", "horovod_is_wanted", "refuse_horovod"]
+__all__ = ["connect_horovod", "horovod_context", "horovod_is_wanted", "place_of", "refuse_horovod"]
 
 logger = logging.getLogger("det_lightning.horovod")
 
@@ -20,23 +21,6 @@ _WANTED = "USE_HOROVOD"
 _OF_HOROVODRUN = "HOROVOD_RANK"
 _OF_OTHERS = ("USE_TORCH_DISTRIBUTED", "USE_DEEPSPEED", "TORCHELASTIC_RUN_ID")
 _OF_LAUNCHERS = (_OF_HOROVODRUN, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-
-
-@dataclasses.dataclass(frozen=True)
-class HorovodPlace:
-    """Where this process stands among those that Horovod connects."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-
-    @classmethod
-    def of(cls, hvd: Any) -> HorovodPlace:
-        """Ask ``horovod.torch``."""
-        return cls(**{field.name: getattr(hvd, field.name)() for field in dataclasses.fields(cls)})
 
 
 def horovod_is_wanted() -> bool:
@@ -93,6 +77,11 @@ def refuse_horovod(strategy: str) -> None:
         )
 
 
+def place_of(hvd: Any) -> Place:
+    """Return where this process stands among those that ``horovod.torch`` connects."""
+    return Place(**{field.name: getattr(hvd, field.name)() for field in dataclasses.fields(Place)})
+
+
 def horovod_context() -> DistributedContext:
     """Return the processes that Horovod connects, all of which have to call this.
 
@@ -100,7 +89,7 @@ def horovod_context() -> DistributedContext:
         ImportError, ValueError: see :func:`connect_horovod`.
     """
     hvd = connect_horovod()
-    place = HorovodPlace.of(hvd)
+    place = place_of(hvd)
     if place.size == 1:
         return DistributedContext()
     port = hvd.broadcast_object(free_port(), 0, name="det_lightning.port")

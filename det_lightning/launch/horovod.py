@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from det_lightning.launch.command_line import as_command, asks_for_help, gpus_or_one, problem_of, split
+
 __all__ = ["main"]
 
 _USAGE = "python -m det_lightning.launch.horovod [OPTIONS... --] SCRIPT [ARGS...]"
@@ -42,20 +44,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line; by default that of the process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options, command = _split(given)
-    if any(option in ("-h", "--help") for option in options or given[:1]):
+    options, script = split(given)
+    if asks_for_help(options, given):
         print(_HELP, end="")
         return 0
-    automatic = _AUTO in options or command[:1] == [_AUTO]
+    automatic = _AUTO in options or script[:1] == [_AUTO]
     options = [option for option in options if option != _AUTO]
-    command = command[1:] if command[:1] == [_AUTO] else command
+    script = script[1:] if script[:1] == [_AUTO] else script
     try:
-        _check(options, command)
+        if problem := problem_of(script, options, "horovodrun"):
+            raise ValueError(problem)
         options, processes = _count(options)
     except ValueError as error:
         print(f"usage: {_USAGE}\nerror: {error}", file=sys.stderr)
         return 2
-    command = _as_command(command)
+    command = as_command(script)
     if automatic and processes == 1:
         return _run(command, os.environ)
     if importlib.util.find_spec("horovod") is None:
@@ -69,27 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _run([*horovodrun, *options, *command], {**os.environ, "USE_HOROVOD": "1"})
 
 
-def _split(given: list[str]) -> tuple[list[str], list[str]]:
-    if "--" not in given:
-        return [], given
-    end = given.index("--")
-    return given[:end], given[end + 1 :]
-
-
-def _check(options: list[str], command: list[str]) -> None:
-    if not command:
-        raise ValueError("there is no script to run.")
-    if command[0].split("=")[0] == "--trial":
-        raise ValueError("--trial is not supported: write a script that calls det_lightning.pytorch.Trainer.")
-    if command == ["-m"]:
-        raise ValueError("-m needs the name of a module.")
-    if command[0].startswith("-") and command[0] != "-m":
-        where = "stands after --" if options else "needs -- between the options and the script"
-        raise ValueError(f"{command[0]} is an option of horovodrun, which {where}.")
-    if command[0].endswith(".py") and not os.path.isfile(command[0]):  # noqa: PTH113 (shown as it was given)
-        raise ValueError(f"there is no script {command[0]}.")
-
-
 def _count(options: list[str]) -> tuple[list[str], int]:
     """Return the options with the number of all processes in the words of horovodrun, and that number."""
     per_node, options = _take(options, _PER_NODE)
@@ -101,7 +83,7 @@ def _count(options: list[str]) -> tuple[list[str], int]:
         if number is not None and not (number.isdecimal() and int(number)):
             raise ValueError(f"{name} has to be a number from 1; got {number!r}.")
     nodes = len(hosts.split(",")) if hosts else 1
-    processes = int(total) if total else int(per_node or _gpus_or_one()) * nodes
+    processes = int(total) if total else int(per_node or gpus_or_one()) * nodes
     return [_TOTAL[0], str(processes), *options], processes
 
 
@@ -116,19 +98,6 @@ def _take(options: list[str], names: tuple[str, ...]) -> tuple[str | None, list[
                 raise ValueError(f"{name} needs a value.")
             return options[place + 1], options[:place] + options[place + 2 :]
     return None, options
-
-
-def _gpus_or_one() -> int:
-    import torch  # takes a second, which neither --help nor a mistake should cost
-
-    return max(1, torch.cuda.device_count())
-
-
-def _as_command(script: list[str]) -> list[str]:
-    first, *rest = script
-    if first in ("python", "python3"):
-        return [sys.executable, *rest]
-    return [sys.executable, *script] if first == "-m" or first.endswith(".py") else script
 
 
 def _run(command: list[str], environment: Mapping[str, str]) -> int:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from det_lightning.errors import PREEMPTED_EXIT_CODE
+from det_lightning.launch.command_line import as_command, asks_for_help, gpus_or_one, problem_of, split
 
 __all__ = ["main"]
 
@@ -49,43 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line; by default that of the process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options, command = _split(given)
-    if any(option in ("-h", "--help") for option in options or given[:1]):
+    options, script = split(given)
+    if asks_for_help(options, given):
         print(_HELP, end="")
         return 0
-    if problem := _problem(options, command):
+    if problem := problem_of(script, options, "torchrun"):
         print(f"usage: {_USAGE}\nerror: {problem}", file=sys.stderr)
         return 2
-    return _launch(options, _as_command(command))
-
-
-def _split(given: list[str]) -> tuple[list[str], list[str]]:
-    if "--" not in given:
-        return [], given
-    end = given.index("--")
-    return given[:end], given[end + 1 :]
-
-
-def _problem(options: list[str], command: list[str]) -> str:
-    if not command:
-        return "there is no script to run."
-    if command[0] == "--trial":
-        return "--trial is not supported: write a script that calls det_lightning.pytorch.Trainer(...).fit(...)."
-    if command[0] == "-m" and len(command) == 1:
-        return "-m needs the name of a module."
-    if command[0].startswith("-") and command[0] != "-m":
-        where = "stands after --" if options else "needs -- between the options and the script"
-        return f"{command[0]} is an option of torchrun, which {where}."
-    if command[0].endswith(".py") and not os.path.isfile(command[0]):  # noqa: PTH113 (shown as it was given)
-        return f"there is no script {command[0]}."
-    return ""
-
-
-def _as_command(script: list[str]) -> list[str]:
-    first, *rest = script
-    if first in ("python", "python3"):
-        return [sys.executable, *rest]
-    return [sys.executable, *script] if first == "-m" or first.endswith(".py") else script
+    return _launch(options, as_command(script))
 
 
 def _launch(options: list[str], command: list[str]) -> int:
@@ -121,7 +93,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parsed: argparse.Namespace = run.parse_args(arguments)  # type: ignore[no-untyped-call]
     options = arguments[: arguments.index("--no-python")]
     if not _is_given("nproc-per-node", options):
-        parsed.nproc_per_node = _gpus_or_one()
+        parsed.nproc_per_node = str(gpus_or_one())
     if not _is_given("signals-to-handle", options) and hasattr(signal, "SIGUSR1"):
         parsed.signals_to_handle = _SIGNALS
     run.config_from_args(copy.deepcopy(parsed))  # raises for values that can not be
@@ -151,12 +123,6 @@ def _is_given(name: str, options: list[str]) -> bool:
     if f"PET_{name.replace('-', '_').upper()}" in os.environ:
         return True
     return any(option.replace("_", "-").split("=")[0] == f"--{name}" for option in options)
-
-
-def _gpus_or_one() -> str:
-    import torch
-
-    return str(max(1, torch.cuda.device_count()))
 
 
 if __name__ == "__main__":

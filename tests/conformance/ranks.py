@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from tests.conformance import trials
-from tests.conformance.sides import Trace, run
+from tests.conformance.sides import Trace, as_unit, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,18 +54,11 @@ def main(side: str, cases: dict[str, Case], output: Path) -> None:
     for name, (trial, options) in cases.items():
         distributed = importlib.import_module(f"{side}.core").DistributedContext.from_torch_distributed()
         init = {**options.pop("init", {}), "distributed": distributed}
-        units = {argument: _as_unit(value) for argument, value in options.items()}
+        units = {argument: as_unit(value) for argument, value in options.items()}
         traces[name] = run(side, getattr(trials, trial), init=init, **units)
         dist.barrier()
     (output / f"{dist.get_rank()}.pkl").write_bytes(pickle.dumps(traces))
     dist.destroy_process_group()
-
-
-def _as_unit(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    kind, length = value
-    return lambda api: getattr(api, kind)(length)
 
 
 if __name__ == "__main__":

@@ -218,3 +218,11 @@ def raises_alike(make_trial: MakeTrial, match: str, **run_arguments: Any) -> Non
     alike = {real.type.__name__, *(base.__name__ for base in real.type.__mro__ if base.__module__ == "builtins")}
     alike -= {"object", "BaseException", "Exception"} if real.type.__module__ != "builtins" else {"object"}
     assert {base.__name__ for base in ours.type.__mro__} & alike, (real.type, ours.type)
+
+
+def as_unit(value: Any) -> Any:
+    """Return what :func:`run` takes for a unit of training that was passed through JSON: ``["Batch", 4]``."""
+    if not isinstance(value, list):
+        return value
+    kind, length = value
+    return lambda api: getattr(api, kind)(length)

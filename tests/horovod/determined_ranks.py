@@ -15,7 +15,7 @@ from typing import Any
 
 from det_lightning.adapters.strategies.per_model import free_port
 from tests.conformance import trials
-from tests.conformance.sides import run
+from tests.conformance.sides import as_unit, run
 
 
 def main(side: str, cases: dict[str, Any], output: Path) -> None:
@@ -41,17 +41,10 @@ def main(side: str, cases: dict[str, Any], output: Path) -> None:
             os.environ[f"INTER_TRAIN_PROCESS_COMM_PORT_{number}"] = str(port)
         distributed = importlib.import_module(f"{side}.core").DistributedContext.from_horovod(hvd)
         init = {**options.pop("init", {}), "distributed": distributed}
-        units = {argument: _as_unit(value) for argument, value in options.items()}
+        units = {argument: as_unit(value) for argument, value in options.items()}
         traces[name] = run(side, getattr(trials, trial), init=init, **units)
         hvd.barrier()
     (output / f"{hvd.rank()}.pkl").write_bytes(pickle.dumps(traces))
-
-
-def _as_unit(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    kind, length = value
-    return lambda api: getattr(api, kind)(length)
 
 
 if __name__ == "__main__":

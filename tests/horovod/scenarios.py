@@ -8,7 +8,7 @@ import torch
 import torchmetrics
 
 from det_lightning import pytorch
-from tests.ranks import Frozen, Gan, Plain
+from tests.ranks import Frozen, Gan, Orders, Plain
 
 
 class Sgd(Plain):
@@ -46,22 +46,13 @@ class Leaking(Gan):
         return loss
 
 
-class Passes(Plain):
+class Passes(Orders):
     """Three backward passes before each step."""
 
     def wrap(self) -> None:
         self.model = self.context.wrap_model(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 1)))
         adamw = torch.optim.AdamW(self.model.parameters(), lr=0.05)
         self.optimizer = self.context.wrap_optimizer(adamw, backward_passes_per_step=3)
-
-    def train_on(self, batch: Any) -> torch.Tensor:
-        self.context.backward(self.loss(batch) * 0.5)
-        outputs = self.model(batch[0])
-        loss = ((outputs - batch[1]) ** 2).mean()
-        self.context.backward(loss, retain_graph=True)
-        self.context.backward(outputs.abs().mean() * 0.1)
-        self.context.step_optimizer(self.optimizer)
-        return loss
 
 
 class Unused(Plain):

@@ -18,7 +18,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """What would have been started, as if Horovod were installed."""
     found: Started = []
     monkeypatch.setattr(horovod, "_run", lambda command, environment: found.append((command, environment)) or 0)
-    monkeypatch.setattr(horovod, "_gpus_or_one", lambda: 1)
+    monkeypatch.setattr(horovod, "gpus_or_one", lambda: 1)
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "horovod" or find_spec(name))
     return found
