@@ -11,6 +11,7 @@ from det_lightning.adapters.strategies import backend_for, distributed_for
 from det_lightning.pytorch.agreement import require_same_trial
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.legacy_trial import adapt_legacy_trial, interface_mistakes, original_trial
+from det_lightning.pytorch.precision import WholeModelPrecision
 from det_lightning.pytorch.trial import PyTorchTrial
 
 __all__ = ["TrialBuilder", "require_trainable"]
@@ -47,8 +48,18 @@ class TrialBuilder:
         self._trial_kwargs = trial_kwargs
         self._context_kwargs = context_kwargs
 
-    def build(self, strategy: Strategy) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return the trial, adapted if it is an old one, and its context; they are built on the first call."""
+    def build(
+        self, strategy: Strategy, precision: WholeModelPrecision | None = None
+    ) -> tuple[PyTorchTrial, PyTorchTrialContext]:
+        """Return the trial, adapted if it is an old one, and its context; they are built on the first call.
+
+        Args:
+            strategy: says where to train.
+            precision: what all models compute in; None leaves it to the trial.
+
+        Raises:
+            InvalidExperimentException: the trial chooses a precision too.
+        """
         if self._context is None:
             self._context = PyTorchTrialContext(
                 **self._context_kwargs,
@@ -57,6 +68,8 @@ class TrialBuilder:
                 enable_tensorboard_logging=False,
             )
         is_new = isinstance(self._trial, type)
+        if precision is not None:
+            self._context.use_whole_model_precision(precision)
         if isinstance(self._trial, type):
             self._trial = self._trial(self._context, **self._trial_kwargs)
         self._trial = adapt_legacy_trial(self._trial, self._context)

@@ -21,6 +21,7 @@ from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
+from det_lightning.adapters.precision import TRIAL_PRECISIONS
 from det_lightning.adapters.schedule import Schedule
 from det_lightning.adapters.strategies import TRIAL_STRATEGIES, trains_many
 from det_lightning.checkpoint.state import TrialState
@@ -90,8 +91,8 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
             "use validate(): a trial has training and validation data only",
         ),
         f"precision={trainer.precision!r}": (
-            trainer.precision != "32-true",
-            "call context.experimental.use_amp() in the trial's __init__",
+            trainer.precision not in TRIAL_PRECISIONS,
+            f"use one of {', '.join(TRIAL_PRECISIONS)}, or choose a precision in the trial's __init__",
         ),
         f"strategy={type(trainer.strategy).__name__} on {trainer.world_size} devices": (
             trainer.world_size > 1 and not trains_many(trainer.strategy),

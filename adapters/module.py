@@ -16,6 +16,7 @@ from det_lightning.adapters import loop
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.driver import Checkpointer, RunDriver, StopIterationGuard
 from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TrialCheckpointIO
+from det_lightning.adapters.precision import take_precision
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.resume import ResumePoint
 from det_lightning.adapters.run import Reporter, TrialRun
@@ -26,6 +27,7 @@ from det_lightning.checkpoint.legacy import modernize
 from det_lightning.checkpoint.reading import CheckpointContent
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.legacy_trial import original_trial
+from det_lightning.pytorch.precision import WholeModelPrecision
 from det_lightning.pytorch.random_state import capture_rng
 from det_lightning.pytorch.trial import PyTorchTrial
 from det_lightning.pytorch.weights import collect_rest, load_models
@@ -110,6 +112,7 @@ class TrialModule(pl.LightningModule):
         self.checkpointer: Checkpointer | None = None
         self.preemption: Preemption | None = None
         self.reporters: list[Reporter] = []
+        self._model_precision: WholeModelPrecision | None = None
         self.resume_point: ResumePoint | None = None
         if hparams:
             self.save_hyperparameters(hparams)
@@ -120,6 +123,7 @@ class TrialModule(pl.LightningModule):
         """Refuse flags that can not work; attach what ends a trial's run after an exception."""
         loop.refuse_unsupported_flags(self.trainer)
         loop.keep_ranks_independent(self.trainer)
+        self._model_precision = take_precision(self.trainer)
         self.checkpointer, self.reporters, self.resume_point, self.driver = None, [], None, None
         self.preemption = None
         return [_RunGuard()]
@@ -134,7 +138,7 @@ class TrialModule(pl.LightningModule):
 
     def configure_model(self) -> None:
         """Build the trial, on the device that Lightning chose."""
-        self._runnable, self.context = self.builder.build(self.trainer.strategy)
+        self._runnable, self.context = self.builder.build(self.trainer.strategy, self._model_precision)
         self.trial = original_trial(self._runnable)
         self.models = torch.nn.ModuleList(self.context.models)
 

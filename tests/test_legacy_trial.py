@@ -462,5 +462,8 @@ def test_mixed_precision_of_the_configuration_is_not_passed_over() -> None:
 
     plain = fit_by_determineds_door(Old, exp_conf=configured("O0"))
     assert torch.equal(weights_of(plain), weights_of(fit_by_determineds_door(Old)))
-    with pytest.raises(InvalidTrial, match=r"optimizations.mixed_precision='O1', which needs configure_apex_amp\(opt"):
-        fit_by_determineds_door(Old, exp_conf=configured("O1"))
+    halved = weights_of(fit_by_determineds_door(Old, exp_conf=configured("O2")))
+    assert not torch.equal(halved, weights_of(plain))
+    torch.testing.assert_close(halved.float(), weights_of(plain), rtol=0.05, atol=0.02)
+    with pytest.raises(InvalidTrial, match=r"optimizations.mixed_precision='O4', which needs configure_apex_amp\(opt"):
+        fit_by_determineds_door(Old, exp_conf=configured("O4"))

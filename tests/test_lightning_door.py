@@ -240,7 +240,7 @@ def test_a_trainers_flags_are_left_as_they_were() -> None:
         ({"overfit_batches": 2}, "overfit_batches=2"),
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs=1"),
         ({"val_check_interval": "00:00:01:00"}, "validation_period"),
-        ({"precision": "bf16-mixed"}, "use_amp"),
+        ({"precision": "64-true"}, "precision='64-true': use one of 32-true, bf16-mixed"),
         ({"callbacks": [StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging: wrap"),
         ({"callbacks": [BatchSizeFinder()]}, "BatchSizeFinder: give"),
         ({"gradient_clip_val": 1.0, "overfit_batches": 2}, "clip in train_batch.*overfit_batches=2"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -135,9 +135,25 @@ class DDPBackend(WholeStates):
             model.end_backward()
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.average_rest(parameter for group in optimizer.param_groups for parameter in group["params"])
+
+    def average_rest(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        parameters = list(parameters)
         for model in self._models:
             model.average_rest(parameters)
+
+    def agree(self, flag: torch.Tensor) -> None:
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+
+    def change_parameters(self, model: torch.nn.Module, change: Callable[[torch.nn.Module], None]) -> torch.nn.Module:
+        """Change the model inside of its :class:`ModelDDP`, which is made anew, for it knows the former parameters."""
+        if not isinstance(model, ModelDDP):
+            change(model)
+            return model
+        change(model.module)
+        changed = ModelDDP(model.module)
+        self._models[self._models.index(model)] = changed
+        return changed
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         if scaler is None:

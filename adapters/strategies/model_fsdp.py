@@ -186,6 +186,23 @@ class FSDPBackend:
         dist.all_reduce(average.div_(dist.get_world_size()))
         return average
 
+    def average_rest(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Every backward pass averages all gradients."""
+
+    def agree(self, flag: torch.Tensor) -> None:
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+
+    def change_parameters(self, model: torch.nn.Module, change: Callable[[torch.nn.Module], None]) -> torch.nn.Module:
+        """Refuse to.
+
+        Raises:
+            InvalidExperimentException: always; parameters are sharded as they are when the model is wrapped.
+        """
+        raise errors.InvalidExperimentException(
+            f"The parameters of a {type(model).__name__} are sharded in float32 since wrap_model(), and can not become "
+            "others. Use opt_level='O1', or cast the model before wrap_model()."
+        )
+
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         if scaler is None:
             optimizer.step()

@@ -112,6 +112,10 @@ class HorovodBackend(LocalBackend):
         """
         self._wrapped(optimizer).synchronize()
 
+    def agree(self, flag: torch.Tensor) -> None:
+        if self._hvd.size() > 1:
+            flag.copy_(self._hvd.allreduce(flag, name="det_lightning.agree", op=self._hvd.Sum))
+
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         with self._wrapped(optimizer).optimizer.skip_synchronize():
             super().step(optimizer, scaler)

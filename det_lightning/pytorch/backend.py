@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -45,6 +46,19 @@ class Backend(Protocol):
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the gradients of ``optimizer`` those of all ranks, before they are looked at."""
+
+    def average_rest(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Average over ranks those gradients of ``parameters``, of wrapped models, that no backward pass averages."""
+
+    def agree(self, flag: torch.Tensor) -> None:
+        """Make a scalar on the device the greatest that any rank has."""
+
+    def change_parameters(self, model: torch.nn.Module, change: Callable[[torch.nn.Module], None]) -> torch.nn.Module:
+        """Let ``change`` give a wrapped model other parameters; return what to train with from now on.
+
+        Raises:
+            InvalidExperimentException: its parameters can not be changed any more.
+        """
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         """Run one step of ``optimizer``, through ``scaler`` if there is one."""
@@ -136,6 +150,16 @@ class LocalBackend(WholeStates):
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients are those of all ranks, for there is one."""
+
+    def average_rest(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """The gradients are those of all ranks, for there is one."""
+
+    def agree(self, flag: torch.Tensor) -> None:
+        """A single rank agrees with itself."""
+
+    def change_parameters(self, model: torch.nn.Module, change: Callable[[torch.nn.Module], None]) -> torch.nn.Module:
+        change(model)
+        return model
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         if scaler is None:

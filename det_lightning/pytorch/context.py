@@ -86,9 +86,8 @@ class PyTorchTrialContext(WrappingContext):
 
         With several ranks gradients are exchanged only on batches that update the optimizers.
         """
-        if self.experimental.auto_amp:
-            loss = self.scaler.scale(loss)
-        self.backend.backward(loss, gradient, retain_graph, create_graph)
+        way = self.backend if self.precision is None else self.precision
+        way.backward(loss, gradient, retain_graph, create_graph)
 
     def step_optimizer(
         self,
@@ -126,24 +125,39 @@ class PyTorchTrialContext(WrappingContext):
                 )
             if not self.is_update_batch():
                 return
-        self.backend.synchronize(optimizer)
+        precision = self.precision
+        way = self.backend if precision is None else precision
+        way.synchronize(optimizer)
         if frequency > 1 and self._averages[optimizer]:
             _divide_gradients(optimizer, frequency)
         if clip_grads is not None or self.before_step:
             self._before_step(optimizer, clip_grads)
-        self.backend.step(optimizer, self.scaler if scaler is None and self.experimental.auto_amp else scaler)
+        if precision is None:
+            self.backend.step(optimizer, scaler)
+        else:
+            precision.step(optimizer, scaler)
         self.optimizer_steps += 1
         if auto_zero_grads:
             optimizer.zero_grad()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, clip_grads: ClipGrads | None) -> None:
-        if self.experimental.auto_amp:
-            self.scaler.unscale_(optimizer)
+        if self.precision is not None:
+            self.precision.unscale(optimizer)
         parameters = _parameters_of(optimizer)
         if clip_grads is not None:
             clip_grads(parameters)
         for hook in self.before_step:
             hook(parameters)
+
+    def begin_batch(self) -> None:
+        """Begin a training batch; the training loop calls it."""
+        way = self.backend if self.precision is None else self.precision
+        way.begin_batch(self.is_update_batch())
+
+    def end_batch(self) -> None:
+        """End a training batch; the training loop calls it."""
+        if self.precision is not None:
+            self.precision.end_batch()
 
     def is_update_batch(self) -> bool:
         """Tell whether the current batch closes an aggregation, so that optimizers step on it."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 __all__ = ["PyTorchExperimentalContext"]
 
@@ -18,14 +15,13 @@ class PyTorchExperimentalContext:
     """Reached as ``context.experimental``.
 
     Args:
-        wrap_scaler: the context's method of this name.
+        use_amp: makes the context use torch.amp.
         wrap_reducer: the context's method of this name.
     """
 
-    def __init__(self, wrap_scaler: Callable[[Any], Any], wrap_reducer: Callable[..., Any]) -> None:
-        self._wrap_scaler = wrap_scaler
+    def __init__(self, use_amp: Callable[[], None], wrap_reducer: Callable[..., Any]) -> None:
+        self._use_amp = use_amp
         self._wrap_reducer = wrap_reducer
-        self.auto_amp = False
         self.auto_to_device = True
         self.reproducibility_checks = True
 
@@ -33,12 +29,11 @@ class PyTorchExperimentalContext:
         """Run forward passes under autocast and let the context scale losses and steps.
 
         Call it before any ``wrap_model``. Where there is no CUDA device the scaler is disabled.
+
+        Raises:
+            InvalidExperimentException: see ``context.wrap_scaler``.
         """
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*GradScaler is enabled, but CUDA is not available.*")
-            scaler = torch.amp.GradScaler("cuda")
-        self._wrap_scaler(scaler)
-        self.auto_amp = True
+        self._use_amp()
 
     def disable_dataset_reproducibility_checks(self) -> None:
         """Allow loaders other than ``det_lightning.pytorch.DataLoader``: sharding, repeating, skipping are yours."""

@@ -9,19 +9,18 @@ import torch
 from det_lightning import errors
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.pytorch.agreement import require_same_model
-from det_lightning.pytorch.amp import autocast_forward_pass
-from det_lightning.pytorch.backend import Backend, LocalBackend
+from det_lightning.pytorch.amp import AmpContext
+from det_lightning.pytorch.backend import Backend
 from det_lightning.pytorch.experimental import PyTorchExperimentalContext
 from det_lightning.pytorch.lr_scheduler import LRScheduler
 from det_lightning.pytorch.reducers import ReducerRegistry
-from det_lightning.pytorch.settings import RunSettings
 
 __all__ = ["WrappingContext"]
 
 _T = TypeVar("_T")
 
 
-class WrappingContext(RunSettings):
+class WrappingContext(AmpContext):
     """The part of a trial's context that is used in its ``__init__``; see :class:`PyTorchTrialContext`."""
 
     def __init__(
@@ -32,24 +31,12 @@ class WrappingContext(RunSettings):
         average_aggregated_gradients: bool,
         loading_only: bool,
     ) -> None:
-        self.distributed = distributed or DistributedContext()
-        super().__init__(**settings, slots=self.distributed.size)
-        self.backend: Backend = backend or LocalBackend()
-        self.models: list[torch.nn.Module] = []
-        self.optimizers: list[torch.optim.Optimizer] = []
+        super().__init__(settings, distributed, backend, loading_only)
         self.lr_schedulers: list[LRScheduler] = []
-        self.scaler: Any = None
         self.reducers = ReducerRegistry(self.distributed)
-        self.experimental = PyTorchExperimentalContext(self.wrap_scaler, self.wrap_reducer)
-        self._loading_only = loading_only
+        self.experimental = PyTorchExperimentalContext(self._use_amp, self.wrap_reducer)
         self._average_by_default = average_aggregated_gradients
         self._averages: dict[torch.optim.Optimizer, bool] = {}
-        self._amp_configured = False
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        return self.backend.device
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """Place a model for training; use what is returned.
@@ -60,9 +47,13 @@ class WrappingContext(RunSettings):
         self._require_before_amp("wrap_model")
         if not self._loading_only:
             require_same_model(self.distributed, len(self.models), model)
+            if self.whole_models is not None:
+                self.whole_models.cast(model)
             model = self.backend.wrap_model(model)
-        if self.experimental.auto_amp:
+        if self._autocasts:
             model = self.autocast_forward_pass(model)
+        elif self.whole_models is not None:
+            self.whole_models.surround(model, self.device)
         self.models.append(model)
         return model
 
@@ -131,77 +122,6 @@ class WrappingContext(RunSettings):
             )
         self.lr_schedulers.append(LRScheduler(lr_scheduler, step_mode, frequency))
         return lr_scheduler
-
-    def wrap_scaler(self, scaler: Any) -> Any:
-        """Register a gradient scaler so that checkpoints hold its state; scaling and updating stay with the trial.
-
-        Raises:
-            InvalidExperimentException: there is a scaler already, a model was wrapped before, or apex is in use.
-        """
-        if self._amp_configured:
-            raise errors.InvalidExperimentException(
-                "wrap_scaler() after configure_apex_amp(): use either torch.amp or apex levels, not both."
-            )
-        if self.scaler is not None:
-            raise errors.InvalidExperimentException(
-                "There is a gradient scaler already: call wrap_scaler() or experimental.use_amp() once."
-            )
-        if self.models:
-            raise errors.InvalidExperimentException(
-                "Call wrap_scaler() or experimental.use_amp() before the first wrap_model()."
-            )
-        self.scaler = scaler
-        return scaler
-
-    def autocast_forward_pass(self, to_wrap: torch.nn.Module) -> torch.nn.Module:
-        """Make a model's forward pass run under autocast, with float32 outputs."""
-        return autocast_forward_pass(to_wrap, self.device)
-
-    def configure_apex_amp(
-        self,
-        models: Any,
-        optimizers: Any,
-        enabled: bool | None = True,
-        opt_level: str | None = "O1",
-        cast_model_type: torch.dtype | None = None,
-        patch_torch_functions: bool | None = None,
-        keep_batchnorm_fp32: bool | str | None = None,
-        master_weights: bool | None = None,
-        loss_scale: float | str | None = None,
-        cast_model_outputs: torch.dtype | None = None,
-        num_losses: int | None = 1,
-        verbosity: int | None = 1,
-        min_loss_scale: float | None = None,
-        max_loss_scale: float | None = 2.0**24,
-    ) -> tuple[Any, Any]:
-        """Configure the precision of models and optimizers by apex's levels.
-
-        Only ``enabled=False`` and the plain float32 level ``"O0"`` exist in this version; both leave models and
-        optimizers as they are and return them in the shape in which they came.
-
-        Raises:
-            InvalidExperimentException: another level, a second call, or a gradient scaler is in use.
-        """
-        if not enabled or self._loading_only:
-            return models, optimizers
-        if self.scaler is not None and self.scaler.is_enabled():
-            raise errors.InvalidExperimentException(
-                "configure_apex_amp() after wrap_scaler() or use_amp(): use either torch.amp or apex levels, not both."
-            )
-        if self._amp_configured:
-            raise errors.InvalidExperimentException("configure_apex_amp() was called a second time; call it once.")
-        if opt_level != "O0":
-            raise errors.InvalidExperimentException(
-                f"configure_apex_amp(opt_level={opt_level!r}): this version trains in float32 (opt_level='O0') or "
-                "through torch.amp. Call context.experimental.use_amp() instead, or wait for a version with the "
-                "apex levels."
-            )
-        self._amp_configured = True
-        return models, optimizers
-
-    def _require_before_amp(self, method: str) -> None:
-        if self._amp_configured:
-            raise errors.InvalidExperimentException(f"Call {method}() before configure_apex_amp(), not after it.")
 
     def wrap_reducer(
         self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True

@@ -74,7 +74,6 @@ def fails(make: Any, match: str, **fit: Any) -> None:
             ),
             "backward_passes_per_step.*got 0",
         ),
-        (lambda api, context, trial: context.configure_apex_amp(trial.model, trial.optimizer), "opt_level='O1'"),
     ],
 )
 def test_building_a_trial(build: Any, match: str) -> None:

@@ -1,0 +1,196 @@
+"""apex's levels ``O0`` to ``O3``, and what overrides their properties."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+
+from det_lightning import errors
+
+__all__ = ["HALF_TYPES", "Level", "resolve_level"]
+
+HALF_TYPES = (torch.float16, torch.bfloat16)
+
+DYNAMIC = "dynamic"
+
+#: The properties of each level, as apex documents them.
+_LEVELS: dict[str, dict[str, Any]] = {
+    "O0": {"cast_model_type": torch.float32, "loss_scale": 1.0},
+    "O1": {"patch_torch_functions": True, "loss_scale": DYNAMIC},
+    "O2": {
+        "cast_model_type": torch.float16,
+        "keep_batchnorm_fp32": True,
+        "master_weights": True,
+        "loss_scale": DYNAMIC,
+    },
+    "O3": {"cast_model_type": torch.float16, "keep_batchnorm_fp32": False, "loss_scale": 1.0},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """A level with all of its properties decided.
+
+    Attributes:
+        opt_level: its name.
+        cast_model_type: what weights and inputs become; None leaves them.
+        patch_torch_functions: run forward passes under autocast.
+        keep_batchnorm_fp32: leave batch norms in float32 where weights are cast.
+        master_weights: optimizers update float32 copies of weights in half precision.
+        loss_scale: a number, or ``"dynamic"``.
+        cast_model_outputs: what outputs become; None makes those in half precision float32.
+        num_losses: how many losses have a scaler of their own.
+        min_loss_scale, max_loss_scale: between which a dynamic scale stays.
+    """
+
+    opt_level: str
+    cast_model_type: torch.dtype | None = None
+    patch_torch_functions: bool = False
+    keep_batchnorm_fp32: bool | None = None
+    master_weights: bool = False
+    loss_scale: float | str = 1.0
+    cast_model_outputs: torch.dtype | None = None
+    num_losses: int = 1
+    min_loss_scale: float | None = None
+    max_loss_scale: float | None = None
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether weights become something else than float32."""
+        return self.cast_model_type not in (None, torch.float32)
+
+    @property
+    def halves(self) -> bool:
+        """Whether anything is computed in half precision."""
+        return self.patch_torch_functions or self.casts_weights
+
+    @property
+    def scales(self) -> bool:
+        """Whether losses are scaled, or gradients go to master weights: then each backward pass needs work."""
+        return self.loss_scale != 1.0 or self.master_weights
+
+    def on_cpu(self) -> Level:
+        """Return the level with bfloat16 in place of float16."""
+        return dataclasses.replace(
+            self,
+            cast_model_type=_without_float16(self.cast_model_type),
+            cast_model_outputs=_without_float16(self.cast_model_outputs),
+        )
+
+
+def _without_float16(dtype: torch.dtype | None) -> torch.dtype | None:
+    return torch.bfloat16 if dtype is torch.float16 else dtype
+
+
+def resolve_level(opt_level: Any, overrides: dict[str, Any]) -> Level:
+    """Return a level with its properties overridden.
+
+    Args:
+        opt_level: ``"O0"``, ``"O1"``, ``"O2"`` or ``"O3"``.
+        overrides: other arguments of ``apex.amp.initialize`` by name; None leaves a property as it is.
+
+    Raises:
+        InvalidExperimentException: the level is unknown, or something does not go with it; names all of it.
+    """
+    if opt_level not in _LEVELS:
+        raise errors.InvalidExperimentException(
+            f"configure_apex_amp(opt_level={opt_level!r}): the levels are 'O0', 'O1', 'O2' and 'O3', with the letter O."
+        )
+    mistakes: list[str] = []
+    given = {name: value for name, value in overrides.items() if value is not None}
+    if opt_level == "O1":
+        mistakes += _clashes_with_autocast(given)
+    elif given.get("patch_torch_functions"):
+        mistakes.append("patch_torch_functions=True goes with opt_level='O1' only, which it defines")
+    values: dict[str, Any] = {name: _parse(name, value, mistakes) for name, value in given.items()}
+    lowest, highest = values.get("min_loss_scale"), values.get("max_loss_scale")
+    if lowest is not None and highest is not None and lowest > highest:
+        mistakes.append(f"min_loss_scale={lowest} is above max_loss_scale={highest}")
+    if mistakes:
+        raise errors.InvalidExperimentException(
+            f"configure_apex_amp(opt_level={opt_level!r}, ...) got " + "; and ".join(mistakes) + "."
+        )
+    return Level(opt_level, **{**_LEVELS[opt_level], **values})
+
+
+def _clashes_with_autocast(given: dict[str, Any]) -> list[str]:
+    clashes = [
+        f"{name}={given[name]!r}, but 'O1' leaves weights in float32 and casts while it computes; use 'O2' for that"
+        for name in ("keep_batchnorm_fp32", "master_weights")
+        if name in given
+    ]
+    # apex takes False for "no cast" here.
+    cast = given.get("cast_model_type", torch.float32)
+    if cast is not torch.float32 and cast is not False:
+        clashes.append(f"cast_model_type={cast!r}, but 'O1' leaves weights in float32; use 'O2' or 'O3' to cast them")
+    return clashes
+
+
+def _parse(name: str, value: Any, mistakes: list[str]) -> Any:
+    try:
+        return _PARSERS[name](value)
+    except (TypeError, ValueError) as e:
+        mistakes.append(f"{name}={value!r}, which should be {e}")
+        return None
+
+
+def _parse_flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("True, False or None")
+    return value
+
+
+def _parse_flag_or_name(value: Any) -> bool:
+    if value in ("True", "False"):
+        return bool(value == "True")
+    if not isinstance(value, bool):
+        raise TypeError("True, False, 'True', 'False' or None")
+    return value
+
+
+def _parse_loss_scale(value: Any) -> float | str:
+    return (
+        DYNAMIC if value == DYNAMIC else _positive(value, "a number above 0, such a number as a string, or 'dynamic'")
+    )
+
+
+def _positive(value: Any, expected: str = "a number above 0") -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(expected) from None
+    if isinstance(value, bool) or not (number > 0 and math.isfinite(number)):
+        raise ValueError(expected)
+    return number
+
+
+def _parse_weights_type(value: Any) -> torch.dtype | None:
+    return None if value is False else _parse_type(value)
+
+
+def _parse_type(value: Any) -> torch.dtype:
+    if not isinstance(value, torch.dtype) or not value.is_floating_point:
+        raise TypeError("a floating-point torch.dtype, such as torch.float16, or None")
+    return value
+
+
+def _parse_count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError("an int of at least 1")
+    return value
+
+
+_PARSERS = {
+    "cast_model_type": _parse_weights_type,
+    "patch_torch_functions": _parse_flag,
+    "keep_batchnorm_fp32": _parse_flag_or_name,
+    "master_weights": _parse_flag,
+    "loss_scale": _parse_loss_scale,
+    "cast_model_outputs": _parse_type,
+    "num_losses": _parse_count,
+    "min_loss_scale": _positive,
+    "max_loss_scale": _positive,
+}

@@ -1,0 +1,126 @@
+"""The gradients that one scaled backward pass adds: told apart from earlier ones, exchanged, unscaled, checked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from det_lightning.pytorch.backend import Backend
+
+__all__ = ["ScaledGradients"]
+
+
+class ScaledGradients:
+    """Unscales what each backward pass adds, so that passes with different scales can add to the same gradients.
+
+    Args:
+        backend: what exchanges gradients.
+        optimizers: all of the run.
+        masters: the float32 parameter that an optimizer has in place of one in half precision.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        optimizers: list[torch.optim.Optimizer],
+        masters: dict[torch.nn.Parameter, torch.nn.Parameter],
+    ) -> None:
+        self._backend = backend
+        self._optimizers = optimizers
+        self._halves = {master: half for half, master in masters.items()}
+        self._earlier: dict[torch.nn.Parameter, torch.Tensor] = {}
+
+    def begin_pass(self) -> None:
+        """Lay earlier gradients aside."""
+        for parameter in self._parameters():
+            if parameter.grad is not None:
+                self._earlier[parameter] = parameter.grad
+                parameter.grad = None
+
+    @torch.no_grad()
+    def end_pass(self, inverse: torch.Tensor) -> tuple[list[torch.optim.Optimizer], torch.Tensor]:
+        """Exchange and unscale what the pass has added, and add earlier gradients again.
+
+        Args:
+            inverse: what to multiply gradients with, a scalar on the device.
+
+        Returns:
+            The optimizers whose parameters got gradients, and a scalar on the device that is not 0 if any of them,
+            on any rank, is not finite.
+        """
+        self._take_from_halves()
+        touched = [optimizer for optimizer in self._optimizers if _has_gradients(optimizer)]
+        for optimizer in touched:
+            self._backend.synchronize(optimizer)
+        overflow = self._unscale(inverse)
+        self._backend.agree(overflow)
+        for parameter, gradient in self._earlier.items():
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+        self._earlier.clear()
+        return touched, overflow
+
+    def copy_to_halves(self, optimizer: torch.optim.Optimizer) -> None:
+        """Round the masters that ``optimizer`` has updated to the weights that the models compute with."""
+        pairs = [(self._halves[p], p) for p in _parameters_of(optimizer) if p in self._halves] if self._halves else []
+        if pairs:
+            with torch.no_grad():
+                torch._foreach_copy_([half for half, _ in pairs], [master for _, master in pairs])
+
+    def _parameters(self) -> dict[torch.nn.Parameter, None]:
+        return {parameter: None for optimizer in self._optimizers for parameter in _parameters_of(optimizer)}
+
+    def _take_from_halves(self) -> None:
+        """Move gradients of weights in half precision to their masters."""
+        pairs = [(half, master) for master, half in self._halves.items() if half.grad is not None]
+        self._backend.average_rest(half for half, _ in pairs)
+        if not pairs:
+            return
+        gradients: list[Any] = [half.grad for half, _ in pairs]
+        wide = [
+            torch.empty_like(m) if g.layout is torch.strided else g.to(m.dtype)
+            for g, (_, m) in zip(gradients, pairs, strict=True)
+        ]
+        dense = [(to, of) for to, of in zip(wide, gradients, strict=True) if of.layout is torch.strided]
+        if dense:
+            torch._foreach_copy_([to for to, _ in dense], [of for _, of in dense])
+        for (half, master), gradient in zip(pairs, wide, strict=True):
+            half.grad, master.grad = None, gradient
+
+    def _unscale(self, inverse: torch.Tensor) -> torch.Tensor:
+        by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+        for parameter in self._parameters():
+            if parameter.grad is not None:
+                values = _values_of_gradient(parameter)
+                by_kind[values.device, values.dtype].append(values)
+        overflow = torch.zeros((), dtype=torch.float32, device=inverse.device)
+        for (device, _), gradients in by_kind.items():
+            found = overflow if device == overflow.device else torch.zeros((), dtype=torch.float32, device=device)
+            factor = inverse.to(device, non_blocking=True)
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, factor)
+            if found is not overflow:
+                overflow += found.to(overflow.device, non_blocking=True)
+        return overflow
+
+
+def _values_of_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Return the tensor that holds the values of a gradient on this rank."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if isinstance(gradient, DTensor):
+        return gradient.to_local()
+    if gradient.is_sparse:
+        # Values of one place have to be added before they are looked at.
+        parameter.grad = summed = gradient.coalesce()
+        return summed.values()
+    return gradient
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(parameter.grad is not None for parameter in _parameters_of(optimizer))
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,0 +1,87 @@
+"""torch's own mixed precision with one scaler that the context uses by itself."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from det_lightning.pytorch.backend import Backend
+from det_lightning.pytorch.precision.stepping import step_unless
+
+__all__ = ["TorchAmp", "make_scaler"]
+
+
+class _Scaler(torch.amp.GradScaler):
+    """torch's scaler, but one that skips a step on the device where the optimizer can."""
+
+    def _maybe_opt_step(
+        self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        found = list(optimizer_state["found_inf_per_device"].values())
+        if args or kwargs or len(found) != 1:
+            return super()._maybe_opt_step(optimizer, optimizer_state, *args, **kwargs)
+        step_unless(found[0], optimizer)
+        return None
+
+
+def make_scaler(like: torch.amp.GradScaler | None = None) -> torch.amp.GradScaler:
+    """Return a scaler for the GPU, with the settings of another one; where there is no GPU it is disabled."""
+    settings: dict[str, Any] = {}
+    if like is not None and like.is_enabled():
+        settings = {
+            "init_scale": like.get_scale(),
+            "growth_factor": like.get_growth_factor(),
+            "backoff_factor": like.get_backoff_factor(),
+            "growth_interval": like.get_growth_interval(),
+        }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*GradScaler is enabled, but CUDA is not available.*")
+        return _Scaler("cuda", **settings)
+
+
+class TorchAmp:
+    """Scales each loss and steps through one scaler, which is updated once a batch, if any optimizer has stepped.
+
+    Args:
+        scaler: a ``torch.amp.GradScaler``.
+        backend: what the context trains on.
+    """
+
+    def __init__(self, scaler: Any, backend: Backend) -> None:
+        self._scaler = scaler
+        self._backend = backend
+        self._stepped = False
+
+    def begin_batch(self, updates: bool) -> None:
+        self._backend.begin_batch(updates)
+
+    def backward(
+        self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
+    ) -> None:
+        self._backend.backward(self._scaler.scale(loss), gradient, retain_graph, create_graph)
+
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        self._backend.synchronize(optimizer)
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        self._scaler.unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
+        """Run one step of ``optimizer``, through its own scaler unless the trial gave one."""
+        self._backend.step(optimizer, self._scaler if scaler is None else scaler)
+        self._stepped |= scaler is None or scaler is self._scaler
+
+    def end_batch(self) -> None:
+        """Update the scaler, if any optimizer has stepped."""
+        if self._stepped:
+            self._stepped = False
+            self._scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing beside ``context.scaler``."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing beside ``context.scaler``."""

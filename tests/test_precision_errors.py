@@ -1,0 +1,212 @@
+"""Misuse of the calls for mixed precision: each error names what is wrong, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from det_lightning import errors, pytorch
+
+Context = pytorch.PyTorchTrialContext
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def configure(**arguments: Any) -> Callable[[Context], Any]:
+    def call(context: Context) -> Any:
+        model = context.wrap_model(torch.nn.Linear(2, 1))
+        return context.configure_apex_amp(model, context.wrap_optimizer(sgd(model)), **arguments)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"opt_level": "O4"}, r"opt_level='O4'.*'O0', 'O1', 'O2' and 'O3'"),
+        ({"opt_level": "01"}, "with the letter O"),
+        ({"opt_level": "O2", "keep_batchnorm_fp32": "maybe"}, "keep_batchnorm_fp32='maybe'.*'True', 'False' or None"),
+        ({"loss_scale": "abc"}, "loss_scale='abc'.*a number above 0.*or 'dynamic'"),
+        ({"loss_scale": -1.0}, "loss_scale=-1.0"),
+        ({"loss_scale": "inf"}, "loss_scale='inf'"),
+        ({"num_losses": 0}, "num_losses=0, which should be an int of at least 1"),
+        ({"num_losses": True}, "num_losses=True"),
+        ({"cast_model_outputs": "half"}, "cast_model_outputs='half', which should be a floating-point torch.dtype"),
+        ({"opt_level": "O2", "cast_model_type": torch.int8}, "cast_model_type=torch.int8"),
+        ({"cast_model_type": torch.float16}, "cast_model_type=torch.float16, but 'O1' leaves weights in float32"),
+        ({"keep_batchnorm_fp32": True}, "keep_batchnorm_fp32=True, but 'O1'"),
+        ({"master_weights": True}, "master_weights=True, but 'O1'"),
+        ({"opt_level": "O2", "master_weights": 1}, "master_weights=1, which should be True, False or None"),
+        ({"opt_level": "O2", "patch_torch_functions": True}, "patch_torch_functions=True goes with opt_level='O1'"),
+        ({"min_loss_scale": 8.0, "max_loss_scale": 4.0}, "min_loss_scale=8.0 is above max_loss_scale=4.0"),
+        ({"loss_scale": "abc", "num_losses": -1}, "loss_scale='abc'.*and num_losses=-1"),
+    ],
+)
+def test_arguments_of_configure_apex_amp(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.InvalidExperimentException, match=message):
+        configure(**arguments)(Context())
+
+
+def test_a_level_is_taken_as_apex_takes_it() -> None:
+    for arguments in (
+        {"opt_level": "O1", "cast_model_type": False, "loss_scale": "128.0"},
+        {"opt_level": "O1", "cast_model_type": torch.float32},
+        {"opt_level": "O2", "keep_batchnorm_fp32": "True", "max_loss_scale": None, "num_losses": None},
+        {"opt_level": "O0", "loss_scale": "dynamic"},
+    ):
+        configure(**arguments)(Context())
+
+
+class Parts:
+    """What can be passed to configure_apex_amp, well and badly."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.model = context.wrap_model(torch.nn.Linear(2, 1))
+        self.other = context.wrap_model(torch.nn.Linear(2, 1))
+        self.half = context.wrap_model(torch.nn.Linear(2, 1).half())
+        self.optimizer = context.wrap_optimizer(sgd(self.model))
+        self.of_other = context.wrap_optimizer(sgd(self.other))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda p: (p.model, p.of_other), r"optimizer 0 \(SGD\) has no parameters of the 2 that the given models have"),
+        (lambda p: ([p.model], [p.optimizer, p.of_other]), r"optimizer 1 \(SGD\) has no parameters"),
+        (lambda p: (torch.nn.Linear(2, 1), p.optimizer), r"model 0 \(Linear\) was not wrapped: .*wrap_model\(\)"),
+        (lambda p: (p.model, sgd(p.model)), r"optimizer 0 \(SGD\) was not wrapped: .*wrap_optimizer\(\)"),
+        (
+            lambda p: ([p.model, p.half], p.optimizer),
+            r"parameter 'weight' of model 1 \(Linear\) is of type torch.float16 already.*\.half\(\)",
+        ),
+        (lambda p: ("model", p.optimizer), r"configure_apex_amp\(models=.*'model' of type str"),
+        (lambda p: (p.model, [p.optimizer, None]), r"configure_apex_amp\(optimizers=.*None of type NoneType"),
+        (lambda p: (p.half, p.of_other), "has no parameters.*is of type torch.float16"),
+    ],
+)
+def test_models_and_optimizers_that_do_not_fit(given: Callable[[Parts], tuple[Any, Any]], message: str) -> None:
+    parts = Parts(Context())
+    with pytest.raises(errors.InvalidExperimentException, match=message):
+        parts.context.configure_apex_amp(*given(parts), opt_level="O2")
+    assert parts.model.weight.dtype is torch.float32
+
+
+def use_amp(context: Context) -> None:
+    context.experimental.use_amp()
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ([use_amp, configure()], "either torch.amp or apex levels"),
+        ([lambda c: c.wrap_scaler(torch.amp.GradScaler("cpu")), configure()], "either torch.amp or apex levels"),
+        ([configure(), use_amp], "either torch.amp or apex levels"),
+        ([configure(), lambda c: c.configure_apex_amp([], [])], "called a second time"),
+        ([configure(), lambda c: c.wrap_model(torch.nn.Linear(1, 1))], r"wrap_model\(\) before configure_apex_amp\(\)"),
+        (
+            [
+                configure(),
+                lambda c: c.step_optimizer(c.optimizers[0], scaler=torch.amp.GradScaler("cpu")),
+            ],
+            r"step_optimizer\(scaler=...\) got a GradScaler after configure_apex_amp\(\)",
+        ),
+    ],
+)
+def test_calls_in_the_wrong_order(calls: list[Callable[[Context], Any]], message: str) -> None:
+    context = Context()
+    context.position.batch_idx = 0
+    for call in calls[:-1]:
+        call(context)
+    with pytest.raises(errors.InvalidExperimentException, match=message):
+        calls[-1](context)
+
+
+def test_a_level_that_is_not_enabled_changes_nothing() -> None:
+    context = Context()
+    configure(opt_level="nonsense", enabled=False)(context)
+    assert context.precision is None
+
+
+# DET_LIGHTNING_AMP
+
+STAND_IN = """
+import contextlib
+calls = []
+def initialize(models, optimizers, **arguments):
+    calls.append(arguments)
+    return models, optimizers
+@contextlib.contextmanager
+def scale_loss(loss, optimizers, loss_id):
+    calls.append(loss_id)
+    yield loss * 4
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.div_(4)
+def state_dict():
+    return {"loss_scaler0": {"loss_scale": 4.0, "unskipped": 1}}
+def load_state_dict(state):
+    calls.append(state)
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """Makes a package ``apex``, with or without ``amp``, be the one that is installed."""
+
+    def install(amp: str | None) -> None:
+        package = tmp_path / "apex"
+        package.mkdir()
+        (package / "__init__.py").write_text("")
+        if amp is not None:
+            (package / "amp.py").write_text(amp)
+        monkeypatch.syspath_prepend(tmp_path)
+        for name in ("apex", "apex.amp"):
+            monkeypatch.delitem(__import__("sys").modules, name, raising=False)
+
+    monkeypatch.setenv("DET_LIGHTNING_AMP", "apex")
+    return install
+
+
+def test_apex_is_asked_for_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DET_LIGHTNING_AMP", "apex")
+    with pytest.raises(errors.InvalidExperimentException, match=r"apex can not be imported.*Unset DET_LIGHTNING_AMP"):
+        configure()(Context())
+    monkeypatch.setenv("DET_LIGHTNING_AMP", "nvidia")
+    with pytest.raises(ValueError, match=r"DET_LIGHTNING_AMP='nvidia'.*'torch'.*'apex'"):
+        configure()(Context())
+
+
+def test_the_unrelated_apex_is_told_apart(installed: Callable[[str | None], None]) -> None:
+    installed(None)
+    with pytest.raises(errors.InvalidExperimentException, match=r"no apex\.amp: it is the unrelated package"):
+        configure()(Context())
+
+
+def test_an_installed_apex_is_used(installed: Callable[[str | None], None]) -> None:
+    installed(STAND_IN)
+    context = Context()
+    model, optimizer = configure(opt_level="O2", loss_scale=4.0)(context)
+    import apex.amp  # type: ignore[import-not-found]
+
+    assert apex.amp.calls[0]["opt_level"] == "O2"
+    assert apex.amp.calls[0]["num_losses"] == 1
+    context.position.batch_idx = 0
+    context.begin_batch()
+    before = model.weight.detach().clone()
+    context.backward(model(torch.ones(1, 2)).sum())
+    context.step_optimizer(optimizer)
+    context.end_batch()
+    torch.testing.assert_close(model.weight, before - 0.1)
+    assert context.precision is not None
+    state = context.precision.state_dict()
+    assert state == {"amp_state": apex.amp.state_dict()}
+    context.precision.load_state_dict(state)
+    assert apex.amp.calls[1:] == [0, state["amp_state"]]
