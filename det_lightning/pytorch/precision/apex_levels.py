@@ -49,6 +49,7 @@ class ApexLevels:
     ) -> None:
         self.level = level
         self._backend = backend
+        self._optimizers = optimizers
         self._gradients = ScaledGradients(backend, optimizers, masters)
         dynamic = level.loss_scale == DYNAMIC
         self.scalers = [
@@ -144,6 +145,22 @@ class ApexLevels:
             )
             return
         _load_scalers(self.scalers, state["amp_state"])
+
+    def unfinished(self) -> dict[str, Any]:
+        """Return the gradients of masters, and which optimizers are to skip a step."""
+        overflows = [self._overflows.get(optimizer) for optimizer in self._optimizers]
+        return {
+            "overflows": [None if overflow is None else float(overflow) for overflow in overflows],
+            "masters": self._gradients.of_masters(),
+        }
+
+    def load_unfinished(self, saved: dict[str, Any]) -> None:
+        """Take up what :meth:`unfinished` returned."""
+        self._overflows.clear()
+        for optimizer, overflow in zip(self._optimizers, saved.get("overflows", []), strict=False):
+            if overflow is not None:
+                self._overflows[optimizer] = torch.full((), overflow, device=self._backend.device)
+        self._gradients.load_masters(saved.get("masters", []))
 
 
 def _load_scalers(scalers: list[LossScaler], saved: dict[str, Any]) -> None:

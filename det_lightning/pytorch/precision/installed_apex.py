@@ -126,3 +126,10 @@ class InstalledApex:
             self._amp.load_state_dict(state["amp_state"])
         else:
             logger.warning("The trial uses apex but the checkpoint has no 'amp_state'; loss scaling begins anew.")
+
+    def unfinished(self) -> dict[str, Any]:
+        """Nothing beyond gradients."""
+        return {}
+
+    def load_unfinished(self, saved: dict[str, Any]) -> None:
+        """Nothing beyond gradients."""

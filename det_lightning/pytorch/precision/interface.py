@@ -37,3 +37,9 @@ class Precision(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what :meth:`state_dict` returned from the content of a ``state_dict.pth``."""
+
+    def unfinished(self) -> dict[str, Any]:
+        """Return what an aggregation under way has collected beyond the gradients of the models' parameters."""
+
+    def load_unfinished(self, saved: dict[str, Any]) -> None:
+        """Take up what :meth:`unfinished` returned; empty if there was no such thing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from typing import Any
 
@@ -68,6 +69,16 @@ class ScaledGradients:
         if pairs:
             with torch.no_grad():
                 torch._foreach_copy_([half for half, _ in pairs], [master for _, master in pairs])
+
+    def of_masters(self) -> list[torch.Tensor | None]:
+        """Return the gradient of each master, in the order of the optimizers."""
+        return [parameter.grad for parameter in self._parameters() if parameter in self._halves]
+
+    def load_masters(self, saved: list[torch.Tensor | None]) -> None:
+        """Put back what :meth:`of_masters` returned; masters beyond that have no gradients."""
+        masters = [parameter for parameter in self._parameters() if parameter in self._halves]
+        for master, gradient in itertools.zip_longest(masters, saved[: len(masters)]):
+            master.grad = None if gradient is None else gradient.to(master.device)
 
     def _parameters(self) -> dict[torch.nn.Parameter, None]:
         return {parameter: None for optimizer in self._optimizers for parameter in _parameters_of(optimizer)}

@@ -85,3 +85,10 @@ class TorchAmp:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing beside ``context.scaler``."""
+
+    def unfinished(self) -> dict[str, Any]:
+        """Nothing beyond gradients."""
+        return {}
+
+    def load_unfinished(self, saved: dict[str, Any]) -> None:
+        """Nothing beyond gradients."""

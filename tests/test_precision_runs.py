@@ -1,0 +1,303 @@
+"""Mixed precision over whole runs: through both doors, over checkpoints, in any nesting of outputs."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from det_lightning import errors, pytorch
+from det_lightning.adapters import TrialModule
+from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
+from det_lightning.pytorch.precision.casting import cast_floats, halves_to_float
+from tests.trials import SmallTrial, seed_everything, weights_of
+
+
+class Leveled(SmallTrial):
+    """The small trial under one of apex's levels, with losses that overflow now and then."""
+
+    level: ClassVar[dict[str, Any]] = {"opt_level": "O2"}
+    overflows: tuple[int, ...] = (1, 4)
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        (self.body, self.head), (self.adam, self.sgd) = context.configure_apex_amp(
+            [self.body, self.head], [self.adam, self.sgd], **self.level
+        )
+        self.losses: list[float] = []
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        loss = self.loss(batch)
+        self.losses.append(float(loss.detach()))
+        self.context.backward(loss * (float("inf") if batch_idx in self.overflows else 1.0))
+        self.context.step_optimizer(self.sgd, clip_grads=lambda p: torch.nn.utils.clip_grad_norm_(p, 1.0))
+        self.context.step_optimizer(self.adam)
+        return {"loss": loss}
+
+
+class LeveledO1(Leveled):
+    level: ClassVar[dict[str, Any]] = {"opt_level": "O1", "num_losses": 2}
+
+
+class LeveledO3(Leveled):
+    level: ClassVar[dict[str, Any]] = {"opt_level": "O3", "loss_scale": "dynamic"}
+
+
+def fit(kind: type[Any], storage: Path, batches: int, aggregation: int = 1, **arguments: Any) -> Any:
+    seed_everything()
+    with pytorch.init(enable_tensorboard_logging=False, aggregation_frequency=aggregation) as context:
+        trial = kind(context)
+        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False, **arguments.pop("lightning", {}))
+        arguments = {"checkpoint_policy": "none", "reporting_period": pytorch.Batch(3), **arguments}
+        trainer.fit(max_length=pytorch.Batch(batches), checkpoint_storage=storage, **arguments)
+        return trial
+
+
+@pytest.mark.parametrize("aggregation", [1, 3])
+@pytest.mark.parametrize("kind", [Leveled, LeveledO1, LeveledO3])
+def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path, kind: type[Leveled], aggregation: int) -> None:
+    """Scale, growth counter and float32 masters go on."""
+    straight = fit(kind, tmp_path / "straight", 10, aggregation)
+    fit(kind, tmp_path / "two", 5, aggregation)
+    resumed = fit(kind, tmp_path / "two", 10, aggregation, latest_checkpoint="last")
+    assert resumed.losses == straight.losses[5:]
+    assert torch.equal(weights_of(resumed), weights_of(straight))
+    assert resumed.context.precision.state_dict() == straight.context.precision.state_dict()
+
+
+def test_the_state_is_in_apexs_own_form(tmp_path: Path) -> None:
+    fit(LeveledO1, tmp_path, 6)
+    (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
+    state = load_checkpoint(tmp_path / checkpoint).state
+    # Batches 1 and 4 overflowed, so one pass was clean since; there was never a second loss.
+    expected = {"loss_scale": 2.0**14, "unskipped": 1}
+    assert state["amp_state"] == {"loss_scaler0": expected, "loss_scaler1": {"loss_scale": 2.0**16, "unskipped": 0}}
+
+
+def test_a_checkpoint_of_o2_is_one_in_float32(tmp_path: Path) -> None:
+    """So that a plain trial loads it, and nothing of the masters is lost."""
+    trained = fit(Leveled, tmp_path, 6)
+    (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
+    weights = load_checkpoint(tmp_path / checkpoint).state["models_state_dict"]
+    masters = [group["params"] for optimizer in (trained.adam, trained.sgd) for group in optimizer.param_groups]
+    for saved, of_model in zip(weights, masters, strict=True):
+        for value, master in zip(saved.values(), of_model, strict=True):
+            assert value.dtype is torch.float32
+            assert torch.equal(value, master)
+    plain = fit(SmallTrial, tmp_path / "plain", 6, latest_checkpoint=tmp_path / checkpoint)
+    assert torch.equal(weights_of(plain), torch.cat([p.detach().flatten() for group in masters for p in group]))
+
+
+def test_an_old_state_of_apex_goes_on() -> None:
+    context = pytorch.PyTorchTrialContext()
+    Leveled(context)
+    assert context.precision is not None
+    old = {"amp_state": collections.OrderedDict(loss_scaler0={"loss_scale": 512.0, "unskipped": 1999})}
+    context.precision.load_state_dict(old)
+    assert context.precision.state_dict() == {"amp_state": dict(old["amp_state"])}
+
+
+def test_states_of_other_precisions_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for earlier, later, message in (
+        (SmallTrial, Leveled, "no 'amp_state'"),
+        (Leveled, LeveledO1, "states of 1 loss scalers, and configure_apex_amp(num_losses=2)"),
+        (Leveled, SmallTrial, "state of apex's loss scalers, which the trial does not configure"),
+    ):
+        caplog.clear()
+        storage = tmp_path / f"{earlier.__name__}-{later.__name__}"
+        fit(earlier, storage, 2)
+        fit(later, storage, 3, latest_checkpoint="last")
+        assert any(message in record.getMessage() for record in caplog.records), message
+
+
+# torch.amp
+
+
+class Scaled(SmallTrial):
+    """A scaler of its own, on the CPU, whose state changes with every batch."""
+
+    make_scaler = staticmethod(lambda: torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2))
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.scaler = context.wrap_scaler(self.make_scaler())
+        super().__init__(context)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        loss = self.loss(batch)
+        self.context.backward(self.scaler.scale(loss))
+        for optimizer in (self.sgd, self.adam):
+            self.scaler.unscale_(optimizer)
+            clip = lambda p: torch.nn.utils.clip_grad_norm_(p, 1.0)  # noqa: E731
+            self.context.step_optimizer(optimizer, clip_grads=clip, scaler=self.scaler)
+        self.scaler.update()
+        return {"loss": loss}
+
+
+class ScaledByTheOldClass(Scaled):
+    make_scaler = staticmethod(lambda: torch.cuda.amp.GradScaler(enabled=False))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.cuda.amp.GradScaler.*:FutureWarning")
+@pytest.mark.parametrize("kind", [Scaled, ScaledByTheOldClass])
+def test_the_state_of_a_wrapped_scaler_goes_on(tmp_path: Path, kind: type[Scaled]) -> None:
+    straight = fit(kind, tmp_path / "straight", 7)
+    if kind is Scaled:
+        assert straight.scaler.get_scale() == 64.0
+    fit(kind, tmp_path / "two", 3)
+    resumed = fit(kind, tmp_path / "two", 7, latest_checkpoint="last")
+    assert torch.equal(weights_of(resumed), weights_of(straight))
+    assert resumed.scaler.state_dict() == straight.scaler.state_dict()
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    logits: torch.Tensor
+    hidden: tuple[torch.Tensor, ...]
+    note: str = "kept"
+
+
+@dataclasses.dataclass
+class ModelOutput(collections.OrderedDict):  # type: ignore[type-arg]
+    """A mapping and a dataclass in one, as those of Hugging Face are."""
+
+    logits: Any = None
+    loss: Any = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) is not None:
+                collections.OrderedDict.__setitem__(self, field.name, getattr(self, field.name))
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        object.__setattr__(self, key, value)
+
+    def __reduce__(self) -> Any:
+        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+
+Pair = collections.namedtuple("Pair", ["first", "second"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_outputs_in_half_precision_come_back_as_float32_in_any_nesting(dtype: torch.dtype) -> None:
+    half, number = torch.ones(2, dtype=dtype), torch.tensor(3)
+    nested = {
+        "list": [half, (number, None)],
+        "pair": Pair(half, "text"),
+        "default": collections.defaultdict(list, {"key": half}),
+        "frozen": Frozen(half, (half, half)),
+        "output": ModelOutput(logits=half),
+    }
+    before = copy.deepcopy(nested)
+    done = cast_floats(nested, halves_to_float)
+    for tensor in (
+        done["list"][0],
+        done["pair"].first,
+        done["default"]["key"],
+        done["frozen"].logits,
+        done["frozen"].hidden[1],
+        done["output"].logits,
+        done["output"]["logits"],
+    ):
+        assert tensor.dtype is torch.float32
+    assert done["list"][1] == (number, None)
+    assert [type(done[key]) for key in done] == [type(nested[key]) for key in nested]
+    assert (done["frozen"].note, done["default"].default_factory) == ("kept", list)
+    # What the model may have kept is not touched.
+    assert nested["frozen"].logits.dtype is nested["output"].logits.dtype is dtype
+    assert before["output"].keys() == done["output"].keys()
+
+
+def test_what_can_not_be_looked_into_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Opaque:
+        pass
+
+    value = Opaque()
+    assert cast_floats([value, value], halves_to_float) == [value, value]
+    assert [record.getMessage() for record in caplog.records] == [
+        "A model in mixed precision takes or returns a Opaque; tensors in it stay."
+    ]
+
+
+# Lightning's precision=
+
+
+def train_under(precision: Any, kind: type[Any] = SmallTrial) -> tuple[TrialModule, pl.Trainer]:
+    seed_everything()
+    module = TrialModule(kind, max_length=pytorch.Batch(6), reporting_period=pytorch.Batch(2))
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = pl.Trainer(accelerator="cpu", devices=1, precision=precision, **dict.fromkeys(off, False))
+    trainer.fit(module)
+    return module, trainer
+
+
+class ByHand(SmallTrial):
+    """The small trial with its models under autocast, and outputs in float32, by its own code."""
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = self.body(inputs)
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = self.head(hidden.float())
+        return ((outputs.float() - targets) ** 2).mean()
+
+
+def test_lightnings_mixed_precision_is_applied_to_every_model() -> None:
+    module, trainer = train_under("bf16-mixed")
+    by_hand, _ = train_under("32-true", ByHand)
+    assert trainer.precision == "bf16-mixed"
+    assert torch.equal(weights_of(module.trial), weights_of(by_hand.trial))
+    assert not torch.equal(weights_of(module.trial), weights_of(train_under("32-true")[0].trial))
+
+
+def test_lightnings_true_precision_casts_the_weights() -> None:
+    module, _ = train_under("bf16-true")
+    plain, _ = train_under("32-true")
+    assert {p.dtype for model in module.context.models for p in model.parameters()} == {torch.bfloat16}
+    torch.testing.assert_close(weights_of(module.trial).float(), weights_of(plain.trial), rtol=0.1, atol=0.05)
+    half, _ = train_under("16-true")
+    assert {p.dtype for model in half.context.models for p in model.parameters()} == {torch.float16}
+
+
+def test_determineds_door_takes_lightnings_precision(tmp_path: Path) -> None:
+    through = fit(SmallTrial, tmp_path / "one", 6, lightning={"precision": "bf16-mixed"})
+    assert torch.equal(weights_of(through), weights_of(fit(ByHand, tmp_path / "two", 6)))
+    cast = fit(SmallTrial, tmp_path / "three", 6, lightning={"precision": "bf16-true"})
+    assert weights_of(cast).dtype is torch.bfloat16
+
+
+class UsesAmp(SmallTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        context.experimental.use_amp()
+        super().__init__(context)
+
+
+class Autocasts(SmallTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.head = context.autocast_forward_pass(self.head)
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        (UsesAmp, "use_amp"),
+        (Scaled, "wrap_scaler"),
+        (Autocasts, "autocast_forward_pass"),
+        (Leveled, "configure_apex_amp"),
+    ],
+)
+def test_two_precisions_are_refused_by_name(tmp_path: Path, kind: type[Any], call: str) -> None:
+    message = rf"{call}\(\).*, and pl\.Trainer\(precision='bf16-mixed'\) asks for a precision too"
+    with pytest.raises(errors.InvalidExperimentException, match=message):
+        train_under("bf16-mixed", kind)
+    with pytest.raises(errors.InvalidExperimentException, match=message):
+        fit(kind, tmp_path, 2, lightning={"precision": "bf16-mixed"})
