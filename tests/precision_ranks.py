@@ -1,0 +1,115 @@
+"""What the ranks of tests/test_precision_ranks.py run: each level and strategy, with losses that overflow.
+
+torchrun --nproc-per-node 2 -m tests.precision_ranks OUTPUT
+torchrun --nproc-per-node 1 -m tests.precision_ranks OUTPUT
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from det_lightning import core, errors, pytorch
+from tests.ranks import GLOBAL_BATCH, Plain
+from tests.trials import seed_everything
+
+#: The batches of which one rank's loss is infinite.
+OVERFLOWS = (1, 4)
+SCENARIOS = {
+    "O1": ("trial_ddp", {"opt_level": "O1"}, 1),
+    "O1-aggregated": ("trial_ddp", {"opt_level": "O1"}, 3),
+    "O2": ("trial_ddp", {"opt_level": "O2"}, 1),
+    "O2-aggregated": ("trial_ddp", {"opt_level": "O2"}, 3),
+    "O3": ("trial_ddp", {"opt_level": "O3", "loss_scale": "dynamic"}, 1),
+    "O1-sharded": ("trial_fsdp", {"opt_level": "O1"}, 1),
+    "O1-sharded-aggregated": ("trial_fsdp", {"opt_level": "O1"}, 3),
+}
+
+
+class Leveled(Plain):
+    """The deterministic trial under a level; the last rank's loss overflows now and then."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext, level: dict[str, Any]) -> None:
+        self.level = level
+        super().__init__(context)
+
+    def wrap(self) -> None:
+        super().wrap()
+        self.model, self.optimizer = self.context.configure_apex_amp(self.model, self.optimizer, **self.level)
+
+    def train_on(self, batch: Any) -> torch.Tensor:
+        loss = self.loss(batch)
+        distributed = self.context.distributed
+        last = distributed.rank == distributed.size - 1
+        overflows = last and self.context.current_train_batch() in OVERFLOWS
+        self.context.backward(loss * (float("inf") if overflows else 1.0))
+        clips = lambda p: torch.nn.utils.clip_grad_norm_(p, 5.0)  # noqa: E731
+        self.context.step_optimizer(self.optimizer, clip_grads=clips)
+        return loss
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        loss = self.train_on(batch)
+        if self.context.is_update_batch():
+            whole = [
+                p.detach().full_tensor() if isinstance(p, DTensor) else p.detach() for p in self.model.parameters()
+            ]
+            self.updates.append(torch.cat([tensor.reshape(-1) for tensor in whole]))
+        return {"loss": loss}
+
+
+def train(strategy: str, level: dict[str, Any], frequency: int, storage: Path, **fit: Any) -> Leveled:
+    seed_everything()
+    with pytorch.init(
+        distributed=core.DistributedContext.from_torch_distributed(),
+        enable_tensorboard_logging=False,
+        aggregation_frequency=frequency,
+        hparams={"global_batch_size": GLOBAL_BATCH},
+        strategy=strategy,
+    ) as context:
+        trial = Leveled(context, level)
+        fit = {"checkpoint_policy": "none", "max_length": pytorch.Batch(12), **fit}
+        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(checkpoint_storage=storage, **fit)
+        return trial
+
+
+def outcome_of(trial: Leveled) -> dict[str, Any]:
+    assert trial.context.precision is not None
+    return {"updates": trial.updates, **trial.context.precision.state_dict()}
+
+
+def refusal() -> str:
+    """Return why sharded weights can not be cast."""
+    try:
+        train("trial_fsdp", {"opt_level": "O2"}, 1, Path("unused"))
+    except errors.InvalidExperimentException as e:
+        return str(e)
+    return "nothing was refused"
+
+
+def main(output: Path) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for name, (strategy, level, frequency) in SCENARIOS.items():
+        storage = output / f"{name}-{size}"
+        trial = train(strategy, level, frequency, storage)
+        torch.save(outcome_of(trial), output / f"{name}-{size}-{rank}.pt")
+    if size > 1:
+        storage = output / "resumed"
+        level = {"opt_level": "O2"}
+        train("trial_ddp", level, 3, storage, max_length=pytorch.Batch(5))
+        torch.save(
+            outcome_of(train("trial_ddp", level, 3, storage, latest_checkpoint="last")),
+            output / f"O2-resumed-{size}-{rank}.pt",
+        )
+        (output / f"refusal-{rank}.txt").write_text(refusal())
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    main(Path(sys.argv[1]))
+    dist.barrier()
+    dist.destroy_process_group()
