@@ -203,6 +203,11 @@ class FSDPBackend:
             "others. Use opt_level='O1', or cast the model before wrap_model()."
         )
 
+    def change_optimizer(
+        self, optimizer: torch.optim.Optimizer, change: Callable[[torch.optim.Optimizer], None]
+    ) -> None:
+        """There is no need to, for :meth:`change_parameters` refuses to."""
+
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         if scaler is None:
             optimizer.step()

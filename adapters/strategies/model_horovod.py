@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -111,6 +112,19 @@ class HorovodBackend(LocalBackend):
             InvalidExperimentException: the optimizer has got parameters since it was wrapped.
         """
         self._wrapped(optimizer).synchronize()
+
+    def change_optimizer(
+        self, optimizer: torch.optim.Optimizer, change: Callable[[torch.optim.Optimizer], None]
+    ) -> None:
+        """Refuse to.
+
+        Raises:
+            InvalidExperimentException: always; Horovod exchanges the gradients of the parameters that it was given.
+        """
+        raise errors.InvalidExperimentException(
+            f"Horovod knows the parameters of the {type(optimizer).__name__} since wrap_optimizer(), and would not "
+            "exchange the gradients of others. Use opt_level='O2', which keeps them as masters, or master_weights=True."
+        )
 
     def agree(self, flag: torch.Tensor) -> None:
         if self._hvd.size() > 1:

@@ -60,6 +60,15 @@ class Backend(Protocol):
             InvalidExperimentException: its parameters can not be changed any more.
         """
 
+    def change_optimizer(
+        self, optimizer: torch.optim.Optimizer, change: Callable[[torch.optim.Optimizer], None]
+    ) -> None:
+        """Let ``change`` give an optimizer other parameters.
+
+        Raises:
+            InvalidExperimentException: its parameters can not be changed any more.
+        """
+
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         """Run one step of ``optimizer``, through ``scaler`` if there is one."""
 
@@ -113,6 +122,11 @@ class WholeStates:
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         optimizer.load_state_dict(state)
+
+    def change_optimizer(
+        self, optimizer: torch.optim.Optimizer, change: Callable[[torch.optim.Optimizer], None]
+    ) -> None:
+        change(optimizer)
 
     def gradients(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         named = model.named_parameters()

@@ -93,7 +93,7 @@ def apply_level(
         one in half precision.
 
     Raises:
-        InvalidExperimentException: a model's parameters can not be changed any more.
+        InvalidExperimentException: parameters can not be changed any more.
     """
     cast: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     changed: dict[torch.nn.Module, torch.nn.Module] = {}
@@ -112,7 +112,7 @@ def apply_level(
             keep_masters(changed.get(model, model), masters)
     elif cast:
         for optimizer in optimizers:
-            replace_parameters(optimizer, cast)
+            backend.change_optimizer(optimizer, lambda changed: replace_parameters(changed, cast))
     for model in models:
         _surround(changed.get(model, model), level, backend.device)
     return changed, masters
