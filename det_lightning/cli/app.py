@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from det_lightning.cli import checkpoint
+from det_lightning.cli import checkpoint, porting
 from det_lightning.cli.arguments import EXIT_CODES, TYPER_SETTINGS
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Determined trials on PyTorch Lightning.", epilog=EXIT_CODES, **TYPER_SETTINGS)
 app.add_typer(checkpoint.app, name="checkpoint")
+app.command(epilog=porting.EXIT_CODES, no_args_is_help=True)(porting.port)
 
 
 def _print_version(wanted: bool) -> None:

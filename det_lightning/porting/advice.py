@@ -1,0 +1,115 @@
+"""What to do about the parts of Determined that det_lightning does not have."""
+
+from __future__ import annotations
+
+from det_lightning.porting.findings import Finding, Level
+
+__all__ = ["missing", "missing_launcher"]
+
+_CORE_API = (
+    "it is Determined's Core API, which talks to a master",
+    "write the loop with Lightning (pl.Trainer, ModelCheckpoint, a logger), or as a PyTorchTrial",
+)
+_MASTER = (
+    "it talks to a Determined master",
+    "remove it, or keep such scripts apart and run them with determined while there is a master; "
+    "det-lightning checkpoint lists, shows and exports checkpoints without one",
+)
+_KERAS = ("it is for TensorFlow and Keras", "rewrite the trial in PyTorch, or run it with keras's own fit()")
+
+# By the longest prefix of a name.
+_ADVICE = {
+    "determined": ("det_lightning has nothing in its place", "remove it or replace it by code of your own"),
+    "determined.TrialContext": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrialContext"),
+    "determined.LegacyTrial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
+    "determined.Trial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
+    "determined._core": _CORE_API,
+    "determined._generic": _CORE_API,
+    "determined.cli": _MASTER,
+    "determined.common": ("it belongs to Determined's own tools", "use the standard library; for check, use assert"),
+    "determined.common.api": _MASTER,
+    "determined.common.experimental": _MASTER,
+    "determined.core": _CORE_API,
+    "determined.core.SearcherOperation": (
+        "searcher operations come from a master",
+        "train up to max_length; a search runs one training for each set of hyperparameters",
+    ),
+    "determined.deploy": _MASTER,
+    "determined.estimator": _KERAS,
+    "determined.exec": ("it runs inside of Determined's containers", "remove it"),
+    "determined.experimental": _MASTER,
+    "determined.experimental.core_v2": _CORE_API,
+    "determined.experimental.create": (
+        "Determined's Native API is gone since 0.18",
+        "train with det_lightning.pytorch.init() and Trainer",
+    ),
+    "determined.gpu": ("it looks for the GPUs of an agent", "ask torch.cuda"),
+    "determined.horovod": (
+        "Horovod is set up for the trial, not by it",
+        "use context.distributed for rank and size, and strategy='horovod' to train with Horovod",
+    ),
+    "determined.keras": _KERAS,
+    "determined.layers": ("it is Determined's own training loop", "remove it"),
+    "determined.lightning": (
+        "a LightningModule needs no adapter here",
+        "give the LightningModule itself to pl.Trainer; det_lightning.callbacks.DeterminedCheckpoint is for trials",
+    ),
+    "determined.load": ("it loads trials inside of Determined's containers", "import the trial's class"),
+    "determined.pytorch.ClipGradsL2Norm": (
+        "callbacks that clip went with Determined 0.12",
+        "pass clip_grads=lambda params: torch.nn.utils.clip_grad_norm_(params, ...) to context.step_optimizer()",
+    ),
+    "determined.pytorch.ClipGradsL2Value": (
+        "callbacks that clip went with Determined 0.12",
+        "pass clip_grads=lambda params: torch.nn.utils.clip_grad_value_(params, ...) to context.step_optimizer()",
+    ),
+    "determined.pytorch.deepspeed": (
+        "DeepSpeedTrial is not covered",
+        "write a PyTorchTrial (strategy='trial_fsdp' shards its models), or a LightningModule for "
+        "pl.Trainer(strategy='deepspeed')",
+    ),
+    "determined.pytorch.experimental": (
+        "batch processing is not covered",
+        "use pl.Trainer.predict(), or a loop over a DataLoader",
+    ),
+    "determined.pytorch.lightning": (
+        "LightningAdapter is not needed here",
+        "give the LightningModule that it wraps to pl.Trainer",
+    ),
+    "determined.pytorch.reset_parameters": (
+        "it went with Determined 0.13",
+        "call reset_parameters() of the modules that have it; torch initializes modules when they are made",
+    ),
+    "determined.transformers": (
+        "DetCallback reports to a master",
+        "use a callback of transformers for your logger (report_to=...), and its checkpoints",
+    ),
+    "determined.util": ("it belongs to Determined's own tools", "use the standard library"),
+}
+
+_LAUNCHERS = {
+    "deepspeed": (
+        "DeepSpeed's launcher is not covered",
+        "python -m det_lightning.launch.torch_distributed starts processes for DDP and FSDP",
+    ),
+    "tensorflow": _KERAS,
+    "wrap_rank": (
+        "the launchers of det_lightning prefix no lines with ranks",
+        "remove it; torchrun has --log-dir, --redirects and --tee for the output of ranks",
+    ),
+}
+
+
+def missing(path: str, line: int) -> Finding:
+    """Return the finding for a use of ``path``, a dotted name of Determined that det_lightning does not have."""
+    prefix = path
+    while prefix not in _ADVICE:
+        prefix = prefix.rpartition(".")[0] or "determined"
+    reason, advice = _ADVICE[prefix]
+    return Finding(line, Level.problem, f"{path}: {reason}", advice)
+
+
+def missing_launcher(module: str, line: int) -> Finding:
+    """Return the finding for a launch layer ``determined.launch.<module>`` that det_lightning does not have."""
+    reason, advice = _LAUNCHERS.get(module, ("it is unknown", "python -m det_lightning.launch.torch_distributed"))
+    return Finding(line, Level.problem, f"determined.launch.{module}: {reason}", advice)

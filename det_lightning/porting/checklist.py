@@ -1,0 +1,175 @@
+"""What a trial should leave to its context: devices, processes, sharding. Found in any Python file of a project."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from det_lightning.porting.classes import Definitions, methods_of
+from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.syntax import PythonFile, dotted_name, string_of
+
+__all__ = ["Checklist"]
+
+_DEVICE = re.compile(r"cuda(:\d+)?")
+_TO_CONTEXT = "wrapped models and batches are placed already; move other tensors with context.to_device(...)"
+_BY_NAME = {
+    "DataParallel": ("DataParallel of your own", "wrap the model with context.wrap_model() only"),
+    "DistributedDataParallel": (
+        "DistributedDataParallel of your own",
+        "wrap the model with context.wrap_model() only; it becomes a DDP model where there are several processes",
+    ),
+    "set_device": ("a GPU is chosen by hand", "remove it; each process has its own device, context.device"),
+}
+_SAMPLER = ("DistributedSampler of your own", "remove it; det_lightning.pytorch.DataLoader shards over the ranks")
+_GROUP = (
+    "a process group of your own",
+    "remove it from the trial; a training script may make one and pass "
+    "distributed=DistributedContext.from_torch_distributed() to det_lightning.pytorch.init()",
+)
+_STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, scales and zeroes"
+_CONTEXT_GONE = {
+    "env": "use context.get_experiment_config(), get_hparams(), or the process's environment",
+    "hvd_config": "use context.distributed",
+}
+
+
+class Checklist(cst.CSTVisitor):
+    """Notes what does not go together with det_lightning though it is no name of Determined.
+
+    Args:
+        file: the file.
+        definitions: its trials and callbacks.
+    """
+
+    def __init__(self, file: PythonFile, definitions: Definitions) -> None:
+        super().__init__()
+        self._file = file
+        self._connects = "from_torch_distributed" in file.edits.text
+        self._torch_names = _names_from_torch(file)
+        file.visit(self)
+        for trial in definitions.trials:
+            for method in methods_of(trial):
+                if method.name.value == "train_batch":
+                    method.visit(_TrainingSteps(file, _wrapped(trial, "wrap_optimizer")))
+
+    def visit_Call(self, node: cst.Call) -> None:  # noqa: N802 (a method of libcst's)
+        name = dotted_name(node.func)
+        last = node.func.attr.value if isinstance(node.func, cst.Attribute) else name
+        if last == "cuda" and isinstance(node.func, cst.Attribute) and name != "torch.cuda":
+            self._note(node, "a tensor or model is moved to a GPU by hand (.cuda())", _TO_CONTEXT)
+        elif last in ("to", "device") and node.args and self._is_cuda(node.args[0].value):
+            self._note(node, f"a device is named in the code ({self._short(node)})", _TO_CONTEXT)
+        elif last == "DistributedSampler" and self._is_torchs(name):
+            self._note(node, *_SAMPLER)
+        elif last == "init_process_group" and not self._connects:
+            self._note(node, *_GROUP)
+        elif last in _BY_NAME and (last != "set_device" or "cuda" in name):
+            self._note(node, *_BY_NAME[last])
+        elif last == "operations" and "searcher" in name:
+            advice = "train up to max_length; a search runs one training for each set of hyperparameters"
+            self._note(node, "searcher operations come from a Determined master", advice, Level.problem)
+
+    def visit_Arg(self, node: cst.Arg) -> None:  # noqa: N802 (a method of libcst's)
+        if node.keyword is not None and node.keyword.value == "device" and self._is_cuda(node.value):
+            self._note(node, f"a device is named in the code ({self._short(node)})", "write device=context.device")
+
+    def visit_Assign(self, node: cst.Assign) -> None:  # noqa: N802 (a method of libcst's)
+        targets = "".join(self._file.source(target.target) for target in node.targets)
+        if "environ" in targets and "CUDA_VISIBLE_DEVICES" in targets:
+            self._note(node, "GPUs are chosen in the code (CUDA_VISIBLE_DEVICES)", "set it where the run is started")
+
+    def visit_Import(self, node: cst.Import) -> None:  # noqa: N802 (a method of libcst's)
+        for alias in node.names:
+            self._check_module(node, dotted_name(alias.name))
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802 (a method of libcst's)
+        if not node.relative:
+            names = [] if isinstance(node.names, cst.ImportStar) else [alias.evaluated_name for alias in node.names]
+            for name in names or [""]:
+                self._check_module(node, f"{dotted_name(node.module)}.{name}")
+
+    def _check_module(self, node: cst.CSTNode, module: str) -> None:
+        if module.startswith("horovod."):
+            advice = "use context.distributed for rank and size, and strategy='horovod' to train with Horovod"
+            self._note(node, "Horovod of your own", advice)
+        elif module.startswith("apex.amp"):
+            self._note(node, "apex.amp is gone from apex", "call context.experimental.use_amp()")
+        elif module.split(".")[0] == "pedl":
+            advice = "import the same names from det_lightning.pytorch"
+            self._note(node, f"{module}: the package's name before Determined was one", advice, Level.problem)
+
+    def visit_Attribute(self, node: cst.Attribute) -> None:  # noqa: N802 (a method of libcst's)
+        call = node.value
+        if isinstance(call, cst.Call) and dotted_name(call.func).rpartition(".")[2] == "get_cluster_info":
+            reason = f"get_cluster_info() is None here, and has no {node.attr.value}"
+            advice = 'take hparams from your own configuration; latest_checkpoint="last" goes on from the newest one'
+            self._note(node, reason, advice, Level.problem)
+        gone = _CONTEXT_GONE.get(node.attr.value)
+        if gone is not None and dotted_name(node.value).split(".")[-1] in ("context", "trial_context"):
+            self._note(node, f"context.{node.attr.value} belongs to Determined's inside", gone, Level.problem)
+
+    def _is_torchs(self, name: str) -> bool:
+        return name.startswith(("torch.", "data.", "utils.", "distributed.")) or name in self._torch_names
+
+    def _is_cuda(self, node: cst.BaseExpression) -> bool:
+        if isinstance(node, cst.IfExp):
+            return self._is_cuda(node.body)
+        if isinstance(node, cst.FormattedString):
+            return self._file.source(node)[2:].startswith("cuda")
+        value = string_of(node)
+        return value is not None and _DEVICE.fullmatch(value) is not None
+
+    def _short(self, node: cst.CSTNode) -> str:
+        return " ".join(self._file.source(node).split())[:60]
+
+    def _note(self, node: cst.CSTNode, reason: str, advice: str, level: Level = Level.check) -> None:
+        self._file.findings.append(Finding(self._file.line(node), level, reason, advice))
+
+
+class _TrainingSteps(cst.CSTVisitor):
+    """Looks for steps in ``train_batch`` that go around the context."""
+
+    def __init__(self, file: PythonFile, optimizers: set[str]) -> None:
+        super().__init__()
+        self._file = file
+        self._optimizers = optimizers
+
+    def visit_Call(self, node: cst.Call) -> None:  # noqa: N802 (a method of libcst's)
+        if not isinstance(node.func, cst.Attribute):
+            return
+        owner, method = dotted_name(node.func.value), node.func.attr.value
+        if method == "backward" and owner.rpartition(".")[2] not in ("context", "trial_context"):
+            self._note(node, f"{owner or 'a loss'}.backward() goes around the context", "call context.backward(loss)")
+        elif method == "step" and owner in self._optimizers:
+            self._note(node, f"{owner}.step() goes around the context", _STEP)
+
+    def _note(self, node: cst.CSTNode, reason: str, advice: str) -> None:
+        self._file.findings.append(Finding(self._file.line(node), Level.check, reason, advice))
+
+
+def _wrapped(trial: cst.ClassDef, wrapper: str) -> set[str]:
+    """Return the attributes that hold what a method of the context wrapped, as ``self.name``."""
+    found: set[str] = set()
+
+    class Assignments(cst.CSTVisitor):
+        def visit_Assign(self, node: cst.Assign) -> None:  # noqa: N802 (a method of libcst's)
+            if isinstance(node.value, cst.Call) and dotted_name(node.value.func).endswith(f".{wrapper}"):
+                found.update(dotted_name(target.target) for target in node.targets)
+
+    trial.visit(Assignments())
+    return found - {""}
+
+
+def _names_from_torch(file: PythonFile) -> set[str]:
+    """Return the names that a file imports from torch."""
+    found: set[str] = set()
+
+    class Imports(cst.CSTVisitor):
+        def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802 (a method of libcst's)
+            if dotted_name(node.module).split(".")[0] == "torch" and not isinstance(node.names, cst.ImportStar):
+                found.update(alias.evaluated_alias or alias.evaluated_name for alias in node.names)
+
+    file.visit(Imports())
+    return found

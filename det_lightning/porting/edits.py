@@ -1,0 +1,63 @@
+"""Changes to a text that leave everything else of it as it is, to the byte."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["Edits"]
+
+_LINE_ENDS = re.compile(r"\r\n|\r|\n")
+
+
+class Edits:
+    """Replacements in a text, applied all at once.
+
+    Args:
+        text: what is changed.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        starts = [0, *(end.end() for end in _LINE_ENDS.finditer(text))]
+        # Python does not count a form feed at the beginning of a line.
+        self._line_starts = [start + text.startswith("\f", start) for start in starts]
+        self._replacements: dict[tuple[int, int], str] = {}
+
+    def offset(self, line: int, column: int) -> int:
+        """Return the index in the text of a line, from 1, and a column in characters, from 0."""
+        if line > len(self._line_starts):
+            return len(self.text)
+        return self._line_starts[line - 1] + column
+
+    def line(self, offset: int) -> int:
+        """Return the line, from 1, that an index in the text lies in."""
+        return sum(start <= offset for start in self._line_starts)
+
+    def indentation(self, offset: int) -> str:
+        """Return the white space that the line of an index begins with."""
+        start = self._line_starts[self.line(offset) - 1]
+        return self.text[start : len(self.text) - len(self.text[start:].lstrip(" \t"))]
+
+    def newline(self) -> str:
+        """Return what ends the first line of the text."""
+        found = _LINE_ENDS.search(self.text)
+        return found.group() if found else "\n"
+
+    def replace(self, start: int, end: int, new: str) -> None:
+        """Replace ``text[start:end]``; a range that was given before is replaced by the newer text.
+
+        Raises:
+            ValueError: it overlaps with another replacement.
+        """
+        for other_start, other_end in self._replacements:
+            if (start, end) != (other_start, other_end) and start < other_end and other_start < end:
+                raise ValueError(f"Replacements overlap: {start}-{end} and {other_start}-{other_end}.")
+        self._replacements[start, end] = new
+
+    def result(self) -> str:
+        """Return the text with all replacements."""
+        parts, position = [], 0
+        for (start, end), new in sorted(self._replacements.items()):
+            parts += [self.text[position:start], new]
+            position = end
+        return "".join([*parts, self.text[position:]])

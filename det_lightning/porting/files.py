@@ -1,0 +1,164 @@
+"""One file, ported: what kind it is, how it is encoded, and what it is to contain."""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import io
+import pathlib
+import re
+import tokenize
+from collections.abc import Callable
+
+from det_lightning.porting.findings import Finding, Level, unresolved
+
+__all__ = ["FilePort", "is_portable", "port_file"]
+
+_BOM = "\ufeff"
+_MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
+_SHELL_NAMES = re.compile(r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile")
+_DOCKER_NAMES = re.compile(r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file")
+_REQUIREMENT_NAMES = re.compile(r"(?i).*(?:requirements|constraints).*\.(?:txt|in)")
+_CONFIG_NAMES = ("pyproject.toml", "setup.cfg", "tox.ini", "Pipfile")
+
+_Port = Callable[[str], tuple[str, list[Finding]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class FilePort:
+    """What became of a file.
+
+    Attributes:
+        path: the file.
+        before: its content.
+        after: what is to be written; the same as ``before`` if nothing changes.
+        findings: what is left to the user.
+        encoding: how both are encoded.
+    """
+
+    path: pathlib.Path
+    before: str
+    after: str
+    findings: list[Finding]
+    encoding: str = "utf-8"
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything is to be written."""
+        return self.before != self.after
+
+    def write(self) -> None:
+        """Write the ported content.
+
+        Raises:
+            OSError: the file can not be written.
+        """
+        content = self.after.encode(self.encoding)
+        self.path.write_bytes(content)
+
+
+def is_portable(path: pathlib.Path) -> bool:
+    """Tell whether a file is of a kind that the porting tool reads."""
+    return _port_of(path) is not None
+
+
+def port_file(path: pathlib.Path) -> FilePort:
+    """Port one file; it is not written.
+
+    What is not understood, such as a syntax error, leaves the file as it is and is a finding, if it has to do with
+    Determined at all.
+
+    Raises:
+        OSError: the file can not be read.
+    """
+    content = path.read_bytes()
+    port = _port_of(path)
+    encoding = _encoding_of(path, content)
+    try:
+        text = content.decode(encoding)
+    except (UnicodeDecodeError, LookupError):
+        return FilePort(path, "", "", _not_understood(content.decode("latin-1"), f"it is not encoded as {encoding}"))
+    if port is None or "\0" in text:
+        return FilePort(path, text, text, [], encoding)
+    mark = _BOM if text.startswith(_BOM) else ""
+    body = text[len(mark) :]
+    try:
+        ported, findings = _ported(port, body)
+    except Exception as e:
+        if not _is_about_the_file(e):
+            raise
+        return FilePort(path, text, text, _not_understood(body, _describe(e)), encoding)
+    return FilePort(path, text, mark + ported, unresolved(findings, body), encoding)
+
+
+def _ported(port: _Port, text: str) -> tuple[str, list[Finding]]:
+    ported, findings = port(text)
+    if ported != text:
+        port(ported)  # what was written has to be readable
+    return ported, findings
+
+
+def _port_of(path: pathlib.Path) -> _Port | None:
+    """Return what ports files of this name. Imports it, since each needs a library of its own."""
+    name, suffix = path.name, path.suffix.lower()
+    if suffix in (".py", ".pyi", ".pyw"):
+        from det_lightning.porting.python_source import port_python
+
+        return port_python
+    if suffix == ".ipynb":
+        from det_lightning.porting.notebook import port_notebook
+
+        return port_notebook
+    if suffix in (".yaml", ".yml"):
+        from det_lightning.porting.yaml_files import port_yaml
+
+        return port_yaml
+    return _port_of_text(name)
+
+
+def _port_of_text(name: str) -> _Port | None:
+    from det_lightning.porting import requirements, shell
+
+    if _DOCKER_NAMES.fullmatch(name):
+        return shell.port_dockerfile
+    if _REQUIREMENT_NAMES.fullmatch(name):
+        return requirements.port_requirements_file
+    if name in _CONFIG_NAMES:
+        return requirements.port_config_file
+    return shell.port_shell if _SHELL_NAMES.fullmatch(name) else None
+
+
+def _encoding_of(path: pathlib.Path, content: bytes) -> str:
+    if path.suffix.lower() not in (".py", ".pyi", ".pyw") or content.startswith(codecs.BOM_UTF8):
+        return "utf-8"
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    except SyntaxError:
+        return "anything that is known"
+    return encoding
+
+
+def _is_about_the_file(error: Exception) -> bool:
+    """Tell whether an error says that a file is not what its name promises."""
+    import libcst
+    import yaml
+
+    from det_lightning.porting.notebook import NotebookError
+
+    return isinstance(error, libcst.ParserSyntaxError | yaml.YAMLError | NotebookError | RecursionError)
+
+
+def _describe(error: Exception) -> str:
+    import libcst
+
+    if isinstance(error, libcst.ParserSyntaxError):
+        return f"it is no Python 3: line {error.raw_line}: {error.message}"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return " ".join(str(error).split())
+
+
+def _not_understood(text: str, why: str) -> list[Finding]:
+    if not _MENTIONED.search(text):
+        return []
+    return [Finding(0, Level.problem, f"left as it is: {why}", "port it by hand, or make it readable first")]

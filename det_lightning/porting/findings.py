@@ -1,0 +1,48 @@
+"""What the porting tool can not change by itself, and what to do about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from collections.abc import Iterable
+
+__all__ = ["Finding", "Level", "unresolved"]
+
+# A line with this comment was looked at, and is right as it is.
+_RESOLVED = re.compile(r"#\s*det-lightning:\s*ok\b")
+
+
+class Level(str, enum.Enum):
+    """How much a finding matters."""
+
+    problem = "problem"  #: does not run on det_lightning
+    check = "check"  #: runs, but perhaps not as it should; somebody has to look
+    note = "note"  #: worth knowing; nothing has to be done
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Finding:
+    """Something that the porting tool leaves to its user.
+
+    Attributes:
+        line: line in the file before it was ported, from 1; 0 for the file as a whole.
+        level: how much it matters.
+        reason: what is there, and why it can not stay.
+        advice: what to do.
+    """
+
+    line: int
+    level: Level
+    reason: str
+    advice: str
+
+
+def unresolved(findings: Iterable[Finding], text: str) -> list[Finding]:
+    """Return the findings in the order of their lines, each once, without those that a comment declares resolved."""
+    lines = ["", *text.splitlines()]
+    return [
+        finding
+        for finding in sorted(set(findings))
+        if not (finding.line < len(lines) and _RESOLVED.search(lines[finding.line]))
+    ]

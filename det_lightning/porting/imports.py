@@ -1,0 +1,202 @@
+"""Imports and uses of ``determined``, rewritten to ``det_lightning``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import libcst as cst
+
+from det_lightning.porting.advice import missing
+from det_lightning.porting.bindings import Binding, Bindings, Reference
+from det_lightning.porting.names import our_place
+from det_lightning.porting.syntax import PythonFile, dotted_name
+
+__all__ = ["ImportRewriter", "missing_part"]
+
+
+def missing_part(path: str) -> str:
+    """Return the shortest prefix of ``path`` that det_lightning does not have."""
+    parts = path.split(".")
+    prefixes = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return next((prefix for prefix in prefixes if our_place(prefix) is None), path)
+
+
+class ImportRewriter:
+    """Rewrites import statements, and what is used of the names that they bind.
+
+    A file that uses only parts that det_lightning does not have is left as it is; so is a name of which no use can be
+    rewritten.
+
+    Args:
+        file: the file.
+    """
+
+    def __init__(self, file: PythonFile) -> None:
+        self.file = file
+        self.bindings = Bindings(file)
+        self._left = self._names_to_leave()
+
+    def _names_to_leave(self) -> set[str]:
+        by_name: dict[str, list[bool]] = {}
+        for path, name in self._used_paths():
+            by_name.setdefault(name, []).append(our_place(path) is not None)
+        if not self.bindings.uses_trial_api() and not all(known for uses in by_name.values() for known in uses):
+            return set(by_name)
+        return {name for name, uses in by_name.items() if not any(uses)}
+
+    def _used_paths(self) -> Iterator[tuple[str, str]]:
+        used = {reference.binding for reference in self.bindings.references}
+        for binding in self.bindings.found:
+            if binding.imported != "determined" and (binding not in used or our_place(binding.imported) is None):
+                yield binding.imported, binding.name
+            elif binding not in used:
+                yield binding.path, binding.name
+        for reference in self.bindings.references:
+            yield reference.path, reference.binding.name
+
+    def rewrite(self) -> None:
+        """Rewrite the file, and note what can not be."""
+        for statement in dict.fromkeys(binding.statement for binding in self.bindings.found):
+            if isinstance(statement, cst.Import):
+                self._rewrite_import(statement)
+            else:
+                self._rewrite_from(statement)
+        for star in self.bindings.stars:
+            self._rewrite_star(star)
+        for reference in self.bindings.references:
+            self._rewrite_use(reference)
+
+    # Import statements
+
+    def _rewrite_import(self, statement: cst.Import) -> None:
+        for binding in self.bindings.of(statement):
+            ours = our_place(binding.imported)
+            if ours is None:
+                self._note_missing(binding.imported, binding.alias)
+            elif binding.name not in self._left:
+                as_before = binding.alias.asname is None and not self.bindings.renameable
+                self.file.replace(binding.alias.name, _keeping_determined(ours) if as_before else ours)
+
+    def _rewrite_from(self, statement: cst.ImportFrom) -> None:
+        bindings = self.bindings.of(statement)
+        places = {binding: self._place_to_use(binding) for binding in bindings}
+        for binding in bindings:
+            if our_place(binding.path) is None:
+                self._note_missing(binding.path, binding.alias)
+        targets = {place.rpartition(".")[0] if place else None for place in places.values()}
+        if targets == {None}:
+            return
+        if len(targets) == 1 and statement.module is not None:
+            self.file.replace(statement.module, str(targets.pop()))
+            for binding, place in places.items():
+                self._rewrite_imported_name(binding, str(place))
+        else:
+            self._split_from(statement, places)
+
+    def _place_to_use(self, binding: Binding) -> str | None:
+        return None if binding.name in self._left else our_place(binding.path)
+
+    def _rewrite_imported_name(self, binding: Binding, place: str) -> None:
+        name = place.rpartition(".")[2]
+        if name != binding.alias.evaluated_name:
+            self.file.replace(binding.alias.name, name if binding.alias.asname else f"{name} as {binding.name}")
+
+    def _split_from(self, statement: cst.ImportFrom, places: dict[Binding, str | None]) -> None:
+        """Write one statement for each module that the names are imported from now."""
+        groups: dict[str, list[cst.ImportAlias]] = {}
+        for binding, place in places.items():
+            module, name = (dotted_name(statement.module), binding.alias.evaluated_name)
+            if place is not None:
+                module, _, name = place.rpartition(".")
+            groups.setdefault(module, []).append(_renamed(binding, name))
+        parent = self.file.parent(statement)
+        crowded = isinstance(parent, cst.SimpleStatementLine | cst.SimpleStatementSuite) and len(parent.body) > 1
+        crowded |= isinstance(parent, cst.SimpleStatementSuite)
+        start, _ = self.file.span(statement)
+        separator = "; " if crowded else self.file.edits.newline() + self.file.edits.indentation(start)
+        written = [self._from_statement(statement, module, aliases) for module, aliases in groups.items()]
+        self.file.replace(statement, separator.join(written))
+
+    def _from_statement(self, statement: cst.ImportFrom, module: str, aliases: Sequence[cst.ImportAlias]) -> str:
+        last = aliases[-1].with_changes(comma=aliases[-1].comma if statement.lpar else cst.MaybeSentinel.DEFAULT)
+        expression: Any = cst.parse_expression(module)
+        changed = statement.with_changes(
+            module=expression, names=[*aliases[:-1], last], semicolon=cst.MaybeSentinel.DEFAULT
+        )
+        return self.file.module.code_for_node(changed)
+
+    def _rewrite_star(self, star: cst.ImportFrom) -> None:
+        module = dotted_name(star.module)
+        ours = our_place(module)
+        if ours is None:
+            self._note_missing(module, star)
+        elif star.module is not None:
+            self.file.replace(star.module, ours)
+
+    # Uses
+
+    def _rewrite_use(self, use: Reference) -> None:
+        if our_place(use.path) is None and our_place(use.binding.path) is not None:
+            self._note_missing(missing_part(use.path), use.node)
+        spelled = self._spelled(use.binding, [attribute.attr.value for attribute in use.attributes])
+        if spelled is None:
+            return
+        name, attributes, kept = spelled
+        if name != use.node.value:
+            self.file.replace(use.node, name)
+        if attributes is not None:
+            # What is left of a deeper path may be nothing, and the rest begins with a dot of its own.
+            _, start = self.file.span(use.node)
+            end = self.file.span(use.attributes[len(use.attributes) - kept - 1])[1]
+            self.file.edits.replace(start, end, "".join(f".{attribute}" for attribute in attributes))
+
+    def spelled(self, name: str, attributes: list[str]) -> str | None:
+        """Return what to write for ``name.attributes`` where code is in a string; None to leave it as it is."""
+        binding = next((binding for binding in self.bindings.found if binding.name == name), None)
+        spelled = None if binding is None else self._spelled(binding, attributes)
+        if spelled is None:
+            return None
+        name, changed, kept = spelled
+        rest = attributes if changed is None else [*changed, *attributes[len(attributes) - kept :]]
+        return ".".join([name, *rest])
+
+    def _spelled(self, binding: Binding, old: list[str]) -> tuple[str, list[str] | None, int] | None:
+        """Return the new name, the attributes that replace the first ones, if any do, and how many last ones stay."""
+        base = our_place(binding.path)
+        if binding.name in self._left or base is None:
+            return None
+        path = ".".join([binding.path, *old])
+        ours, name = our_place(path), binding.name
+        if isinstance(binding.statement, cst.Import) and binding.alias.asname is None and self.bindings.renameable:
+            if ours is None and self._still_imported(missing_part(path)):
+                return None
+            name = "det_lightning"
+        if ours is None or ours == base or not ours.startswith(f"{base}."):
+            return name, None, len(old)
+        new = ours.removeprefix(f"{base}.").split(".")
+        kept = 0
+        while kept < min(len(old), len(new)) and old[-1 - kept] == new[-1 - kept]:
+            kept += 1
+        return name, (None if old == new else new[: len(new) - kept]), kept
+
+    def _still_imported(self, path: str) -> bool:
+        """Tell whether a statement remains that imports ``path``, and binds ``determined``."""
+        imported = (binding.imported for binding in self.bindings.found if binding.alias.asname is None)
+        return any(f"{module}.".startswith(f"{path}.") for module in imported if our_place(module) is None)
+
+    def _note_missing(self, path: str, node: cst.CSTNode) -> None:
+        self.file.findings.append(missing(path, self.file.line(node)))
+
+
+def _keeping_determined(ours: str) -> str:
+    """Return what to import so that the name ``determined`` goes on standing for the package."""
+    return "det_lightning as determined" + (f", {ours}" if "." in ours else "")
+
+
+def _renamed(binding: Binding, name: str) -> cst.ImportAlias:
+    alias = binding.alias
+    if name == alias.evaluated_name:
+        return alias
+    as_name = alias.asname or cst.AsName(cst.Name(binding.name))
+    return alias.with_changes(name=cst.Name(name), asname=as_name)

@@ -1,0 +1,64 @@
+"""Launch layers: ``python -m determined.launch.<module>``, wherever such a command is written."""
+
+from __future__ import annotations
+
+import re
+
+from det_lightning.porting.advice import missing_launcher
+from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.names import our_place
+
+__all__ = ["launcher_in_place", "port_commands"]
+
+_AUTO = ("det_lightning.launch.horovod", "--autohorovod")
+# After -m, in a command line, or in a list of quoted words; the quote is that before the module's name.
+_LAUNCH = re.compile(r"(-m[\"']?(?:\s*,\s*|\s+)([\"']?))determined\.launch\.(\w+)(?![\w.])")
+_RUN_INSIDE = re.compile(r"-m[\"']?(?:\s*,\s*|\s+)[\"']?(determined\.(?:exec|cli|deploy)[\w.]*)")
+_TRIAL = re.compile(
+    r"(?:determined|det_lightning)\.launch\.(?:torch_distributed|\w*horovod)\b[^#;]{0,200}?\s[\"']?--trial\b"
+)
+
+
+def launcher_in_place(module: str) -> tuple[str, ...] | None:
+    """Return the words that take the place of ``determined.launch.<module>`` after ``-m``; None if there are none."""
+    if module in ("autohorovod", "auto_horovod"):
+        return _AUTO
+    ours = our_place(f"determined.launch.{module}")
+    return None if ours is None else (ours,)
+
+
+def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
+    """Return a text with the launch layers of its commands rewritten, and what could not be.
+
+    Args:
+        text: shell commands, or any text that holds such.
+        first_line: number of the line that it begins with.
+    """
+    findings = []
+
+    def note(start: int, finding: Finding) -> None:
+        line = first_line + text.count("\n", 0, start)
+        findings.append(Finding(line, finding.level, finding.reason, finding.advice))
+
+    def replaced(match: re.Match[str]) -> str:
+        before, quote, module = match.groups()
+        words = launcher_in_place(module)
+        if words is None:
+            note(match.start(3), missing_launcher(module, 0))
+            return match.group()
+        return before + (f"{quote}, {quote}" if quote else " ").join(words)
+
+    for found in _TRIAL.finditer(text):
+        note(found.start(), _trial_option())
+    for found in _RUN_INSIDE.finditer(text):
+        note(found.start(1), Finding(0, Level.problem, f"{found.group(1)}: it needs a Determined master", "remove it"))
+    return _LAUNCH.sub(replaced, text), findings
+
+
+def _trial_option() -> Finding:
+    return Finding(
+        0,
+        Level.problem,
+        "--trial: the launcher of det_lightning runs scripts",
+        "write a script that calls det_lightning.pytorch.init() and Trainer(...).fit(...), and name it here",
+    )

@@ -1,0 +1,83 @@
+"""Notebooks: the code of their cells, ported as one program."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from det_lightning.porting.findings import Finding
+from det_lightning.porting.python_source import port_python
+from det_lightning.porting.shell import port_shell
+
+__all__ = ["NotebookError", "port_notebook"]
+
+_END_OF_CELL = "#:::end of cell:::\n"
+_MAGIC = re.compile(r"^([ \t]*)([%!?][^\n]*)$", re.MULTILINE)
+_HIDDEN = re.compile(r"^([ \t]*)pass  #:::([^\n]*)$", re.MULTILINE)
+
+
+class NotebookError(ValueError):
+    """The file is no notebook that can be written back as it was."""
+
+
+def port_notebook(text: str) -> tuple[str, list[Finding]]:
+    """Return a notebook with its code cells ported, and what could not be; lines count over the code of all cells.
+
+    Raises:
+        NotebookError: ``text`` is no notebook, or not laid out as Jupyter does.
+        libcst.ParserSyntaxError: a cell is no Python 3.
+    """
+    notebook, indent = _read(text)
+    cells = [cell for cell in notebook.get("cells", []) if cell.get("cell_type") == "code"]
+    sources = ["".join(cell["source"]) for cell in cells]
+    # Cells that are run by another program begin with two signs.
+    python = [number for number, source in enumerate(sources) if not source.lstrip().startswith("%%")]
+    program = "".join(_hide_magic(sources[number]).rstrip("\n") + "\n" + _END_OF_CELL for number in python)
+    ported, findings = port_python(program)
+    for number, source in zip(python, ported.split(_END_OF_CELL), strict=False):
+        shown, found = _show_magic(source.removesuffix("\n"))
+        findings += found
+        ending = sources[number][len(sources[number].rstrip("\n")) :]
+        _write(cells[number], shown + ending)
+    return _dump(notebook, indent) + _ending(text), findings
+
+
+def _read(text: str) -> tuple[dict[str, Any], int | None]:
+    try:
+        notebook = json.loads(text)
+    except ValueError as e:
+        raise NotebookError(f"no JSON: {e}") from e
+    if not isinstance(notebook, dict) or "cells" not in notebook:
+        raise NotebookError("no notebook of version 4")
+    for indent in (1, 2, 4, None):
+        if _dump(notebook, indent) + _ending(text) == text:
+            return notebook, indent
+    raise NotebookError("not laid out as Jupyter does, so that it could not be written back as it was")
+
+
+def _dump(notebook: dict[str, Any], indent: int | None) -> str:
+    return json.dumps(notebook, indent=indent, ensure_ascii=False)
+
+
+def _ending(text: str) -> str:
+    return text[len(text.rstrip("\n")) :]
+
+
+def _hide_magic(source: str) -> str:
+    return _MAGIC.sub(r"\1pass  #:::\2", source)
+
+
+def _show_magic(source: str) -> tuple[str, list[Finding]]:
+    findings: list[Finding] = []
+
+    def shown(match: re.Match[str]) -> str:
+        command, found = port_shell(match.group(2))
+        findings.extend(found)
+        return match.group(1) + command
+
+    return _HIDDEN.sub(shown, source), findings
+
+
+def _write(cell: dict[str, Any], source: str) -> None:
+    cell["source"] = source.splitlines(keepends=True) if isinstance(cell["source"], list) else source

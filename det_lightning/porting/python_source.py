@@ -1,0 +1,52 @@
+"""Python source, ported."""
+
+from __future__ import annotations
+
+import re
+
+from det_lightning.porting.advice import missing
+from det_lightning.porting.bindings import Bindings
+from det_lightning.porting.checklist import Checklist
+from det_lightning.porting.classes import Definitions
+from det_lightning.porting.deprecated import DeprecatedSpellings
+from det_lightning.porting.findings import Finding
+from det_lightning.porting.imports import ImportRewriter, missing_part
+from det_lightning.porting.names import our_place
+from det_lightning.porting.strings import StringRewriter
+from det_lightning.porting.syntax import PythonFile
+
+__all__ = ["port_python"]
+
+# Without one of these there is nothing to find, and parsing takes its time.
+_WORTH_PARSING = re.compile(
+    r"determined|det_lightning|pedl|cuda|distributed|DataParallel|horovod|apex|get_cluster_info"
+)
+
+
+def port_python(text: str) -> tuple[str, list[Finding]]:
+    """Return Python source that uses det_lightning, and what could not be rewritten.
+
+    Raises:
+        libcst.ParserSyntaxError: ``text`` is no Python 3.
+    """
+    if not _WORTH_PARSING.search(text):
+        return text, []
+    file = PythonFile(text)
+    imports = ImportRewriter(file)
+    imports.rewrite()
+    ported = Bindings(file, "det_lightning")
+    _note_missing_attributes(file, ported)
+    if "determined" in text:
+        file.visit(StringRewriter(file, imports))
+    definitions = Definitions(file)
+    if imports.bindings.uses_trial_api() or ported.uses_trial_api():
+        DeprecatedSpellings(file, definitions)
+    Checklist(file, definitions)
+    return file.edits.result(), file.findings
+
+
+def _note_missing_attributes(file: PythonFile, ported: Bindings) -> None:
+    """Note the names of Determined that a file asks of det_lightning since it was ported."""
+    for use in ported.references:
+        if use.attributes and our_place(use.path) is None and our_place(use.binding.path) is not None:
+            file.findings.append(missing(missing_part(use.path), file.line(use.node)))

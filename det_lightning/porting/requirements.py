@@ -1,0 +1,148 @@
+"""The package's name, wherever a project says what it needs."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import re
+
+from det_lightning.porting.findings import Finding, Level
+
+__all__ = ["port_config_file", "port_installs", "port_requirement", "port_requirements_file"]
+
+_NAME = "det-lightning"
+_SPEC = r"(?P<spec>\s*\(?(?:===|[<>=!~]=?)\s*[^;#\s'\"]+(?:\s*,\s*[<>=!~]=?\s*[^;#\s'\"]+)*)?"
+_REQUIREMENT = re.compile(rf"determined(?:\[[^\]]*\])?{_SPEC}(?P<marker>\s*;.*)?", re.DOTALL)
+_IN_LINE = re.compile(
+    rf"(?P<before>^|[\s,\"'])determined(?:\[[^\]]*\])?{_SPEC.replace('[^;#', '[^;#&|)')}"
+    r"(?P<after>$|(?=[\s\"';&|)\\]))"
+)
+_INSTALL = re.compile(r"\b(?:pip3?|poetry|pipenv|uv)\b[\"',\s]+(?:install|add)\b(?:\\\r?\n|[^\n;&|#])*")
+_OLD_PACKAGES = re.compile(r"^\s*(determined[-_](?:cli|common|deploy|sdk))\b", re.MULTILINE)
+_BY_URL = re.compile(r"^\s*(?:determined\s*@|.*#egg=determined\b)", re.MULTILINE)
+
+_KEYS = {"dependencies", "dev-dependencies", "requires", "install_requires", "tests_require", "setup_requires", "deps"}
+_SECTIONS = ("optional-dependencies", "dependency-groups", "dev-dependencies", "extras_require")
+_NAMED_SECTIONS = ("dependencies", "packages", "dev-packages")
+_SECTION = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(?:#.*)?$")
+_KEY = re.compile(r"(?P<indent>\s*)[\"']?(?P<key>[\w.-]+)[\"']?\s*[=:](?P<value>.*)$", re.DOTALL)
+_VERSION = re.compile(r"^(\s*[\"']?)determined([\"']?\s*=\s*)(?:([\"'])(\*?)[^\"']*\3)(.*)$", re.DOTALL)
+_QUOTED = re.compile(r"([\"'])(determined\b[^\"']*)\1")
+
+
+@functools.cache
+def _compatible() -> str:
+    """Return what is required of the version, in signs that mean nothing to a shell."""
+    major, minor, *_ = importlib.metadata.version(_NAME).split(".")
+    return f"~={major}.{minor}"
+
+
+def port_requirement(requirement: str) -> str | None:
+    """Return what to require in the place of ``requirement``; None if that is not Determined."""
+    found = _REQUIREMENT.fullmatch(requirement.strip())
+    if found is None:
+        return None
+    return _NAME + (_compatible() if found["spec"] else "") + (found["marker"] or "")
+
+
+def port_installs(text: str) -> str:
+    """Return shell commands that install det_lightning where they installed Determined."""
+    return _INSTALL.sub(lambda command: _in_line(command.group()), text)
+
+
+def _in_line(text: str) -> str:
+    return _IN_LINE.sub(lambda m: m["before"] + _NAME + (_compatible() if m["spec"] else ""), text)
+
+
+def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
+    """Return a file of requirements, one a line, with Determined replaced, and what could not be."""
+    lines, findings = [], _by_hand(text)
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        content, comment = re.fullmatch(r"(.*?)((?:\s+#.*)?\s*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
+        if content.endswith("\\") and content.strip().startswith("determined"):
+            findings.append(_pinned_by_hash(number))
+        ported = port_requirement(content)
+        lines.append(line if ported is None else ported + comment)
+    return "".join(lines), findings
+
+
+def _by_hand(text: str) -> list[Finding]:
+    findings = []
+    for found in _OLD_PACKAGES.finditer(text):
+        reason = f"{found.group(1)}: it talks to a Determined master"
+        findings.append(_finding(text, found.start(1), reason, "remove it"))
+    for found in _BY_URL.finditer(text):
+        reason = "Determined is installed from a URL"
+        findings.append(_finding(text, found.end(), reason, f"require {_NAME} instead"))
+    return findings
+
+
+def _finding(text: str, offset: int, reason: str, advice: str) -> Finding:
+    return Finding(1 + text.count("\n", 0, offset), Level.problem, reason, advice)
+
+
+def _pinned_by_hash(line: int) -> Finding:
+    advice = f"replace it by {_NAME} and make the file anew with the tool that wrote it"
+    return Finding(line, Level.problem, "Determined is required with hashes of its files", advice)
+
+
+def port_config_file(text: str) -> tuple[str, list[Finding]]:
+    """Return ``pyproject.toml``, ``setup.cfg``, ``tox.ini`` or a ``Pipfile`` with other requirements."""
+    reader = _ConfigReader()
+    ported = "".join(reader.port(line) for line in text.splitlines(keepends=True))
+    return ported, reader.findings
+
+
+class _ConfigReader:
+    """Knows, line by line, whether requirements stand there."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self._section = ""
+        self._key = ""
+        self._line = 0
+        self._depth = 0  # of brackets that are open
+
+    def port(self, line: str) -> str:
+        """Return the next line, ported."""
+        self._line += 1
+        if not self._depth and (section := _SECTION.match(line)):
+            self._section, self._key = section.group(1), ""
+            return line
+        goes_on = self._depth > 0 or (line[:1].isspace() and self._requires())
+        key = None if goes_on else _KEY.match(line)
+        value = key["value"] if key else line
+        if key:
+            self._key = key["key"]
+        if self._depth or (key and value.lstrip().startswith("[")):
+            self._depth += value.count("[") - value.count("]")
+        return self._ported(line, key)
+
+    def _requires(self) -> bool:
+        return self._key in _KEYS or self._section.endswith(_SECTIONS)
+
+    def _ported(self, line: str, key: re.Match[str] | None) -> str:
+        is_list = key is not None and key["value"].lstrip().startswith("[")
+        if key and key["key"] == "determined" and self._section.endswith(_NAMED_SECTIONS) and not is_list:
+            return self._named(line)
+        if not self._requires() or line.lstrip().startswith("#"):
+            return line
+        quoted = _QUOTED.sub(lambda m: m[1] + (port_requirement(m[2]) or m[2]) + m[1], line)
+        if quoted != line:
+            return quoted
+        before = "" if key is None else line[: line.index(key["value"])] if key["value"].strip() else line
+        bare = line[len(before) :]
+        ported = port_requirement(bare)
+        if ported is None:
+            return line
+        start = bare[: len(bare) - len(bare.lstrip())]
+        return before + start + ported + bare[len(bare.rstrip()) :]
+
+    def _named(self, line: str) -> str:
+        found = _VERSION.match(line)
+        if found is None:
+            reason, advice = "Determined is required by a table", f"require {_NAME} instead"
+            self.findings.append(Finding(self._line, Level.problem, reason, advice))
+            return line
+        before, between, quote, any_version, rest = found.groups()
+        return f"{before}{_NAME}{between}{quote}{any_version or _compatible()}{quote}{rest}"

@@ -1,0 +1,111 @@
+"""A Python file as libcst sees it, with the changes to be made to its text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import libcst as cst
+from libcst import metadata
+
+from det_lightning.porting.edits import Edits
+from det_lightning.porting.findings import Finding
+
+__all__ = ["PythonFile", "dotted_name", "string_of"]
+
+_FORM_FEEDS = re.compile(r"^\f", re.MULTILINE)
+
+
+class PythonFile:
+    """Syntax, scopes and positions of a file.
+
+    Args:
+        text: the content of the file, without a byte order mark.
+
+    Attributes:
+        edits: what is changed.
+        findings: what is left to the user.
+
+    Raises:
+        libcst.ParserSyntaxError: it is no Python 3.
+    """
+
+    def __init__(self, text: str) -> None:
+        wrapper = metadata.MetadataWrapper(cst.parse_module(_FORM_FEEDS.sub("", text)), unsafe_skip_copy=True)
+        providers = (metadata.PositionProvider, metadata.ScopeProvider, metadata.ParentNodeProvider)
+        found: Mapping[Any, Mapping[cst.CSTNode, Any]] = wrapper.resolve_many(providers)
+        self.module = wrapper.module
+        self.edits = Edits(text)
+        self.findings: list[Finding] = []
+        self._positions, self._scopes, self._parents = (found[provider] for provider in providers)
+
+    def visit(self, visitor: cst.CSTVisitor) -> None:
+        """Walk through the whole file."""
+        self.module.visit(visitor)
+
+    def line(self, node: cst.CSTNode) -> int:
+        """Return the line that a node begins in, from 1."""
+        line: int = self._positions[node].start.line
+        return line
+
+    def span(self, node: cst.CSTNode) -> tuple[int, int]:
+        """Return where a node begins and ends in the text."""
+        place = self._positions[node]
+        return self.edits.offset(place.start.line, place.start.column), self.edits.offset(
+            place.end.line, place.end.column
+        )
+
+    def source(self, node: cst.CSTNode) -> str:
+        """Return the text of a node."""
+        start, end = self.span(node)
+        return self.edits.text[start:end]
+
+    def replace(self, node: cst.CSTNode, new: str) -> None:
+        """Replace the text of a node."""
+        self.edits.replace(*self.span(node), new)
+
+    def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
+        """Return the node that a node is a part of."""
+        return self._parents.get(node)
+
+    def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        """Yield the nodes that a node is a part of, the nearest first."""
+        current = self.parent(node)
+        while current is not None:
+            yield current
+            current = self.parent(current)
+
+    def assignments(self, name: cst.Name) -> list[cst.CSTNode | None]:
+        """Return the nodes that may have given a name its value where it stands; None is a builtin."""
+        scope = self._scopes.get(name)
+        if scope is None:
+            return []
+        return [getattr(assignment, "node", None) for assignment in scope[name.value]]
+
+    def chain(self, name: cst.Name) -> list[cst.Attribute]:
+        """Return the attributes that are taken of a name: for ``a`` in ``a.b.c`` those of ``b`` and ``c``."""
+        found: list[cst.Attribute] = []
+        node: cst.CSTNode = name
+        while isinstance(parent := self.parent(node), cst.Attribute) and parent.value is node:
+            found.append(parent)
+            node = parent
+        return found
+
+
+def dotted_name(node: cst.CSTNode | None) -> str:
+    """Return ``a.b.c`` for names and their attributes, and the empty string for anything else."""
+    if isinstance(node, cst.Name):
+        return node.value
+    if isinstance(node, cst.Attribute):
+        base = dotted_name(node.value)
+        return f"{base}.{node.attr.value}" if base else ""
+    return ""
+
+
+def string_of(node: cst.CSTNode) -> str | None:
+    """Return the value of a string that stands in the source as it is: without escapes, bytes or f-strings."""
+    if not isinstance(node, cst.SimpleString) or set(node.prefix.lower()) - {"r", "u"}:
+        return None
+    raw = node.raw_value
+    return raw if isinstance(raw, str) and "\\" not in raw else None

@@ -1,0 +1,145 @@
+"""``det-lightning port``: what it prints, what it changes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from det_lightning.cli.app import app
+
+CODE = "import determined as det\r\ndet.pytorch.PyTorchTrial\n"
+
+
+def run(*arguments: object, ends_with: int = 0) -> Result:
+    """Run ``det-lightning port``; a bug in it is raised here."""
+    result = CliRunner().invoke(app, ["port", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == ends_with, result.output
+    return result
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A small project, and things in it that are not a part of it."""
+    project = tmp_path / "project"
+    for directory in ("", "lib", "venv", ".git", "node_modules/x", "other"):
+        (project / directory).mkdir(parents=True, exist_ok=True)
+        (project / directory / "code.py").write_bytes(CODE.encode())
+    (project / "other" / "pyvenv.cfg").touch()
+    (project / "data.bin").write_bytes(b"determined\0")
+    (project / "run.sh").write_text("det e create x .\n")
+    return project
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_by_default_it_shows_a_patch_and_changes_nothing(project: Path, tmp_path: Path) -> None:
+    before = contents(project)
+    result = run(project)
+    assert result.stdout_bytes == run(project, "--diff").stdout_bytes
+    assert contents(project) == before
+    assert result.stderr.endswith("2 files to change; left to you: 1 problem.\n")
+    patch = subprocess.run(
+        ["git", "apply", "--unsafe-paths", "-p1", "-"], input=result.stdout_bytes, cwd="/", capture_output=True
+    )
+    assert patch.returncode == 0, patch.stderr
+    run(project, "--write")
+    assert contents(project)["code.py"] == CODE.replace("determined", "det_lightning").encode()
+
+
+def test_write_changes_the_files_of_the_project_only(project: Path) -> None:
+    before = contents(project)
+    result = run(project, "--write")
+    assert f"ported: {project / 'lib' / 'code.py'}\n" in result.stdout
+    changed = {name for name, content in contents(project).items() if content != before[name]}
+    assert changed == {"code.py", "lib/code.py"}
+    assert f"{project / 'run.sh'}:1: problem: det e create: it asks a Determined master\n" in result.stderr
+    assert "0 files changed" in run(project, "--write").stderr
+
+
+def test_check_is_for_continuous_integration(project: Path) -> None:
+    assert "to port: " in run(project, "--check", ends_with=1).stdout
+    run(project, "--write")
+    run(project, "--check", ends_with=1)  # a problem is left
+    (project / "run.sh").unlink()
+    run(project, "--check")
+
+
+def test_notes_are_no_reason_to_fail(tmp_path: Path) -> None:
+    (tmp_path / "const.yaml").write_text("entrypoint: model_def:MyTrial\n")
+    assert "note: entrypoint: model_def:MyTrial names a class" in run(tmp_path, "--check").stderr
+
+
+def test_json_for_programs(project: Path) -> None:
+    told = {
+        Path(file["path"]).name: file for file in json.loads(run(project / "run.sh", project, "--json").stdout)["files"]
+    }
+    assert told["code.py"]["changed"]
+    assert "+import det_lightning as det" in told["code.py"]["diff"]
+    (finding,) = told["run.sh"]["findings"]
+    assert (finding["line"], finding["level"]) == (1, "problem")
+
+
+def test_nothing_to_port(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("model.cuda()\n")
+    for flags in ([], ["--write"], ["--check"]):
+        assert "Nothing to port" in run(tmp_path, *flags).stderr
+
+
+def test_wrong_use(project: Path) -> None:
+    before = contents(project)
+    for arguments, message in (
+        ([project, "--write", "--check"], "--write changes files and --check does not"),
+        ([project, "--write", "--diff"], "--write changes files and --diff does not"),
+        ([project / "a", project / "b"], f"There is no {project / 'a'}, no {project / 'b'}."),
+        ([project / "data.bin"], "data.bin: not a kind of file that is ported"),
+    ):
+        result = run(*arguments, ends_with=2)
+        assert message in result.stderr
+        assert result.stdout == ""
+    assert contents(project) == before
+
+
+def test_a_protected_file_is_not_written_and_neither_are_the_others(project: Path) -> None:
+    (project / "lib" / "code.py").chmod(0o444)
+    before = contents(project)
+    assert "lib/code.py: read-only, so nothing was written" in run(project, "--write", ends_with=2).stderr
+    assert contents(project) == before
+
+
+def test_a_link_stays_a_link_and_a_mode_a_mode(project: Path, tmp_path: Path) -> None:
+    (project / "code.py").chmod(0o755)
+    (tmp_path / "link.py").symlink_to(project / "code.py")
+    run(tmp_path / "link.py", "--write")
+    assert (tmp_path / "link.py").is_symlink()
+    assert (project / "code.py").stat().st_mode & 0o777 == 0o755
+    assert b"det_lightning" in (project / "code.py").read_bytes()
+
+
+def test_without_its_libraries_the_command_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys, importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'libcst' else find(name, *a)\n"
+        "sys.argv = ['det-lightning', 'port', '.']\n"
+        "from det_lightning.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'det-lightning[port]'" in done.stderr
+
+
+def test_porting_imports_neither_torch_nor_lightning(project: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['det-lightning', 'port', '.']\n"
+        "from det_lightning.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: print(sorted({'torch', 'pytorch_lightning', 'numpy'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=project, check=True)
+    assert done.stderr.endswith("[]\n")

@@ -1,0 +1,263 @@
+"""Files of all kinds: what is rewritten in them, and that everything else stays as it is, to the byte."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from det_lightning.porting import FilePort, Level, port_file
+
+
+def port_text(tmp_path: Path, name: str, text: str) -> FilePort:
+    """Port a file; once more changes nothing."""
+    file = tmp_path / name
+    file.write_bytes(text.encode())
+    port = port_file(file)
+    port.write()
+    assert not port_file(file).changed
+    return port
+
+
+def problems_of(port: FilePort) -> list[str]:
+    return [f"{found.line}: {found.reason}" for found in port.findings if found.level is Level.problem]
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("const.yaml", "entrypoint: python3 -m determined.launch.torch_distributed -- python3 t.py  # go\n", None),
+        (
+            "const.yaml",
+            "# of determined.launch.horovod\nentrypoint: >-\n  python -m determined.launch.horovod\n   train.py\n",
+            "# of determined.launch.horovod\nentrypoint: >-\n  python -m det_lightning.launch.horovod\n   train.py\n",
+        ),
+        (
+            "const.yaml",
+            "entrypoint: python -m determined.launch.autohorovod t.py\n",
+            "entrypoint: python -m det_lightning.launch.horovod --autohorovod t.py\n",
+        ),
+        (
+            "const.yml",
+            "entrypoint: [python, '-m', 'determined.launch.autohorovod', t.py]\n",
+            "entrypoint: [python, '-m', 'det_lightning.launch.horovod', '--autohorovod', t.py]\n",
+        ),
+        (
+            "const.yaml",
+            "entrypoint:\n    - -m\n    - determined.launch.autohorovod # x\n",
+            "entrypoint:\n    - -m\n    - det_lightning.launch.horovod\n    - --autohorovod # x\n",
+        ),
+        (
+            "const.yaml",
+            "a: &a {description: determined.launch, name: determined}\nb: *a\n",
+            "a: &a {description: determined.launch, name: determined}\nb: *a\n",
+        ),
+        (
+            "environment.yml",
+            "dependencies:\n  - pip:\n    - determined==0.17.0 # x\n    - torch\n",
+            "dependencies:\n  - pip:\n    - det-lightning~=0.1 # x\n    - torch\n",
+        ),
+        (
+            ".github.yml",
+            "steps:\n- run: |\n    pip install determined\n    pytest\n",
+            "steps:\n- run: |\n    pip install det-lightning\n    pytest\n",
+        ),
+        (
+            "run.sh",
+            "# python -m determined.launch.horovod\npython -m determined.launch.horovod -np 2 -- a.py\n",
+            "# python -m determined.launch.horovod\npython -m det_lightning.launch.horovod -np 2 -- a.py\n",
+        ),
+        ("Makefile", "train:\n\tpython -m determined.launch.torch_distributed train.py\n", None),
+        (
+            "Dockerfile",
+            'RUN pip3 install -U \\\n  "determined[x]>=0.17,<1" torch && echo determined\n',
+            'RUN pip3 install -U \\\n  "det-lightning~=0.1" torch && echo determined\n',
+        ),
+        ("Dockerfile", 'CMD ["python", "-m", "determined.launch.torch_distributed", "t.py"]\n', None),
+        (
+            "requirements.txt",
+            "determined == 0.19.2  # pinned\r\ndetermined-like\r\n",
+            "det-lightning~=0.1  # pinned\r\ndetermined-like\r\n",
+        ),
+        ("dev-requirements.in", 'determined;python_version>"3"', 'det-lightning;python_version>"3"'),
+        (
+            "pyproject.toml",
+            '[project]\nname = "determined"\ndependencies = [\n  "torch",\n  "determined>=0.17",\n]\n',
+            '[project]\nname = "determined"\ndependencies = [\n  "torch",\n  "det-lightning~=0.1",\n]\n',
+        ),
+        (
+            "pyproject.toml",
+            '[tool.poetry.dependencies]\ndetermined = "^0.17"  # x\n[tool.ruff]\nk = ["determined"]\n',
+            '[tool.poetry.dependencies]\ndet-lightning = "~=0.1"  # x\n[tool.ruff]\nk = ["determined"]\n',
+        ),
+        (
+            "pyproject.toml",
+            '[project.optional-dependencies]\ndetermined = ["determined", "x"]\n',
+            '[project.optional-dependencies]\ndetermined = ["det-lightning", "x"]\n',
+        ),
+        (
+            "setup.cfg",
+            "[options]\ninstall_requires =\n    torch\n    determined==0.17\n[isort]\nknown = determined\n",
+            "[options]\ninstall_requires =\n    torch\n    det-lightning~=0.1\n[isort]\nknown = determined\n",
+        ),
+        ("Pipfile", '[packages]\ndetermined = "*"\n', '[packages]\ndet-lightning = "*"\n'),
+    ],
+)
+def test_what_is_rewritten(name: str, before: str, after: str | None, tmp_path: Path) -> None:
+    port = port_text(tmp_path, name, before)
+    assert port.after == (before.replace("determined", "det_lightning") if after is None else after)
+    assert problems_of(port) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        (
+            "a.yaml",
+            "entrypoint: python -m determined.launch.deepspeed t.py\n",
+            "1: determined.launch.deepspeed: DeepSpeed",
+        ),
+        (
+            "a.yaml",
+            "entrypoint:\n- -m\n- determined.launch.tensorflow\n",
+            "3: determined.launch.tensorflow: it is for TensorFlow",
+        ),
+        ("a.yaml", "x: 1\nentrypoint: x:Y\nsearcher:\n  name: custom\n", "4: searcher.name: custom is not a searcher"),
+        ("a.yaml", "entrypoint: python -m determined.exec.harness x:Y\n", "1: determined.exec.harness: it needs"),
+        ("environment.yaml", "dependencies:\n- determined=0.17\n", "2: conda has no package"),
+        (
+            "a.sh",
+            "python -m determined.launch.torch_distributed \\\n  --trial a:B\n",
+            "1: --trial: the launcher of det_lightning runs scripts",
+        ),
+        ("a.sh", "cd x\ndet -m host e create const.yaml .\n", "2: det -m host e create: it asks a Determined master"),
+        ("requirements.txt", "determined-cli==0.12\n", "1: determined-cli: it talks to a Determined master"),
+        ("requirements.txt", "torch\ndetermined @ git+https://x/y\n", "2: Determined is installed from a URL"),
+        ("requirements.txt", "determined==1 \\\n  --hash=sha256:00\n", "1: Determined is required with hashes"),
+        (
+            "pyproject.toml",
+            "[tool.poetry.dependencies]\ndetermined = {version = '1'}\n",
+            "2: Determined is required by a table",
+        ),
+        ("a.py", "import determined\nprint 'x'\n", "0: left as it is: it is no Python 3: line 2"),
+        ("a.yaml", "entrypoint: {determined\n", "0: left as it is: while parsing a flow mapping"),
+        ("a.ipynb", "determined", "0: left as it is: no JSON"),
+    ],
+)
+def test_what_is_told(name: str, text: str, reason: str, tmp_path: Path) -> None:
+    assert any(found.startswith(reason) for found in problems_of(port_text(tmp_path, name, text)))
+
+
+@pytest.mark.parametrize("name", ["a.py", "a.yaml", "a.ipynb"])
+def test_what_is_not_understood_and_has_nothing_to_do_with_determined_is_not_told(name: str, tmp_path: Path) -> None:
+    assert port_text(tmp_path, name, "{ : print 'x'").findings == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"import determined\r\nx = 1\n\r\n", b"import det_lightning\r\nx = 1\n\r\n"),
+        (codecs.BOM_UTF8 + b"import determined", codecs.BOM_UTF8 + b"import det_lightning"),
+        (b"# coding: latin-1\nimport determined # \xe9\n", b"# coding: latin-1\nimport det_lightning # \xe9\n"),
+        ("x = 'é𝄞'; import determined\n".encode(), "x = 'é𝄞'; import det_lightning\n".encode()),
+        (b"\x0cimport determined\n", b"\x0cimport det_lightning\n"),
+    ],
+)
+def test_encodings_and_ends_of_lines_stay(before: bytes, after: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_bytes(before)
+    port_file(file).write()
+    assert file.read_bytes() == after
+
+
+@pytest.mark.parametrize(
+    "content", [b"import determined # \xe9\n", b"# coding: nothing\nimport determined\n", b"determined\0"]
+)
+@pytest.mark.parametrize("name", ["a.py", "a.yaml", "a.sh"])
+def test_a_file_that_is_no_text_is_left_as_it_is(content: bytes, name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    port = port_file(file)
+    assert not port.changed
+
+
+def notebook(*cells: str) -> str:
+    made = [{"cell_type": "code", "metadata": {}, "source": cell.splitlines(keepends=True)} for cell in cells]
+    text = {"cell_type": "markdown", "source": ["import determined"]}
+    return json.dumps({"cells": [text, *made], "nbformat": 4}, indent=1, ensure_ascii=False) + "\n"
+
+
+def test_the_cells_of_a_notebook_are_one_program(tmp_path: Path) -> None:
+    before = notebook(
+        "%matplotlib inline\n!pip install determined\nimport determined",
+        "%%bash\necho determined",
+        "for x in y:\n    !ls\n    determined.pytorch.DataLoader",
+        "",
+    )
+    port = port_text(tmp_path, "a.ipynb", before)
+    assert port.after == notebook(
+        "%matplotlib inline\n!pip install det-lightning\nimport det_lightning",
+        "%%bash\necho determined",
+        "for x in y:\n    !ls\n    det_lightning.pytorch.DataLoader",
+        "",
+    )
+
+
+def test_a_notebook_of_an_unusual_layout_is_left_as_it_is(tmp_path: Path) -> None:
+    port = port_text(tmp_path, "a.ipynb", '{"cells":  [{"cell_type": "code", "source": "import determined"}]}')
+    assert "not laid out as Jupyter does" in problems_of(port)[0]
+
+
+def test_a_comment_resolves_a_finding(tmp_path: Path) -> None:
+    text = "from determined.pytorch import PyTorchTrial\nx.cuda()\ny.cuda()  # det-lightning: ok\n"
+    assert [found.line for found in port_text(tmp_path, "a.py", text).findings] == [2]
+
+
+@pytest.fixture(scope="module")
+def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+WORDS = st.sampled_from(
+    [
+        "determined",
+        "python -m determined.launch.horovod",
+        "pip install determined==1",
+        "- ",
+        "a: ",
+        "\n",
+        "  ",
+        "#",
+        "'",
+        '"',
+        "[options]",
+        "dependencies = [",
+        "]",
+        "\r\n",
+        "\\\n",
+        "{",
+        ",",
+        "é",
+        "det e create",
+        "import determined as d",
+        "\t",
+    ]
+)
+
+
+@hypothesis.given(
+    words=st.lists(WORDS, max_size=12),
+    name=st.sampled_from(
+        ["a.py", "a.yaml", "a.sh", "Dockerfile", "requirements.txt", "pyproject.toml", "setup.cfg", "a.ipynb"]
+    ),
+)
+@hypothesis.settings(max_examples=150)
+def test_any_text_is_ported_once(words: list[str], name: str, shared_path: Path) -> None:
+    before = "".join(words)
+    port = port_text(shared_path, name, before)
+    if "determined" not in before:
+        assert not port.changed

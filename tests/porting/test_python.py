@@ -1,0 +1,319 @@
+"""Python source: what is rewritten, what is left alone, what is told."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from det_lightning.porting.findings import Level
+from det_lightning.porting.python_source import port_python
+
+
+def ported(before: str) -> str:
+    """Port once and again, which changes nothing more."""
+    after, _ = port_python(textwrap.dedent(before))
+    ast.parse(after)
+    assert port_python(after)[0] == after
+    return after
+
+
+def findings_of(text: str, level: Level = Level.problem) -> list[str]:
+    _, findings = port_python(textwrap.dedent(text))
+    return [f"{finding.line}: {finding.reason}" for finding in findings if finding.level is level]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("import determined as det  # the platform\n", "import det_lightning as det  # the platform\n"),
+        ("import os, determined.pytorch as p\n", "import os, det_lightning.pytorch as p\n"),
+        ("import determined.pytorch\ndetermined.pytorch.DataLoader\n", None),
+        (
+            "import determined\nx = determined . pytorch . Epoch(1)\n",
+            "import det_lightning\nx = det_lightning . pytorch . Epoch(1)\n",
+        ),
+        ("from determined import pytorch, core as c\n", "from det_lightning import pytorch, core as c\n"),
+        ("from determined.pytorch import *\n", "from det_lightning.pytorch import *\n"),
+        ("if 1:\n\tfrom determined.pytorch import (  # a\n\t\tBatch,  # b\n\t\tEpoch,\n\t)\n", None),
+        ("from determined.pytorch._data import DataLoader\n", "from det_lightning.pytorch import DataLoader\n"),
+        ("import determined.pytorch._data as d\nd.DataLoader\n", "import det_lightning.pytorch as d\nd.DataLoader\n"),
+        (
+            "import determined as det\ndet.pytorch._lr_scheduler.LRScheduler.StepMode\n",
+            "import det_lightning as det\ndet.pytorch.LRScheduler.StepMode\n",
+        ),
+        (
+            "from determined.pytorch import _ShouldExit\n",
+            "from det_lightning.pytorch import ShouldExit as _ShouldExit\n",
+        ),
+        ("from determined.tensorboard.metric_writers.pytorch import TorchWriter\n", None),
+        ("import importlib\nimportlib.import_module('determined.pytorch')\n", None),
+        ("import logging\nlogging.getLogger('determined')\n", None),
+        ("call(['-m', 'determined.launch.torch_distributed', 'train.py'])\n", None),
+        ("run('python -m determined.launch.horovod train.py')\n", None),
+        (
+            "call(['-m', 'determined.launch.autohorovod'])\n",
+            "call(['-m', 'det_lightning.launch.horovod', '--autohorovod'])\n",
+        ),
+        (
+            "setup(install_requires=['determined==0.17', 'torch'])\n",
+            "setup(install_requires=['det-lightning~=0.1', 'torch'])\n",
+        ),
+    ],
+)
+def test_names_and_imports(before: str, after: str | None) -> None:
+    assert ported(before) == (before.replace("determined", "det_lightning") if after is None else after)
+
+
+def test_annotations_in_strings() -> None:
+    before = """
+        import determined, determined.pytorch as dp
+        from typing import Annotated, List, Literal, cast
+        def f(a: "determined.pytorch.DataLoader", b: "List[determined.InvalidHP]", c: "dp._data.DataLoader") -> "None":
+            d: Literal["determined.pytorch"] = "determined.pytorch"
+            e: Annotated["determined.InvalidHP", "determined.InvalidHP"]
+            return cast("determined.pytorch.Batch", d)
+        """
+    assert ported(before) == textwrap.dedent(
+        """
+        import det_lightning, det_lightning.pytorch as dp
+        from typing import Annotated, List, Literal, cast
+        def f(a: "det_lightning.pytorch.DataLoader", b: "List[det_lightning.InvalidHP]", c: "dp.DataLoader") -> "None":
+            d: Literal["determined.pytorch"] = "determined.pytorch"
+            e: Annotated["det_lightning.InvalidHP", "determined.InvalidHP"]
+            return cast("det_lightning.pytorch.Batch", d)
+        """
+    )
+
+
+def test_names_of_other_things_stay() -> None:
+    before = '''
+        """Uses determined.pytorch."""
+        import determined
+        def f(determined, det): return determined.pytorch, det.pytorch
+        class A:
+            determined = 1
+        print("determined", [determined for determined in ()], f(determined=determined.InvalidHP))  # determined
+        '''
+    after = ported(before)
+    assert after == before.replace("    " * 2, "").replace("import determined", "import det_lightning").replace(
+        "determined=determined", "determined=det_lightning"
+    )
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "try:\n    import determined\nexcept ImportError:\n    determined = None\n",
+        "import determined\n__all__ = ['determined']\n",
+        "def f():\n    global determined\n    import determined\n",
+    ],
+)
+def test_a_name_that_others_rely_on_stays(use: str) -> None:
+    assert ported(use) == use.replace("import determined", "import det_lightning as determined")
+
+
+def test_a_submodule_under_a_name_that_stays() -> None:
+    after = ported("try:\n    import determined.pytorch\nexcept ImportError:\n    determined = None\n")
+    assert "import det_lightning as determined, det_lightning.pytorch\n" in after
+
+
+def test_what_is_missing_is_split_off_and_named() -> None:
+    before = """
+        from determined.pytorch import (
+            DataLoader,  # of ours
+            reset_parameters,  # gone
+        )
+        if True: from determined import pytorch, experimental; x = 1
+        """
+    after = ported(before)
+    assert "from det_lightning.pytorch import (\n    DataLoader,  # of ours\n" in after
+    assert "from determined.pytorch import (\n    reset_parameters,  # gone\n" in after
+    assert "from det_lightning import pytorch; from determined import experimental; x = 1" in after
+    assert findings_of(before) == [
+        "4: determined.pytorch.reset_parameters: it went with Determined 0.13",
+        "6: determined.experimental: it talks to a Determined master",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import determined as det\nwith det.core.init() as c:\n    det.LOG_FORMAT\n", "Core API"),
+        ("from determined.experimental import client\nclient.login()\n", "talks to a Determined master"),
+        ("from determined.experimental import Determined\n", "talks to a Determined master"),
+        ("from determined.common import util\n", "Determined's own tools"),
+        ("from determined.pytorch.deepspeed import DeepSpeedTrial\n", "DeepSpeedTrial is not covered"),
+        ("from determined import keras\nclass T(keras.TFKerasTrial): pass\n", "TensorFlow and Keras"),
+        ("import determined.transformers as t\nt.DetCallback\n", "DetCallback reports to a master"),
+        ("from determined.pytorch.lightning import LightningAdapter\n", "LightningAdapter is not needed"),
+        ("from determined.pytorch.experimental import torch_batch_process\n", "batch processing"),
+        ("import determined.cli.cli\n", "talks to a Determined master"),
+        ("run(['python', '-m', 'determined.launch.deepspeed'])\n", "DeepSpeed's launcher"),
+        ("importlib.import_module('determined.keras')\n", "TensorFlow and Keras"),
+        ("from pedl.frameworks import pytorch\n", "before Determined was one"),
+    ],
+)
+def test_a_file_of_another_framework_is_left_as_it_is(text: str, reason: str) -> None:
+    assert ported(text) == text
+    assert reason in "".join(findings_of(text))
+
+
+def test_what_is_missing_is_still_told_after_porting() -> None:
+    text = "import determined as det\nclass T(det.pytorch.PyTorchTrial): pass\ndet.core.init()\n"
+    assert (
+        findings_of(text)
+        == findings_of(ported(text))
+        == ["3: determined.core.init: it is Determined's Core API, which talks to a master"]
+    )
+
+
+TRIAL = """
+from determined.pytorch import PyTorchCallback, PyTorchTrial
+class T(PyTorchTrial):
+    def __init__(self, context):
+        self.context = context
+        self.model = self.context.wrap_model(Model())
+        self.optimizer = context.wrap_optimizer(Adam(self.model))
+        {in_init}
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        {in_train}
+        return {{}}
+    def evaluate_batch(self, batch):
+        {in_eval}
+        return {{}}
+class C(PyTorchCallback):
+    {hook}
+"""
+
+
+def trial(in_init: str = "pass", in_train: str = "pass", in_eval: str = "pass", hook: str = "pass") -> str:
+    return TRIAL.format(in_init=in_init, in_train=in_train, in_eval=in_eval, hook=hook)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (trial("self.m = self.context.experimental.wrap_reducer(f)"), trial("self.m = self.context.wrap_reducer(f)")),
+        (
+            trial(hook="def on_validation_step_end(self, metrics): ..."),
+            trial(hook="def on_validation_end(self, metrics): ..."),
+        ),
+        (trial(hook="def on_checkpoint_end(self, d): ..."), trial(hook="def on_checkpoint_write_end(self, d): ...")),
+        (
+            trial(hook="def on_training_epoch_start(self): ..."),
+            trial(hook="def on_training_epoch_start(self, epoch_idx: int): ..."),
+        ),
+        (trial(hook="def on_training_epoch_end(self, e): ..."), None),
+        (trial(hook="def on_checkpoint_end(self, d): super().on_checkpoint_end(d)"), None),
+        (trial(in_train="self.model.head.train()"), None),
+        (trial("self.model.train()", in_train="self.model.train()"), None),
+    ],
+)
+def test_deprecated_spellings(before: str, after: str | None) -> None:
+    assert ported(before) == (after or before).replace("determined", "det_lightning")
+
+
+def test_modes_that_are_set_anyway() -> None:
+    after = ported(trial(in_train="self.model.train()", in_eval="self.model.eval()  # as always"))
+    assert ".train()" not in after
+    assert ".eval()" not in after
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (trial("self.model.cuda()"), "8: a tensor or model is moved to a GPU by hand (.cuda())"),
+        (trial("x.to('cuda:1')"), "8: a device is named in the code (x.to('cuda:1'))"),
+        (trial("torch.device('cuda' if torch.cuda.is_available() else 'cpu')"), "8: a device is named in the code"),
+        (trial("torch.zeros(1, device='cuda')"), "8: a device is named in the code"),
+        (trial("torch.cuda.set_device(0)"), "8: a GPU is chosen by hand"),
+        (trial("os.environ['CUDA_VISIBLE_DEVICES'] = '0'"), "8: GPUs are chosen in the code"),
+        (trial("torch.distributed.init_process_group('nccl')"), "8: a process group of your own"),
+        (trial("torch.utils.data.distributed.DistributedSampler(x)"), "8: DistributedSampler of your own"),
+        (trial("nn.parallel.DistributedDataParallel(self.model)"), "8: DistributedDataParallel of your own"),
+        (trial("nn.DataParallel(self.model)"), "8: DataParallel of your own"),
+        (trial("import horovod.torch as hvd"), "8: Horovod of your own"),
+        (trial("from apex import amp"), "8: apex.amp is gone"),
+        (trial("context.configure_apex_amp(m, o, num_losses=2)"), "8: num_losses"),
+        (trial(in_train="loss.backward()"), "10: loss.backward() goes around the context"),
+        (trial(in_train="self.optimizer.step()"), "10: self.optimizer.step() goes around the context"),
+    ],
+)
+def test_the_porting_checklist(text: str, reason: str) -> None:
+    assert any(found.startswith(reason) for found in findings_of(text, Level.check))
+    assert findings_of(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        trial("torch.device('cpu')"),
+        trial("torch.cuda.is_available()"),
+        trial("samplers.DistributedSampler(x)"),
+        trial(in_train="self.context.backward(loss)"),
+        trial(in_train="self.scheduler.step()"),
+        "dist.init_process_group('gloo')\ndet.core.DistributedContext.from_torch_distributed()\n",
+    ],
+)
+def test_what_is_right_is_not_told(text: str) -> None:
+    assert findings_of(text, Level.check) == findings_of(text) == []
+
+
+def test_uses_of_a_cluster_that_is_not_there() -> None:
+    text = trial(
+        "det.get_cluster_info().latest_checkpoint", "self.context.env", "for op in ctx.searcher.operations(): ..."
+    )
+    assert [reason.split(":")[0] for reason in findings_of(text)] == ["8", "10", "13"]
+
+
+NAMES = st.sampled_from(["determined", "det", "determined.pytorch", "determined.core", "os", "a", "p"])
+IMPORTS = st.one_of(
+    st.builds("import {}".format, st.sampled_from(["determined", "determined.pytorch", "determined.common.api", "os"])),
+    st.builds(
+        "import {} as {}".format,
+        st.sampled_from(["determined", "determined.pytorch._data"]),
+        st.sampled_from(["det", "p"]),
+    ),
+    st.builds(
+        "from {} import {}".format,
+        st.sampled_from(["determined", "determined.pytorch", "determined.pytorch._reducer", ".determined"]),
+        st.sampled_from(["pytorch", "DataLoader as p", "core, nothing", "(Batch,\n    reset_parameters,)", "*"]),
+    ),
+)
+USES = st.one_of(
+    st.builds(
+        "x = {}.{}".format, NAMES, st.sampled_from(["pytorch.DataLoader", "pytorch._data.DataLoader.x", "core.init"])
+    ),
+    st.builds(
+        "def f({}=1, *, y: '{}.pytorch.Batch'): return {}.x".format,
+        st.sampled_from(["a", "det", "determined"]),
+        NAMES,
+        NAMES,
+    ),
+    st.builds("{} = None".format, st.sampled_from(["det", "determined", "p", "det_lightning"])),
+    st.builds("class C: {}".format, st.sampled_from(["determined = 1", "x = determined.pytorch", "import determined"])),
+    st.builds("s = {!r}".format, st.text(alphabet="determined.ptorch \n'\"#-m", max_size=30)),
+    st.builds(
+        "def g():\n    {}".format,
+        st.sampled_from(["global determined; determined = 1", "import determined; determined.x", "del determined"]),
+    ),
+)
+
+
+@hypothesis.given(st.lists(st.one_of(IMPORTS, USES), max_size=8), st.sampled_from(["\n", "\r\n"]))
+def test_any_program_stays_a_program_and_is_ported_once(lines: list[str], newline: str) -> None:
+    before = "".join(line + "\n" for line in lines).replace("\n", newline)
+    try:
+        ast.parse(before)
+    except SyntaxError:
+        hypothesis.reject()
+    after, _ = port_python(before)
+    ast.parse(after)
+    assert port_python(after)[0] == after
+    assert after.count(newline) - before.count(newline) == after.count("\n") - before.count("\n")
+    if "determined" not in before:
+        assert after == before
