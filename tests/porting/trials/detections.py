@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from determined.pytorch import DataLoader, PyTorchTrial
 from determined.pytorch._callback import PyTorchCallback
+from determined.pytorch._lr_scheduler import LRScheduler  # noqa: F401
 from determined.tensorboard.metric_writers.pytorch import TorchWriter
 
 
