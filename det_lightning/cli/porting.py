@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib.util
 import pathlib
 from typing import Annotated
@@ -20,6 +21,13 @@ EXIT_CODES = (
 _NEEDED = ("libcst", "yaml")
 
 
+class Target(str, enum.Enum):
+    """What ``port`` writes."""
+
+    det_lightning = "det_lightning"
+    lightning = "lightning"
+
+
 def port(
     paths: Annotated[
         list[pathlib.Path],
@@ -30,6 +38,14 @@ def port(
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing; end with 1 if there is something to change or to do.")
     ] = False,
+    to: Annotated[
+        Target, typer.Option(help="lightning: write one trial as a LightningModule that needs no det_lightning.")
+    ] = Target.det_lightning,
+    output: Annotated[
+        pathlib.Path | None,
+        typer.Option("--output", "-o", help="With --to lightning: the file to write; by default the standard output."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of --output if it exists.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Port a Determined project: Python, notebooks, experiment files, shell scripts, Dockerfiles, requirements.
@@ -38,6 +54,17 @@ def port(
     """
     with report_errors():
         _require_libraries()
+        if to is Target.lightning:
+            if diff or write or check or json:
+                raise ValueError(
+                    "--to lightning writes a new file; --diff, --write, --check and --json do not go with it."
+                )
+            from det_lightning.cli.lightning_module import write_lightning_module
+
+            write_lightning_module(paths, output, force)
+            return
+        if output is not None or force:
+            raise ValueError("--output and --force go with --to lightning only; --write changes the files in place.")
         if write and (check or diff):
             raise ValueError(f"--write changes files and --{'check' if check else 'diff'} does not: give one of them.")
         from det_lightning.cli.port_report import port_project

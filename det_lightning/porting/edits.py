@@ -54,10 +54,39 @@ class Edits:
                 raise ValueError(f"Replacements overlap: {start}-{end} and {other_start}-{other_end}.")
         self._replacements[start, end] = new
 
+    def insert(self, offset: int, new: str, first: bool = False) -> None:
+        """Insert a text before an index; after what was inserted there already, unless it is to be ``first``."""
+        place = (offset, offset)
+        there = self._replacements.get(place, "")
+        self._replacements[place] = new + there if first else there + new
+
+    def rewrite(self, start: int, end: int, new: str) -> None:
+        """Replace ``text[start:end]``, in the place of all replacements within it; see :meth:`render`."""
+        for place in [place for place in self._replacements if start <= place[0] and place[1] <= end]:
+            if place not in ((start, start), (end, end)):
+                del self._replacements[place]
+        self.replace(start, end, new)
+
+    def covers(self, start: int, end: int) -> bool:
+        """Tell whether ``text[start:end]`` is in a part that is replaced."""
+        return any(first <= start and end <= last for first, last in self._replacements)
+
+    def render(self, start: int, end: int) -> str:
+        """Return ``text[start:end]`` with the replacements within it, without what is inserted before or after it."""
+        within = {
+            place: new
+            for place, new in self._replacements.items()
+            if start <= place[0] and place[1] <= end and place not in ((start, start), (end, end))
+        }
+        return self._render(start, end, within)
+
     def result(self) -> str:
         """Return the text with all replacements."""
-        parts, position = [], 0
-        for (start, end), new in sorted(self._replacements.items()):
-            parts += [self.text[position:start], new]
-            position = end
-        return "".join([*parts, self.text[position:]])
+        return self._render(0, len(self.text), self._replacements)
+
+    def _render(self, start: int, end: int, replacements: dict[tuple[int, int], str]) -> str:
+        parts, position = [], start
+        for (first, last), new in sorted(replacements.items()):
+            parts += [self.text[position:first], new]
+            position = max(position, last)
+        return "".join([*parts, self.text[position:end]])

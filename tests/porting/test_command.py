@@ -97,6 +97,8 @@ def test_wrong_use(project: Path) -> None:
     for arguments, message in (
         ([project, "--write", "--check"], "--write changes files and --check does not"),
         ([project, "--write", "--diff"], "--write changes files and --diff does not"),
+        ([project, "--output", "x"], "--output and --force go with --to lightning only"),
+        ([project, "--to", "lightning", "--write"], "--to lightning writes a new file"),
         ([project / "a", project / "b"], f"There is no {project / 'a'}, no {project / 'b'}."),
         ([project / "data.bin"], "data.bin: not a kind of file that is ported"),
     ):

@@ -1,0 +1,5 @@
+"""A trial, written anew as a LightningModule that needs no det_lightning."""
+
+from det_lightning.porting.to_lightning.writer import NoTrialError, write_module
+
+__all__ = ["NoTrialError", "write_module"]

@@ -1,0 +1,204 @@
+"""A trial as a LightningModule: the file is kept, and what the trial is to Determined is written anew."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from det_lightning.porting.python_source import port_python
+from det_lightning.porting.to_lightning.callbacks import rewrite_build_callbacks, rewrite_callback
+from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES, rewrite_context
+from det_lightning.porting.to_lightning.imports import Imports
+from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
+from det_lightning.porting.to_lightning.shape import Scheduler, TrialShape
+from det_lightning.porting.to_lightning.source import Source, dotted
+from det_lightning.porting.to_lightning.steps import (
+    rewrite_evaluate_batch,
+    rewrite_optimizer_steps,
+    rewrite_train_batch,
+)
+
+__all__ = ["NoTrialError", "write_module"]
+
+_REQUIRED = ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
+_LOADERS = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
+
+
+class NoTrialError(ValueError):
+    """The file holds no trial that can be written as a LightningModule; the message says why."""
+
+
+def write_module(text: str) -> tuple[str, int]:
+    """Write a file with a trial as one with a LightningModule.
+
+    Everything else in the file stays: models, datasets, functions. What trains with Determined's ``Trainer`` becomes a
+    comment.
+
+    Args:
+        text: Python source with one trial, of determined or det_lightning.
+
+    Returns:
+        The new source, and the number of TODO comments in it.
+
+    Raises:
+        NoTrialError: there is no trial, or more than one, or it lacks a method.
+        libcst.ParserSyntaxError: it is no Python 3.
+    """
+    source = Source(port_python(text.replace("\r\n", "\n"))[0])
+    definition = _find_trial(source)
+    imports = Imports(source)
+    shape = TrialShape(source, definition)
+    name = re.sub(r"Trial$", "", definition.name) + "Module"
+    rename_members(source, shape, {**_LOADERS, definition.name: name})
+    imports.rewrite_loaders()
+    rewrite_context(source, shape)
+    drop_own_hparams(source, shape)
+    _rewrite_base(source, definition)
+    _rewrite_init(source, shape)
+    _rewrite_methods(source, shape)
+    _append_hooks(source, shape)
+    for callback in _classes_of(source, "PyTorchCallback"):
+        rewrite_callback(source, callback)
+    imports.need("import pytorch_lightning as pl")
+    remaining = _comment_out_what_trains(source, imports, definition)
+    imports.rewrite(remaining)
+    written = source.edits.result()
+    _require_readable(written)
+    return written, source.todos
+
+
+def _require_readable(written: str) -> None:
+    try:
+        ast.parse(written)
+    except SyntaxError as e:
+        raise NoTrialError(f"it has a form that can not be written anew, near: {(e.text or '').strip()}") from e
+
+
+def _classes_of(source: Source, base: str) -> list[ast.ClassDef]:
+    classes = [node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)]
+    return [node for node in classes if any(dotted(given).rpartition(".")[2] == base for given in node.bases)]
+
+
+def _find_trial(source: Source) -> ast.ClassDef:
+    trials = _classes_of(source, "PyTorchTrial")
+    if len(trials) != 1:
+        names = ", ".join(trial.name for trial in trials) or "none"
+        raise NoTrialError(f"one class has to derive from PyTorchTrial; found: {names}")
+    defined = {node.name for node in trials[0].body if isinstance(node, ast.FunctionDef)}
+    for node in trials[0].body:
+        if isinstance(node, ast.Assign):
+            defined.update(dotted(target) for target in node.targets)
+    missing = [name for name in _REQUIRED if name not in defined]
+    if {"evaluate_batch", "evaluate_full_dataset"}.isdisjoint(defined):
+        missing.append("evaluate_batch")
+    if missing:
+        raise NoTrialError(f"{trials[0].name} does not define {', '.join(missing)}")
+    return trials[0]
+
+
+def _rewrite_base(source: Source, definition: ast.ClassDef) -> None:
+    for base in definition.bases:
+        if dotted(base).rpartition(".")[2] == "PyTorchTrial":
+            source.rewrite(base, "pl.LightningModule")
+
+
+def _rewrite_init(source: Source, shape: TrialShape) -> None:
+    init = shape.methods["__init__"]
+    for node in ast.walk(init):
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "__init__":
+            source.rewrite_lines(source.statement(call), [])
+    others = init.args.args[2:]
+    own = any(given.arg == "hparams" for given in others)
+    defaults = dict(zip(reversed(others), reversed(init.args.defaults), strict=False))
+    written = ["self"] + [
+        source.render(given) + (f" = {source.render(defaults[given])}" if given in defaults else "") for given in others
+    ]
+    if init.args.kwonlyargs or init.args.vararg or init.args.kwarg:
+        source.note(init, "the other arguments of the trial are to be taken here")
+    if not own:
+        written.append("**hparams")
+    start, end = source.signature(init)
+    returns = " -> None" if init.returns is not None else ""
+    source.edits.rewrite(start, end, f"def __init__({', '.join(written)}){returns}")
+    saved = "hparams" if own else ""
+    lines = ["super().__init__()", f"self.save_hyperparameters({saved})", "self.automatic_optimization = False"]
+    source.insert_in_body(init, lines)
+
+
+def _rewrite_methods(source: Source, shape: TrialShape) -> None:
+    methods = shape.methods
+    rewrite_optimizer_steps(source, shape)
+    rewrite_train_batch(source, methods["train_batch"])
+    if "evaluate_batch" in methods:
+        rewrite_evaluate_batch(source, methods["evaluate_batch"], methods.get("evaluation_reducer"))
+    if "build_callbacks" in methods:
+        rewrite_build_callbacks(source, methods["build_callbacks"])
+    if "get_batch_length" in methods:
+        source.rewrite_lines(methods["get_batch_length"], [])
+
+
+def _append_hooks(source: Source, shape: TrialShape) -> None:
+    returned = f"[{', '.join(_held(name) for name in shape.optimizers)}]"
+    if shape.schedulers:
+        returned += f", [{', '.join(_held(scheduler.name) for scheduler in shape.schedulers)}]"
+    methods = [["def configure_optimizers(self):", f"    return {returned}"]]
+    steps = [line for scheduler in shape.schedulers for line in _scheduler_lines(source, scheduler)]
+    if steps:
+        counted = [f"    batch_idx = {TRAINED_BATCHES}  # over all epochs"] if "batch_idx" in " ".join(steps) else []
+        head = "def on_train_batch_end(self, outputs, batch, batch_idx):"
+        methods.insert(0, [head, *counted, *(f"    {line}" for line in steps)])
+    if "evaluate_full_dataset" in shape.methods:
+        methods.append(
+            [
+                "def validation_step(self, batch, batch_idx):",
+                "    pass  # evaluate_full_dataset() goes over the data itself",
+                "",
+                "def on_validation_epoch_end(self):",
+                "    self.log_dict(self.evaluate_full_dataset(self.trainer.val_dataloaders), rank_zero_only=True)",
+            ]
+        )
+        source.note(shape.methods["evaluate_full_dataset"], "move the batches of the loader to self.device here")
+    source.append_to_class(shape.definition, methods)
+
+
+def _held(name: str) -> str:
+    return f"*self.{name[1:]}" if name.startswith("*") else f"self.{name}"
+
+
+def _scheduler_lines(source: Source, scheduler: Scheduler) -> list[str]:
+    step, every = f"self.{scheduler.name}.step()", scheduler.frequency
+    if scheduler.mode == "MANUAL_STEP":
+        return []
+    if scheduler.mode == "STEP_EVERY_EPOCH":
+        condition = "self.trainer.is_last_batch"
+        condition += "" if every == "1" else f" and (self.current_epoch + 1) % {every} == 0"
+        return [f"if {condition}:", f"    {step}"]
+    if scheduler.mode in ("STEP_EVERY_BATCH", "STEP_EVERY_OPTIMIZER_STEP"):
+        return [step] if every == "1" else [f"if (batch_idx + 1) % {every} == 0:", f"    {step}"]
+    source.todos += 1
+    return [f"# TODO: call {step} when its step mode says", "pass"]
+
+
+def _comment_out_what_trains(source: Source, imports: Imports, trial: ast.ClassDef) -> set[str]:
+    """Turn statements that need Determined's trainer into comments; return the names that are used nevertheless."""
+    remaining: set[str] = set()
+    for statement in source.tree.body:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            continue
+        left = [use for use in imports.uses(statement) if not imports.is_rewritten(use)]
+        if not left:
+            continue
+        if isinstance(statement, ast.ClassDef):
+            remaining.update(dotted(use).partition(".")[0] for use in left)
+            for use in left:
+                source.note(use, f"nothing takes the place of {dotted(use)}")
+        else:
+            _comment_out(source, statement)
+    return remaining
+
+
+def _comment_out(source: Source, statement: ast.stmt) -> None:
+    source.note(statement, "pl.Trainer(max_epochs=...).fit(module) takes the place of this")
+    lines = source.render(statement).splitlines()
+    source.rewrite(statement, "\n".join(f"# {line}".rstrip() for line in lines))
