@@ -3,75 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from det_lightning.testing.reference import TrainingRecord
+from det_lightning.testing.difference import BIT_EQUAL, Difference, Tolerance
+from det_lightning.testing.numbers import distance, ulps_between
+from det_lightning.testing.reference import RunSettings, TrainingRecord, number_in
 
 __all__ = ["BIT_EQUAL", "Difference", "Tolerance", "first_difference", "tolerance_for"]
 
-
-@dataclasses.dataclass(frozen=True)
-class Tolerance:
-    """How far two numbers may lie apart: ``|a - b| <= relative * max(|a|, |b|) + absolute``.
-
-    Where both are 0, numbers have to be equal to the bit, random states and the bits of weights included. Otherwise
-    weights and data are compared by their norm, mean, extremes and eight of their elements, ``relative`` meaning
-    relative to the largest element; and random states are left out, since other kernels may draw otherwise.
-
-    Attributes:
-        relative: share of the larger of the two numbers.
-        absolute: in the unit of the numbers; keeps numbers near zero from counting.
-        reason: why this much, for reports.
-    """
-
-    relative: float = 0.0
-    absolute: float = 0.0
-    reason: str = ""
-
-    @property
-    def exact(self) -> bool:
-        """Whether every bit counts."""
-        return self.relative == 0 == self.absolute
-
-
-BIT_EQUAL = Tolerance(reason="the same torch on the same processor")
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """One thing in which two records differ.
-
-    ``str()`` of it is a sentence with all of that; :attr:`likely_cause` says where to look.
-
-    Attributes:
-        kind: ``"metric"``, ``"validation metric"``, ``"learning rate"``, ``"parameter"``, ``"buffer"``, ``"data"``,
-            ``"random state"``, ``"callback"``, ``"number of batches"``, ``"error"``, or ``"settings"``.
-        name: of the metric, parameter, callback, ...
-        batch: index of the batch (from 0), or None where it is about none.
-        reference: the value in the reference; None where it has none.
-        ours: the value in the other record; None where it has none.
-        absolute: ``|reference - ours|``, for numbers.
-        relative: that over ``max(|reference|, |ours|)``, for numbers.
-        ulps: number of representable numbers of the dtype from one to the other, for floating-point numbers.
-        tolerance: what would have been allowed.
-        also: what else differs at the same batch, in order, as ``"kind name"``; it tells causes apart.
-    """
-
-    kind: str
-    name: str
-    batch: int | None
-    reference: Any
-    ours: Any
-    absolute: float | None = None
-    relative: float | None = None
-    ulps: int | None = None
-    tolerance: Tolerance = BIT_EQUAL
-    also: tuple[str, ...] = ()
-
-    @property
-    def likely_cause(self) -> str:
-        """What usually makes this kind of thing differ first."""
-        raise NotImplementedError
+#: What numbers may depend on without any fault of the trial.
+_ENVIRONMENT = ("torch", "device", "processor", "threads")
+_LISTED_ALSO = 6
+# Below this share of a model's largest gradient there is nothing but the rounding of float32.
+_NOISE = 1e-5
 
 
 def tolerance_for(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
@@ -80,7 +27,11 @@ def tolerance_for(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
     Nothing where torch's version, the device, the processor and the number of threads are the same. Otherwise other
     kernels sum in another order: 0.1 % relative, and 1e-5 absolute.
     """
-    raise NotImplementedError
+    other = [name for name in _ENVIRONMENT if reference.environment.get(name) != ours.environment.get(name)]
+    if not other:
+        return BIT_EQUAL
+    values = (f"{name} {reference.environment.get(name)} and {ours.environment.get(name)}" for name in other)
+    return Tolerance(relative=1e-3, absolute=1e-5, reason="; ".join(values))
 
 
 def first_difference(
@@ -93,4 +44,235 @@ def first_difference(
         ours: what did.
         tolerance: by default that of :func:`tolerance_for`.
     """
-    raise NotImplementedError
+    tolerance = tolerance or tolerance_for(reference, ours)
+    comparison = _Comparison(reference, ours, tolerance)
+    differences = comparison.differences()
+    first = next(differences, None)
+    if first is None:
+        return None
+    unsteady = tuple(sorted(comparison.unsteady))
+    same_batch = itertools.takewhile(lambda difference: difference.batch == first.batch, differences)
+    labels = dict.fromkeys(f"{difference.kind} {difference.name}" for difference in same_batch)
+    labels.pop(f"{first.kind} {first.name}", None)
+    return dataclasses.replace(first, also=tuple(labels)[:_LISTED_ALSO], unsteady=unsteady)
+
+
+class _Comparison:
+    """Walks through two records in step.
+
+    Args:
+        reference: what should have happened.
+        ours: what did.
+        tolerance: what may differ.
+
+    Attributes:
+        unsteady: parameters whose gradient has been nothing but rounding noise so far.
+    """
+
+    def __init__(self, reference: TrainingRecord, ours: TrainingRecord, tolerance: Tolerance) -> None:
+        self._reference = reference
+        self._ours = ours
+        self._tolerance = tolerance
+        starts = [*reference.named("start"), *ours.named("start")]
+        self._parameters = {name for start in starts for name in start["parameters"]}
+        self.unsteady: set[str] = set()
+
+    def differences(self) -> Iterator[Difference]:
+        """Yield all differences in order of time, up to where the two take different ways."""
+        for field in dataclasses.fields(RunSettings):
+            asked = [getattr(record.settings, field.name) for record in (self._reference, self._ours)]
+            if asked[0] != asked[1]:
+                yield self._difference("settings", field.name, None, *asked)
+        for theirs, mine in itertools.zip_longest(*map(self._comparable_events, (self._reference, self._ours))):
+            if theirs is None or mine is None or _label(theirs) != _label(mine):
+                yield from self._parting(theirs, mine)
+                return
+            yield from self._of_events(theirs, mine)
+        yield from self._ends()
+
+    def _comparable_events(self, record: TrainingRecord) -> list[Mapping[str, Any]]:
+        """Leave out hooks that the Determined of the other side does not have."""
+        hooks = set(self._reference.environment.get("hooks", ())) & set(self._ours.environment.get("hooks", ()))
+        return [event for event in record.events if event["event"] != "callback" or event["name"] in hooks]
+
+    def _parting(self, theirs: Mapping[str, Any] | None, mine: Mapping[str, Any] | None) -> Iterator[Difference]:
+        batch = min(event["batch"] for event in (theirs, mine) if event is not None)
+        ends = list(self._ends(batch))
+        yield from ends
+        if not ends:
+            labels = [None if event is None else _label(event) for event in (theirs, mine)]
+            yield self._difference("callback", labels[0] or str(labels[1]), batch, *labels)
+
+    def _ends(self, batch: int | None = None) -> Iterator[Difference]:
+        errors = [record.error or {} for record in (self._reference, self._ours)]
+        if errors[0].get("type") != errors[1].get("type"):
+            shown = [f"{error['type']}: {error['message']}" if error else None for error in errors]
+            name = next(error["type"] for error in errors if error)
+            yield self._difference("error", name, min(self._lengths()) if batch is None else batch, *shown)
+        elif self._lengths()[0] != self._lengths()[1]:
+            yield self._difference("number of batches", "trained", min(self._lengths()), *self._lengths())
+
+    def _lengths(self) -> tuple[int, int]:
+        return self._reference.batches, self._ours.batches
+
+    def _of_events(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Difference]:
+        if not self._tolerance.exact and "gradients" in theirs:
+            self.unsteady |= _with_noise_for_gradient(theirs["gradients"], mine["gradients"])
+        for field in _ORDER:
+            if field in theirs:
+                for difference in self._of_values(_KINDS[field], _TITLES.get(field, ""), theirs[field], mine[field]):
+                    if not self._is_noise(difference := self._specified(difference, theirs)):
+                        yield dataclasses.replace(difference, batch=theirs["batch"])
+
+    def _is_noise(self, difference: Difference) -> bool:
+        if difference.kind == "buffer":  # statistics of layers follow the parameters before them
+            return bool(self.unsteady)
+        return difference.kind == "parameter" and difference.name in self.unsteady
+
+    def _specified(self, difference: Difference, event: Mapping[str, Any]) -> Difference:
+        """Name what the field of an event alone does not tell."""
+        if event["event"] == "validation":
+            return dataclasses.replace(difference, kind="validation metric")
+        if event["event"] == "callback":
+            return _of_callback(difference, event["name"])
+        if difference.kind == "parameter" and difference.name not in self._parameters:
+            return dataclasses.replace(difference, kind="buffer")
+        return difference
+
+    def _of_values(self, kind: str, name: str, theirs: Any, mine: Any) -> Iterator[Difference]:
+        if kind in ("random state", "gradient") and not self._tolerance.exact:
+            return
+        numbers = number_in(theirs), number_in(mine)
+        if numbers[0] is not None and numbers[1] is not None:
+            yield from self._of_numbers(kind, name, theirs, mine)
+        elif _is_array(theirs) and _is_array(mine) and theirs["shape"] == mine["shape"]:
+            yield from self._of_arrays(kind, name, theirs, mine)
+        elif _is_plain(theirs) and _is_plain(mine):
+            for key in dict.fromkeys([*theirs, *mine]):
+                inner = f"{name}.{key}" if name else key
+                yield from self._of_values(kind, inner, theirs.get(key), mine.get(key))
+        elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
+            for index, (one, other) in enumerate(zip(theirs, mine, strict=True)):
+                yield from self._of_values(kind, f"{name}[{index}]", one, other)
+        elif theirs != mine:
+            yield self._difference(kind, name, None, _summary(theirs), _summary(mine))
+
+    def _of_numbers(self, kind: str, name: str, theirs: Any, mine: Any) -> Iterator[Difference]:
+        one, other = number_in(theirs), number_in(mine)
+        assert one is not None
+        assert other is not None
+        if not self._tolerance.allows(one, other):
+            yield self._distant(kind, name, one, other, _dtype(theirs))
+        elif self._tolerance.exact and _dtype(theirs) != _dtype(mine):
+            yield self._difference(kind, name, None, _summary(theirs), _summary(mine))
+
+    def _of_arrays(self, kind: str, name: str, theirs: Any, mine: Any) -> Iterator[Difference]:
+        if theirs["digest"] == mine["digest"] and theirs["dtype"] == mine["dtype"]:
+            return
+        statistics = list(_statistics(theirs, mine))
+        scale = max(abs(array.get(name, 0.0)) for array in (theirs, mine) for name in ("minimum", "maximum"))
+        differing = [
+            (part, one, other)
+            for part, one, other in statistics
+            if not self._tolerance.allows(one, other, 0.0 if part == "norm" else scale)
+        ]
+        if differing:
+            part, one, other = max(differing, key=lambda entry: (entry[0].startswith("element"), distance(*entry[1:])))
+            yield dataclasses.replace(self._distant(kind, name, one, other, theirs["dtype"]), part=part)
+        elif self._tolerance.exact:
+            yield self._difference(kind, name, None, _summary(theirs), _summary(mine))
+
+    def _distant(self, kind: str, name: str, one: float, other: float, dtype: str) -> Difference:
+        apart = distance(one, other)
+        largest = max(abs(one), abs(other))
+        return dataclasses.replace(
+            self._difference(kind, name, None, one, other),
+            absolute=apart,
+            relative=apart / largest if largest else None,
+            ulps=ulps_between(one, other, dtype),
+        )
+
+    def _difference(self, kind: str, name: str, batch: int | None, theirs: Any, mine: Any) -> Difference:
+        return Difference(kind, name, batch, theirs, mine, tolerance=self._tolerance)
+
+
+# The fields of events in the order in which what they tell came to be.
+_KINDS = {
+    "epoch": "epoch",
+    "data": "data",
+    "learning_rates": "learning rate",
+    "metrics": "metric",
+    "gradients": "gradient",
+    "parameters": "parameter",
+    "weights": "parameter",
+    "arguments": "callback",
+    "callbacks": "callback state",
+    "random": "random state",
+}
+_ORDER = tuple(_KINDS)
+_TITLES = {"epoch": "index", "data": "batch", "learning_rates": "group"}
+
+
+def _of_callback(difference: Difference, hook: str) -> Difference:
+    """Call the metrics that a hook was given by their names."""
+    if found := re.fullmatch(r"outputs\[(\d+)\]\.(.+)", difference.name):
+        batch, name = found.groups()
+        return dataclasses.replace(difference, kind="validation metric", name=name, part=f"validation batch {batch}")
+    if found := re.fullmatch(r"avg_metrics\.(.+)", difference.name):
+        return dataclasses.replace(difference, kind="metric", name=found[1], part="mean of a workload")
+    return dataclasses.replace(difference, name=f"{hook}: {difference.name}")
+
+
+def _with_noise_for_gradient(theirs: Mapping[str, float], mine: Mapping[str, float]) -> set[str]:
+    """Return the parameters whose gradient is zero but for rounding, as that of a bias before a batch norm is.
+
+    Optimizers that divide by a gradient's size make steps of full length of it, in any direction.
+    """
+    found = set()
+    largest = [max(gradients.values(), default=0.0) for gradients in (theirs, mine)]
+    for name in theirs.keys() & mine.keys():
+        sizes = theirs[name], mine[name]
+        if any(sizes) and any(size < _NOISE * most for size, most in zip(sizes, largest, strict=True)):
+            found.add(name)
+    return found
+
+
+def _label(event: Mapping[str, Any]) -> str:
+    return str(event.get("name", event["event"]))
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("~") == "array"
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, dict) and "~" not in value
+
+
+def _dtype(value: Any) -> str:
+    return str(value["dtype"]) if isinstance(value, dict) else type(value).__name__
+
+
+def _summary(value: Any) -> Any:
+    """Return what a message shows of a recorded value."""
+    if _is_array(value):
+        shape = "x".join(map(str, value["shape"]))
+        return f"{value['dtype']} {shape} with digest {value['digest']}"
+    if isinstance(value, dict) and value.get("~") == "number":
+        return f"{value['dtype']} {value['value']!r}"
+    if isinstance(value, dict) and value.get("~") == "object":
+        return f"a {value['class']}"
+    return f"{len(value)} items" if isinstance(value, list | dict) else value
+
+
+def _statistics(theirs: Any, mine: Any) -> Iterator[tuple[str, float, float]]:
+    for name in ("norm", "mean", "minimum", "maximum"):
+        if name in theirs and name in mine:
+            yield name, theirs[name], mine[name]
+    size = 1
+    for length in theirs["shape"]:
+        size *= length
+    samples = list(zip(theirs.get("sample", ()), mine.get("sample", ()), strict=False))
+    for index, (one, other) in enumerate(samples):
+        place = int(index * (size - 1) / max(1, len(samples) - 1))
+        yield f"element {place} of {size}", one, other

@@ -1,0 +1,144 @@
+"""What two records of a training may differ in, and how one difference is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+__all__ = ["BIT_EQUAL", "Difference", "Tolerance"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    """How far two numbers may lie apart: ``|a - b| <= relative * max(|a|, |b|) + absolute``.
+
+    Where both are 0, numbers have to be equal to the bit, random states and the bits of weights included. Otherwise
+    weights and data are compared by their norm, mean, extremes and eight of their elements, ``relative`` meaning
+    relative to the largest element (to the norm, for the norm). Random states are left out, since other kernels may
+    draw otherwise, and so are gradients and parameters whose gradient is rounding noise (less than 1e-5 of the largest
+    one of its batch): optimizers like Adam make steps of full length out of noise. Where there are such, buffers are
+    left out too: the running mean of a batch norm follows the bias before it.
+
+    Attributes:
+        relative: share of the larger of the two numbers.
+        absolute: in the unit of the numbers; keeps numbers near zero from counting.
+        reason: why this much, for reports.
+    """
+
+    relative: float = 0.0
+    absolute: float = 0.0
+    reason: str = ""
+
+    @property
+    def exact(self) -> bool:
+        """Whether every bit counts."""
+        return self.relative == 0 == self.absolute
+
+    def allows(self, one: float, other: float, scale: float = 0.0) -> bool:
+        """Tell whether the two numbers, of things whose size is ``scale``, count as the same."""
+        if one == other or (one != one and other != other):
+            return True
+        return abs(one - other) <= self.relative * max(abs(one), abs(other), scale) + self.absolute
+
+    def __str__(self) -> str:
+        allowed = "equal to the bit" if self.exact else f"{self.relative:.2g} relative and {self.absolute:.2g} absolute"
+        return f"{allowed} ({self.reason})" if self.reason else allowed
+
+
+BIT_EQUAL = Tolerance(reason="same torch, device, processor and number of threads")
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """One thing in which two records differ.
+
+    ``str()`` of it is a sentence with all of that; :attr:`likely_cause` says where to look.
+
+    Attributes:
+        kind: ``"metric"``, ``"validation metric"``, ``"learning rate"``, ``"gradient"`` (its norm), ``"parameter"``,
+            ``"buffer"``, ``"data"``, ``"random state"``, ``"epoch"``, ``"callback"``, ``"callback state"``,
+            ``"number of batches"``, ``"error"``, or ``"settings"``.
+        name: of the metric, parameter, callback, ...
+        batch: index of the batch (from 0), or None where it is about none. Before the first batch it is 0; after the
+            last one it is the number of batches.
+        reference: the value in the reference; None where it has none.
+        ours: the value in the other record; None where it has none.
+        part: what of it the two values are, such as ``"element 3 of 15"`` or ``"validation batch 0"``.
+        absolute: ``|reference - ours|``, for numbers.
+        relative: that over ``max(|reference|, |ours|)``, for numbers.
+        ulps: number of representable numbers of the dtype from one to the other, for floating-point numbers.
+        tolerance: what would have been allowed.
+        also: what else differs at the same batch, in order, as ``"kind name"``; it tells causes apart.
+        unsteady: parameters that were left out, because their gradient is nothing but rounding noise.
+    """
+
+    kind: str
+    name: str
+    batch: int | None
+    reference: Any
+    ours: Any
+    part: str = ""
+    absolute: float | None = None
+    relative: float | None = None
+    ulps: int | None = None
+    tolerance: Tolerance = BIT_EQUAL
+    also: tuple[str, ...] = ()
+    unsteady: tuple[str, ...] = ()
+
+    @property
+    def likely_cause(self) -> str:
+        """What usually makes this kind of thing differ first."""
+        drew = any(label.startswith("random state") for label in (f"{self.kind} {self.name}", *self.also))
+        if drew and self.kind not in ("settings", "error", "number of batches"):
+            return (
+                "The random generators are not in the same state: one side draws a number more or less, or seeds again."
+            )
+        if self.unsteady:
+            return (
+                f"It may be rounding alone: the gradient of {', '.join(self.unsteady)} is noise (a bias before a batch "
+                "norm?), and optimizers like Adam make steps of full length out of it. Allow more, or compare with the "
+                "same version of torch."
+            )
+        return _CAUSES[self.kind]
+
+    def __str__(self) -> str:
+        name = f"{self.kind} {self.name}" + (f" ({self.part})" if self.part else "")
+        place = "" if self.batch is None else f" at batch {self.batch}"
+        sentence = f"The first difference is the {name}{place}: {_shown(self.reference)} in the reference, "
+        sentence += f"{_shown(self.ours)} here{self._distance()}. Allowed: {self.tolerance}."
+        if self.also:
+            sentence += f" Also different there: {', '.join(self.also)}."
+        return sentence
+
+    def _distance(self) -> str:
+        parts = []
+        if self.absolute is not None:
+            parts.append(f"{self.absolute:.3g} apart")
+        if self.relative is not None:
+            parts.append(f"{self.relative:.3g} relative")
+        if self.ulps is not None:
+            parts.append(f"{self.ulps:,} ULP")
+        return f" ({', '.join(parts)})" if parts else ""
+
+
+_CAUSES = {
+    "settings": "The two runs were not asked to do the same. Record again with the same settings.",
+    "error": "One side ends with an error that the other one does not meet.",
+    "number of batches": "One side stops earlier: a stop request, or another length of the run.",
+    "data": "The batches differ: another order of the data, another split over ranks, or other transforms.",
+    "epoch": "The loaders have different lengths, so epochs begin at different batches.",
+    "random state": "One side draws a random number more or less, or seeds again.",
+    "learning rate": "A scheduler is stepped more or less often, or by the trial and by the context too.",
+    "metric": "The loss is computed or averaged otherwise, or what the metric depends on differs unseen.",
+    "gradient": "The loss is another one than the metrics tell, is scaled otherwise, or its graph is cut.",
+    "parameter": "The update differs: gradients that are clipped, averaged or zeroed otherwise, or another optimizer.",
+    "buffer": "The model sees other batches, or is in another mode (train or eval): buffers change without an update.",
+    "validation metric": "Validation metrics are reduced otherwise, or the model is in another mode or was changed by "
+    "a callback.",
+    "callback": "A callback is called at another time, with other arguments, or not at all.",
+    "callback state": "A callback has seen or kept something else.",
+}
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else repr(value)

@@ -1,0 +1,600 @@
+#!/usr/bin/env python
+"""Trains a Determined trial for a few batches and writes down all that can be seen of it, as one JSON file.
+
+Copy this file into the environment whose training is the reference; it needs nothing but ``determined`` (0.17 or later)
+and runs on Python 3.8::
+
+    python recorder.py model_def:MyTrial --config const.yaml --hparams '{"lr": 0.1}' --batches 20 --output ref.json
+
+Ends with status 0, also where the trial raises an error while it trains (the record has it then); with 2 if nothing
+could be recorded. A trial that imports ``det_lightning`` gets ``determined`` under that name.
+
+Numbers are written exactly. JSON has no name for what is not finite: as Python does, this writes NaN and Infinity.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.abc
+import importlib.util
+import inspect
+import json
+import os
+import pathlib
+import platform
+import random
+import sys
+import tempfile
+import traceback
+from types import ModuleType
+from typing import Any, Callable, Sequence
+
+FORMAT = "det-lightning training record"
+VERSION = 1
+SAMPLED_ELEMENTS = 8
+
+#: Hooks of a callback that are written down, with what of their arguments is.
+HOOKS: dict[str, Callable[..., Any]] = {
+    "on_trial_startup": lambda first_batch_idx, checkpoint_uuid: {"first_batch_idx": first_batch_idx},
+    "on_trial_shutdown": dict,
+    "on_training_start": dict,
+    "on_training_epoch_start": lambda *epoch_idx: {"epoch_idx": epoch_idx[0] if epoch_idx else None},
+    "on_training_epoch_end": lambda *epoch_idx: {"epoch_idx": epoch_idx[0] if epoch_idx else None},
+    "on_training_workload_end": lambda avg_metrics, batch_metrics: {
+        # Later versions of Determined add these two.
+        "avg_metrics": describe({n: v for n, v in avg_metrics.items() if n not in ("batches", "epochs")}),
+        "batches": len(batch_metrics),
+    },
+    "on_validation_start": dict,
+    "on_validation_epoch_start": dict,
+    "on_validation_epoch_end": lambda outputs: {"outputs": describe(outputs)},
+    "on_validation_end": lambda metrics: {},
+    "on_checkpoint_save_start": lambda checkpoint: {},
+    "on_checkpoint_load_start": lambda checkpoint: {},
+    "on_checkpoint_write_end": lambda checkpoint_dir: {},
+    "on_checkpoint_upload_end": lambda uuid: {},
+}
+
+
+# --- Values ---------------------------------------------------------------------------------------------------------
+
+
+def describe(value: Any) -> Any:
+    """Turn a value into JSON: numbers exactly, arrays as digest, statistics and some elements."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if type(value) in (int, float):
+        return value
+    if isinstance(value, dict):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [describe(item) for item in value]
+    array, dtype = _as_array(value)
+    if array is None:
+        return {"~": "object", "class": type(value).__name__}
+    if array.ndim == 0 and array.dtype.kind in "fiub":
+        return {"~": "number", "dtype": dtype, "value": array.item()}
+    return _describe_array(array, dtype)
+
+
+def _as_array(value: Any) -> Any:
+    """Return a tensor, array or scalar of numpy as numpy array and name of its dtype; None for anything else."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).replace("torch.", "")
+        tensor = value.detach().cpu()
+        if tensor.layout is not torch.strided:
+            tensor = tensor.to_dense()
+        if dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):  # which numpy does not know; nothing is lost
+            tensor = tensor.float()
+        return tensor.numpy(), dtype
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value), str(value.dtype)
+    return None, ""
+
+
+def _describe_array(array: Any, dtype: str) -> dict[str, Any]:
+    import numpy as np
+
+    described: dict[str, Any] = {
+        "~": "array",
+        "dtype": dtype,
+        "shape": list(array.shape),
+        "digest": _digest(array.tobytes()),
+    }
+    if array.dtype.kind in "fiub" and array.size:
+        numbers = array.astype(np.float64).ravel()
+        places = np.linspace(0, numbers.size - 1, min(SAMPLED_ELEMENTS, numbers.size)).astype(int)
+        described["norm"] = float(np.sqrt(np.square(numbers).sum()))
+        described["mean"] = float(numbers.mean())
+        described["minimum"], described["maximum"] = float(numbers.min()), float(numbers.max())
+        described["sample"] = [float(numbers[place]) for place in places]
+    return described
+
+
+def _digest(data: bytes) -> str:
+    """Return what tells data apart that differ in one bit."""
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def random_states() -> dict[str, str]:
+    """Return a digest of the state of each global random generator; drawing a number changes it."""
+    import numpy as np
+    import torch
+
+    numpys: Any = np.random.get_state()
+    states = {
+        "python": repr(random.getstate()).encode(),
+        "numpy": numpys[1].tobytes() + repr(numpys[2:]).encode(),
+        "torch": torch.get_rng_state().numpy().tobytes(),
+    }
+    return {name: _digest(state) for name, state in states.items()}
+
+
+# --- What happens ---------------------------------------------------------------------------------------------------
+
+
+class TrainingLog:
+    """Writes down one training.
+
+    Attributes:
+        events: what happened, in order of time.
+        batches: number of batches trained so far.
+        callbacks: the trial's own callbacks.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.batches = 0
+        self.callbacks: dict[str, Any] = {}
+        self._described: dict[str, dict[str, Any]] = {}
+        self._gradients: dict[str, float] = {}
+
+    def add(self, event: str, **fields: Any) -> None:
+        """Write an event down."""
+        self.events.append({"event": event, "batch": self.batches, **fields})
+
+    def start(self, trial: Any) -> None:
+        """Write down a trial that was just built."""
+        trainable = {}
+        for prefix, model in named_models(trial).items():
+            for name, parameter in model.named_parameters():
+                trainable[f"{prefix}.{name}"] = parameter.requires_grad
+                if parameter.requires_grad:
+                    parameter.register_hook(functools.partial(self._add_gradient, f"{prefix}.{name}"))
+        self.add("start", parameters=trainable, weights=self.weights(trial), random=random_states())
+
+    def _add_gradient(self, name: str, gradient: Any) -> None:
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        self._gradients[name] = self._gradients.get(name, 0.0) + float(values.detach().double().norm())
+
+    def batch_start(self, trial: Any, batch: Any, epoch: Any) -> None:
+        """Write down what a batch is trained with."""
+        self._gradients = {}
+        rates = learning_rates(trial)
+        self.add("batch_start", epoch=epoch, data=describe(batch), learning_rates=rates, random=random_states())
+
+    def batch_end(self, trial: Any, metrics: Any) -> None:
+        """Write down what came of a batch."""
+        metrics = describe(metrics if isinstance(metrics, dict) else {"loss": metrics})
+        weights, gradients = self.weights(trial), dict(sorted(self._gradients.items()))
+        self.add("batch_end", metrics=metrics, gradients=gradients, weights=weights, random=random_states())
+        self.batches += 1
+
+    def end(self, trial: Any) -> None:
+        """Write down what a training leaves behind."""
+        states = {name: describe(callback.state_dict()) for name, callback in self.callbacks.items()}
+        rates = learning_rates(trial)
+        self.add("end", weights=self.weights(trial), learning_rates=rates, callbacks=states, random=random_states())
+
+    def weights(self, trial: Any) -> dict[str, Any]:
+        """Describe parameters and buffers of all models; statistics of what has not changed are not made again."""
+        for prefix, model in named_models(trial).items():
+            for name, value in model.state_dict().items():
+                self._describe_weight(f"{prefix}.{name}", value)
+        return dict(self._described)
+
+    def _describe_weight(self, name: str, value: Any) -> None:
+        array, dtype = _as_array(value)
+        if array is None or array.ndim == 0:
+            self._described[name] = describe(value)
+        elif self._described.get(name, {}).get("digest") != _digest(array.tobytes()):
+            self._described[name] = _describe_array(array, dtype)
+
+
+def named_models(trial: Any) -> dict[str, Any]:
+    """Return the wrapped models by the names that they have in the trial, otherwise by their numbers."""
+    attributes = {id(value): name for name, value in reversed(list(vars(trial).items()))}
+    models = {}
+    for number, model in enumerate(trial.context.models):
+        name = attributes.get(id(model), f"models[{number}]")
+        models[name] = getattr(model, "module", model) if type(model).__name__.endswith("DataParallel") else model
+    return models
+
+
+def learning_rates(trial: Any) -> list[list[float]]:
+    """Return the learning rate of each parameter group of each wrapped optimizer."""
+    return [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in trial.context.optimizers]
+
+
+def recording_callback(api: Any, log: TrainingLog) -> Any:
+    """Return a callback that writes down the hooks that this Determined has."""
+
+    def hook(name: str, essentials: Callable[..., Any]) -> Callable[..., None]:
+        def method(self: Any, *args: Any, **kwargs: Any) -> None:
+            given = essentials(*args, *kwargs.values())
+            log.add("callback", name=name, arguments=given)
+            if name == "on_validation_end":
+                (metrics,) = (*args, *kwargs.values())
+                log.add("validation", metrics=describe(metrics))
+
+        wrapped: Callable[..., None] = functools.wraps(getattr(api.PyTorchCallback, name))(method)
+        return wrapped
+
+    methods = {name: hook(name, essentials) for name, essentials in HOOKS.items() if hasattr(api.PyTorchCallback, name)}
+    return type("RecordingCallback", (api.PyTorchCallback,), methods)()
+
+
+def recorded(trial_class: Any, api: Any, log: TrainingLog) -> Any:
+    """Return the trial's class, with its batches and callbacks written to ``log``."""
+
+    def init(self: Any, context: Any, *args: Any, **kwargs: Any) -> None:
+        trial_class.__init__(self, context, *args, **kwargs)
+        if not hasattr(self, "context"):
+            self.context = context
+
+    def train_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(("batch", "epoch_idx", "batch_idx"), args), **kwargs)
+        log.batch_start(self, given.get("batch"), given.get("epoch_idx"))
+        metrics = trial_class.train_batch(self, *args, **kwargs)
+        log.batch_end(self, metrics)
+        return metrics
+
+    def build_callbacks(self: Any) -> Any:
+        log.callbacks = dict(trial_class.build_callbacks(self))
+        return {"det_lightning_recorder": recording_callback(api, log), **log.callbacks}
+
+    overrides: dict[str, Any] = {"__init__": init, "train_batch": train_batch, "build_callbacks": build_callbacks}
+    methods: dict[str, Any] = {
+        name: functools.wraps(getattr(trial_class, name))(method) for name, method in overrides.items()
+    }
+    return type(trial_class.__name__, (trial_class,), {"__module__": trial_class.__module__, **methods})
+
+
+# --- A run ----------------------------------------------------------------------------------------------------------
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python's, numpy's and torch's generators."""
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def train(
+    trial_class: Any,
+    api: Any,
+    settings: dict[str, Any],
+    log: TrainingLog,
+    trainer: dict[str, Any] | None = None,
+    fit: dict[str, Any] | None = None,
+) -> None:
+    """Train with ``init`` and ``Trainer`` of the module ``api``, which are Determined's since 0.21.
+
+    Args:
+        trial_class: the trial.
+        api: ``determined.pytorch``, or what has the same names.
+        settings: as in a record.
+        log: where to write.
+        trainer: more arguments of ``Trainer``.
+        fit: more arguments of its ``fit``.
+    """
+    wanted = {
+        "hparams": settings["hparams"],
+        "exp_conf": settings["config"],
+        "aggregation_frequency": settings["aggregation_frequency"],
+        "enable_tensorboard_logging": False,
+    }
+    known = inspect.signature(api.init).parameters
+    seed_all(settings["seed"])
+    with api.init(**{name: value for name, value in wanted.items() if name in known}) as context:
+        trial = recorded(trial_class, api, log)(context)
+        log.start(trial)
+        try:
+            api.Trainer(trial, context, **(trainer or {})).fit(
+                max_length=api.Batch(settings["batches"]),
+                validation_period=api.Batch(settings["validation_period"]),
+                reporting_period=api.Batch(settings["reporting_period"]),
+                checkpoint_policy="none",
+                **(fit or {}),
+            )
+        finally:
+            log.end(trial)
+
+
+def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: TrainingLog, storage: str) -> None:
+    """Train with a Determined before 0.21, whose controller is told what to do piece by piece."""
+    det: Any = importlib.import_module("determined")
+    config = {**(settings["config"] or {}), "scheduling_unit": settings["reporting_period"]}
+    local = {"managed_training": True, "test_mode": False, "config": config, "checkpoint_dir": storage}
+    core_context, env = det._make_local_execution_env(**local, hparams=settings["hparams"], limit_gpus=1)
+    optimizations = env.experiment_config.setdefault("optimizations", {})
+    optimizations["aggregation_frequency"] = settings["aggregation_frequency"]
+    controller_class = trial_class.trial_controller_class
+    controller_class.pre_execute_hook(env, det._DistributedBackend())
+    context = trial_class.trial_context_class(core_context, env)
+    seed_all(settings["seed"])
+    trial = recorded(trial_class, importlib.import_module("determined.pytorch"), log)(context)
+    log.start(trial)
+    arguments = {"trial_inst": trial, "context": context, "env": env, "workloads": workloads_of(settings)}
+    try:
+        controller_class.from_trial(**arguments).run()
+    finally:
+        log.end(trial)
+
+
+def workloads_of(settings: dict[str, Any]) -> Any:
+    """Yield the workloads of a run with what takes their outcome, as the controllers before 0.21 want them."""
+    workload: Any = importlib.import_module("determined.workload").Workload
+
+    def one(kind: Any, batches: int = 0) -> Any:
+        return workload(kind, 1, 1, step, batches, trained), outcomes.append
+
+    trained, step, outcomes = 0, 0, []  # type: ignore[var-annotated]
+    length, validation, reporting = (settings[f] for f in ("batches", "validation_period", "reporting_period"))
+    while trained < length:
+        step += 1
+        batches = min(length - trained, validation - trained % validation, reporting - trained % reporting)
+        yield one(workload.Kind.RUN_STEP, batches)
+        trained += batches
+        if trained % validation == 0 or trained == length:
+            yield one(workload.Kind.COMPUTE_VALIDATION_METRICS)
+    yield one(workload.Kind.CHECKPOINT_MODEL)
+
+
+def error_of(error: BaseException) -> dict[str, str]:
+    """Return what a record keeps of an error; the traceback begins below this file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    below = [frame for frame in frames if frame.filename != __file__]
+    lines = [*traceback.format_list(below), *traceback.format_exception_only(type(error), error)]
+    return {"type": type(error).__name__, "message": str(error), "traceback": "".join(lines)}
+
+
+def environment(side: str) -> dict[str, Any]:
+    """Return what numbers may depend on: versions, machine, number of threads."""
+    import numpy
+    import torch
+
+    api = importlib.import_module(f"{side}.pytorch")
+    return {
+        "side": side,
+        side: str(getattr(importlib.import_module(side), "__version__", "unknown")),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": str(numpy.__version__),
+        "platform": platform.platform(),
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "hooks": [name for name in HOOKS if hasattr(api.PyTorchCallback, name)],
+    }
+
+
+def processor() -> str:
+    """Return the name of the processor, as far as the system tells it."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):  # not Linux
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def make_record(
+    side: str, spec: str, settings: dict[str, Any], log: TrainingLog, training: Callable[[], None]
+) -> dict[str, Any]:
+    """Call what trains, and return the record; an error of the training becomes a part of it."""
+    error = None
+    try:
+        training()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as raised:  # Determined's own errors are no Exceptions
+        error = error_of(raised)
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "trial": spec,
+        "settings": settings,
+        "environment": environment(side),
+        "batches": log.batches,
+        "error": error,
+        "events": log.events,
+    }
+
+
+# --- The command line -----------------------------------------------------------------------------------------------
+
+
+class CannotRecord(Exception):
+    """There is nothing to train; the message says why."""
+
+
+class _DeterminedAsDetLightning(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Answers to the name ``det_lightning`` with ``determined``."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, Any] = {}
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        top, _, rest = fullname.partition(".")
+        if top != "det_lightning":
+            return None
+        theirs = "determined." + rest if rest else "determined"
+        if importlib.util.find_spec(theirs) is None:
+            raise ModuleNotFoundError(f"determined has nothing in the place of {fullname}.", name=fullname)
+        return importlib.util.spec_from_loader(fullname, self, is_package=True)
+
+    def create_module(self, spec: Any) -> Any:
+        module = importlib.import_module(spec.name.replace("det_lightning", "determined", 1))
+        self._specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        for name, spec in self._specs.items():  # the import system has put the alias's spec in its place
+            if sys.modules.get(name) is module or spec.name == module.__name__:
+                module.__spec__ = spec
+
+
+def answer_det_lightning() -> None:
+    """Make ``import det_lightning`` give determined in this process, for trials that were ported already."""
+    sys.meta_path.insert(0, _DeterminedAsDetLightning())
+
+
+def load_trial(spec: str, directory: str) -> Any:
+    """Import the trial's class from its module in ``directory``."""
+    module_name, _, class_name = spec.partition(":")
+    if not class_name:
+        raise CannotRecord(f"Give the trial as module:Class, such as model_def:MyTrial; got {spec!r}.")
+    sys.path.insert(0, str(pathlib.Path(directory).resolve()))
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        frames = error_of(error)["traceback"]
+        raise CannotRecord(f"Module {module_name} in {directory} can not be imported:\n{frames}") from error
+    found: Any = module
+    for name in class_name.split("."):
+        found = getattr(found, name, None)
+    if inspect.isclass(found):
+        return found
+    base = importlib.import_module("determined.pytorch").PyTorchTrial
+    trials = [n for n, item in vars(module).items() if inspect.isclass(item) and issubclass(item, base)]
+    others = ", ".join(name for name in trials if vars(module)[name] is not base) or "none"
+    raise CannotRecord(f"Module {module_name} has no class {class_name}; the trials in it: {others}.")
+
+
+def hparams_of(config: dict[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters: those of the configuration that are constant, overridden by those that are given."""
+    missing: list[str] = []
+
+    def constant(defined: dict[str, Any], given: dict[str, Any], prefix: str) -> dict[str, Any]:
+        values = dict(given)
+        for name, value in defined.items():
+            if isinstance(value, dict) and "type" not in value:
+                inner = given.get(name, {})
+                values[name] = constant(value, inner, f"{prefix}{name}.") if isinstance(inner, dict) else inner
+            elif name not in given and isinstance(value, dict) and value["type"] != "const":
+                missing.append(prefix + name)
+            elif name not in given:
+                values[name] = value["val"] if isinstance(value, dict) else value
+        return values
+
+    values = constant((config or {}).get("hyperparameters") or {}, given, "")
+    if missing:
+        example = json.dumps(dict.fromkeys(missing, "..."))
+        raise CannotRecord(f"The configuration has ranges for {', '.join(missing)}; choose: --hparams '{example}'.")
+    return values
+
+
+def _read(path: str) -> Any:
+    text = pathlib.Path(path).read_text(encoding="utf-8")
+    if path.endswith(".json"):
+        return json.loads(text)
+    if importlib.util.find_spec("ruamel.yaml") is None:
+        return importlib.import_module("yaml").safe_load(text)
+    yaml: Any = importlib.import_module("ruamel.yaml")  # determined's own: 1e-3 is a number to it
+    return yaml.YAML(typ="safe", pure=True).load(text)
+
+
+def settings_from(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of the run that the command line asks for."""
+    if arguments.settings:
+        settings: dict[str, Any] = _read(arguments.settings)
+        return settings
+    config = _read(arguments.config) if arguments.config else None
+    aggregation = ((config or {}).get("optimizations") or {}).get("aggregation_frequency", 1)
+    return {
+        "hparams": hparams_of(config, json.loads(arguments.hparams)),
+        "config": config,
+        "batches": arguments.batches,
+        "seed": arguments.seed,
+        "validation_period": arguments.validation_period or max(1, (arguments.batches + 1) // 2),
+        "reporting_period": arguments.reporting_period or max(1, (arguments.batches + 3) // 4),
+        "aggregation_frequency": arguments.aggregation_frequency or aggregation,
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
+    made = argparse.ArgumentParser(prog="recorder.py", description="Record a training of a trial on determined.")
+    made.add_argument("trial", help="module:Class")
+    made.add_argument("--config", help="experiment configuration, YAML or JSON")
+    made.add_argument("--hparams", default="{}", help="hyperparameters as JSON, besides those of the configuration")
+    made.add_argument("--batches", type=int, default=20, help="how many to train (20)")
+    made.add_argument("--seed", type=int, default=0, help="of all random generators (0)")
+    made.add_argument("--validation-period", type=int, help="in batches (half of all)")
+    made.add_argument("--reporting-period", type=int, help="in batches (a quarter of all)")
+    made.add_argument("--aggregation-frequency", type=int, help="batches to an update (as configured, otherwise 1)")
+    made.add_argument("--settings", metavar="FILE", help="all of the above as one JSON file instead")
+    made.add_argument("--directory", default=".", help="where to import the module from (the working directory)")
+    made.add_argument("--output", required=True, help="the JSON file to write")
+    return made
+
+
+def record_to_file(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Do what the command line asks for, and return the record that was written."""
+    if importlib.util.find_spec("determined") is None:
+        raise CannotRecord(f"determined is not installed for {sys.executable}; run the recorder where it is.")
+    settings = settings_from(arguments)
+    answer_det_lightning()
+    trial_class = load_trial(arguments.trial, arguments.directory)
+    log = TrainingLog()
+    with tempfile.TemporaryDirectory() as storage:
+        os.environ["XDG_DATA_HOME"] = storage  # where Determined puts the checkpoints of local runs
+        record = make_record("determined", arguments.trial, settings, log, training_of(trial_class, settings, log))
+    pathlib.Path(arguments.output).write_text(json.dumps(record, separators=(",", ":")), encoding="utf-8")
+    return record
+
+
+def training_of(trial_class: Any, settings: dict[str, Any], log: TrainingLog) -> Callable[[], None]:
+    """Return what trains on the Determined that is installed."""
+    api = importlib.import_module("determined.pytorch")
+    # A record has no use for the copy of the working directory, which may be large.
+    util: Any = importlib.import_module("determined.util")
+    util.write_user_code = lambda *args, **kwargs: None
+    if hasattr(api, "Trainer"):
+        return functools.partial(train, trial_class, api, settings, log)
+    determined: Any = importlib.import_module("determined")
+    local = getattr(determined, "_make_local_execution_env", None)
+    if local and "checkpoint_dir" in inspect.signature(local).parameters:
+        return functools.partial(train_by_workloads, trial_class, settings, log, os.environ["XDG_DATA_HOME"])
+    raise CannotRecord(f"determined {determined.__version__} is too old for this; the recorder needs 0.17 or later.")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Record what the command line asks for, and return the exit status."""
+    arguments = parser().parse_args(argv)
+    try:
+        record = record_to_file(arguments)
+    except (CannotRecord, OSError, ValueError) as error:
+        print(f"recorder.py: {error}", file=sys.stderr)
+        return 2
+    print(f"{arguments.output}: {record['batches']} batches of {arguments.trial}.", file=sys.stderr)
+    if record["error"]:
+        print(f"The training ended with an error, which is recorded:\n{record['error']['traceback']}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    # The directory of this file would hide modules of the trial that are named like those beside it.
+    sys.path.remove(str(pathlib.Path(__file__).resolve().parent))
+    sys.exit(main())
