@@ -10,7 +10,7 @@ from typing import Any
 
 from det_lightning.testing.difference import BIT_EQUAL, Difference, Tolerance
 from det_lightning.testing.numbers import distance, ulps_between
-from det_lightning.testing.reference import RunSettings, TrainingRecord, number_in
+from det_lightning.testing.record import RunSettings, TrainingRecord, number_in
 
 __all__ = ["BIT_EQUAL", "Difference", "Tolerance", "first_difference", "tolerance_for"]
 

@@ -307,7 +307,7 @@ def train(
     known = inspect.signature(api.init).parameters
     seed_all(settings["seed"])
     with api.init(**{name: value for name, value in wanted.items() if name in known}) as context:
-        trial = recorded(trial_class, api, log)(context)
+        trial = recorded(trial_class, api, log)(context, **settings["arguments"])
         log.start(trial)
         try:
             api.Trainer(trial, context, **(trainer or {})).fit(
@@ -333,7 +333,8 @@ def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: Training
     controller_class.pre_execute_hook(env, det._DistributedBackend())
     context = trial_class.trial_context_class(core_context, env)
     seed_all(settings["seed"])
-    trial = recorded(trial_class, importlib.import_module("determined.pytorch"), log)(context)
+    api = importlib.import_module("determined.pytorch")
+    trial = recorded(trial_class, api, log)(context, **settings["arguments"])
     log.start(trial)
     arguments = {"trial_inst": trial, "context": context, "env": env, "workloads": workloads_of(settings)}
     try:
@@ -525,6 +526,7 @@ def settings_from(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "hparams": hparams_of(config, json.loads(arguments.hparams)),
         "config": config,
+        "arguments": json.loads(arguments.arguments),
         "batches": arguments.batches,
         "seed": arguments.seed,
         "validation_period": arguments.validation_period or max(1, (arguments.batches + 1) // 2),
@@ -539,6 +541,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("trial", help="module:Class")
     made.add_argument("--config", help="experiment configuration, YAML or JSON")
     made.add_argument("--hparams", default="{}", help="hyperparameters as JSON, besides those of the configuration")
+    made.add_argument("--arguments", default="{}", help="of the trial's constructor beyond the context, as JSON")
     made.add_argument("--batches", type=int, default=20, help="how many to train (20)")
     made.add_argument("--seed", type=int, default=0, help="of all random generators (0)")
     made.add_argument("--validation-period", type=int, help="in batches (half of all)")

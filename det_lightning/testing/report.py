@@ -6,8 +6,8 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from det_lightning.testing.comparison import Difference
-from det_lightning.testing.reference import TrainingRecord
+from det_lightning.testing.difference import Difference
+from det_lightning.testing.record import TrainingRecord
 
 __all__ = ["Promise", "ReportData", "write_report"]
 
