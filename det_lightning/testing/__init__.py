@@ -1,1 +1,25 @@
 """Proof that a ported trial trains as it did: a pytest plugin, functions for your own tests, and a recorder."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from det_lightning.testing.own_tests import TrainedTrial, assert_resumes, assert_same_training, run_trial
+    from det_lightning.testing.storage import InMemoryStorage
+
+_PLACES = {
+    "InMemoryStorage": "storage",
+    "TrainedTrial": "own_tests",
+    "assert_resumes": "own_tests",
+    "assert_same_training": "own_tests",
+    "run_trial": "own_tests",
+}
+
+__all__ = ["InMemoryStorage", "TrainedTrial", "assert_resumes", "assert_same_training", "run_trial"]
+
+
+def __getattr__(name: str) -> Any:
+    # The plugin is imported by every run of pytest, and must not bring torch.
+    if name in _PLACES:
+        return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

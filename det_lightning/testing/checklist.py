@@ -1,0 +1,76 @@
+"""What pytest does when a trial is named: collect its promises, print the checklist, write the report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from det_lightning.testing.collecting import PromiseCollector
+from det_lightning.testing.evidence import Evidence
+from det_lightning.testing.options import TrialOptions
+from det_lightning.testing.promises import PROMISES
+from det_lightning.testing.reporting import message_of, write_session_report
+
+__all__ = ["Checklist"]
+
+_MARKS = {"passed": "[x]", "failed": "[ ]", "skipped": "[-]"}
+
+
+class Checklist:
+    """A plugin for one session.
+
+    Args:
+        options: which trial, and how it is trained.
+    """
+
+    def __init__(self, options: TrialOptions) -> None:
+        self._options = options
+        self._evidence = Evidence(options)
+        self._reports: dict[str, pytest.TestReport] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Add the promises to what the session collects, also where there is no test file."""
+        report = yield
+        if isinstance(collector, pytest.Session) and report.passed:
+            name = self._options.spec.replace("::", ":")
+            promises = PromiseCollector.from_parent(
+                collector, name=name, nodeid=name, options=self._options, evidence=self._evidence
+            )
+            report.result = [*(report.result or []), promises]
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what is said of each promise."""
+        name = dict(report.user_properties).get("promise")
+        if isinstance(name, str) and (report.when == "call" or report.outcome != "passed"):
+            self._reports[name] = report
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the checklist, with the reason of each line that is not checked off."""
+        if not self._reports:
+            return
+        terminalreporter.section(f"promises of {self._options.spec}")
+        for promise in PROMISES:
+            if promise.name in self._reports:
+                report = self._reports[promise.name]
+                colour = {"passed": "green", "failed": "red", "skipped": "yellow"}[report.outcome]
+                reason = "" if report.outcome == "passed" else f"  {message_of(report).partition(chr(10))[0]}"
+                terminalreporter.line(f"{_MARKS[report.outcome]} {promise.name}{reason}", **{colour: True})
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the report, if one is wanted; of several processes the one that has heard of all promises."""
+        config = session.config
+        if self._options.report is not None and not hasattr(config, "workerinput") and self._reports:
+            command = shlex.join(["pytest", *map(str, config.invocation_params.args)])
+            write_session_report(self._evidence, self._reports, command)
+
+    def pytest_unconfigure(self) -> None:
+        """Remove the checkpoints of the runs."""
+        self._evidence.close()
+

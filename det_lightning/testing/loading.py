@@ -1,0 +1,181 @@
+"""Importing a trial's class, anew for each run, as a new process would."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from det_lightning.compat import answering_determined
+from det_lightning.testing.outcomes import BadTrial
+
+__all__ = ["GivenTrial", "ImportedTrial", "TrialSource", "is_own_file", "own_frames"]
+
+_OURS = "det_lightning"
+# pytest goes on using the first one.
+_KEPT = {"__main__", "conftest", _OURS}
+
+
+class TrialSource(Protocol):
+    """Where a trial's class comes from."""
+
+    name: str
+    directory: Path
+
+    def imported(self) -> contextlib.AbstractContextManager[type]:
+        """Give the class inside of a ``with`` block; what runs inside may import more of the trial's modules."""
+
+    def modules(self) -> list[ModuleType]:
+        """Return the modules of the trial's own code; only inside of such a block."""
+
+
+class GivenTrial:
+    """A class that is there already; its module is imported once, so what is kept in globals stays between runs.
+
+    Args:
+        trial_class: the trial's.
+    """
+
+    def __init__(self, trial_class: type) -> None:
+        self.name = trial_class.__qualname__
+        self._class = trial_class
+        self.directory = Path(inspect.getsourcefile(trial_class) or ".").resolve().parent
+
+    @contextlib.contextmanager
+    def imported(self) -> Iterator[type]:
+        """Give the class."""
+        yield self._class
+
+    def modules(self) -> list[ModuleType]:
+        """Return the module of the class."""
+        return [sys.modules[self._class.__module__]] if self._class.__module__ in sys.modules else []
+
+
+class ImportedTrial:
+    """A class that is imported by name, with ``import determined`` answered by det_lightning.
+
+    Each block imports the trial's modules again and forgets them afterwards: what a trial keeps in globals or on
+    classes begins anew, as in a new process.
+
+    Args:
+        spec: ``"module:Class"`` or ``"path/to/file.py:Class"``.
+        directory: where modules are looked for first.
+
+    Attributes:
+        spec: as ``"module:Class"`` in any case, for imports from ``directory``.
+
+    Raises:
+        BadTrial: ``spec`` has another form.
+    """
+
+    def __init__(self, spec: str, directory: Path) -> None:
+        module, _, self._class_name = spec.rpartition(":")
+        if not module or not self._class_name:
+            raise BadTrial(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
+        if module.endswith(".py"):
+            file = directory / module
+            directory, module = file.parent, file.stem
+        self._module_name = module
+        self.name = spec
+        self.spec = f"{module}:{self._class_name}"
+        self.directory = directory.resolve()
+
+    @contextlib.contextmanager
+    def imported(self) -> Iterator[type]:
+        """Give the class.
+
+        Raises:
+            BadTrial: the module does not import, or has no such trial; the message tells all that is known.
+        """
+        path, hidden = sys.path[:], _forget_modules_below(self.directory)
+        sys.path.insert(0, str(self.directory))
+        importlib.invalidate_caches()
+        try:
+            with answering_determined():
+                yield self._find_class(self._import_module())
+        finally:
+            _forget_modules_below(self.directory)
+            sys.modules.update(hidden)
+            sys.path[:] = path
+
+    def modules(self) -> list[ModuleType]:
+        """Return what was imported from below the directory."""
+        return [module for name, module in sys.modules.copy().items() if _is_below(self.directory, name, module)]
+
+    def _import_module(self) -> ModuleType:
+        try:
+            return importlib.import_module(self._module_name)
+        except ModuleNotFoundError as e:
+            if e.name is not None and f"{self._module_name}.".startswith(f"{e.name}."):
+                raise BadTrial(self._no_module()) from None
+            raise BadTrial(f"{self._module_name} can not be imported:\n{own_frames(e, self.directory)}") from None
+        except (Exception, SystemExit) as e:  # running a module may raise anything
+            raise BadTrial(f"{self._module_name} can not be imported:\n{own_frames(e, self.directory)}") from None
+
+    def _no_module(self) -> str:
+        here = sorted(path.stem for path in self.directory.glob("*.py"))
+        modules = f"The modules there are {', '.join(here)}" if here else "There are no modules there"
+        return f"There is no module {self._module_name!r} in {self.directory}. {modules}."
+
+    def _find_class(self, module: ModuleType) -> type:
+        found: Any = module
+        for name in self._class_name.split("."):
+            found = getattr(found, name, None)
+        if _is_trial(found):
+            return found  # type: ignore[no-any-return]
+        trials = [name for name, value in vars(module).items() if _is_trial(value)]
+        listed = f"The trials in it are: {', '.join(trials)}." if trials else "There are no trials in it."
+        close = difflib.get_close_matches(self._class_name, trials, 1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        what = "has no class" if found is None else f"is no PyTorchTrial but {found!r}:"
+        subject = self._module_name if found is None else f"{self._module_name}:{self._class_name}"
+        raise BadTrial(f"{subject} {what} {self._class_name}. {listed}{hint}")
+
+
+def _is_trial(value: Any) -> bool:
+    from det_lightning.pytorch import PyTorchTrial
+
+    return isinstance(value, type) and issubclass(value, PyTorchTrial) and value is not PyTorchTrial
+
+
+def _forget_modules_below(directory: Path) -> dict[str, ModuleType]:
+    own = {name: module for name, module in sys.modules.items() if _is_below(directory, name, module)}
+    for name in own:
+        del sys.modules[name]
+    return own
+
+
+def _is_below(directory: Path, name: str, module: Any) -> bool:
+    if name.partition(".")[0] in _KEPT:
+        return False
+    file = getattr(module, "__file__", None)
+    try:
+        places = [file] if isinstance(file, str) else [str(place) for place in getattr(module, "__path__", None) or ()]
+    except Exception:  # modules made by others may answer with anything
+        return False
+    return any(is_own_file(place, directory) for place in places)
+
+
+def is_own_file(file: str, directory: Path) -> bool:
+    """Tell whether a file is the user's code below ``directory``: no installed package, and nothing of ours."""
+    path = Path(file)
+    ours = Path(__file__).parents[1]
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return not installed and path.is_relative_to(directory) and not path.is_relative_to(ours)
+
+
+def own_frames(error: BaseException, directory: Path) -> str:
+    """Return the traceback of ``error``, shortened to the frames in the user's files, and the error itself."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_own_file(frame.filename, directory)]
+    for frame in own:
+        frame.filename = str(Path(frame.filename).relative_to(directory))
+    shown = "".join(traceback.format_list(own))
+    return f"{shown}{''.join(traceback.format_exception_only(error))}".rstrip()

@@ -1,0 +1,115 @@
+"""A checkpoint of earlier times, loaded into the trial and validated."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from det_lightning import errors
+from det_lightning.checkpoint import load_checkpoint, open_checkpoint
+from det_lightning.checkpoint.layout import METADATA_FILE
+from det_lightning.testing.observing import Observer
+from det_lightning.testing.outcomes import BrokenPromise
+from det_lightning.testing.running import ObservedRun, RunPlan, train, validate
+
+if TYPE_CHECKING:
+    from det_lightning.testing.evidence import Evidence
+
+__all__ = ["OldCheckpoint", "recorded_metrics"]
+
+
+@dataclasses.dataclass(frozen=True)
+class OldCheckpoint:
+    """A checkpoint, and what becomes of it.
+
+    Attributes:
+        path: path or URL.
+        recorded: validation metrics that were written down with it; empty if there are none.
+        resumed: a run that goes on from it for one batch.
+        validated: one that validates with its weights, on all of the validation data.
+    """
+
+    path: str
+    recorded: dict[str, float]
+    resumed: ObservedRun
+    validated: ObservedRun
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """The validation metrics that were found, those that are numbers."""
+        found: dict[str, float] = {}
+        for happening in self.validated.observer.happenings:
+            if happening.what == "validation":
+                found = dict(_numbers({name: value for (_, name), value in happening.values.items()}))
+        return found
+
+    @classmethod
+    def open(cls, evidence: Evidence) -> OldCheckpoint:
+        """Load the checkpoint of the options, and validate with it.
+
+        Raises:
+            BrokenPromise: it can not be read; says why.
+        """
+        path = _path(evidence)
+        try:
+            steps = load_checkpoint(path).trial_state.batches_trained
+            with open_checkpoint(path) as directory:
+                metadata = directory / METADATA_FILE
+                content = json.loads(metadata.read_text()) if metadata.is_file() else {}
+        except errors.CheckpointError as e:
+            raise BrokenPromise(f"--trial-checkpoint {path} can not be read: {e}") from None
+        resumed = train(
+            evidence.setup,
+            RunPlan(steps + 1, validation_batches=1, aggregation_frequency=evidence.options.aggregation_frequency),
+            "the resumed run",
+            Observer(),
+            storage=evidence.storage("old"),
+            resume_from=path,
+        )
+        validated = validate(evidence.setup, "the validation", Observer(), path, storage=evidence.storage("validation"))
+        return cls(path, recorded_metrics(content), resumed, validated)
+
+
+def _path(evidence: Evidence) -> str:
+    given = evidence.options.checkpoint or ""
+    local = evidence.options.directory / given
+    return str(local) if "://" not in given and Path(local).exists() else given
+
+
+def recorded_metrics(metadata: Mapping[str, Any]) -> dict[str, float]:
+    """Return the validation metrics in the metadata of a checkpoint.
+
+    det_lightning writes the searcher's metric. The platform's download tells all, under names that changed.
+    """
+    metric = metadata.get("metric")
+    if isinstance(metric, Mapping) and "name" in metric:
+        return dict(_numbers({metric["name"]: metric.get("value")}))
+    for path in (
+        ("validation_metrics",),
+        ("training", "validation_metrics"),
+        ("validation", "metrics"),
+        ("metrics",),
+    ):
+        found: Any = metadata
+        for name in path:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        while isinstance(found, Mapping):
+            inner = next((found[name] for name in ("validation_metrics", "validationMetrics", "avgMetrics", "metrics")
+                          if isinstance(found.get(name), Mapping)), None)  # fmt: skip
+            if inner is None:
+                return dict(_numbers(found))
+            found = inner
+    return {}
+
+
+def _numbers(metrics: Mapping[str, Any]) -> list[tuple[str, float]]:
+    return [
+        (name, float(value))
+        for name, value in metrics.items()
+        if isinstance(value, int | float | np.ndarray | np.generic) and np.ndim(value) == 0
+    ]

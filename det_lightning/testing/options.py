@@ -1,0 +1,133 @@
+"""What the user asked for on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from det_lightning.testing.configuration import hparams_of, read_config
+from det_lightning.testing.outcomes import BadTrial
+
+__all__ = ["MIN_BATCHES", "TrialOptions", "trial_options"]
+
+#: Fewer have no place for an epoch's end, a validation and something between them.
+MIN_BATCHES = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialOptions:
+    """Which trial, and how it is trained.
+
+    Attributes:
+        spec: the trial's class, as ``"module:Class"`` or ``"path/to/file.py:Class"``.
+        directory: where the module is looked for, and what paths are relative to.
+        hparams: its hyperparameters; None if none were given.
+        config: its experiment configuration; None if none was given.
+        arguments: of its constructor, beyond the context.
+        batches: how many to train on in each run.
+        seed: of each run.
+        tolerance: how far a number may be from the reference's, relative; None for what fits both environments.
+        reference: a record of the real determined.
+        record: where to write one.
+        checkpoint: an old checkpoint to load.
+        report: where to write the HTML report.
+    """
+
+    spec: str
+    directory: Path
+    hparams: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    batches: int = 12
+    seed: int = 0
+    tolerance: float | None = None
+    reference: Path | None = None
+    record: Path | None = None
+    checkpoint: str | None = None
+    report: Path | None = None
+
+    @property
+    def aggregation_frequency(self) -> int:
+        """Number of batches of an update, as the configuration says."""
+        optimizations = (self.config or {}).get("optimizations") or {}
+        return int(optimizations.get("aggregation_frequency") or 1)
+
+
+
+def trial_options(values: Any, directory: Path) -> TrialOptions | None:
+    """Return what the options of the command line ask for; None if no trial is named.
+
+    Args:
+        values: an object with the options as attributes, such as ``pytest.Config.option``.
+        directory: what paths are relative to.
+
+    Raises:
+        BadTrial: options are missing or can not be read; all that is wrong is named.
+    """
+    mistakes: list[str] = []
+
+    def tried(read: Any, *arguments: Any) -> Any:
+        try:
+            return read(*arguments)
+        except BadTrial as e:
+            mistakes.append(str(e))
+        return None
+
+    config = tried(read_config, directory / values.trial_config) if values.trial_config else None
+    spec = values.trial or _entrypoint(config)
+    if spec is None:
+        if config is not None or mistakes:
+            raise BadTrial("\n".join(mistakes or ["--trial-config names no class; add --trial module:Class."]))
+        return None
+    hparams = tried(_hparams, config, values.trial_hparams)
+    arguments = tried(_json_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}') or {}
+    if values.trial_batches < MIN_BATCHES:
+        mistakes.append(f"--trial-batches must be at least {MIN_BATCHES}; got {values.trial_batches}.")
+    if mistakes:
+        raise BadTrial("\n".join(mistakes))
+    return TrialOptions(
+        spec=spec,
+        directory=directory,
+        hparams=hparams,
+        config=config,
+        arguments=arguments,
+        batches=values.trial_batches,
+        seed=int(((config or {}).get("reproducibility") or {}).get("experiment_seed") or 0),
+        tolerance=values.trial_tolerance,
+        reference=_path(directory, values.trial_reference),
+        record=_path(directory, values.trial_record),
+        checkpoint=values.trial_checkpoint,
+        report=_path(directory, values.trial_report),
+    )
+
+
+def _path(directory: Path, value: str | None) -> Path | None:
+    return directory / value if value else None
+
+
+def _entrypoint(config: dict[str, Any] | None) -> str | None:
+    entrypoint = (config or {}).get("entrypoint")
+    if isinstance(entrypoint, str) and entrypoint.count(":") == 1 and " " not in entrypoint:
+        return entrypoint
+    return None
+
+
+def _hparams(config: dict[str, Any] | None, text: str | None) -> dict[str, Any] | None:
+    given = _json_object("--trial-hparams", text, '{"lr": 0.1}')
+    if config is None:
+        return given
+    return {**hparams_of(config), **(given or {})}
+
+
+def _json_object(option: str, text: str | None, example: str) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as e:
+        raise BadTrial(f"{option} must be a JSON object, such as '{example}'; got {text!r}: {e}.") from e
+    if not isinstance(value, dict):
+        raise BadTrial(f"{option} must be a JSON object, such as '{example}'; got {text!r}.")
+    return value

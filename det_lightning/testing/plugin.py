@@ -1,0 +1,66 @@
+"""The pytest plugin: ``pytest --trial model_def:MyTrial`` checks what a ported trial promises.
+
+Every run of pytest imports this module, so it imports nothing that is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_lightning.testing.options import trial_options
+from det_lightning.testing.outcomes import BadTrial
+from det_lightning.testing.promises import PROMISES
+
+__all__ = ["trial_run"]
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "--trial": {"metavar": "MODULE:CLASS", "help": "check the promises of this trial; also path/to/file.py:CLASS"},
+    "--trial-config": {"metavar": "FILE", "help": "its experiment configuration, such as const.yaml"},
+    "--trial-hparams": {"metavar": "JSON", "help": "its hyperparameters; they go before those of the configuration"},
+    "--trial-kwargs": {"metavar": "JSON", "help": "arguments of its constructor beyond the context"},
+    "--trial-batches": {"metavar": "N", "type": int, "default": 12, "help": "batches of each run (default: 12)"},
+    "--trial-reference": {"metavar": "FILE", "help": "compare with this record of the real determined"},
+    "--trial-record": {"metavar": "FILE", "help": "keep the record of the real determined that is made here"},
+    "--trial-tolerance": {"metavar": "SHARE", "type": float, "help": "how far numbers may be from the reference's"},
+    "--trial-checkpoint": {"metavar": "PATH", "help": "load this old checkpoint, and validate with it"},
+    "--trial-report": {"metavar": "FILE", "help": "write the checklist and the curves as an HTML page"},
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("det_lightning", "promises of a ported Determined trial (det_lightning)")
+    for name, settings in _OPTIONS.items():
+        group.addoption(name, **settings)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the markers known; read the options, and look after the promises if a trial is named."""
+    config.addinivalue_line("markers", "trial_promise: a promise of the trial that --trial names")
+    for keyword in dict.fromkeys(promise.keyword for promise in PROMISES):
+        about = keyword.removeprefix("trial_")
+        config.addinivalue_line("markers", f"{keyword}: a promise of the trial that --trial names, about {about}")
+    try:
+        options = trial_options(config.option, Path(config.invocation_params.dir))
+    except BadTrial as e:
+        raise pytest.UsageError(str(e)) from None
+    if options is not None:
+        from det_lightning.testing.checklist import Checklist
+
+        config.pluginmanager.register(Checklist(options), "det_lightning_checklist")
+
+
+@pytest.fixture
+def trial_run(tmp_path: Path) -> Callable[..., Any]:
+    """Train a trial on a few batches: ``trial_run(MyTrial, hparams={"lr": 0.1}, batches=5)``.
+
+    What it returns has ``metrics``, ``validations``, ``weights``, ``events`` and more: see
+    :func:`det_lightning.testing.run_trial`, which it calls.
+    """
+    from det_lightning.testing.own_tests import run_trial
+
+    return run_trial

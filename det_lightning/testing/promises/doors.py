@@ -1,0 +1,29 @@
+"""Does the trial train the same under Determined's door and under Lightning's?"""
+
+from __future__ import annotations
+
+from det_lightning.testing.run_differences import first_difference
+from det_lightning.testing.evidence import Evidence
+from det_lightning.testing.outcomes import BrokenPromise
+
+__all__ = ["trains_equally"]
+
+
+def trains_equally(evidence: Evidence) -> None:
+    """``Trainer(trial, context).fit()`` and ``pl.Trainer().fit(TrialModule(...))`` give the same numbers."""
+    straight = evidence.require(evidence.straight)
+    lightning = evidence.under_lightning
+    if lightning.failure is not None:
+        raise BrokenPromise(
+            f"Under pl.Trainer the trial fails {lightning.failure.stage}:\n{lightning.failure.text}",
+            causes=["code that asks the context for what only a script with init() gives it"],
+        )
+    difference = first_difference(straight, lightning)
+    if difference is not None:
+        raise BrokenPromise(
+            f"The two doors do not train the same. First difference: {difference}",
+            causes=[
+                "random draws when the module is imported or the class is made, before the seed is set",
+                "state in globals or on the class that the first run left behind",
+            ],
+        )

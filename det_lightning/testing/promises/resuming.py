@@ -1,0 +1,91 @@
+"""Does a run that was stopped and resumed end as one that was not?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from det_lightning.testing.run_differences import RunDifference, first_difference
+from det_lightning.testing.evidence import Evidence
+from det_lightning.testing.lost_state import lost_state
+from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
+from det_lightning.testing.running import ObservedRun
+
+__all__ = ["after_validation", "epoch_end", "mid_aggregation", "mid_epoch", "require_equal_resume"]
+
+
+def mid_epoch(evidence: Evidence) -> None:
+    """From a checkpoint between two batches of an epoch."""
+    batches = evidence.timetable.mid_epoch
+    if batches is None:
+        raise UncheckedPromise("an epoch of this trial has one batch")
+    require_equal_resume(evidence, evidence.straight, batches)
+
+
+def epoch_end(evidence: Evidence) -> None:
+    """From a checkpoint at the end of an epoch."""
+    batches = evidence.timetable.epoch_end
+    if batches is None:
+        raise UncheckedPromise("the training loader of this trial has no length, so its epochs do not end")
+    require_equal_resume(evidence, evidence.straight, batches)
+
+
+def after_validation(evidence: Evidence) -> None:
+    """From a checkpoint right after a validation."""
+    require_equal_resume(evidence, evidence.straight, evidence.timetable.after_validation)
+
+
+def mid_aggregation(evidence: Evidence) -> None:
+    """From a checkpoint between two batches of one update."""
+    frequency = evidence.aggregation_frequency
+    batches = evidence.timetable.mid_aggregation(frequency)
+    assert batches is not None
+    require_equal_resume(evidence, evidence.aggregated, batches)
+
+
+def require_equal_resume(evidence: Evidence, run: ObservedRun, batches: int) -> None:
+    """Raise if a resume from the checkpoint after ``batches`` batches does not end as ``run``."""
+    evidence.require(run)
+    if batches not in run.checkpoints:
+        raise UncheckedPromise(f"the trial ended its run after {run.observer.batches} batches, before batch {batches}")
+    resumed = evidence.resumed(run, batches)
+    if resumed.failure is not None:
+        failure = resumed.failure
+        raise BrokenPromise(
+            f"A run that is resumed after {batches} batches fails {failure.stage}:\n{failure.text}",
+            causes=["state that is made while training and is not in the checkpoint", *_suspects(evidence, batches)],
+        )
+    difference = first_difference(run, resumed, after=batches)
+    if difference is not None:
+        raise BrokenPromise(
+            f"A run that is resumed after {batches} batches goes on differently. First difference: {difference}",
+            causes=[*_suspects(evidence, batches), *_causes(difference)],
+        )
+
+
+def _suspects(evidence: Evidence, batches: int) -> Sequence[str]:
+    """Return what is known to be lost over a checkpoint."""
+    straight = evidence.straight
+    if straight.failure is not None or evidence.again.failure is not None or batches not in straight.checkpoints:
+        return ()
+    resumed = evidence.resumed(straight, batches)
+    if not resumed.observer.begun:
+        return ()
+    lost = lost_state(straight, evidence.again, resumed, batches)
+    return [f"this state is not in the checkpoint: {item.finding}" for item in lost]
+
+
+def _causes(difference: RunDifference) -> Sequence[str]:
+    if difference.kind == "data":
+        return (
+            "a loader that is no det_lightning.pytorch.DataLoader, or a sampler or dataset with a state of its own: "
+            "its position is not in the checkpoint",
+            "random draws for each sample, in a global generator that something else draws from too",
+        )
+    if difference.kind == "learning rate":
+        return ("a scheduler that is not wrapped, or whose state_dict() leaves something out",)
+    if difference.kind == "callback":
+        return ("a callback whose load_state_dict() does not take what its state_dict() returned",)
+    return (
+        "a model or optimizer that is not wrapped, so that the checkpoint does not have it",
+        "a random generator of the trial's own, whose state is not in the checkpoint",
+    )

@@ -1,0 +1,61 @@
+"""Is everything that training changes in the checkpoint, and does it come back?"""
+
+from __future__ import annotations
+
+from det_lightning.checkpoint import load_checkpoint
+from det_lightning.testing.digests import amount, equal, flat, shown
+from det_lightning.testing.evidence import Evidence
+from det_lightning.testing.lost_state import lost_state
+from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
+
+__all__ = ["is_complete", "round_trips"]
+
+
+def is_complete(evidence: Evidence) -> None:
+    """Nothing that the training changes, and looks at again, is missing after a resume."""
+    straight, again = evidence.require(evidence.straight), evidence.require(evidence.again)
+    batches = _checkpoint(evidence)
+    resumed = evidence.resumed(straight, batches)
+    if not resumed.observer.begun:
+        evidence.require(resumed)
+    lost = lost_state(straight, again, resumed, batches)
+    if lost:
+        raise BrokenPromise(
+            f"{evidence.setup.source.name} changes state that its checkpoints do not have:",
+            [item.finding for item in lost],
+            dict.fromkeys(item.cause for item in lost),
+        )
+
+
+def round_trips(evidence: Evidence) -> None:
+    """What was saved is what is there after loading it."""
+    straight = evidence.require(evidence.straight)
+    batches = _checkpoint(evidence)
+    resumed = evidence.resumed(straight, batches)
+    if not resumed.observer.begun:
+        evidence.require(resumed)
+    content = load_checkpoint(straight.checkpoints[batches], trusted=True).state
+    saved = dict(flat({name: value for name, value in content.items() if name != "rng_state"}))
+    loaded = {path: value for path, value in resumed.observer.loaded.items() if not path.startswith("rng_state")}
+    for path in [*saved, *(path for path in loaded if path not in saved)]:
+        one, other = saved.get(path), loaded.get(path)
+        if path.startswith("callbacks.det_lightning.testing") or equal(one, other):
+            continue
+        apart = amount(one, other)
+        raise BrokenPromise(
+            f"{path} was saved after {batches} batches as {shown(one)}, and is {shown(other)} when the checkpoint is "
+            f"loaded{f', {apart:.3g} apart' if apart else ''}.",
+            causes=[
+                "load_state_dict() of a callback or scheduler that does not take all that its state_dict() returned",
+                "a callback that changes the checkpoint in on_checkpoint_save_start or on_checkpoint_load_start",
+            ],
+        )
+
+
+def _checkpoint(evidence: Evidence) -> int:
+    batches = evidence.timetable.after_validation
+    if batches not in evidence.straight.checkpoints:
+        raise UncheckedPromise(
+            f"the trial ended its run after {evidence.straight.observer.batches} batches, before its first checkpoint"
+        )
+    return batches

@@ -1,0 +1,109 @@
+"""What a trial asks for and was not given: hyperparameters, a configuration, arguments."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.pytorch.random_state import isolated_rng
+from det_lightning.pytorch.trainer import init
+from det_lightning.testing.loading import is_own_file
+from det_lightning.testing.running import Failure, TrialSetup
+from det_lightning.testing.scanning import hparams_in
+
+__all__ = ["AskedHparams", "explain_failure", "files_of"]
+
+_MESSAGES = ("There is no hyperparameter", "This trial has no hparams", "The batch size is not known")
+
+
+class AskedHparams(dict[str, Any]):
+    """Hyperparameters that answer 1 for what they do not have, and remember who asked."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__(given)
+        self.missing: dict[str, None] = {}
+
+    def __contains__(self, name: object) -> bool:
+        """Say yes to everything."""
+        return True
+
+    def __missing__(self, name: str) -> int:
+        self.missing[name] = None
+        return 1
+
+
+def explain_failure(setup: TrialSetup, failure: Failure) -> str | None:
+    """Return what the trial needs and was not given, if that is why a run failed; else None."""
+    error, name = failure.error, setup.source.name
+    text = str(error)
+    if isinstance(error, ValueError) and "no experiment configuration" in text:
+        return f"{name} asks for its experiment configuration; give --trial-config FILE.\n{failure.text}"
+    if isinstance(error, TypeError) and "__init__()" in text and failure.stage == "while the trial is built":
+        with setup.source.imported() as trial_class:
+            return _arguments(name, trial_class, setup, text)
+    missing = isinstance(error, ValueError) and text.startswith(_MESSAGES)
+    if missing or (isinstance(error, KeyError) and error.args and error.args[0] not in (setup.hparams or {})):
+        return _missing_hparams(setup, failure, certain=missing)
+    return None
+
+
+def _arguments(name: str, trial_class: type, setup: TrialSetup, text: str) -> str | None:
+    parameters = list(inspect.signature(trial_class.__init__).parameters.values())[2:]  # type: ignore[misc]
+    plain = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [p.name for p in plain if p.default is p.empty and p.name not in setup.arguments]
+    unknown = sorted(setup.arguments.keys() - {p.name for p in plain})
+    if not needed and not unknown:
+        return None
+    if not needed:
+        return f"{name} takes no argument {', '.join(unknown)}, which --trial-kwargs gives ({text})."
+    example = "{" + ", ".join(f'"{argument}": ...' for argument in needed) + "}"
+    return (
+        f"{name} needs arguments beyond its context: {', '.join(needed)}. Pass them with --trial-kwargs '{example}'; "
+        "where they are no JSON, name a subclass instead whose __init__(self, context) gives them."
+    )
+
+
+def _missing_hparams(setup: TrialSetup, failure: Failure, certain: bool) -> str | None:
+    asked, broke = _ask(setup)
+    if not asked:
+        return None
+    if not certain and str(failure.error.args[0]) not in asked:
+        return None
+    with setup.source.imported():
+        lines = hparams_in(files_of(setup), setup.source.directory)
+    missing = [*asked, *(name for name in lines if name not in asked and name not in (setup.hparams or {}))]
+    named = "\n".join(f"  - {name}" + (f" ({lines[name]})" if name in lines else "") for name in missing)
+    example = "{" + ", ".join(f'"{name}": ...' for name in missing) + "}"
+    more = f"\nThere may be more: with 1 for each of them it then fails with {broke}." if broke else ""
+    given = ", ".join(sorted(setup.hparams or {})) or "none"
+    return (
+        f"{setup.source.name} asks for hyperparameters that it was not given (given: {given}):\n{named}\n"
+        f"Add them to the hyperparameters of --trial-config, or pass --trial-hparams '{example}'.{more}"
+    )
+
+
+def _ask(setup: TrialSetup) -> tuple[list[str], str]:
+    """Return the hyperparameters that the trial asks for in vain, and what goes wrong when each of them is 1."""
+    given: dict[str, Any] = dict(setup.hparams or {})
+    size_missing = "global_batch_size" not in given
+    hparams = AskedHparams({**given, "global_batch_size": given.get("global_batch_size", 2)})
+    needs_size, broke = False, ""
+    with setup.source.imported() as trial_class, isolated_rng():
+        try:
+            with init(hparams=hparams, exp_conf=setup.config, enable_tensorboard_logging=False) as context:
+                trial = trial_class(context, **setup.arguments)
+                for build in ("build_training_data_loader", "build_validation_data_loader", "build_callbacks"):
+                    getattr(trial, build)()
+        except (Exception, errors.InvalidExperimentException, SystemExit) as e:  # whatever a wrong value leads to
+            broke = f"{type(e).__name__}: {e}"
+        needs_size = size_missing and "global_batch_size" in hparams_in(files_of(setup), setup.source.directory)
+    return [*hparams.missing, *(["global_batch_size"] if needs_size else [])], broke
+
+
+def files_of(setup: TrialSetup) -> list[Path]:
+    """Return the files of the trial's own code; inside of a block of ``setup.source.imported()``."""
+    directory = setup.source.directory
+    files = [getattr(module, "__file__", None) for module in setup.source.modules()]
+    return [Path(file) for file in files if isinstance(file, str) and is_own_file(file, directory)]

@@ -1,0 +1,138 @@
+"""Reading a trial's source for devices and process groups that are fixed in it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+__all__ = ["Finding", "devices_in", "hparams_in", "process_groups_in"]
+
+_DEVICE_CALLS = {"to", "device", "set_device", "set_default_device"}
+_PROCESS_GROUPS = {
+    "init_process_group",
+    "DistributedDataParallel",
+    "DistributedSampler",
+    "DataParallel",
+    "all_reduce",
+    "all_gather",
+    "all_gather_object",
+    "destroy_process_group",
+}
+_BATCH_SIZES = {"get_per_slot_batch_size", "get_global_batch_size"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A line of code.
+
+    Attributes:
+        place: ``file:line``.
+        code: of the expression.
+    """
+
+    place: str
+    code: str
+
+    def __str__(self) -> str:
+        """Return both."""
+        return f"{self.place}: {self.code}"
+
+
+def devices_in(files: Iterable[Path], directory: Path) -> list[Finding]:
+    """Return where a device is fixed; a choice by ``torch.cuda.is_available()`` is none."""
+    return [Finding(place, code) for place, code, node in _nodes(files, directory) if _fixes_device(node)]
+
+
+def process_groups_in(files: Iterable[Path], directory: Path) -> list[Finding]:
+    """Return where processes are connected, or models and data shared out among them, past the context."""
+    return [
+        Finding(place, code)
+        for place, code, node in _nodes(files, directory)
+        if isinstance(node, ast.Call) and _name_of(node.func) in _PROCESS_GROUPS and not _of_context(node.func)
+    ]
+
+
+def hparams_in(files: Iterable[Path], directory: Path) -> dict[str, str]:
+    """Return the hyperparameters that are asked for by name, with the line of the first time."""
+    found: dict[str, str] = {}
+    for place, _, node in _nodes(files, directory):
+        if isinstance(node, ast.Call):
+            name = _name_of(node.func)
+            if name == "get_hparam" and node.args and isinstance(node.args[0], ast.Constant):
+                found.setdefault(str(node.args[0].value), place)
+            elif name in _BATCH_SIZES:
+                found.setdefault("global_batch_size", place)
+    return found
+
+
+def _nodes(files: Iterable[Path], directory: Path) -> Iterator[tuple[str, str, ast.AST]]:
+    """Yield every node with its place and code, but for what only runs when the file is run as a script."""
+    for file in files:
+        try:
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+        except (OSError, SyntaxError, UnicodeDecodeError):
+            continue
+        shown = file.relative_to(directory) if file.is_relative_to(directory) else file
+        for node in _walk(tree, _only_for_scripts(tree)):
+            if isinstance(node, ast.expr):
+                yield f"{shown}:{node.lineno}", ast.unparse(node), node
+
+
+def _walk(tree: ast.AST, left_out: set[ast.AST]) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(tree):
+        if child in left_out or (isinstance(child, ast.If | ast.IfExp) and _asks_for_device(child.test)):
+            continue
+        yield child
+        yield from _walk(child, left_out)
+
+
+def _asks_for_device(test: ast.AST) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr == "is_available" for node in ast.walk(test))
+
+
+def _only_for_scripts(tree: ast.Module) -> set[ast.AST]:
+    """Return the ``if __name__ == "__main__"`` blocks, and the functions that nothing else refers to."""
+    guards: set[ast.AST] = {
+        node for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+    }
+    called = {node.id for guard in guards for node in ast.walk(guard) if isinstance(node, ast.Name)}
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in called}
+    elsewhere = {
+        node.id
+        for top in tree.body
+        if top not in guards and top not in functions.values()
+        for node in ast.walk(top)
+        if isinstance(node, ast.Name)
+    }
+    return guards | {node for name, node in functions.items() if name not in elsewhere}
+
+
+def _name_of(function: ast.AST) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _of_context(function: ast.AST) -> bool:
+    """Tell whether it is a method of the context or of its ``distributed``, such as ``allgather``."""
+    return isinstance(function, ast.Attribute) and "context" in ast.unparse(function.value)
+
+
+def _fixes_device(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    name = _name_of(node.func)
+    if name == "cuda" and isinstance(node.func, ast.Attribute):
+        return True
+    named = [keyword.value for keyword in node.keywords if keyword.arg == "device"]
+    named += node.args[:1] if name in _DEVICE_CALLS else []
+    return any(_is_device(value) for value in named) or (name == "set_device" and bool(node.args))
+
+
+def _is_device(value: ast.AST) -> bool:
+    if not isinstance(value, ast.Constant):
+        return False
+    text = value.value
+    return isinstance(text, str) and text.partition(":")[0] in ("cuda", "mps", "xpu")

@@ -1,0 +1,45 @@
+"""A storage of checkpoints for tests, in the memory of the process."""
+
+from __future__ import annotations
+
+import uuid
+from types import TracebackType
+
+import fsspec
+
+from det_lightning.checkpoint import CheckpointStorage
+
+__all__ = ["InMemoryStorage"]
+
+
+class InMemoryStorage(CheckpointStorage):
+    """Keeps checkpoints in memory; pass it as ``checkpoint_storage=``, or to ``DeterminedCheckpoint``.
+
+    Each one is empty at first and apart from all others. What it holds is freed by :meth:`clear`, which the end of a
+    ``with`` block calls too.
+
+    >>> from det_lightning.testing import InMemoryStorage
+    >>> with InMemoryStorage() as storage:
+    ...     storage.list_ids()
+    []
+    """
+
+    def __init__(self) -> None:
+        self._url = f"memory://det_lightning-{uuid.uuid4()}"
+        super().__init__(self._url)
+
+    def clear(self) -> None:
+        """Forget all checkpoints."""
+        file_system, path = fsspec.core.url_to_fs(self._url)
+        if file_system.exists(path):
+            file_system.rm(path, recursive=True)
+
+    def __enter__(self) -> InMemoryStorage:
+        """Return the storage."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Forget all checkpoints."""
+        self.clear()

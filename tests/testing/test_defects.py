@@ -1,0 +1,351 @@
+"""A correct trial, broken in many ways: each is caught by the promise that is about it, with the culprit named."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from det_lightning.testing.conversion import own_record, settings_of
+from det_lightning.testing.evidence import Evidence
+from det_lightning.testing.options import TrialOptions
+from det_lightning.testing.outcomes import BadTrial, BrokenPromise
+from det_lightning.testing.promises import PROMISES
+from det_lightning.testing.reference import write_record
+
+CORRECT = Path(__file__).with_name("correct_trial.py").read_text()
+HPARAMS = {"lr": 0.02, "global_batch_size": 4}
+
+CONTEXT = "trains through its context"
+DEVICE = "uses no hard-coded device"
+DETERMINISTIC = "is deterministic under a seed"
+GROUPS = "has no process-group code of its own"
+METRICS = "validates with JSON-serializable metrics of stable names"
+MOVES = "moves every trainable parameter"
+PROCESSES = "two processes agree with one"
+REFERENCE = "matches the real determined"
+RESUMES = "resumes bit-equal in the middle of an epoch"
+ROUND_TRIP = "checkpoint round-trips"
+STATE = "checkpoint contains all the state that training changes"
+AGGREGATION = "trains under aggregation"
+
+
+@dataclasses.dataclass(frozen=True)
+class Defect:
+    """A way to break the trial.
+
+    Attributes:
+        name: what is wrong.
+        promise: which one has to catch it.
+        says: patterns that its message has to have, in any order.
+        changes: texts to replace, with what.
+    """
+
+    name: str
+    promise: str
+    says: tuple[str, ...]
+    changes: dict[str, str]
+
+    def source(self) -> str:
+        source = CORRECT
+        for old, new in self.changes.items():
+            assert source.count(old) >= 1, old
+            source = source.replace(old, new)
+        return source
+
+
+LOSS = "        loss = self.loss(batch)\n        self.context.backward"
+HEAD = "self.head = context.wrap_model(torch.nn.Linear(4, 1))"
+SGD = "context.wrap_optimizer(torch.optim.SGD(self.head.parameters(), lr=0.05, momentum=0.9))"
+SCHEDULER = """context.wrap_lr_scheduler(
+            torch.optim.lr_scheduler.ExponentialLR(self.adam, gamma=0.9),
+            pytorch.LRScheduler.StepMode.STEP_EVERY_EPOCH,
+        )"""
+RETURN = 'return {"loss": loss}'
+EVALUATED = 'return {"validation_loss": self.loss(batch)}'
+
+
+def before_loss(line: str, loss: str = "self.loss(batch)") -> dict[str, str]:
+    return {LOSS: f"        {line}\n        loss = {loss}\n        self.context.backward"}
+
+
+DEFECTS = [
+    Defect("unwrapped model", STATE, ("model trial.head", "weight", "wrap_model"), {HEAD: "self.head = torch.nn.Linear(4, 1)"}),
+    Defect(
+        "unwrapped optimizer",
+        STATE,
+        (r"optimizer trial.sgd \(SGD\)", "momentum_buffer", "wrap_optimizer"),
+        {SGD: SGD[len("context.wrap_optimizer(") : -1], "self.context.step_optimizer(self.sgd)": "self.sgd.step()"},
+    ),
+    Defect(
+        "unwrapped optimizer that is stepped",
+        CONTEXT,
+        ("steps a SGD that is not wrapped", r"model_def.py:\d+"),
+        {SGD: SGD[len("context.wrap_optimizer(") : -1], "self.context.step_optimizer(self.sgd)": "self.sgd.step()"},
+    ),
+    Defect(
+        "unwrapped scheduler",
+        STATE,
+        (r"scheduler trial.scheduler \(ExponentialLR\)", "last_epoch", "wrap_lr_scheduler"),
+        {
+            SCHEDULER: "torch.optim.lr_scheduler.ExponentialLR(self.adam, gamma=0.9)",
+            RETURN: f"self.scheduler.step()\n        {RETURN}",
+        },
+    ),
+    Defect(
+        "scheduler stepped twice",
+        CONTEXT,
+        (r"step\(\) of ExponentialLR", "STEP_EVERY_EPOCH", "stepped twice", r"model_def.py:\d+"),
+        {RETURN: f"self.scheduler.step()\n        {RETURN}"},
+    ),
+    Defect(
+        "callback without state",
+        STATE,
+        (r"callback 'best' \(Best\): best", "state_dict"),
+        {'return {"best": self.best}': "return {}", 'self.best = state_dict["best"]': "pass"},
+    ),
+    Defect(
+        "state on the trial",
+        STATE,
+        (r"trial trial \(MyTrial\): seen", "keep it in a callback"),
+        {
+            "        self.best = Best()\n": "        self.best = Best()\n        self.seen = 0\n",
+            **before_loss("self.seen += 1", "self.loss(batch) * (1 + 0.1 * self.seen)"),
+        },
+    ),
+    Defect(
+        "state in a list on the trial",
+        STATE,
+        ("trial trial", "history", "keep it in a callback"),
+        {
+            "        self.best = Best()\n": "        self.best = Best()\n        self.history = []\n",
+            RETURN: f"self.history.append(float(loss))\n        {RETURN}",
+        },
+    ),
+    Defect(
+        "state in a global variable",
+        STATE,
+        ("module model_def", "STEPS"),
+        before_loss("global STEPS\n        STEPS += 1", "self.loss(batch) * (1 + 0.1 * STEPS)"),
+    ),
+    Defect(
+        "state on a class",
+        STATE,
+        ("class MyTrial", "factor"),
+        before_loss("MyTrial.factor *= 0.9", "self.loss(batch) * MyTrial.factor"),
+    ),
+    Defect(
+        "generator of its own",
+        STATE,
+        ("trial trial", "noise"),
+        {
+            "        self.best = Best()\n": "        self.best = Best()\n        self.noise = torch.Generator().manual_seed(1)\n",
+            **before_loss("pass", "self.loss(batch) * (1 + torch.rand((), generator=self.noise))"),
+        },
+    ),
+    Defect(
+        "buffer that is not saved",
+        STATE,
+        (r"model trial.head", "count", "register_buffer"),
+        {
+            HEAD: f"{HEAD}\n        self.head.register_buffer('count', torch.zeros(()), persistent=False)",
+            **before_loss("self.head.count += 1"),
+        },
+    ),
+    Defect(
+        "copy of the weights that is not saved",
+        STATE,
+        ("model trial.average", "weight"),
+        {
+            HEAD: f"{HEAD}\n        self.average = torch.optim.swa_utils.AveragedModel(self.head)",
+            RETURN: f"self.average.update_parameters(self.head)\n        {RETURN}",
+        },
+    ),
+    Defect(
+        "callback that does not restore what it saved",
+        ROUND_TRIP,
+        ("callbacks.best.best", "saved after 7 batches", "load_state_dict"),
+        {'self.best = state_dict["best"]': "pass"},
+    ),
+    Defect(
+        "random draw without a seed",
+        DETERMINISTIC,
+        ("metric 'loss' of batch 0", "apart", "default_rng"),
+        before_loss("pass", "self.loss(batch) * (1 + np.random.default_rng().random())"),
+    ),
+    Defect(
+        "order of the data without a seed",
+        DETERMINISTIC,
+        ("data of batch 0", "not seeded"),
+        {"        return len(self.inputs)": "        return len(self.inputs)\n\n    chance = random.Random()",
+         "return self.inputs[index], ": "index = self.chance.randrange(40) % len(self)\n        return self.inputs[index], "},
+    ),
+    Defect(
+        "extra random draw",
+        REFERENCE,
+        ("batch 0|batch 1", "random|metric|parameter|data"),
+        before_loss("torch.rand(())"),
+    ),
+    Defect("loss summed", REFERENCE, ("'?loss'?", "batch 0"), {"** 2).mean()": "** 2).sum()"}),
+    Defect("loss summed, for two processes", PROCESSES, ("metric 'loss' of batch 0", "sum over the batch"), {"** 2).mean()": "** 2).sum()"}),
+    Defect(
+        "scheduler of another mode",
+        REFERENCE,
+        ("learning rate", "batch 1"),
+        {"STEP_EVERY_EPOCH": "STEP_EVERY_BATCH"},
+    ),
+    Defect("another optimizer", REFERENCE, ("parameter|metric|weight", "batch [01]"), {"torch.optim.Adam": "torch.optim.AdamW"}),
+    Defect(".cuda()", DEVICE, (r"model_def.py:\d+: .*\.cuda\(\)", "wrap_model"), {HEAD: HEAD[:-1] + ".cuda())"}),
+    Defect(
+        "batch moved to a fixed device",
+        DEVICE,
+        (r"""model_def.py:\d+: inputs\.to\('cuda:0'\)""", "to_device"),
+        {"        inputs, targets = batch\n": "        inputs, targets = batch\n        inputs = inputs.to('cuda:0')\n"},
+    ),
+    Defect(
+        "process group of its own",
+        GROUPS,
+        (r"model_def.py:\d+: .*init_process_group", "context.distributed"),
+        {HEAD: f"{HEAD}\n        torch.distributed.init_process_group('gloo')"},
+    ),
+    Defect(
+        "sampler of its own for several processes",
+        GROUPS,
+        (r"model_def.py:\d+: .*DistributedSampler", "gives each process its share"),
+        {"shuffle=True)": "sampler=torch.utils.data.distributed.DistributedSampler(Noted(40), 1, 0))"},
+    ),
+    Defect(
+        "training metrics that change names",
+        METRICS,
+        (r"train_batch\(\)", "batch 3", "'third'"),
+        {RETURN: 'return {"loss": loss, "third": 1.0} if batch_idx == 3 else {"loss": loss}'},
+    ),
+    Defect(
+        "validation metrics that change names",
+        METRICS,
+        ("after 12 batches", "without 'validation_loss'", "'late'"),
+        {
+            EVALUATED: 'late = self.context.current_train_batch() > 8\n'
+            '        return {"late" if late else "validation_loss": self.loss(batch)}',
+            'float(metrics["validation_loss"])': "0.0",
+        },
+    ),
+    Defect(
+        "metric that is no JSON",
+        METRICS,
+        ("'extra'", "object", "float"),
+        {'float(metrics["validation_loss"]))': 'float(metrics["validation_loss"]))\n        metrics["extra"] = object()'},
+    ),
+    Defect("validation that fails", METRICS, ("ZeroDivisionError", r"model_def.py", "validation after 7 batches"), {EVALUATED: "return 1 / 0"}),
+    Defect("loss that is no number", "trains", ("'loss' is nan", "batch 0"), {"** 2).mean()": "** 2).mean() * float('nan')"}),
+    Defect(
+        "backward pass past the context",
+        CONTEXT,
+        (r"model_def.py:\d+: loss.backward\(\) should be context.backward\(loss\)",),
+        {"self.context.backward(loss)": "loss.backward()"},
+    ),
+    Defect(
+        "optimizer stepped past the context",
+        CONTEXT,
+        (r"model_def.py:\d+: step\(\) of SGD should be context.step_optimizer",),
+        {"self.context.step_optimizer(self.sgd)": "self.sgd.step()\n        self.sgd.zero_grad()"},
+    ),
+    Defect(
+        "optimizer stepped on every batch",
+        AGGREGATION,
+        ("batch 0 closes no update", "head.weight", "step_optimizer"),
+        {"self.context.step_optimizer(self.sgd)": "self.sgd.step()"},
+    ),
+    Defect(
+        "gradients cleared on every batch",
+        AGGREGATION,
+        (r"model_def.py:\d+: zero_grad\(\) of Adam", "clears gradients that an update still needs"),
+        before_loss("self.adam.zero_grad()"),
+    ),
+    Defect(
+        "layer that the loss does not use",
+        MOVES,
+        ("never get a gradient: body.2.weight, body.2.bias",),
+        {
+            "torch.nn.Dropout(0.1)))": "torch.nn.Dropout(0.1), torch.nn.Linear(4, 4)))",
+            "self.head(self.body(inputs))": "self.head(self.body[1](self.body[0](inputs)))",
+        },
+    ),
+    Defect(
+        "parameters without an optimizer",
+        MOVES,
+        ("no wrapped optimizer has them: body.0.bias",),
+        {"torch.optim.Adam(self.body.parameters()": "torch.optim.Adam([self.body[0].weight]"},
+    ),
+    Defect(
+        "optimizer that is never stepped",
+        MOVES,
+        ("do not move: head.weight, head.bias", "step_optimizer"),
+        {"        self.context.step_optimizer(self.sgd)\n": ""},
+    ),
+    Defect(
+        "loader that can not be resumed",
+        RESUMES,
+        ("data of batch 2", "no det_lightning.pytorch.DataLoader"),
+        {
+            "        self.best = Best()\n": "        self.best = Best()\n"
+            "        context.experimental.disable_dataset_reproducibility_checks()\n",
+            "        return pytorch.DataLoader(Noted(40), batch_size=self.context.get_per_slot_batch_size(), shuffle=True)":
+            "        data = torch.utils.data.TensorDataset(*map(torch.stack, zip(*Noted(40))))\n"
+            "        batches = torch.utils.data.BatchSampler(range(40), 4, False)\n"
+            "        batches = pytorch.samplers.RepeatBatchSampler(batches)\n"
+            "        return torch.utils.data.DataLoader(data, batch_sampler=batches)",
+        },
+    ),
+    Defect(
+        "dataset with a memory",
+        RESUMES,
+        ("data of batch 2", "dataset"),
+        {"return self.inputs[index], ": "self.reads += 1\n        return self.inputs[index] + 0.01 * self.reads, "},
+    ),
+]  # fmt: skip
+
+
+def evidence_for(source: str, folder: Path, **options: object) -> Evidence:
+    (folder / "model_def.py").write_text(source)
+    return Evidence(TrialOptions("model_def:MyTrial", folder, HPARAMS, **options))
+
+
+def check(promise_name: str, evidence: Evidence) -> None:
+    (promise,) = (promise for promise in PROMISES if promise.name == promise_name)
+    promise.check(evidence)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A record of the correct trial."""
+    folder = tmp_path_factory.mktemp("reference")
+    evidence = evidence_for(CORRECT, folder)
+    write_record(own_record(evidence.setup, settings_of(evidence.options)), folder / "ref.json")
+    return folder / "ref.json"
+
+
+@pytest.fixture(scope="module")
+def correct(tmp_path_factory: pytest.TempPathFactory, reference: Path) -> Evidence:
+    return evidence_for(CORRECT, tmp_path_factory.mktemp("correct"), reference=reference)
+
+
+@pytest.mark.parametrize("promise", dict.fromkeys(defect.promise for defect in DEFECTS))
+def test_the_correct_trial_keeps_every_one_of_these_promises(correct: Evidence, promise: str) -> None:
+    check(promise, correct)
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
+def test_a_defect_is_caught_by_its_promise_and_named(defect: Defect, tmp_path: Path, reference: Path) -> None:
+    evidence = evidence_for(defect.source(), tmp_path, reference=reference)
+    with pytest.raises((BrokenPromise, BadTrial)) as caught:
+        check(defect.promise, evidence)
+    evidence.close()
+    message = str(caught.value)
+    assert all(re.search(pattern, message) for pattern in defect.says), message
+
+
+def test_there_are_enough_defects() -> None:
+    assert len(DEFECTS) >= 25
