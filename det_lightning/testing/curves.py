@@ -1,0 +1,172 @@
+"""Curves of metrics as points and ticks in the units of a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+from det_lightning.testing.numbers import distance
+
+__all__ = ["Chart", "Curve", "Tick", "make_chart", "nice_ticks"]
+
+Points = Sequence[tuple[int, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    """A line across a chart: where, in the picture's units, and what is written beside it."""
+
+    place: float
+    label: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """One side's values of a metric.
+
+    Attributes:
+        side: whose, as ``"reference"`` or ``"ours"``.
+        lines: what to draw, as the ``points`` of polylines; numbers that are not finite leave gaps.
+        points: the same as pairs, for marks at each value.
+        values: the values themselves, with their batches.
+    """
+
+    side: str
+    lines: tuple[str, ...]
+    points: tuple[tuple[float, float], ...]
+    values: tuple[tuple[int, float], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """A metric over batches, of one side or both.
+
+    Attributes:
+        title: the metric's name.
+        across: what the horizontal axis counts.
+        curves: of the reference, if there is one, and of ours.
+        x_ticks: of the horizontal axis.
+        y_ticks: of the vertical axis.
+        mark: where the first difference is, in the picture's units; None if it is not in this metric.
+        summary: one sentence on how far the curves are apart.
+        rows: batch, and the values of all curves, None where one has none.
+    """
+
+    title: str
+    across: str
+    curves: tuple[Curve, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    mark: float | None
+    summary: str
+    rows: tuple[tuple[int, tuple[float | None, ...]], ...]
+
+    # The picture's units; the template draws in them.
+    width, height = 560, 256
+    left, right, top, bottom = 62, 14, 14, 46
+
+
+def make_chart(title: str, across: str, sides: dict[str, Points], marked_batch: int | None = None) -> Chart:
+    """Draw the values of a metric.
+
+    Args:
+        title: the metric's name.
+        across: what the batches are, for the axis.
+        sides: the values of each side, with their batches.
+        marked_batch: the batch of the first difference.
+    """
+    batches = [batch for points in sides.values() for batch, _ in points]
+    values = [value for points in sides.values() for _, value in points if math.isfinite(value)]
+    x = _Axis(min(batches), max(batches), Chart.left, Chart.width - Chart.right, whole=True)
+    y = _Axis(min(values, default=0.0), max(values, default=1.0), Chart.height - Chart.bottom, Chart.top)
+    return Chart(
+        title=title,
+        across=across,
+        curves=tuple(_curve(side, points, x, y) for side, points in sides.items() if points),
+        x_ticks=x.ticks(),
+        y_ticks=y.ticks(),
+        mark=round(x.place(marked_batch), 1) if marked_batch in batches and marked_batch is not None else None,
+        summary=_summary(sides),
+        rows=_rows(sides),
+    )
+
+
+class _Axis:
+    """Maps values to places between two ends of a picture."""
+
+    def __init__(self, low: float, high: float, start: float, end: float, whole: bool = False) -> None:
+        if low == high:
+            # A constant is drawn in the middle.
+            pad = 0.5 if whole else abs(low) * 0.1 or 1.0
+            low, high = low - pad, high + pad
+        elif not whole:
+            pad = (high - low) * 0.06
+            low, high = low - pad, high + pad
+        self._low, self._high = low, high
+        self._start, self._end = start, end
+        self._whole = whole
+
+    def place(self, value: float) -> float:
+        share = (value / 2 - self._low / 2) / (self._high / 2 - self._low / 2)  # halves do not overflow
+        return self._start + share * (self._end - self._start)
+
+    def ticks(self) -> tuple[Tick, ...]:
+        numbers = nice_ticks(self._low, self._high, 7 if self._whole else 5, whole=self._whole)
+        step = numbers[1] - numbers[0] if len(numbers) > 1 else 1.0
+        return tuple(Tick(round(self.place(number), 1), _tick_label(number, step)) for number in numbers)
+
+
+def nice_ticks(low: float, high: float, most: int, whole: bool = False) -> list[float]:
+    """Return at most ``most`` round numbers from ``low`` to ``high``, evenly spaced; whole ones if asked."""
+    size = high / most - low / most
+    if not (math.isfinite(size) and size > 0):
+        return [low]
+    power = 10.0 ** math.floor(math.log10(size))
+    step = next(step for step in (power, 2 * power, 2.5 * power, 5 * power, 10 * power, 20 * power) if step >= size)
+    if whole:
+        step = max(1.0, math.ceil(step))
+    if low / step + 1 == low / step:  # numbers so close together that steps vanish in rounding
+        return [low]
+    first = math.ceil(low / step)
+    return [number * step for number in range(first, first + most + 1) if number * step <= high]
+
+
+def _tick_label(number: float, step: float) -> str:
+    if number != 0 and (abs(number) >= 1e5 or step < 1e-4):
+        return f"{number:.3g}"
+    decimals = len(f"{step:.10g}".partition(".")[2])
+    text = f"{number:.{decimals}f}"
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def _curve(side: str, points: Points, x: _Axis, y: _Axis) -> Curve:
+    segments: list[list[tuple[float, float]]] = [[]]
+    for batch, value in points:
+        if math.isfinite(value):
+            segments[-1].append((round(x.place(batch), 1), round(y.place(value), 1)))
+        elif segments[-1]:
+            segments.append([])
+    lines = tuple(" ".join(f"{a},{b}" for a, b in segment) for segment in segments if segment)
+    return Curve(side, lines, tuple(point for segment in segments for point in segment), tuple(points))
+
+
+def _rows(sides: dict[str, Points]) -> tuple[tuple[int, tuple[float | None, ...]], ...]:
+    tables = [dict(points) for points in sides.values() if points]
+    batches = sorted({batch for table in tables for batch in table})
+    return tuple((batch, tuple(table.get(batch) for table in tables)) for batch in batches)
+
+
+def _summary(sides: dict[str, Points]) -> str:
+    drawn = [dict(points) for points in sides.values() if points]
+    if len(drawn) < 2:
+        return ""
+    common = drawn[0].keys() & drawn[1].keys()
+    apart = _largest((distance(drawn[0][batch], drawn[1][batch]), batch) for batch in sorted(common))
+    if apart is None or apart[0] == 0:
+        return "No difference in any value."
+    return f"At most {apart[0]:.2g} apart, at batch {apart[1]}."
+
+
+def _largest(found: Iterable[tuple[float, int]]) -> tuple[float, int] | None:
+    return max(found, key=lambda pair: pair[0], default=None)
