@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from det_lightning.testing.collecting import PromiseCollector
-from det_lightning.testing.evidence import Evidence
+from det_lightning.testing.collecting import PromiseCollector, message_of
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.promises import PROMISES
-from det_lightning.testing.reporting import message_of, write_session_report
+
+if TYPE_CHECKING:
+    from det_lightning.testing.evidence import Evidence
 
 __all__ = ["Checklist"]
 
@@ -28,8 +29,16 @@ class Checklist:
 
     def __init__(self, options: TrialOptions) -> None:
         self._options = options
-        self._evidence = Evidence(options)
+        self._evidence: Evidence | None = None
         self._reports: dict[str, pytest.TestReport] = {}
+
+    def _gather(self) -> Evidence:
+        """Return the evidence, which brings torch: the process that only hands out work to others needs none."""
+        if self._evidence is None:
+            from det_lightning.testing.evidence import Evidence
+
+            self._evidence = Evidence(self._options)
+        return self._evidence
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(
@@ -40,7 +49,7 @@ class Checklist:
         if isinstance(collector, pytest.Session) and report.passed:
             name = self._options.spec.replace("::", ":")
             promises = PromiseCollector.from_parent(
-                collector, name=name, nodeid=name, options=self._options, evidence=self._evidence
+                collector, name=name, nodeid=name, options=self._options, evidence=self._gather()
             )
             report.result = [*(report.result or []), promises]
         return report
@@ -67,10 +76,12 @@ class Checklist:
         """Write the report, if one is wanted; of several processes the one that has heard of all promises."""
         config = session.config
         if self._options.report is not None and not hasattr(config, "workerinput") and self._reports:
+            from det_lightning.testing.reporting import write_session_report
+
             command = shlex.join(["pytest", *map(str, config.invocation_params.args)])
-            write_session_report(self._evidence, self._reports, command)
+            write_session_report(self._gather(), self._reports, command)
 
     def pytest_unconfigure(self) -> None:
         """Remove the checkpoints of the runs."""
-        self._evidence.close()
-
+        if self._evidence is not None:
+            self._evidence.close()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from det_lightning.testing.evidence import Evidence
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, BrokenPromise, UncheckedPromise
 from det_lightning.testing.promises import PROMISES, Promise
 
-__all__ = ["PromiseCollector", "PromiseItem"]
+if TYPE_CHECKING:
+    from det_lightning.testing.evidence import Evidence
+
+__all__ = ["PromiseCollector", "PromiseItem", "message_of"]
 
 
 class PromiseCollector(pytest.Collector):
@@ -65,3 +67,12 @@ class PromiseItem(pytest.Item):
     def reportinfo(self) -> tuple[Any, int | None, str]:
         """Tell where the promise stands, for headings."""
         return self.path, None, f"{self.parent.name if self.parent is not None else ''} {self.name}"
+
+
+def message_of(report: pytest.TestReport) -> str:
+    """Return why a promise failed or was not checked; nothing if it holds."""
+    if report.outcome == "passed":
+        return ""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    return str(report.longrepr)

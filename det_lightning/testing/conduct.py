@@ -160,7 +160,8 @@ def _scheduler_steps(conduct: Conduct, observer: Observer) -> Iterator[None]:
 
 
 def _subclasses(cls: type) -> set[type]:
-    return {found for sub in cls.__subclasses__() for found in (sub, *_subclasses(sub))}
+    direct: list[type] = cls.__subclasses__()
+    return {found for subclass in direct for found in (subclass, *_subclasses(subclass))}
 
 
 @contextlib.contextmanager
@@ -182,7 +183,7 @@ def _process_groups(conduct: Conduct) -> Iterator[None]:
         yield
 
 
-class _Devices(TorchFunctionMode):  # type: ignore[misc]
+class _Devices(TorchFunctionMode):
     """Notes the devices that the trial names in calls of torch."""
 
     def __init__(self, conduct: Conduct, observer: Observer) -> None:

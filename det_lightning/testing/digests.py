@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Fingerprint", "amount", "equal", "fingerprint", "flat", "frozen", "generator_state", "nested_fingerprint", "shown"]
+__all__ = [
+    "Fingerprint",
+    "amount",
+    "equal",
+    "fingerprint",
+    "flat",
+    "frozen",
+    "generator_state",
+    "nested_fingerprint",
+    "shown",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +51,7 @@ def fingerprint(value: torch.Tensor | np.ndarray[Any, Any]) -> Fingerprint:
         dtype, shape = str(value.dtype), value.shape
         data = np.ascontiguousarray(value).reshape(-1).view(np.uint8) if value.size else np.empty(0, np.uint8)
         norm = float(np.linalg.norm(value.astype(np.float64).ravel())) if value.dtype.kind in "fiub" else float("nan")
-    digest = hashlib.blake2b(data, digest_size=12)
+    digest = hashlib.blake2b(data.data, digest_size=12)
     digest.update(f"{dtype} {shape}".encode())
     return Fingerprint(digest.hexdigest(), norm)
 
@@ -110,7 +120,7 @@ def equal(one: Any, other: Any) -> bool:
     """Tell whether two frozen values are equal, NaN being equal to NaN."""
     if isinstance(one, np.ndarray | np.generic) or isinstance(other, np.ndarray | np.generic):
         one, other = np.asarray(one), np.asarray(other)
-        return one.shape == other.shape and one.tobytes() == other.tobytes() or _equal_numbers(one, other)
+        return (one.shape == other.shape and one.tobytes() == other.tobytes()) or _equal_numbers(one, other)
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
@@ -121,8 +131,10 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def _equal_numbers(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    if one.shape != other.shape or one.dtype.kind not in "fciub" or other.dtype.kind not in "fciub":
-        return one.shape == other.shape and one.dtype.kind == other.dtype.kind == "O" and one.tolist() == other.tolist()
+    if one.shape != other.shape:
+        return False
+    if one.dtype.kind not in "fciub" or other.dtype.kind not in "fciub":
+        return bool(one.tolist() == other.tolist())
     return bool(np.array_equal(one, other, equal_nan=True))
 
 

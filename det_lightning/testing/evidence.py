@@ -6,7 +6,6 @@ import functools
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Any
 
 from det_lightning.testing.conduct import Conduct, clearing_of_gradients, watching_conduct
 from det_lightning.testing.conversion import Conversion, compare_with_reference

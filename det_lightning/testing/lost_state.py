@@ -44,9 +44,9 @@ def lost_state(straight: ObservedRun, again: ObservedRun, resumed: ObservedRun, 
     for path in _changed(straight.observer.states["start"], saved):
         leaf = saved.get(path)
         known = leaf or straight.observer.states["start"][path]
-        if _same(leaf, elsewhere.get(path)) and not _same(leaf, resumed.observer.states["start"].get(path)):
-            if _matters(path, known, straight, resumed):
-                found.setdefault(known.holder, []).append(path)
+        is_lost = not _same(leaf, resumed.observer.states["start"].get(path))
+        if is_lost and _same(leaf, elsewhere.get(path)) and _matters(path, known, straight, resumed):
+            found.setdefault(known.holder, []).append(path)
     return [_described(holder, paths) for holder, paths in found.items()]
 
 
@@ -71,6 +71,7 @@ def _matters(path: str, leaf: Leaf, straight: ObservedRun, resumed: ObservedRun)
     return resumed.failure is not None or not _same(ends[0].get(path), ends[1].get(path))
 
 
+_WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "learning rate scheduler"}
 _CAUSES: Mapping[str, str] = {
     "model": "a model that is not wrapped: model = context.wrap_model(model)",
     "optimizer": "an optimizer that is not wrapped: optimizer = context.wrap_optimizer(optimizer)",
@@ -87,14 +88,18 @@ _CAUSES: Mapping[str, str] = {
 
 
 def _described(holder: Holder, paths: list[str]) -> LostState:
-    names = [path.removeprefix("len(").removeprefix(holder.path).lstrip(".") for path in paths]
-    names = list(dict.fromkeys(name.rstrip(")") if path.startswith("len(") else name for name, path in zip(names, paths, strict=True)))  # fmt: skip
+    names = list(dict.fromkeys(_name_within(holder, path) for path in paths))
     shown = ", ".join(names[:_SHOWN]) + (f", ... ({len(names)} in all)" if len(names) > _SHOWN else "")
-    what = {"stateful": "object", "data": "dataset or sampler", "scheduler": "learning rate scheduler"}.get(
-        holder.kind, holder.kind
-    )
-    subject = holder.path if holder.kind == "callback" else f"{what} {holder.path}"
+    what = _WORDS.get(holder.kind, holder.kind)
+    subject = holder.path if holder.kind in ("callback", "trial") else f"{what} {holder.path}"
     cause = _CAUSES[holder.kind]
     if holder.wrapped:
-        cause = "an attribute of a wrapped model that is no parameter and no persistent buffer: register_buffer(name, ...)"
+        cause = "an attribute of a wrapped model that is no parameter and no persistent buffer: register_buffer(...)"
     return LostState(f"{subject} ({holder.type_name}): {shown}", cause)
+
+
+def _name_within(holder: Holder, path: str) -> str:
+    """Return what of its holder a path means; the length of a container stands for the container."""
+    if path.startswith("len("):
+        path = path[len("len(") : -1]
+    return path.removeprefix(holder.path).lstrip(".")

@@ -177,7 +177,8 @@ class Observer:
                 self.trainable[name] = id(parameter) in optimized
                 if self._keeps_data:
                     self.start_weights[name] = parameter.detach().cpu().clone()
-                parameter.register_post_accumulate_grad_hook(functools.partial(self._note_gradient, name))
+                hook = functools.partial(self._note_gradient, name)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         if self._reads_state is not None:
             content = {**collect_weights(self.context), **collect_rest(self.context, self.callbacks, {})}
             self.loaded = dict(flat(content))

@@ -55,7 +55,6 @@ class TrialOptions:
         return int(optimizations.get("aggregation_frequency") or 1)
 
 
-
 def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     """Return what the options of the command line ask for; None if no trial is named.
 
@@ -81,6 +80,8 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         if config is not None or mistakes:
             raise BadTrial("\n".join(mistakes or ["--trial-config names no class; add --trial module:Class."]))
         return None
+    if not all(spec.rpartition(":")[::2]):
+        mistakes.append(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
     hparams = tried(_hparams, config, values.trial_hparams)
     arguments = tried(_json_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}') or {}
     if values.trial_batches < MIN_BATCHES:

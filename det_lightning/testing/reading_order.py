@@ -36,7 +36,8 @@ class ReadingOrder:
             return True
         return self._first.get((label, attribute)) == "read"
 
-    def _note(self, watched: Any, attribute: str, access: str) -> None:
+    def note(self, watched: Any, attribute: str, access: str) -> None:
+        """Note an access."""
         if self._active:
             label = self._labels.get(id(watched))
             if label is not None:
@@ -44,14 +45,16 @@ class ReadingOrder:
 
     def _noting(self, of: type) -> type:
         order = self
+        get: Any = of.__getattribute__
+        put: Any = of.__setattr__
 
         def read(self: Any, name: str) -> Any:
-            order._note(self, name, "read")
-            return of.__getattribute__(self, name)
+            order.note(self, name, "read")
+            return get(self, name)
 
         def write(self: Any, name: str, value: Any) -> None:
-            order._note(self, name, "write")
-            of.__setattr__(self, name, value)
+            order.note(self, name, "write")
+            put(self, name, value)
 
         members = {
             "__getattribute__": read,

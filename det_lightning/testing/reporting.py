@@ -6,22 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 
+from det_lightning.testing.collecting import message_of
 from det_lightning.testing.conversion import Conversion, own_record, settings_of
 from det_lightning.testing.evidence import Evidence
 from det_lightning.testing.outcomes import BadTrial, UncheckedPromise
 from det_lightning.testing.promises import PROMISES
 from det_lightning.testing.report import Promise, ReportData, write_report
 
-__all__ = ["message_of", "write_session_report"]
-
-
-def message_of(report: pytest.TestReport) -> str:
-    """Return why a promise failed or was not checked; nothing if it holds."""
-    if report.outcome == "passed":
-        return ""
-    if isinstance(report.longrepr, tuple):
-        return str(report.longrepr[2]).removeprefix("Skipped: ")
-    return str(report.longrepr)
+__all__ = ["write_session_report"]
 
 
 def write_session_report(evidence: Evidence, reports: Mapping[str, pytest.TestReport], command: str) -> None:

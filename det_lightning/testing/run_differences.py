@@ -99,4 +99,3 @@ def _differing_ends(
             values = mine.get(path), theirs.get(path)
             if not equal(*values):
                 yield RunDifference(kind, path, "at the end", values, names)
-

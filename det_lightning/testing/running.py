@@ -196,9 +196,7 @@ def train_under_lightning(
     return _observe(setup, plan, name, observer, storage, contextlib.nullcontext, fit)
 
 
-def validate(
-    setup: TrialSetup, name: str, observer: Observer, checkpoint: str, *, storage: Path
-) -> ObservedRun:
+def validate(setup: TrialSetup, name: str, observer: Observer, checkpoint: str, *, storage: Path) -> ObservedRun:
     """Validate with the weights of a checkpoint, on all of the validation data; see :func:`train`."""
 
     def fit(trial_class: type) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,20 +46,32 @@ class RankResult:
     @classmethod
     def of(cls, run: ObservedRun) -> RankResult:
         """Return what was seen in ``run``."""
-        seen = run.observer
+        seen, final = run.observer, run.final.get("weights", {})
         batches = [happening.values for happening in seen.happenings if happening.what == "batch"]
-        final = run.final.get("weights", {})
         return cls(
-            [{name: float(value) for (kind, name), value in batch.items() if kind == "metric" and np.ndim(value) == 0
-              and isinstance(value, int | float | np.ndarray | np.generic)} for batch in batches],
-            [{name: value.digest for (kind, name), value in batch.items() if kind == "weights" and name in
-              seen.trainable} for batch in batches],
-            seen.data,
-            seen.draws,
-            seen.start_weights,
-            {name: final[name] for name in seen.start_weights if name in final},
-            None if run.failure is None else (run.failure.stage, run.failure.text),
-        )  # fmt: skip
+            metrics=[_numbers(batch) for batch in batches],
+            digests=[
+                {
+                    name: value.digest
+                    for (kind, name), value in batch.items()
+                    if kind == "weights" and name in seen.trainable
+                }
+                for batch in batches
+            ],
+            data=seen.data,
+            draws=seen.draws,
+            initial=seen.start_weights,
+            final={name: final[name] for name in seen.start_weights if name in final},
+            failure=None if run.failure is None else (run.failure.stage, run.failure.text),
+        )
+
+
+def _numbers(batch: Mapping[tuple[str, str], Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for (kind, name), value in batch.items()
+        if kind == "metric" and isinstance(value, int | float | np.ndarray | np.generic) and np.ndim(value) == 0
+    }
 
 
 @contextlib.contextmanager
@@ -71,13 +83,23 @@ def without_chance() -> Iterator[None]:
 
     attention, batch_norm = functional.scaled_dot_product_attention, functional.batch_norm
 
-    def without_dropout(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-                        *args: Any, **kwargs: Any) -> torch.Tensor:  # fmt: skip
+    def without_dropout(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
         return attention(query, key, value, attn_mask, 0.0, *args, **kwargs)
 
-    def with_running_statistics(inputs: Any, mean: Any, variance: Any, weight: Any = None, bias: Any = None,
-                                training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> torch.Tensor:  # fmt: skip
-        return batch_norm(inputs, mean, variance, weight, bias, training and mean is None, momentum, eps)
+    def with_running_statistics(
+        inputs: Any,
+        running_mean: Any,
+        running_var: Any,
+        weight: Any = None,
+        bias: Any = None,
+        training: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        own = training and running_mean is None
+        return batch_norm(inputs, running_mean, running_var, weight, bias, own, *args, **kwargs)
 
     with contextlib.ExitStack() as stack:
         for name in _DROPOUTS:

@@ -44,7 +44,12 @@ class Timetable:
 
     def plan(self, aggregation_frequency: int) -> RunPlan:
         """Return the plan of such a run, with a checkpoint within an aggregation if there is one."""
-        checkpoints = {self.mid_epoch, self.epoch_end, self.after_validation, self.mid_aggregation(aggregation_frequency)}
+        checkpoints = {
+            self.mid_epoch,
+            self.epoch_end,
+            self.after_validation,
+            self.mid_aggregation(aggregation_frequency),
+        }
         return RunPlan(
             self.batches,
             validate_after=frozenset({self.after_validation}),

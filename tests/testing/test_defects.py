@@ -63,6 +63,7 @@ SCHEDULER = """context.wrap_lr_scheduler(
             torch.optim.lr_scheduler.ExponentialLR(self.adam, gamma=0.9),
             pytorch.LRScheduler.StepMode.STEP_EVERY_EPOCH,
         )"""
+NEW_BEST = 'self.best = min(self.best, float(metrics["validation_loss"]))'
 RETURN = 'return {"loss": loss}'
 EVALUATED = 'return {"validation_loss": self.loss(batch)}'
 
@@ -72,7 +73,12 @@ def before_loss(line: str, loss: str = "self.loss(batch)") -> dict[str, str]:
 
 
 DEFECTS = [
-    Defect("unwrapped model", STATE, ("model trial.head", "weight", "wrap_model"), {HEAD: "self.head = torch.nn.Linear(4, 1)"}),
+    Defect(
+        "unwrapped model",
+        STATE,
+        ("model trial.head", "weight", "wrap_model"),
+        {HEAD: "self.head = torch.nn.Linear(4, 1)"},
+    ),
     Defect(
         "unwrapped optimizer",
         STATE,
@@ -104,7 +110,10 @@ DEFECTS = [
         "callback without state",
         STATE,
         (r"callback 'best' \(Best\): best", "state_dict"),
-        {'return {"best": self.best}': "return {}", 'self.best = state_dict["best"]': "pass"},
+        {
+            'def state_dict(self):\n        return {"best": self.best}': "def state_dict(self):\n        return {}",
+            'self.best = state_dict["best"]': "pass",
+        },
     ),
     Defect(
         "state on the trial",
@@ -141,7 +150,7 @@ DEFECTS = [
         STATE,
         ("trial trial", "noise"),
         {
-            "        self.best = Best()\n": "        self.best = Best()\n        self.noise = torch.Generator().manual_seed(1)\n",
+            HEAD: f"{HEAD}\n        self.noise = torch.Generator().manual_seed(1)",
             **before_loss("pass", "self.loss(batch) * (1 + torch.rand((), generator=self.noise))"),
         },
     ),
@@ -179,8 +188,10 @@ DEFECTS = [
         "order of the data without a seed",
         DETERMINISTIC,
         ("data of batch 0", "not seeded"),
-        {"        return len(self.inputs)": "        return len(self.inputs)\n\n    chance = random.Random()",
-         "return self.inputs[index], ": "index = self.chance.randrange(40) % len(self)\n        return self.inputs[index], "},
+        {
+            "        return len(self.inputs)": "        return len(self.inputs)\n\n    chance = random.Random()",
+            "return self.inputs[index], ": "return self.inputs[self.chance.randrange(9)], ",
+        },
     ),
     Defect(
         "extra random draw",
@@ -189,20 +200,30 @@ DEFECTS = [
         before_loss("torch.rand(())"),
     ),
     Defect("loss summed", REFERENCE, ("'?loss'?", "batch 0"), {"** 2).mean()": "** 2).sum()"}),
-    Defect("loss summed, for two processes", PROCESSES, ("metric 'loss' of batch 0", "sum over the batch"), {"** 2).mean()": "** 2).sum()"}),
+    Defect(
+        "loss summed, for two processes",
+        PROCESSES,
+        ("metric 'loss' of batch 0", "sum over the batch"),
+        {"** 2).mean()": "** 2).sum()"},
+    ),
     Defect(
         "scheduler of another mode",
         REFERENCE,
         ("learning rate", "batch 1"),
         {"STEP_EVERY_EPOCH": "STEP_EVERY_BATCH"},
     ),
-    Defect("another optimizer", REFERENCE, ("parameter|metric|weight", "batch [01]"), {"torch.optim.Adam": "torch.optim.AdamW"}),
+    Defect(
+        "another optimizer",
+        REFERENCE,
+        ("parameter|metric|weight", "batch [01]"),
+        {"torch.optim.Adam": "torch.optim.AdamW"},
+    ),
     Defect(".cuda()", DEVICE, (r"model_def.py:\d+: .*\.cuda\(\)", "wrap_model"), {HEAD: HEAD[:-1] + ".cuda())"}),
     Defect(
         "batch moved to a fixed device",
         DEVICE,
         (r"""model_def.py:\d+: inputs\.to\('cuda:0'\)""", "to_device"),
-        {"        inputs, targets = batch\n": "        inputs, targets = batch\n        inputs = inputs.to('cuda:0')\n"},
+        {"inputs, targets = batch": "inputs, targets = batch\n        inputs = inputs.to('cuda:0')"},
     ),
     Defect(
         "process group of its own",
@@ -227,7 +248,7 @@ DEFECTS = [
         METRICS,
         ("after 12 batches", "without 'validation_loss'", "'late'"),
         {
-            EVALUATED: 'late = self.context.current_train_batch() > 8\n'
+            EVALUATED: "late = self.context.current_train_batch() > 8\n"
             '        return {"late" if late else "validation_loss": self.loss(batch)}',
             'float(metrics["validation_loss"])': "0.0",
         },
@@ -236,10 +257,20 @@ DEFECTS = [
         "metric that is no JSON",
         METRICS,
         ("'extra'", "object", "float"),
-        {'float(metrics["validation_loss"]))': 'float(metrics["validation_loss"]))\n        metrics["extra"] = object()'},
+        {NEW_BEST: f'{NEW_BEST}\n        metrics["extra"] = object()'},
     ),
-    Defect("validation that fails", METRICS, ("ZeroDivisionError", r"model_def.py", "validation after 7 batches"), {EVALUATED: "return 1 / 0"}),
-    Defect("loss that is no number", "trains", ("'loss' is nan", "batch 0"), {"** 2).mean()": "** 2).mean() * float('nan')"}),
+    Defect(
+        "validation that fails",
+        METRICS,
+        ("ZeroDivisionError", r"model_def.py", "validation after 7 batches"),
+        {EVALUATED: "return 1 / 0"},
+    ),
+    Defect(
+        "loss that is no number",
+        "trains",
+        ("'loss' is nan", "batch 0"),
+        {"** 2).mean()": "** 2).mean() * float('nan')"},
+    ),
     Defect(
         "backward pass past the context",
         CONTEXT,
@@ -292,8 +323,9 @@ DEFECTS = [
         {
             "        self.best = Best()\n": "        self.best = Best()\n"
             "        context.experimental.disable_dataset_reproducibility_checks()\n",
-            "        return pytorch.DataLoader(Noted(40), batch_size=self.context.get_per_slot_batch_size(), shuffle=True)":
-            "        data = torch.utils.data.TensorDataset(*map(torch.stack, zip(*Noted(40))))\n"
+            "        return pytorch.DataLoader(Noted(40), "
+            "batch_size=self.context.get_per_slot_batch_size(), shuffle=True)": "        "
+            "data = torch.utils.data.TensorDataset(*map(torch.stack, zip(*Noted(40))))\n"
             "        batches = torch.utils.data.BatchSampler(range(40), 4, False)\n"
             "        batches = pytorch.samplers.RepeatBatchSampler(batches)\n"
             "        return torch.utils.data.DataLoader(data, batch_sampler=batches)",
@@ -305,7 +337,7 @@ DEFECTS = [
         ("data of batch 2", "dataset"),
         {"return self.inputs[index], ": "self.reads += 1\n        return self.inputs[index] + 0.01 * self.reads, "},
     ),
-]  # fmt: skip
+]
 
 
 def evidence_for(source: str, folder: Path, **options: object) -> Evidence:

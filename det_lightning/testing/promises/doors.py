@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from det_lightning.testing.run_differences import first_difference
 from det_lightning.testing.evidence import Evidence
 from det_lightning.testing.outcomes import BrokenPromise
+from det_lightning.testing.run_differences import first_difference
 
 __all__ = ["trains_equally"]
 

@@ -1,0 +1,210 @@
+"""``pytest --trial``: what is collected, what is printed, and how bad input is answered."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+# What pytester imports while it runs pytest in this process it forgets again, which numpy and torch do not survive.
+import det_lightning.testing.evidence
+import det_lightning.testing.reporting  # noqa: F401
+
+pytest_plugins = ["pytester"]
+
+CORRECT = Path(__file__).with_name("correct_trial.py").read_text()
+HPARAMS = '{"lr": 0.02, "global_batch_size": 4}'
+CONFIG = """
+name: small
+entrypoint: model_def:MyTrial
+hyperparameters:
+  lr: {type: log, minval: -3, maxval: -1, base: 10}
+  global_batch_size: {type: categorical, vals: [4, 8]}
+searcher: {name: single, metric: validation_loss, max_length: {batches: 10}}
+"""
+QUICK = "seed or validates"
+TRAINS = "trains and not (through or under or equally)"
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tests of this repository choose their own way of importing test files.
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+
+
+def run(pytester: pytest.Pytester, *arguments: str, source: str = CORRECT) -> pytest.RunResult:
+    pytester.makepyfile(model_def=source)
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+
+
+def test_one_test_for_each_promise_without_a_test_file(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "--collect-only", "-q")
+    result.stdout.fnmatch_lines(
+        [
+            "model_def:MyTrial::trains",
+            "model_def:MyTrial::is deterministic under a seed",
+            "model_def:MyTrial::moves every trainable parameter",
+            "*::validates with JSON-serializable metrics of stable names",
+            "*::trains through its context",
+            "*::uses no hard-coded device",
+            "*::has no process-group code of its own",
+            "*::checkpoint contains all the state that training changes",
+            "*::checkpoint round-trips",
+            "*::resumes bit-equal in the middle of an epoch",
+            "*::resumes bit-equal at the end of an epoch",
+            "*::resumes bit-equal right after a validation",
+            "*::resumes bit-equal in the middle of an aggregation",
+            "*::trains under aggregation",
+            "*::trains equally under both doors",
+            "*::two processes agree with one",
+            "*::matches the real determined",
+            "17 tests collected*",
+        ]
+    )
+
+
+def test_the_report_reads_as_a_checklist(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "not real and not processes"
+    )
+    result.assert_outcomes(passed=15)
+    result.stdout.fnmatch_lines(["*promises of model_def:MyTrial*", "[[]x[]] trains", "[[]x[]] is deterministic*"])
+
+
+def test_promises_and_tests_run_together(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_own="def test_one():\n    pass")
+    result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "test_one or device")
+    result.assert_outcomes(passed=2)
+
+
+def test_a_broken_promise_says_what_is_wrong_and_nothing_else(pytester: pytest.Pytester) -> None:
+    source = CORRECT.replace('return {"loss": loss}', 'return {"loss": loss * np.random.default_rng().random()}')
+    result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", QUICK, source=source)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "Two runs with seed 0 are not the same. First difference: metric 'loss' of batch 0: * apart.",
+            "Usual causes:",
+            "*np.random.default_rng()*",
+            "[[] []] is deterministic under a seed*",
+        ]
+    )
+    assert "promise.check" not in result.stdout.str()
+
+
+def test_last_failed_markers_and_junit(pytester: pytest.Pytester) -> None:
+    source = CORRECT.replace("self.context.step_optimizer(self.sgd)", "self.sgd.step()")
+    pytester.makepyfile(model_def=source)
+    trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS)
+    first = pytester.runpytest_inprocess(*trial, "-m", "trial_conduct or trial_metrics", "--junit-xml", "junit.xml")
+    first.assert_outcomes(passed=3, failed=1)
+    again = pytester.runpytest_inprocess(*trial, "--lf")
+    again.assert_outcomes(failed=1)
+    cases = ElementTree.parse(pytester.path / "junit.xml").findall(".//testcase")
+    assert {case.get("name"): case.find("failure") is not None for case in cases}["trains through its context"]
+    assert {case.get("classname") for case in cases} == {"model_def:MyTrial"}
+
+
+def test_workers_of_xdist_share_the_promises(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("xdist")
+    pytester.makepyfile(model_def=CORRECT)
+    trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "device or groups or process-group")
+    result = pytester.runpytest_subprocess(*trial, "-n", "2", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["[[]x[]] uses no hard-coded device"])
+
+
+def test_a_configuration_gives_trial_and_hyperparameters(pytester: pytest.Pytester) -> None:
+    pytester.makefile(".yaml", const=CONFIG)
+    result = run(pytester, "--trial-config", "const.yaml", "-k", QUICK)
+    result.assert_outcomes(passed=2)
+
+
+def test_a_searcher_metric_that_is_not_there_is_named(pytester: pytest.Pytester) -> None:
+    pytester.makefile(".yaml", const=CONFIG.replace("validation_loss", "accuracy"))
+    result = run(pytester, "--trial-config", "const.yaml", "-k", "validates")
+    result.stdout.fnmatch_lines(
+        ["searcher.metric of the configuration is 'accuracy', and the validation returns validation_loss."]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (["--trial", "model_def"], ["*--trial must be module:Class, such as model_def:MyTrial; got 'model_def'."]),
+        (["--trial", "m:T", "--trial-hparams", "{lr: 1}"], ["*--trial-hparams must be a JSON object*got '{lr: 1}'*"]),
+        (["--trial", "m:T", "--trial-batches", "3"], ["*--trial-batches must be at least 6; got 3."]),
+        (["--trial", "m:T", "--trial-config", "no.yaml"], ["*no.yaml can not be read: No such file*"]),
+    ],
+)
+def test_options_that_can_not_be_read_are_usage_errors(
+    pytester: pytest.Pytester, arguments: list[str], lines: list[str]
+) -> None:
+    result = run(pytester, *arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(lines)
+
+
+def test_a_module_that_does_not_import_shows_its_own_frames(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(layers="def make():\n    return 1 / 0\n")
+    result = run(pytester, "--trial", "model_def:MyTrial", source="import layers\n\nSIZE = layers.make()\n")
+    result.stdout.fnmatch_lines(
+        [
+            "model_def can not be imported:",
+            '  File "model_def.py", line 3, in <module>',
+            '  File "layers.py", line 2, in make',
+            "*ZeroDivisionError: division by zero",
+        ]
+    )
+    assert "importlib" not in result.stdout.str()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+
+
+def test_a_module_that_is_not_there_tells_which_are(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "--trial", "modeldef:MyTrial")
+    result.stdout.fnmatch_lines(["There is no module 'modeldef' in *. The modules there are model_def."])
+
+
+def test_a_class_that_is_not_there_tells_which_trials_are(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "--trial", "model_def:MyTrail")
+    result.stdout.fnmatch_lines(
+        ["model_def has no class MyTrail. The trials in it are: MyTrial. Did you mean MyTrial?"]
+    )
+
+
+def test_all_missing_hyperparameters_are_named_at_once(pytester: pytest.Pytester) -> None:
+    source = CORRECT.replace("lr=0.05", "lr=context.get_hparams()['head']['lr']")
+    source = source.replace("torch.nn.Dropout(0.1)", "torch.nn.Dropout(context.get_hparam('dropout'))")
+    result = run(
+        pytester, "--trial", "model_def:MyTrial", "--trial-hparams", '{"width": 4}', "-k", TRAINS, source=source
+    )
+    result.stdout.fnmatch_lines(
+        [
+            "*asks for hyperparameters that it was not given (given: width):",
+            "  - dropout (model_def.py:*)",
+            "  - lr (model_def.py:*)",
+            "  - head",
+            "  - global_batch_size (model_def.py:*)",
+            '*--trial-hparams \'{"dropout": ...*',
+        ]
+    )
+
+
+def test_a_trial_with_arguments_says_how_to_pass_them(pytester: pytest.Pytester) -> None:
+    source = CORRECT.replace("def __init__(self, context):", "def __init__(self, context, width, depth=2):")
+    trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", TRAINS)
+    result = run(pytester, *trial, source=source)
+    result.stdout.fnmatch_lines(
+        ["*needs arguments beyond its context: width. Pass them with --trial-kwargs '{\"width\": ...}'*"]
+    )
+    run(pytester, *trial, "--trial-kwargs", '{"width": 3}', source=source).assert_outcomes(passed=1)
+
+
+def test_the_plugin_costs_nothing_when_it_is_not_used() -> None:
+    code = "import sys, det_lightning.testing.plugin; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = set(done.stdout.split())
+    assert imported.isdisjoint({"torch", "numpy", "pytorch_lightning", "yaml", "jinja2", "det_lightning.pytorch"})
