@@ -29,6 +29,7 @@ PUBLIC = {
         CheckpointContent CheckpointFiles CheckpointInfo CheckpointRecord CheckpointStorage CheckpointWriter Retention
         RetryPolicy TrialState load_checkpoint open_checkpoint read_checkpoint
     """,
+    "det_lightning.testing": "InMemoryStorage TrainedTrial assert_resumes assert_same_training run_trial",
     "det_lightning.errors": """
         CheckpointError CheckpointNotFound DetLightningError IncompleteCheckpointError InternalException
         InvalidCheckpointException InvalidConfigurationException InvalidDataTypeException InvalidExperimentException

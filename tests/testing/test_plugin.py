@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -201,10 +199,3 @@ def test_a_trial_with_arguments_says_how_to_pass_them(pytester: pytest.Pytester)
         ["*needs arguments beyond its context: width. Pass them with --trial-kwargs '{\"width\": ...}'*"]
     )
     run(pytester, *trial, "--trial-kwargs", '{"width": 3}', source=source).assert_outcomes(passed=1)
-
-
-def test_the_plugin_costs_nothing_when_it_is_not_used() -> None:
-    code = "import sys, det_lightning.testing.plugin; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported = set(done.stdout.split())
-    assert imported.isdisjoint({"torch", "numpy", "pytorch_lightning", "yaml", "jinja2", "det_lightning.pytorch"})
