@@ -16,7 +16,6 @@ __all__ = ["BIT_EQUAL", "Difference", "Tolerance", "first_difference", "toleranc
 
 #: What numbers may depend on without any fault of the trial.
 _ENVIRONMENT = ("torch", "device", "processor", "threads")
-_LISTED_ALSO = 6
 # Below this share of a model's largest gradient there is nothing but the rounding of float32.
 _NOISE = 1e-5
 
@@ -52,9 +51,19 @@ def first_difference(
         return None
     unsteady = tuple(sorted(comparison.unsteady))
     same_batch = itertools.takewhile(lambda difference: difference.batch == first.batch, differences)
-    labels = dict.fromkeys(f"{difference.kind} {difference.name}" for difference in same_batch)
-    labels.pop(f"{first.kind} {first.name}", None)
-    return dataclasses.replace(first, also=tuple(labels)[:_LISTED_ALSO], unsteady=unsteady)
+    others = [other for other in same_batch if (other.kind, other.name) != (first.kind, first.name)]
+    return dataclasses.replace(first, also=_by_kind(others), unsteady=unsteady)
+
+
+def _by_kind(differences: list[Difference]) -> tuple[str, ...]:
+    """Name the first of each kind, and how many more there are."""
+    names: dict[str, dict[str, None]] = {}
+    for difference in differences:
+        names.setdefault(difference.kind, {})[difference.name] = None
+    return tuple(
+        f"{kind} {next(iter(found))}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+        for kind, found in names.items()
+    )
 
 
 class _Comparison:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from det_lightning.testing.numbers import distance
 
@@ -67,7 +67,7 @@ class Chart:
     left, right, top, bottom = 62, 14, 14, 46
 
 
-def make_chart(title: str, across: str, sides: dict[str, Points], marked_batch: int | None = None) -> Chart:
+def make_chart(title: str, across: str, sides: Mapping[str, Points], marked_batch: int | None = None) -> Chart:
     """Draw the values of a metric.
 
     Args:
@@ -129,7 +129,7 @@ def nice_ticks(low: float, high: float, most: int, whole: bool = False) -> list[
     if low / step + 1 == low / step:  # numbers so close together that steps vanish in rounding
         return [low]
     first = math.ceil(low / step)
-    return [number * step for number in range(first, first + most + 1) if number * step <= high]
+    return [number * step for number in range(first, first + most + 1) if number * step <= high] or [low]
 
 
 def _tick_label(number: float, step: float) -> str:
@@ -151,13 +151,13 @@ def _curve(side: str, points: Points, x: _Axis, y: _Axis) -> Curve:
     return Curve(side, lines, tuple(point for segment in segments for point in segment), tuple(points))
 
 
-def _rows(sides: dict[str, Points]) -> tuple[tuple[int, tuple[float | None, ...]], ...]:
+def _rows(sides: Mapping[str, Points]) -> tuple[tuple[int, tuple[float | None, ...]], ...]:
     tables = [dict(points) for points in sides.values() if points]
     batches = sorted({batch for table in tables for batch in table})
     return tuple((batch, tuple(table.get(batch) for table in tables)) for batch in batches)
 
 
-def _summary(sides: dict[str, Points]) -> str:
+def _summary(sides: Mapping[str, Points]) -> str:
     drawn = [dict(points) for points in sides.values() if points]
     if len(drawn) < 2:
         return ""

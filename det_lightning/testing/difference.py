@@ -68,7 +68,8 @@ class Difference:
         relative: that over ``max(|reference|, |ours|)``, for numbers.
         ulps: number of representable numbers of the dtype from one to the other, for floating-point numbers.
         tolerance: what would have been allowed.
-        also: what else differs at the same batch, in order, as ``"kind name"``; it tells causes apart.
+        also: what else differs at the same batch, in order, the first of each kind, such as ``"random state torch"``
+            or ``"parameter fc.weight and 3 more"``; it tells causes apart.
         unsteady: parameters that were left out, because their gradient is nothing but rounding noise.
     """
 

@@ -599,5 +599,6 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     # The directory of this file would hide modules of the trial that are named like those beside it.
-    sys.path.remove(str(pathlib.Path(__file__).resolve().parent))
+    with contextlib.suppress(ValueError):  # PYTHONSAFEPATH leaves it out
+        sys.path.remove(str(pathlib.Path(__file__).resolve().parent))
     sys.exit(main())

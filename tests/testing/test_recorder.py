@@ -1,0 +1,161 @@
+"""The recorder: what it writes down, and that it can be copied into an old environment."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_lightning import pytorch
+from det_lightning.testing import recorder
+from det_lightning.testing.reference import record_ours
+from tests.testing.recorded_trials import SETTINGS, Regression
+
+SOURCE = Path(recorder.__file__)
+
+
+def test_it_is_one_file_for_python_3_8() -> None:
+    tree = ast.parse(SOURCE.read_text(), feature_version=(3, 8))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names) == {"numpy", "torch"}
+
+
+def test_the_events_of_a_training_come_in_order() -> None:
+    record = record_ours(Regression, SETTINGS)
+    assert record.error is None
+    assert record.batches == 6
+    order = [(e["event"], e.get("name", e["batch"])) for e in record.events]
+    assert order[:5] == [
+        ("start", 0),
+        ("callback", "on_trial_startup"),
+        ("callback", "on_training_start"),
+        ("callback", "on_training_epoch_start"),
+        ("batch_start", 0),
+    ]
+    assert order[-1] == ("end", 6)
+    assert [place for event, place in order if event == "batch_end"] == list(range(6))
+    assert [place for event, place in order if event == "validation"] == [3, 6]
+    assert sum(place == "on_training_workload_end" for _, place in order) == 4  # after batches 2, 3, 4 and 6
+
+
+def test_a_batch_is_recorded_with_all_that_it_depends_on_and_changes() -> None:
+    record = record_ours(Regression, SETTINGS)
+    (start, *_), (end, *_) = record.named("batch_start"), record.named("batch_end")
+    assert start["learning_rates"] == [[0.05]]
+    assert [array["shape"] for array in start["data"]] == [[4, 3], [4, 1]]
+    assert end["metrics"]["loss"]["dtype"] == "float32"
+    parameters = ["model.0.bias", "model.0.weight", "model.1.bias", "model.1.weight", "model.3.bias", "model.3.weight"]
+    assert sorted(record.named("start")[0]["parameters"]) == parameters == sorted(end["gradients"])
+    buffers = {"model.1.num_batches_tracked", "model.1.running_mean", "model.1.running_var"}
+    assert end["weights"].keys() == {*parameters, *buffers}
+    assert end["random"]["torch"] != start["random"]["torch"]  # dropout
+    assert record.named("end")[0]["callbacks"]["average"]["loss"] > 0
+
+
+def test_recording_changes_nothing() -> None:
+    def weights(recording: bool) -> list[torch.Tensor]:
+        recorder.seed_all(1)
+        with pytorch.init(hparams=dict(SETTINGS.hparams), enable_tensorboard_logging=False) as context:
+            log = recorder.TrainingLog()
+            trial = (recorder.recorded(Regression, pytorch, log) if recording else Regression)(context)
+            if recording:
+                log.start(trial)
+            pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
+                max_length=pytorch.Batch(6), validation_period=pytorch.Batch(3), checkpoint_policy="none"
+            )
+        return [tensor.clone() for tensor in trial.model.state_dict().values()]
+
+    for plain, watched in zip(weights(False), weights(True), strict=True):
+        assert torch.equal(plain, watched)
+
+
+def test_an_error_of_the_trial_is_a_part_of_the_record() -> None:
+    class Fails(Regression):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                raise ArithmeticError("the loss is not what it was")
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    record = record_ours(Fails, SETTINGS)
+    assert record.batches == 2
+    assert record.error is not None
+    assert (record.error["type"], record.error["message"]) == ("ArithmeticError", "the loss is not what it was")
+    assert "train_batch" in record.error["traceback"]
+    assert str(SOURCE) not in record.error["traceback"]
+    assert record.events[-1]["event"] == "end"
+
+
+@given(st.floats(), st.sampled_from(["float32", "float64"]))
+def test_numbers_come_back_from_json_with_every_bit(number: float, dtype: str) -> None:
+    with np.errstate(over="ignore"):
+        scalar = np.float64(number).astype(dtype)
+    (back,) = json.loads(json.dumps([recorder.describe(torch.tensor(scalar))]))
+    assert back["dtype"] == dtype
+    if math.isnan(number):
+        assert math.isnan(back["value"])
+    else:
+        assert struct.pack("<d", back["value"]) == struct.pack("<d", float(scalar))
+
+
+@given(st.integers(0, 11), st.integers(0, 31))
+def test_one_bit_of_an_array_changes_its_digest(element: int, bit: int) -> None:
+    array = np.linspace(-1, 1, 12, dtype=np.float32)
+    other = array.copy()
+    other.view(np.uint32)[element] ^= np.uint32(1) << np.uint32(bit)
+    assert recorder.describe(array)["digest"] != recorder.describe(other)["digest"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.zeros(2, 3, dtype=torch.bfloat16),
+        torch.zeros(0),
+        torch.eye(3).to_sparse(),
+        torch.ones(3, requires_grad=True),
+        np.array(["a", "b"]),
+        {"nested": [torch.tensor(1), None, True, "text", 1, object()]},
+        torch.tensor([1 + 2j]),
+    ],
+    ids=str,
+)
+def test_whatever_a_batch_holds_is_described_as_json(value: Any) -> None:
+    described = recorder.describe(value)
+    assert json.loads(json.dumps(described)) == described
+
+
+def test_hyperparameters_are_the_constants_of_the_configuration_and_those_given() -> None:
+    defined = {
+        "lr": {"type": "const", "val": 0.1},
+        "batch": 8,
+        "model": {"depth": {"type": "int", "minval": 1, "maxval": 3}, "width": 16},
+        "layers": [1, 2],
+    }
+    found = recorder.hparams_of({"hyperparameters": defined}, {"model": {"depth": 2}, "batch": 4})
+    assert found == {"lr": 0.1, "batch": 4, "model": {"depth": 2, "width": 16}, "layers": [1, 2]}
+
+
+def test_ranges_without_a_value_are_all_named() -> None:
+    ranges = {"a": {"type": "double"}, "b": {"c": {"type": "categorical", "vals": [1]}}}
+    with pytest.raises(recorder.CannotRecord, match=r"ranges for a, b\.c"):
+        recorder.hparams_of({"hyperparameters": ranges}, {})
+
+
+def test_without_determined_it_says_where_it_should_run(tmp_path: Path) -> None:
+    code = f"import runpy, sys; sys.modules['determined'] = None; runpy.run_path({str(SOURCE)!r}, run_name='__main__')"
+    command = [sys.executable, "-c", code, "model_def:MyTrial", "--output", "ref.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"determined is not installed for {sys.executable}" in done.stderr
+    assert not list(tmp_path.iterdir())

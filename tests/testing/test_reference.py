@@ -1,0 +1,321 @@
+"""Records and their files, and the first difference of two."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import json
+import math
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_lightning import pytorch
+from det_lightning.testing.comparison import BIT_EQUAL, Difference, Tolerance, first_difference, tolerance_for
+from det_lightning.testing.numbers import ulps_between
+from det_lightning.testing.reference import RecordError, TrainingRecord, read_record, record_ours, write_record
+from tests.testing.recorded_trials import SETTINGS, Regression
+
+
+@functools.cache
+def recorded() -> TrainingRecord:
+    return record_ours(Regression, SETTINGS)
+
+
+@pytest.fixture
+def record() -> TrainingRecord:
+    return copy.deepcopy(recorded())
+
+
+def in_another_environment(record: TrainingRecord) -> TrainingRecord:
+    return dataclasses.replace(record, environment={**record.environment, "torch": "1.12.1"})
+
+
+# Files
+
+
+def test_a_record_comes_back_from_its_file(record: TrainingRecord, tmp_path: Path) -> None:
+    path = tmp_path / "ref.json"
+    write_record(record, path)
+    assert read_record(path, "elsewhere:Regression") == dataclasses.replace(record, path=path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "There is no .*ref.json. Make one .* python recorder.py model_def:Regression"),
+        ("", "is no record of a training, or is damaged"),
+        ('{"format": "det-lightning training re', "is damaged"),
+        ("[" * 100_000, "is no record of a training, or is damaged"),
+        ("[1, 2]", "is JSON, but no record"),
+        ('{"loss": 0.1}', "is JSON, but no record"),
+    ],
+)
+def test_what_is_no_record_is_told_apart(content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "ref.json").write_text(content)
+    with pytest.raises(RecordError, match=message):
+        read_record(tmp_path / "ref.json", "model_def:Regression")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content.update(version=2), "version 2 .* reads 1"),
+        (lambda content: content.pop("events"), "events is missing"),
+        (lambda content: content.update(batches="6", trial=None), "trial is a NoneType; batches is a str"),
+        (lambda content: content["settings"].pop("seed"), "settings are .* rather than .*seed"),
+        (lambda content: content["events"][4].pop("random"), r"event 4 \(batch_start\) has no random"),
+        (lambda content: content["events"].insert(2, {"event": "party"}), "event 2 is of no known kind"),
+    ],
+)
+def test_damage_is_named(damage: Callable[[Any], Any], message: str, record: TrainingRecord, tmp_path: Path) -> None:
+    write_record(record, tmp_path / "ref.json")
+    content = json.loads((tmp_path / "ref.json").read_text())
+    damage(content)
+    (tmp_path / "ref.json").write_text(json.dumps(content))
+    with pytest.raises(RecordError, match=message):
+        read_record(tmp_path / "ref.json")
+
+
+def test_a_record_of_another_trial_is_refused(record: TrainingRecord, tmp_path: Path) -> None:
+    write_record(record, tmp_path / "ref.json")
+    with pytest.raises(RecordError, match=r"is a record of .*:Regression; expected one of model_def:Other"):
+        read_record(tmp_path / "ref.json", "model_def:Other")
+
+
+# Recording
+
+
+def test_recording_leaves_random_state_and_threads_alone() -> None:
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    made = record_ours(Regression, SETTINGS, threads=threads + 1)
+    assert made.environment["threads"] == threads + 1
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_constructor_gets_its_arguments() -> None:
+    made = record_ours(Regression, dataclasses.replace(SETTINGS, arguments={"width": 2}))
+    assert made.named("start")[0]["weights"]["model.0.weight"]["shape"] == [2, 3]
+
+
+def test_curves_have_the_scalar_metrics(record: TrainingRecord) -> None:
+    assert [batch for batch, _ in record.training_metrics()["loss"]] == list(range(6))
+    assert [batch for batch, _ in record.validation_metrics()["validation_loss"]] == [3, 6]
+
+
+# Comparing
+
+
+def test_the_same_training_twice_has_no_difference(record: TrainingRecord) -> None:
+    assert first_difference(record, record_ours(Regression, SETTINGS), BIT_EQUAL) is None
+
+
+class DrawsMore(Regression):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        if batch_idx == 2:
+            torch.rand(1)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class ScalesTheLoss(Regression):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.context.backward(loss * (2 if batch_idx == 3 else 1))
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+
+class StepsTwice(Regression):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        metrics = super().train_batch(batch, epoch_idx, batch_idx)
+        if batch_idx == 1:
+            self.scheduler.step()
+        return metrics
+
+
+class Decays(Regression):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        metrics = super().train_batch(batch, epoch_idx, batch_idx)
+        with torch.no_grad():
+            self.model[3].bias.mul_(0.5)
+        return metrics
+
+
+class Trains(Regression):
+    def evaluate_batch(self, batch: Any) -> Any:
+        self.model.train()
+        return super().evaluate_batch(batch)
+
+
+class Renames(Regression):
+    def evaluate_batch(self, batch: Any) -> Any:
+        return {"val_loss": self.loss(batch)}
+
+
+class Stops(Regression):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.context.set_stop_requested(batch_idx == 3)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class Fails(Regression):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        if batch_idx == 4:
+            raise ArithmeticError("spoiled")
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class Unshuffled(Regression):
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(super().build_training_data_loader().dataset, batch_size=4)
+
+
+class Forgets(Regression):
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        (callback,) = super().build_callbacks().values()
+        callback.on_training_workload_end = lambda avg_metrics, batch_metrics: None  # type: ignore[method-assign]
+        return {"average": callback}
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "kind", "name", "batch", "cause"),
+    [
+        (DrawsMore, "metric", "loss", 2, "draws a number more"),
+        (ScalesTheLoss, "gradient", "model.0.bias", 3, "scaled otherwise"),
+        (StepsTwice, "learning rate", "group[0][0]", 3, "scheduler is stepped"),
+        (Decays, "parameter", "model.3.bias", 0, "update differs"),
+        (Trains, "validation metric", "validation_loss", 3, ""),
+        (Renames, "validation metric", "validation_loss", 3, "reduced otherwise"),
+        (Stops, "number of batches", "trained", 4, "stops earlier"),
+        (Fails, "error", "ArithmeticError", 4, "ends with an error"),
+        (Unshuffled, "data", "batch[0]", 0, ""),
+        (Forgets, "callback state", "average.loss", 6, "callback has seen"),
+    ],
+)
+def test_what_is_spoiled_is_named(
+    spoiled: type, kind: str, name: str, batch: int, cause: str, record: TrainingRecord
+) -> None:
+    difference = first_difference(record, record_ours(spoiled, SETTINGS))
+    assert difference is not None
+    assert (difference.kind, difference.name, difference.batch) == (kind, name, batch)
+    assert cause in difference.likely_cause
+    assert f"{kind} {name}" in str(difference)
+
+
+def test_settings_that_differ_come_first(record: TrainingRecord) -> None:
+    other = dataclasses.replace(record, settings=dataclasses.replace(SETTINGS, seed=1))
+    difference = first_difference(record, other)
+    assert difference is not None
+    assert (difference.kind, difference.name, difference.reference, difference.ours) == ("settings", "seed", 0, 1)
+
+
+def number_of(event: dict[str, Any]) -> dict[str, Any]:
+    return event["metrics"]["loss"]  # type: ignore[no-any-return]
+
+
+@given(st.integers(0, 5), st.integers(1, 10_000))
+def test_one_changed_number_is_found_with_its_distance(batch: int, steps: int) -> None:
+    reference, ours = recorded(), copy.deepcopy(recorded())
+    changed = number_of(ours.named("batch_end")[batch])  # type: ignore[arg-type]
+    (bits,) = struct.unpack("<i", struct.pack("<f", changed["value"]))
+    (changed["value"],) = struct.unpack("<f", struct.pack("<i", bits + steps))
+    difference = first_difference(reference, ours)
+    assert difference is not None
+    assert (difference.kind, difference.name, difference.batch, difference.ulps) == ("metric", "loss", batch, steps)
+    assert difference.absolute == abs(difference.reference - difference.ours)
+
+
+@given(st.integers(0, 5), st.floats(-0.5, 0.5))
+def test_a_tolerance_lets_pass_what_is_within_it(batch: int, share: float) -> None:
+    reference, ours = recorded(), copy.deepcopy(recorded())
+    number_of(ours.named("batch_end")[batch])["value"] *= 1 + share  # type: ignore[arg-type]
+    one, other = (number_of(r.named("batch_end")[batch])["value"] for r in (reference, ours))  # type: ignore[arg-type]
+    allowed = abs(one - other) <= 0.1 * max(one, other)
+    assert (first_difference(reference, ours, Tolerance(relative=0.1)) is None) == allowed
+
+
+@given(st.floats(allow_nan=False, width=32), st.floats(allow_nan=False, width=32))
+def test_ulps_count_the_numbers_between(one: float, other: float) -> None:
+    if math.isinf(one) or math.isinf(other):
+        assert ulps_between(one, other, "float32") is None
+        return
+    steps = ulps_between(one, other, "float32")
+    assert steps == ulps_between(other, one, "float32")
+    assert (steps == 0) == (one == other)
+    above = torch.nextafter(torch.tensor(one, dtype=torch.float32), torch.tensor(math.inf)).item()
+    assert math.isinf(above) or ulps_between(one, above, "float32") == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other", "steps"),
+    [("float16", 1 + 2**-10, 1), ("bfloat16", 1 + 2**-7, 1), ("float64", 1 + 2**-52, 1), ("int64", 2, None)],
+)
+def test_ulps_are_those_of_the_dtype(dtype: str, other: float, steps: int | None) -> None:
+    assert ulps_between(1.0, other, dtype) == steps
+
+
+def test_not_a_number_is_the_same_as_itself_and_infinitely_far_from_others(record: TrainingRecord) -> None:
+    spoiled = copy.deepcopy(record)
+    number_of(spoiled.named("batch_end")[1])["value"] = math.nan  # type: ignore[arg-type]
+    assert first_difference(spoiled, copy.deepcopy(spoiled)) is None
+    difference = first_difference(record, spoiled)
+    assert difference is not None
+    assert (difference.batch, difference.absolute) == (1, math.inf)
+
+
+def test_weights_that_differ_where_nothing_was_sampled_differ_all_the_same(record: TrainingRecord) -> None:
+    ours = copy.deepcopy(record)
+    ours.named("batch_end")[2]["weights"]["model.0.weight"]["digest"] = "0" * 16
+    difference = first_difference(record, ours)
+    assert difference is not None
+    assert (difference.kind, difference.name, difference.batch) == ("parameter", "model.0.weight", 2)
+    assert first_difference(record, ours, Tolerance(relative=1e-6)) is None
+
+
+def test_bits_count_in_the_same_environment_only(record: TrainingRecord) -> None:
+    assert tolerance_for(record, record) == BIT_EQUAL
+    other = tolerance_for(in_another_environment(record), record)
+    assert (other.relative, other.absolute) == (1e-3, 1e-5)
+    assert "torch 1.12.1 and" in other.reason
+
+
+def test_hooks_that_one_determined_does_not_have_are_left_out(record: TrainingRecord) -> None:
+    hook = "on_trial_startup"
+    events = tuple(event for event in record.events if event.get("name") != hook)
+    assert first_difference(dataclasses.replace(record, events=events), record) is not None
+    hooks = [name for name in record.environment["hooks"] if name != hook]
+    older = dataclasses.replace(record, events=events, environment={**record.environment, "hooks": hooks})
+    assert first_difference(older, record) is None
+
+
+def test_a_bias_before_a_batch_norm_moves_by_noise_and_is_left_out_between_environments(
+    record: TrainingRecord,
+) -> None:
+    """The gradient of ``model.0.bias`` is nothing but rounding; Adam makes full steps of it."""
+    ours = copy.deepcopy(record)
+    for event in ours.named("batch_end"):
+        event["weights"]["model.0.bias"].update(norm=1.0, digest="0" * 16)
+    assert first_difference(record, ours) is not None
+    assert first_difference(in_another_environment(record), ours) is None
+    ours.named("validation")[0]["metrics"]["validation_loss"]["value"] *= 1.1
+    difference = first_difference(in_another_environment(record), ours)
+    assert difference is not None
+    assert difference.unsteady == ("model.0.bias",)
+    assert "the gradient of model.0.bias is noise" in difference.likely_cause
+
+
+def test_a_difference_reads_as_a_sentence() -> None:
+    difference = Difference("metric", "loss", 3, 0.25, 0.5, absolute=0.25, relative=0.5, ulps=8388608)
+    assert str(difference) == (
+        "The first difference is the metric loss at batch 3: 0.25 in the reference, 0.5 here (0.25 apart, "
+        "0.5 relative, 8,388,608 ULP). Allowed: equal to the bit (same torch, device, processor and number of threads)."
+    )
