@@ -21,7 +21,7 @@ from det_lightning.testing.reference import (
     record_ours,
     write_record,
 )
-from det_lightning.testing.running import TrialSetup
+from det_lightning.testing.running import TrialSetup, quietly
 
 __all__ = ["Conversion", "compare_with_reference", "own_record"]
 
@@ -64,7 +64,7 @@ def compare_with_reference(options: TrialOptions, setup: TrialSetup) -> Conversi
 
 def own_record(setup: TrialSetup, settings: RunSettings, threads: int | None = None) -> TrainingRecord:
     """Return a record of det_lightning."""
-    with setup.source.imported() as trial_class:
+    with setup.source.imported() as trial_class, quietly():
         return record_ours(trial_class, settings, spec=setup.source.name, threads=threads)
 
 
@@ -73,6 +73,7 @@ def settings_of(options: TrialOptions) -> RunSettings:
     return RunSettings(
         hparams=options.hparams or {},
         config=options.config,
+        arguments=options.arguments,
         batches=options.batches,
         seed=options.seed,
         validation_period=max(1, options.batches // 2),
@@ -81,8 +82,6 @@ def settings_of(options: TrialOptions) -> RunSettings:
 
 
 def _reference(options: TrialOptions, setup: TrialSetup) -> TrainingRecord:
-    if options.arguments:
-        raise UncheckedPromise("the recorder builds a trial with nothing but its context, and --trial-kwargs has more")
     if options.reference is not None:
         try:
             reference = read_record(options.reference, setup.source.name)

@@ -67,8 +67,10 @@ def _matters(path: str, leaf: Leaf, straight: ObservedRun, resumed: ObservedRun)
         return False
     if leaf.direct and leaf.holder.kind in ("trial", "callback"):
         return True
+    if resumed.failure is not None:
+        return leaf.holder.kind in ("model", "optimizer", "scheduler")
     ends = straight.observer.states.get("end", {}), resumed.observer.states.get("end", {})
-    return resumed.failure is not None or not _same(ends[0].get(path), ends[1].get(path))
+    return not _same(ends[0].get(path), ends[1].get(path))
 
 
 _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "learning rate scheduler"}

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torchmetrics
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from det_lightning.pytorch.callback import PyTorchCallback
+from det_lightning.pytorch.reducers import MetricReducer
 from det_lightning.testing.digests import fingerprint, generator_state
 
 __all__ = ["Holder", "Leaf", "ObjectState", "StateReader"]
@@ -208,6 +210,8 @@ class _Walk:
     def _kind(self, value: Any) -> str | None:
         """Return what a value is to the user; None for what is not looked into."""
         module = type(value).__module__
+        if isinstance(value, DataLoader | MetricReducer | torchmetrics.Metric):
+            return None  # which are begun anew, or reset, by the training loop
         if isinstance(value, torch.nn.Module):
             return "model"
         if isinstance(value, torch.optim.Optimizer):
@@ -216,8 +220,6 @@ class _Walk:
             return "scheduler"
         if isinstance(value, PyTorchCallback):
             return "callback"
-        if isinstance(value, DataLoader):
-            return None
         if isinstance(value, Dataset | Sampler):
             return "data"
         if module in self._own_modules:

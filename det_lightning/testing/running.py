@@ -26,7 +26,7 @@ from det_lightning.testing.loading import TrialSource, own_frames
 from det_lightning.testing.observing import Observer, observed
 from det_lightning.units import Batch
 
-__all__ = ["Failure", "ObservedRun", "RunPlan", "TrialSetup", "train", "train_under_lightning", "validate"]
+__all__ = ["Failure", "ObservedRun", "RunPlan", "TrialSetup", "quietly", "train", "train_under_lightning", "validate"]
 
 _QUIET: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 
@@ -236,7 +236,7 @@ def _observe(
 ) -> ObservedRun:
     storage.mkdir(parents=True, exist_ok=True)
     failure, final = None, {}
-    with setup.source.imported() as trial_class, isolated_rng(), _quietly():
+    with setup.source.imported() as trial_class, isolated_rng(), quietly():
         try:
             with around():
                 fit(observed(trial_class, observer))
@@ -249,7 +249,7 @@ def _observe(
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Leave out what would be said of each of many short runs."""
     loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "det_lightning")]
     levels = [logger.level for logger in loggers]

@@ -118,7 +118,7 @@ DEFECTS = [
     Defect(
         "state on the trial",
         STATE,
-        (r"trial trial \(MyTrial\): seen", "keep it in a callback"),
+        (r"trial \(MyTrial\): seen", "keep it in a callback"),
         {
             "        self.best = Best()\n": "        self.best = Best()\n        self.seen = 0\n",
             **before_loss("self.seen += 1", "self.loss(batch) * (1 + 0.1 * self.seen)"),
@@ -127,7 +127,7 @@ DEFECTS = [
     Defect(
         "state in a list on the trial",
         STATE,
-        ("trial trial", "history", "keep it in a callback"),
+        (r"trial \(MyTrial\): history", "keep it in a callback"),
         {
             "        self.best = Best()\n": "        self.best = Best()\n        self.history = []\n",
             RETURN: f"self.history.append(float(loss))\n        {RETURN}",
@@ -148,7 +148,7 @@ DEFECTS = [
     Defect(
         "generator of its own",
         STATE,
-        ("trial trial", "noise"),
+        (r"trial \(MyTrial\): noise",),
         {
             HEAD: f"{HEAD}\n        self.noise = torch.Generator().manual_seed(1)",
             **before_loss("pass", "self.loss(batch) * (1 + torch.rand((), generator=self.noise))"),

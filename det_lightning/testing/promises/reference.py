@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from det_lightning.testing.conversion import Conversion
 from det_lightning.testing.evidence import Evidence
 from det_lightning.testing.outcomes import BrokenPromise
 
@@ -14,6 +15,21 @@ def matches(evidence: Evidence) -> None:
     difference = conversion.difference
     if difference is not None:
         raise BrokenPromise(
-            f"det_lightning does not train as the reference. First difference: {difference}",
-            causes=[difference.likely_cause],
+            f"det_lightning does not train as the reference. {difference}",
+            causes=[*_changed_after_return(conversion), difference.likely_cause],
         )
+
+
+def _changed_after_return(conversion: Conversion) -> list[str]:
+    """Return what is known if only the mean of a metric differs, whose values are the same for every batch."""
+    difference = conversion.difference
+    if difference is None or difference.kind != "metric":
+        return []
+    by_batch = [record.training_metrics().get(difference.name) for record in (conversion.reference, conversion.ours)]
+    if not difference.part or by_batch[0] != by_batch[1]:
+        return []
+    return [
+        f"train_batch() returns in {difference.name!r} a tensor that training changes later, such as the data of a weight. "
+        "Determined reports what it has become by the end of the workload, det_lightning what it was when it was "
+        "returned: return a copy (value.clone()) to have that on both"
+    ]
