@@ -129,7 +129,7 @@ def nice_ticks(low: float, high: float, most: int, whole: bool = False) -> list[
     if low / step + 1 == low / step:  # numbers so close together that steps vanish in rounding
         return [low]
     first = math.ceil(low / step)
-    return [number * step for number in range(first, first + most + 1) if number * step <= high] or [low]
+    return [tick for number in range(first, first + most + 1) if low <= (tick := number * step) <= high] or [low]
 
 
 def _tick_label(number: float, step: float) -> str:

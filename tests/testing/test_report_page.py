@@ -1,0 +1,126 @@
+"""The conversion report in a real browser: it can be seen, read aloud, printed, and reaches for no network.
+
+Needs playwright, axe and a Chromium: ``tox -e browser`` gets all three.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.testing.made_reports import made_report
+
+CHROMIUM = os.environ.get("DET_LIGHTNING_CHROMIUM") or shutil.which("chromium") or ""
+
+axe = pytest.importorskip(
+    "axe_playwright_python.sync_playwright", reason="playwright and axe are not installed; run tox -e browser"
+)
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; run tox -e browser")
+
+pytestmark = pytest.mark.skipif(
+    not Path(CHROMIUM).is_file(),
+    reason="there is no Chromium: install Debian's chromium, or npm, and run tox -e browser",
+)
+
+LAPTOP = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 800}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        # The sandbox needs rights that containers do not give; the page is our own.
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+class Visit:
+    """A page that is open, what it asked for, and what it complained of."""
+
+    def __init__(self, browser: Any, path: Path, **context: Any) -> None:
+        self.page = browser.new_page(**context)
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.goto(path.as_uri())
+
+
+@pytest.mark.parametrize("kind", ["equal", "different", "alone", "bare"])
+def test_it_asks_for_nothing_and_complains_of_nothing(browser: Any, kind: str, tmp_path: Path) -> None:
+    path = made_report(kind, tmp_path)
+    visit = Visit(browser, path)
+    assert visit.requests == [path.as_uri()]
+    assert visit.complaints == []
+    assert visit.page.locator("h1").is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("kind", ["equal", "different"])
+def test_it_is_accessible_in_light_and_dark(browser: Any, kind: str, scheme: str, tmp_path: Path) -> None:
+    """Contrast, names of pictures, headers of tables and the rest of axe's rules."""
+    visit = Visit(browser, made_report(kind, tmp_path), viewport=LAPTOP, color_scheme=scheme)
+    for summary in visit.page.locator("summary").all():
+        summary.click()
+    violations = axe.Axe().run(visit.page).response["violations"]
+    assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in violations] == []
+
+
+@pytest.mark.parametrize("viewport", [LAPTOP, PHONE], ids=["laptop", "phone"])
+def test_nothing_is_wider_than_the_window(browser: Any, viewport: dict[str, int], tmp_path: Path) -> None:
+    page = Visit(browser, made_report("different", tmp_path), viewport=viewport).page
+    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    for part in page.locator("main > *, figure, table, .card").all():
+        box = part.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= viewport["width"]
+
+
+def test_it_is_dark_where_the_system_is(browser: Any, tmp_path: Path) -> None:
+    def paper(scheme: str) -> list[int]:
+        page = Visit(browser, made_report("equal", tmp_path), color_scheme=scheme).page
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return [int(part) for part in colour.strip("rgb()").split(",")]
+
+    assert min(paper("light")) > 200
+    assert max(paper("dark")) < 60
+
+
+def test_the_curves_are_drawn_over_each_other_with_the_first_difference_marked(browser: Any, tmp_path: Path) -> None:
+    page = Visit(browser, made_report("different", tmp_path), viewport=LAPTOP).page
+    (loss, accuracy) = page.locator("figure").all()
+    boxes = [loss.locator(f"polyline.{side}").bounding_box() for side in ("reference", "ours")]
+    assert all(box["width"] > 300 and box["height"] > 100 for box in boxes)
+    assert abs(boxes[0]["x"] - boxes[1]["x"]) < 5
+    mark, dots = loss.locator("line.first"), loss.locator("circle.ours")
+    third = dots.nth(3).bounding_box()
+    assert abs(mark.bounding_box()["x"] - (third["x"] + third["width"] / 2)) < 2
+    assert loss.get_by_text("first difference").is_visible()
+    assert accuracy.locator("line.first").count() == 0
+
+
+def test_the_numbers_open_by_keyboard(browser: Any, tmp_path: Path) -> None:
+    page = Visit(browser, made_report("equal", tmp_path)).page
+    table = page.get_by_role("table").filter(has_text="Batches trained")
+    assert not table.is_visible()
+    page.get_by_text("Numbers of accuracy").focus()
+    page.keyboard.press("Enter")
+    assert table.is_visible()
+
+
+def test_in_print_it_is_light_and_all_promises_are_there(browser: Any, tmp_path: Path) -> None:
+    page = Visit(browser, made_report("different", tmp_path), color_scheme="dark").page
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.locator(".why").last.is_visible()
+    assert not page.locator("details").first.is_visible()
+    pdf = page.pdf(prefer_css_page_size=True)
+    assert pdf.startswith(b"%PDF")
+    assert 1 <= pdf.count(b"/Type /Page\n") <= 3
