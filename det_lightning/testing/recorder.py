@@ -6,6 +6,8 @@ and runs on Python 3.8::
 
     python recorder.py model_def:MyTrial --config const.yaml --hparams '{"lr": 0.1}' --batches 20 --output ref.json
 
+In pytest, beside it: ``python -m pytest -p recorder --trial model_def:MyTrial --trial-record ref.json``.
+
 Ends with status 0, also where the trial raises an error while it trains (the record has it then); with 2 if nothing
 could be recorded. A trial that imports ``det_lightning`` gets ``determined`` under that name.
 
@@ -76,6 +78,8 @@ def describe(value: Any) -> Any:
     array, dtype = _as_array(value)
     if array is None:
         return {"~": "object", "class": type(value).__name__}
+    if array.dtype.kind == "O":
+        return describe(array.tolist())
     if array.ndim == 0 and array.dtype.kind in "fiub":
         return {"~": "number", "dtype": dtype, "value": array.item()}
     return _describe_array(array, dtype)
@@ -462,9 +466,12 @@ def answer_det_lightning() -> None:
 
 def load_trial(spec: str, directory: str) -> Any:
     """Import the trial's class from its module in ``directory``."""
-    module_name, _, class_name = spec.partition(":")
-    if not class_name:
+    module_name, _, class_name = spec.rpartition(":")
+    if not module_name:
         raise CannotRecord(f"Give the trial as module:Class, such as model_def:MyTrial; got {spec!r}.")
+    file = pathlib.Path(directory, module_name)
+    if file.suffix == ".py":
+        directory, module_name = str(file.parent), file.stem
     sys.path.insert(0, str(pathlib.Path(directory).resolve()))
     importlib.invalidate_caches()
     try:
@@ -538,7 +545,7 @@ def settings_from(arguments: argparse.Namespace) -> dict[str, Any]:
 def parser() -> argparse.ArgumentParser:
     """Return what reads the command line."""
     made = argparse.ArgumentParser(prog="recorder.py", description="Record a training of a trial on determined.")
-    made.add_argument("trial", help="module:Class")
+    made.add_argument("trial", help="module:Class, or path/to/file.py:Class")
     made.add_argument("--config", help="experiment configuration, YAML or JSON")
     made.add_argument("--hparams", default="{}", help="hyperparameters as JSON, besides those of the configuration")
     made.add_argument("--arguments", default="{}", help="of the trial's constructor beyond the context, as JSON")
@@ -595,6 +602,27 @@ def main(argv: list[str] | None = None) -> int:
     if record["error"]:
         print(f"The training ended with an error, which is recorded:\n{record['error']['traceback']}", file=sys.stderr)
     return 0
+
+
+# --- In pytest ------------------------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: Any) -> None:
+    """Take those options of det_lightning's pytest plugin that make a record."""
+    group = parser.getgroup("recorder", "record a training of a Determined trial")
+    for name in ("", "-config", "-hparams", "-kwargs", "-batches", "-record"):
+        group.addoption(f"--trial{name}", help=f"as in recorder.py: {name[1:] or 'trial'}")
+
+
+def pytest_cmdline_main(config: Any) -> int | None:
+    """Record in place of running tests, where the command line asks for it."""
+    if config.getoption("trial_record") is None:
+        return None
+    arguments = [config.getoption("trial") or "", "--output", config.getoption("trial_record")]
+    for option, name in (("config", "config"), ("hparams", "hparams"), ("kwargs", "arguments"), ("batches", "batches")):
+        value = config.getoption(f"trial_{option}")
+        arguments += [] if value is None else [f"--{name}", value]
+    return main(arguments)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +13,9 @@ import pytest
 
 from det_lightning import import_from_path
 from det_lightning.importing import load_class
+from det_lightning.testing import recorder
 from det_lightning.testing.comparison import BIT_EQUAL, first_difference
-from det_lightning.testing.reference import RecordError, RunSettings, record_determined, record_ours
+from det_lightning.testing.reference import RecordError, RunSettings, read_record, record_determined, record_ours
 
 pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
 
@@ -107,6 +111,19 @@ def test_a_ported_trial_trains_as_on_determined(name: str, changed: dict[str, ob
     assert first_difference(reference, ours, BIT_EQUAL) is None
     assert reference.batches == (2 if name == "Failing" else 8)
     assert (reference.error is not None) == (name == "Failing")
+
+
+def test_a_copy_of_the_recorder_is_a_plugin_of_pytest_too(directory: Path) -> None:
+    """Where det_lightning is not installed; here it is kept away."""
+    shutil.copy(recorder.__file__, directory)
+    (directory / "const.yaml").write_text("hyperparameters: {lr: {type: const, val: 5e-2}, global_batch_size: 4}\n")
+    asked = ["--trial", "model_def.py:Noisy", "--trial-config", "const.yaml", "--trial-batches", "3"]
+    plugins = ["-p", "no:det_lightning", "-p", "recorder"]
+    command = [sys.executable, "-m", "pytest", *plugins, *asked, "--trial-kwargs", '{"width": 2}']
+    done = subprocess.run([*command, "--trial-record", "ref.json"], cwd=directory, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    record = read_record(directory / "ref.json", "model_def:Noisy")
+    assert (record.batches, record.error, record.settings.hparams["lr"]) == (3, None, 0.05)
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ def test_one_bit_of_an_array_changes_its_digest(element: int, bit: int) -> None:
         torch.eye(3).to_sparse(),
         torch.ones(3, requires_grad=True),
         np.array(["a", "b"]),
+        np.array([{"a": 1}, None], dtype=object),
         {"nested": [torch.tensor(1), None, True, "text", 1, object()]},
         torch.tensor([1 + 2j]),
     ],
