@@ -46,7 +46,7 @@ def fingerprint(value: torch.Tensor | np.ndarray[Any, Any]) -> Fingerprint:
         value = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         dtype, shape = str(value.dtype), tuple(value.shape)
         data = value.reshape(-1).view(torch.uint8).numpy() if value.numel() else np.empty(0, np.uint8)
-        norm = float(value.double().norm()) if not value.is_complex() else float(value.abs().double().norm())
+        norm = _norm(value)
     else:
         dtype, shape = str(value.dtype), value.shape
         data = np.ascontiguousarray(value).reshape(-1).view(np.uint8) if value.size else np.empty(0, np.uint8)
@@ -54,6 +54,14 @@ def fingerprint(value: torch.Tensor | np.ndarray[Any, Any]) -> Fingerprint:
     digest = hashlib.blake2b(data.data, digest_size=12)
     digest.update(f"{dtype} {shape}".encode())
     return Fingerprint(digest.hexdigest(), norm)
+
+
+def _norm(value: torch.Tensor) -> float:
+    if not (value.is_floating_point() or value.is_complex()):
+        value = value.double()
+    elif value.element_size() < 2:  # float8, which has no arithmetic
+        value = value.float()
+    return float(torch.linalg.vector_norm(value, dtype=None if value.is_complex() else torch.float64))
 
 
 def nested_fingerprint(value: Any) -> Fingerprint:

@@ -14,7 +14,7 @@ from det_lightning.testing.object_state import StateReader
 from det_lightning.testing.observing import Observer
 from det_lightning.testing.old_checkpoint import OldCheckpoint
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import BadTrial, BrokenPromise
+from det_lightning.testing.outcomes import BadTrial, BrokenPromise, UncheckedPromise
 from det_lightning.testing.reading_order import ReadingOrder
 from det_lightning.testing.requirements import explain_failure
 from det_lightning.testing.running import ObservedRun, RunPlan, TrialSetup, train, train_under_lightning
@@ -168,14 +168,11 @@ class Evidence:
         """Return the run if it came to its end.
 
         Raises:
-            BrokenPromise: it did not; says when, and in one line why.
+            UncheckedPromise: it did not; says when, and in one line why. It is for another promise to be broken by it.
         """
         if run.failure is not None:
             last = traceback.format_exception_only(run.failure.error)[-1].strip().partition("\n")[0]
-            raise BrokenPromise(
-                f"Can not be checked, since {self.setup.source.name} fails {run.failure.stage}: {last:.300} (the "
-                "promise 'trains' or 'validates ...' says more)"
-            )
+            raise UncheckedPromise(f"the trial fails {run.failure.stage} ({last:.160})")
         return run
 
     def explained(self, run: ObservedRun) -> Exception:

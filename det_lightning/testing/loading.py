@@ -62,7 +62,7 @@ class ImportedTrial:
     """A class that is imported by name, with ``import determined`` answered by det_lightning.
 
     Each block imports the trial's modules again and forgets them afterwards: what a trial keeps in globals or on
-    classes begins anew, as in a new process.
+    classes begins anew, as in a new process. Modules that can not be imported a second time stay as they are.
 
     Args:
         spec: ``"module:Class"`` or ``"path/to/file.py:Class"``.
@@ -86,6 +86,7 @@ class ImportedTrial:
         self.name = spec
         self.spec = f"{module}:{self._class_name}"
         self.directory = directory.resolve()
+        self._first_import: dict[str, ModuleType] = {}
 
     @contextlib.contextmanager
     def imported(self) -> Iterator[type]:
@@ -101,7 +102,8 @@ class ImportedTrial:
             with answering_determined():
                 yield self._find_class(self._import_module())
         finally:
-            _forget_modules_below(self.directory)
+            own = _forget_modules_below(self.directory)
+            self._first_import = self._first_import or (own if self._module_name in own else {})
             sys.modules.update(hidden)
             sys.path[:] = path
 
@@ -110,6 +112,16 @@ class ImportedTrial:
         return [module for name, module in sys.modules.copy().items() if _is_below(self.directory, name, module)]
 
     def _import_module(self) -> ModuleType:
+        try:
+            return self._import_anew()
+        except BadTrial:
+            if self._module_name not in self._first_import:
+                raise
+            # Some modules can be run once only, such as those that register something under a name.
+            sys.modules.update(self._first_import)
+            return self._first_import[self._module_name]
+
+    def _import_anew(self) -> ModuleType:
         try:
             return importlib.import_module(self._module_name)
         except ModuleNotFoundError as e:

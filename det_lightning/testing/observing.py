@@ -110,6 +110,7 @@ class Observer:
 
     def add_callbacks(self, callbacks: Any) -> Any:
         """Return the trial's callbacks between two of the observer's."""
+        self.stage = "before its data loaders are built"
         if not isinstance(callbacks, dict):
             return callbacks
         self.callbacks = callbacks

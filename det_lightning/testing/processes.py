@@ -28,7 +28,7 @@ _GRACE_S = 5.0
 def train_in_processes(
     setup: TrialSetup, source: ImportedTrial, plan: RunPlan, folder: Path, size: int = 2, timeout_s: float = 300
 ) -> list[RankResult]:
-    """Train in ``size`` processes that share out each batch; return what each saw.
+    """Train in ``size`` processes that share out each batch; return what each saw, or the first that failed.
 
     Args:
         setup: the trial; hyperparameters and arguments have to be JSON.
@@ -95,9 +95,14 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> Non
 
 def _results(folder: Path, size: int, processes: Sequence[subprocess.Popen[bytes]]) -> list[RankResult]:
     files = [folder / f"rank-{rank}.pkl" for rank in range(size)]
-    written = [pickle.loads(file.read_bytes()) for file in files if file.exists()]
-    if len(written) == size or any(result.failure for result in written):
-        return sorted(written, key=lambda result: result.failure is None)
+    written = {file: pickle.loads(file.read_bytes()) for file in files if file.exists()}
+    failed = [file for file, result in written.items() if result.failure is not None]
+    if failed:
+        # Of the others some fail only because one did.
+        first = min(failed, key=lambda file: file.stat().st_mtime_ns)
+        return [written[first]]
+    if len(written) == size:
+        return list(written.values())
     silent = next(rank for rank, file in enumerate(files) if not file.exists())
     output = (folder / f"output-{silent}.txt").read_text(errors="replace").strip()
     raise RuntimeError(f"Process {silent} ended with status {processes[silent].returncode} and said:\n{output[-3000:]}")

@@ -12,7 +12,10 @@ __all__ = ["trains_under_aggregation"]
 def trains_under_aggregation(evidence: Evidence) -> None:
     """Weights move on the batches that close an update, on no others, and by the gradients of all its batches."""
     frequency = evidence.aggregation_frequency
-    run = evidence.require(evidence.aggregated)
+    evidence.require(evidence.straight)
+    run = evidence.aggregated
+    if run.failure is not None:
+        raise evidence.explained(run)
     if evidence.cleared_gradients:
         raise BrokenPromise(
             f"With aggregation_frequency={frequency} the trial clears gradients that an update still needs:",

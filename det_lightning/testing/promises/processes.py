@@ -74,9 +74,13 @@ def _in_two_processes(evidence: Evidence, plan: RunPlan) -> list[RankResult]:
         raise BrokenPromise(f"With two processes the trial does not come to its end. {e}") from None
     if ranks[0].failure is not None:
         stage, text = ranks[0].failure
+        if "training loader is empty" in text:
+            raise UncheckedPromise("an epoch of this trial has too few batches to share them out to two processes")
+        own_groups = evidence.probe[1].process_groups
         raise BrokenPromise(
             f"With two processes the trial fails {stage}:\n{text}",
-            causes=["process-group code of the trial's own, beside that of the context"],
+            own_groups,
+            ["process-group code of the trial's own, beside that of the context"] if own_groups else [],
         )
     return ranks
 
@@ -85,7 +89,8 @@ def _in_one_process(evidence: Evidence, plan: RunPlan) -> RankResult:
     observer = Observer(keeps_data=True)
     storage = evidence.storage("one")
     run = train(evidence.setup, plan, "one process", observer, storage=storage, around=without_chance)
-    evidence.require(run)
+    if run.failure is not None:
+        raise evidence.explained(run)
     return RankResult.of(run)
 
 

@@ -25,11 +25,11 @@ def _changed_after_return(conversion: Conversion) -> list[str]:
     difference = conversion.difference
     if difference is None or difference.kind != "metric":
         return []
-    by_batch = [record.training_metrics().get(difference.name) for record in (conversion.reference, conversion.ours)]
-    if not difference.part or by_batch[0] != by_batch[1]:
+    theirs, ours = conversion.reference.training_metrics(), conversion.ours.training_metrics()
+    if not difference.part or theirs.get(difference.name) != ours.get(difference.name):
         return []
     return [
-        f"train_batch() returns in {difference.name!r} a tensor that training changes later, such as the data of a weight. "
-        "Determined reports what it has become by the end of the workload, det_lightning what it was when it was "
-        "returned: return a copy (value.clone()) to have that on both"
+        f"train_batch() returns in {difference.name!r} a tensor that training changes later, such as the data of a "
+        "weight. Determined reports what it has become by the end of the workload, det_lightning what it was when it "
+        "was returned: return a copy (value.clone()) to have that on both"
     ]

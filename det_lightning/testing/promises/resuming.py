@@ -15,6 +15,7 @@ __all__ = ["after_validation", "epoch_end", "mid_aggregation", "mid_epoch", "req
 
 def mid_epoch(evidence: Evidence) -> None:
     """From a checkpoint between two batches of an epoch."""
+    evidence.require(evidence.straight)
     batches = evidence.timetable.mid_epoch
     if batches is None:
         raise UncheckedPromise("an epoch of this trial has one batch")
@@ -23,6 +24,7 @@ def mid_epoch(evidence: Evidence) -> None:
 
 def epoch_end(evidence: Evidence) -> None:
     """From a checkpoint at the end of an epoch."""
+    evidence.require(evidence.straight)
     batches = evidence.timetable.epoch_end
     if batches is None:
         raise UncheckedPromise("the training loader of this trial has no length, so its epochs do not end")
@@ -36,6 +38,7 @@ def after_validation(evidence: Evidence) -> None:
 
 def mid_aggregation(evidence: Evidence) -> None:
     """From a checkpoint between two batches of one update."""
+    evidence.require(evidence.straight)
     frequency = evidence.aggregation_frequency
     batches = evidence.timetable.mid_aggregation(frequency)
     assert batches is not None
@@ -45,8 +48,11 @@ def mid_aggregation(evidence: Evidence) -> None:
 def require_equal_resume(evidence: Evidence, run: ObservedRun, batches: int) -> None:
     """Raise if a resume from the checkpoint after ``batches`` batches does not end as ``run``."""
     evidence.require(run)
-    if batches not in run.checkpoints:
-        raise UncheckedPromise(f"the trial ended its run after {run.observer.batches} batches, before batch {batches}")
+    trained = run.observer.batches
+    if batches not in run.checkpoints or trained <= batches:
+        raise UncheckedPromise(
+            f"the trial ended its run itself after {trained} batches, and this is about batch {batches}"
+        )
     resumed = evidence.resumed(run, batches)
     if resumed.failure is not None:
         failure = resumed.failure

@@ -62,7 +62,9 @@ def _is_not_finite(value: object) -> bool:
 
 def is_deterministic(evidence: Evidence) -> None:
     """Two runs with one seed are equal to the bit."""
-    one, other = evidence.require(evidence.straight), evidence.require(evidence.again)
+    one, other = evidence.require(evidence.straight), evidence.again
+    if other.failure is not None:
+        raise evidence.explained(other)
     difference = first_difference(one, other)
     if difference is None:
         return
