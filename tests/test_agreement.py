@@ -17,12 +17,23 @@ import torch
 import det_lightning as det
 
 
+class Partly(torch.nn.Linear):
+    # Leaves its bias out in every other batch.
+
+    calls = 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        return super().forward(inputs) if self.calls % 2 else inputs @ self.weight.T
+
+
 class MyTrial(det.pytorch.PyTorchTrial):
     def __init__(self, context):
         self.context = context
         torch.manual_seed(0)
         self.other = context.distributed.rank == 1 and sys.argv[1]
-        self.model = context.wrap_model(torch.nn.Linear(2, 3 if self.other == "shape" else 1))
+        kind = Partly if sys.argv[1] == "unused" else torch.nn.Linear
+        self.model = context.wrap_model(kind(2, 3 if self.other == "shape" else 1))
         if self.other == "model":
             context.wrap_model(torch.nn.Linear(2, 1))
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
@@ -45,7 +56,8 @@ class MyTrial(det.pytorch.PyTorchTrial):
         return {"its_own" if self.other == "validation" else "loss": self.model(batch).mean()}
 
 
-with det.pytorch.init(hparams={"global_batch_size": 2}, enable_tensorboard_logging=False) as context:
+settings = {"strategy": sys.argv[2]} if sys.argv[2:] else {}
+with det.pytorch.init(hparams={"global_batch_size": 2}, enable_tensorboard_logging=False, **settings) as context:
     trial = MyTrial(context)
     det.pytorch.Trainer(trial, context, enable_progress_bar=False).fit(max_length=det.pytorch.Batch(4))
     torch.save(trial.model.state_dict(), f"weights-{context.distributed.rank}-of-{context.distributed.size}.pt")
@@ -61,8 +73,12 @@ def start(folder: Path, *arguments: str, launcher: list[str]) -> subprocess.Pope
     )
 
 
-def test_a_script_that_says_nothing_of_ranks_trains_on_all_that_torchrun_started(tmp_path: Path) -> None:
-    several, alone = start(tmp_path / "two", "", launcher=TORCHRUN), start(tmp_path / "one", "", launcher=[])
+@pytest.mark.parametrize("arguments", [("",), ("unused", "trial_ddp_find_unused_parameters_true")])
+def test_a_script_that_says_nothing_of_ranks_trains_on_all_that_torchrun_started(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    several = start(tmp_path / "two", *arguments, launcher=TORCHRUN)
+    alone = start(tmp_path / "one", *arguments, launcher=[])
     for process in (several, alone):
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
@@ -80,6 +96,10 @@ def test_a_script_that_says_nothing_of_ranks_trains_on_all_that_torchrun_started
         ("model", ["rank 0 trains 1 model(s)", "rank 1 wraps model 1, a Linear"]),
         ("shape", ["its weight has the shape (1, 2) on rank 0, and its weight (3, 2) on rank 1"]),
         ("optimizer", ["rank 0 trains 1 model(s), 1 optimizer(s)", "rank 1 trains 1 model(s), 2 optimizer(s)"]),
+        (
+            "unused",
+            ["1 parameters of a Partly got no gradient in a batch", "all ranks wait for them: bias. Freeze", "_true'"],
+        ),
         ("metric", ["['loss'] on rank 0, and 4 times ['its_own'] on rank 1"]),
         ("validation", ["['loss'] on rank 0, and ['its_own'] on rank 1"]),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from pytorch_lightning.strategies import Strategy
 
-from det_lightning.adapters.strategies.ddp import PerModelDDPStrategy
+from det_lightning.adapters.strategies.ddp import FIND_UNUSED, PerModelDDPStrategy
 from det_lightning.adapters.strategies.environment import ContextEnvironment
 from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.horovod import HorovodStrategy
@@ -98,6 +98,8 @@ def _horovod_backend(distributed: DistributedContext) -> Backend:
 def _chosen(strategy: str | Strategy) -> PerModelStrategy:
     if isinstance(strategy, _PER_MODEL):
         return strategy
+    if strategy == FIND_UNUSED:
+        return PerModelDDPStrategy(find_unused_parameters=True)
     for known in _PER_MODEL:
         if strategy == known.strategy_name:
             return known()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from pytorch_lightning.strategies import StrategyRegistry
 
@@ -9,7 +11,10 @@ from det_lightning.adapters.strategies.model_ddp import DDPBackend
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.pytorch.backend import Backend
 
-__all__ = ["PerModelDDPStrategy"]
+__all__ = ["FIND_UNUSED", "PerModelDDPStrategy"]
+
+#: The name of the strategy with its option, in the way of Lightning's names.
+FIND_UNUSED = "trial_ddp_find_unused_parameters_true"
 
 
 class PerModelDDPStrategy(PerModelStrategy):
@@ -19,14 +24,20 @@ class PerModelDDPStrategy(PerModelStrategy):
     gradients are exchanged only on batches that update.
 
     Args:
+        find_unused_parameters: look, in each forward pass, for parameters that get no gradient; for models that do not
+            use all of theirs in every batch. ``strategy="trial_ddp_find_unused_parameters_true"`` says the same.
         **kwargs: those of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``, ``start_method``,
             ``cluster_environment``.
     """
 
     strategy_name = "trial_ddp"
 
+    def __init__(self, find_unused_parameters: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._find_unused_parameters = find_unused_parameters
+
     def make_backend(self, device: torch.device) -> Backend:
-        return DDPBackend(device)
+        return DDPBackend(device, self._find_unused_parameters)
 
 
 StrategyRegistry.register(
@@ -34,4 +45,11 @@ StrategyRegistry.register(
     PerModelDDPStrategy,
     description="a trial's models replicated over devices, each as a DDP module of its own",
     override=True,
+)
+StrategyRegistry.register(
+    FIND_UNUSED,
+    PerModelDDPStrategy,
+    description="the same, for models that leave out parameters in some batches",
+    override=True,
+    find_unused_parameters=True,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,9 +10,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from det_lightning import errors
 from det_lightning.pytorch.backend import WholeStates
 
 __all__ = ["DDPBackend", "ModelDDP"]
+
+# How torch ends its message when a backward pass has left parameters out.
+_UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
 class ModelDDP(DistributedDataParallel):
@@ -23,14 +28,20 @@ class ModelDDP(DistributedDataParallel):
 
     Args:
         module: the model, on its device.
+        find_unused_parameters: look, in each forward pass, for parameters that get no gradient.
 
     Attributes:
         communicates: gradients are averaged; otherwise they are kept, for an aggregation over batches.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, find_unused_parameters: bool = False) -> None:
         device = next(module.parameters()).device
-        super().__init__(module, device_ids=[device.index] if device.type == "cuda" else None)
+        super().__init__(
+            module,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            find_unused_parameters=find_unused_parameters,
+        )
+        self._reduced = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         self.communicates = True
         self._will_average = False
         self._was_averaged = False
@@ -68,13 +79,30 @@ class ModelDDP(DistributedDataParallel):
         parameter.requires_grad_(not frozen)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the model; its next backward pass averages the gradients, if any are wanted."""
+        """Run the model; its next backward pass averages the gradients, if any are wanted.
+
+        Raises:
+            InvalidExperimentException: parameters got no gradient since the forward pass before; names them.
+        """
         wanted = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.module.parameters())
         self._will_average = self.communicates and wanted
         # Where it does not, it must not expect gradients either: it would wait for them.
         self.require_backward_grad_sync = self._will_average
         self.require_forward_param_sync = self.communicates
-        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        try:
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        except RuntimeError as e:
+            if unused := _UNUSED.search(str(e)):
+                raise errors.InvalidExperimentException(self._explain([int(i) for i in unused[1].split()])) from e
+            raise
+
+    def _explain(self, unused: list[int]) -> str:
+        names = ", ".join(self._reduced[index] for index in unused[:5]) + (", ..." if len(unused) > 5 else "")
+        return (
+            f"{len(unused)} parameters of a {type(self.module).__name__} got no gradient in a batch, and all ranks "
+            f"wait for them: {names}. Freeze what is never used (requires_grad_(False) before wrap_model()), or choose "
+            "strategy='trial_ddp_find_unused_parameters_true', which looks for them in every batch."
+        )
 
     def end_backward(self) -> None:
         """Note that a backward pass is over, and whether it averaged this model's gradients."""
@@ -106,17 +134,19 @@ class DDPBackend(WholeStates):
 
     Args:
         device: of this rank.
+        find_unused_parameters: see :class:`ModelDDP`.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, find_unused_parameters: bool = False) -> None:
         self.device = device
+        self._find_unused_parameters = find_unused_parameters
         self._models: list[ModelDDP] = []
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
         model = model.to(self.device)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model  # there is nothing to average
-        wrapped = ModelDDP(model)
+        wrapped = ModelDDP(model, self._find_unused_parameters)
         self._models.append(wrapped)
         return wrapped
 
@@ -151,7 +181,7 @@ class DDPBackend(WholeStates):
             change(model)
             return model
         change(model.module)
-        changed = ModelDDP(model.module)
+        changed = ModelDDP(model.module, self._find_unused_parameters)
         self._models[self._models.index(model)] = changed
         return changed
 
