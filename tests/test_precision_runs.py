@@ -15,6 +15,7 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
+from det_lightning.pytorch.precision import TorchAmp, make_scaler
 from det_lightning.pytorch.precision.casting import cast_floats, halves_to_float
 from tests.trials import SmallTrial, seed_everything, weights_of
 
@@ -153,6 +154,58 @@ def test_the_state_of_a_wrapped_scaler_goes_on(tmp_path: Path, kind: type[Scaled
     resumed = fit(kind, tmp_path / "two", 7, latest_checkpoint="last")
     assert torch.equal(weights_of(resumed), weights_of(straight))
     assert resumed.scaler.state_dict() == straight.scaler.state_dict()
+
+
+def amp_context(scaler: Any, aggregation: int = 1) -> tuple[pytorch.PyTorchTrialContext, Any, list[Any]]:
+    """Return a context as ``use_amp`` leaves it on a GPU, but on the CPU; a model; and two optimizers."""
+    context = pytorch.PyTorchTrialContext(aggregation_frequency=aggregation)
+    context.scaler, context.precision = scaler, TorchAmp(scaler, context.backend)
+    torch.manual_seed(0)
+    model = context.wrap_model(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)))
+    kinds = (torch.optim.Adam, torch.optim.Adagrad)
+    optimizers = [
+        context.wrap_optimizer(kind(part.parameters(), lr=0.1)) for kind, part in zip(kinds, model, strict=True)
+    ]
+    return context, model, optimizers
+
+
+def test_use_amp_updates_its_scaler_once_a_batch_and_only_after_a_step() -> None:
+    """Beside a loop that follows torch's documentation, with one batch that overflows and clipping."""
+    ours, by_hand = make_scaler(device="cpu"), torch.amp.GradScaler("cpu")
+    context, model, optimizers = amp_context(ours, aggregation=2)
+    _, plain, references = amp_context(by_hand)
+    for batch, inputs in enumerate(torch.randn(8, 4, 2)):
+        factor = float("inf") if batch == 3 else 1.0
+        context.position.batch_idx = batch
+        context.begin_batch()
+        context.backward(model(inputs).square().mean() * factor)
+        for optimizer in optimizers:
+            context.step_optimizer(optimizer, clip_grads=lambda p: torch.nn.utils.clip_grad_norm_(p, 0.1))
+        context.end_batch()
+        by_hand.scale(plain(inputs).square().mean() * factor).backward()
+        if batch % 2 == 1:
+            for reference in references:
+                by_hand.unscale_(reference)
+                parameters = [p for group in reference.param_groups for p in group["params"]]
+                for parameter in parameters:
+                    parameter.grad.div_(2)
+                torch.nn.utils.clip_grad_norm_(parameters, 0.1)
+                by_hand.step(reference)
+                reference.zero_grad()
+            by_hand.update()
+        assert ours.state_dict() == by_hand.state_dict()
+        for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+    assert ours.get_scale() == 2.0**15
+    # No step, no update: torch would raise.
+    context.begin_batch()
+    context.end_batch()
+
+
+def test_a_scaler_takes_over_the_settings_of_another() -> None:
+    """As when ``pl.Trainer`` got a precision plugin with a scaler of its own."""
+    other = torch.amp.GradScaler("cpu", init_scale=4.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=7)
+    assert make_scaler(other, "cpu").state_dict() == other.state_dict()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -203,7 +203,8 @@ def to_device(batch: Any, device: torch.device, warned_types: set[type] | None =
     """
     warned_types = set() if warned_types is None else warned_types
     if isinstance(batch, torch.Tensor):
-        return batch if batch.device == device else batch.to(device)
+        # Without waiting for the copy, which work on the device comes after anyway. What comes from there has to wait.
+        return batch if batch.device == device else batch.to(device, non_blocking=device.type != "cpu")
     if isinstance(batch, dict):
         return {key: to_device(value, device, warned_types) for key, value in batch.items()}
     if isinstance(batch, list):
@@ -212,7 +213,7 @@ def to_device(batch: Any, device: torch.device, warned_types: set[type] | None =
         return tuple(to_device(value, device, warned_types) for value in batch)
     if isinstance(batch, np.ndarray):
         if batch.dtype.kind in _TENSOR_KINDS:
-            return torch.from_numpy(batch).to(device)
+            return torch.from_numpy(batch).to(device, non_blocking=device.type != "cpu")
     elif callable(move := getattr(batch, "to", None)):
         return move(device)
     if type(batch) not in warned_types:

@@ -26,8 +26,8 @@ class _Scaler(torch.amp.GradScaler):
         return None
 
 
-def make_scaler(like: torch.amp.GradScaler | None = None) -> torch.amp.GradScaler:
-    """Return a scaler for the GPU, with the settings of another one; where there is no GPU it is disabled."""
+def make_scaler(like: torch.amp.GradScaler | None = None, device: str = "cuda") -> torch.amp.GradScaler:
+    """Return a scaler with the settings of another one; for a GPU that is not there it is disabled."""
     settings: dict[str, Any] = {}
     if like is not None and like.is_enabled():
         settings = {
@@ -38,7 +38,7 @@ def make_scaler(like: torch.amp.GradScaler | None = None) -> torch.amp.GradScale
         }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*GradScaler is enabled, but CUDA is not available.*")
-        return _Scaler("cuda", **settings)
+        return _Scaler(device, **settings)
 
 
 class TorchAmp:
