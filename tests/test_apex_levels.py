@@ -270,23 +270,72 @@ def test_a_model_may_be_copied_when_it_is_configured() -> None:
     assert model.eval()(BATCHES[0][0]).any()
 
 
-@pytest.mark.parametrize("compiles", ["before", "after"])
+@pytest.mark.parametrize("compiles", ["before wrapping", "before configuring", "after"])
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_a_model_may_be_compiled_before_or_after(level: str, compiles: str) -> None:
+    def compiled_if(moment: str, model: torch.nn.Module) -> torch.nn.Module:
+        return torch.compile(model, backend="eager") if moment == compiles else model
+
     context = pytorch.PyTorchTrialContext()
-    model = network()
-    if compiles == "before":
-        model = torch.compile(model, backend="eager")
-    model = context.wrap_model(model)
+    model = compiled_if("before configuring", context.wrap_model(compiled_if("before wrapping", network())))
     optimizer = context.wrap_optimizer(adam(model.parameters()))
     model, optimizer = context.configure_apex_amp(model, optimizer, opt_level=level)
     ours, plain = Configured.__new__(Configured), Configured(level)
-    ours.context, ours.optimizer = context, optimizer
-    ours.model = torch.compile(model, backend="eager") if compiles == "after" else model
+    ours.context, ours.model, ours.optimizer = context, compiled_if("after", model), optimizer
     assert ours.train(BATCHES[:3]) == plain.train(BATCHES[:3])
     for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-3)
+    saved = [value for name, value in context.models[0].state_dict().items() if "weight" in name]
+    assert {value.dtype for value in saved} == {torch.float32}
     torch._dynamo.reset()
+
+
+class Recurrent(torch.nn.Module):
+    """Weights that cuDNN wants in one piece, tied ones, and an input that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(7, 4)
+        self.lstm = torch.nn.LSTM(4, 4, batch_first=True)
+        self.head = torch.nn.Linear(4, 7)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor, reverse: bool = False) -> torch.Tensor:
+        hidden, _ = self.lstm(self.embedding(tokens.flip(1) if reverse else tokens))
+        outputs: torch.Tensor = self.head(hidden)
+        return outputs
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_recurrent_and_tied_weights(level: str) -> None:
+    context = pytorch.PyTorchTrialContext()
+    torch.manual_seed(0)
+    model = context.wrap_model(Recurrent())
+    optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    model, optimizer = context.configure_apex_amp(model, optimizer, opt_level=level)
+    assert model.head.weight is model.embedding.weight
+    tokens = torch.arange(12).reshape(2, 6) % 7
+    losses = []
+    for batch in range(40):
+        context.position.batch_idx = batch
+        context.begin_batch()
+        loss = torch.nn.functional.cross_entropy(model(tokens, reverse=False).flatten(0, 1), tokens.flatten())
+        context.backward(loss)
+        context.step_optimizer(optimizer)
+        context.end_batch()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+
+
+def test_an_optimizer_that_was_not_configured_sees_unscaled_gradients_too() -> None:
+    context = pytorch.PyTorchTrialContext()
+    models = [context.wrap_model(torch.nn.Linear(2, 2)) for _ in range(2)]
+    optimizers = [context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
+    context.configure_apex_amp(models[0], optimizers[0], opt_level="O2", loss_scale=1024.0)
+    context.position.batch_idx = 0
+    context.begin_batch()
+    context.backward(models[1](models[0](torch.ones(1, 2))).sum())
+    assert torch.equal(models[1].bias.grad, torch.ones(2))
 
 
 def test_the_cpu_takes_bfloat16_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:

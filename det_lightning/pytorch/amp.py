@@ -10,7 +10,7 @@ import torch
 from det_lightning import errors
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.pytorch.backend import Backend, LocalBackend
-from det_lightning.pytorch.level_models import apply_level, check_parts, configured_parts, put_back
+from det_lightning.pytorch.level_models import apply_level, check_parts, configured_parts, put_back, wrapped_ones
 from det_lightning.pytorch.precision import (
     ApexLevels,
     InstalledApex,
@@ -219,13 +219,14 @@ class AmpContext(RunSettings):
                 "on as on a GPU; numbers are coarser, and nothing gets faster.",
                 opt_level,
             )
-        changed, masters = apply_level(level, self.backend, given_models, given_optimizers)
+        wrapped = wrapped_ones(given_models, self.models)
+        changed, masters = apply_level(level, self.backend, wrapped, given_optimizers)
         self.precision = ApexLevels(level, self.backend, self.optimizers, masters)
         self._own_precision, self._amp_configured = "configure_apex_amp()", True
         if verbosity:
             logger.info("Mixed precision is configured: %s.", level)
         self.models[:] = [changed.get(model, model) for model in self.models]
-        return put_back(models, changed), optimizers
+        return put_back(models, wrapped, changed), optimizers
 
     def _require_no_other_amp(self) -> None:
         self._refuse_two_precisions("configure_apex_amp()")

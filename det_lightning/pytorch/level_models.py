@@ -12,7 +12,7 @@ from det_lightning.pytorch.precision.casting import CastingForward, TensorCast, 
 from det_lightning.pytorch.precision.half_weights import cast_weights, keep_masters, replace_parameters
 from det_lightning.pytorch.precision.levels import HALF_TYPES, Level
 
-__all__ = ["apply_level", "check_parts", "configured_parts", "put_back"]
+__all__ = ["apply_level", "check_parts", "configured_parts", "put_back", "wrapped_ones"]
 
 
 def configured_parts(models: Any, optimizers: Any) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
@@ -83,6 +83,12 @@ def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
     return inner
 
 
+def wrapped_ones(models: list[torch.nn.Module], wrapped: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return the models as they were wrapped; what is given may have been compiled since."""
+    by_inner = {uncompiled(model): model for model in wrapped}
+    return [by_inner[uncompiled(model)] for model in models]
+
+
 def apply_level(
     level: Level, backend: Backend, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
 ) -> tuple[dict[torch.nn.Module, torch.nn.Module], dict[torch.nn.Parameter, torch.nn.Parameter]]:
@@ -133,8 +139,25 @@ def _surround(model: torch.nn.Module, level: Level, device: torch.device) -> Non
         model.forward = CastingForward(model.forward, inputs, outputs, autocast)
 
 
-def put_back(given: Any, changed: dict[torch.nn.Module, torch.nn.Module]) -> Any:
-    """Return ``given``, one model or several in a container, with what took their places."""
-    if isinstance(given, torch.nn.Module):
-        return changed.get(given, given)
-    return type(given)(changed.get(model, model) for model in given)
+def put_back(given: Any, wrapped: list[torch.nn.Module], changed: dict[torch.nn.Module, torch.nn.Module]) -> Any:
+    """Return ``given``, one model or several in a container, with what took their places.
+
+    Args:
+        given: as the trial gave it.
+        wrapped: the same models as they were wrapped.
+        changed: what took the place of those.
+
+    Raises:
+        InvalidExperimentException: something took the place of a model that was compiled after it was wrapped.
+    """
+    alone = isinstance(given, torch.nn.Module)
+    results = []
+    for model, inner in zip([given] if alone else given, wrapped, strict=True):
+        outer = changed.get(inner, inner)
+        if model is not inner and outer is not inner:
+            raise errors.InvalidExperimentException(
+                f"configure_apex_amp() makes a {type(inner).__name__} anew, with other parameters, and it was compiled "
+                "after wrap_model(). Compile it before wrap_model(), or after configure_apex_amp()."
+            )
+        results.append(outer if model is inner else model)
+    return results[0] if alone else type(given)(results)
