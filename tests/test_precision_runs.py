@@ -117,6 +117,26 @@ def test_states_of_other_precisions_are_warned_of(tmp_path: Path, caplog: pytest
         assert any(message in record.getMessage() for record in caplog.records), message
 
 
+@pytest.mark.parametrize("kind", [Leveled, LeveledO1])
+def test_lightnings_own_checkpoints_hold_masters_and_scales_too(tmp_path: Path, kind: type[Leveled]) -> None:
+    def train(batches: int, path: Path | None = None) -> Leveled:
+        seed_everything()
+        module = TrialModule(kind, max_length=pytorch.Batch(batches), reporting_period=pytorch.Batch(2))
+        off = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+        trainer = pl.Trainer(accelerator="cpu", devices=1, **dict.fromkeys(off, False))
+        trainer.fit(module, ckpt_path=path)
+        trainer.save_checkpoint(tmp_path / f"{batches}.ckpt")
+        assert isinstance(module.trial, Leveled)
+        return module.trial
+
+    straight = train(8)
+    train(3)
+    resumed = train(8, tmp_path / "3.ckpt")
+    assert resumed.losses == straight.losses[3:]
+    assert resumed.context.precision is not None and straight.context.precision is not None
+    assert resumed.context.precision.state_dict() == straight.context.precision.state_dict()
+
+
 # torch.amp
 
 
