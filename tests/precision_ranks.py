@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from det_lightning import core, errors, pytorch
+from det_lightning.adapters import TrialModule
 from tests.ranks import GLOBAL_BATCH, Plain
 from tests.trials import seed_everything
 
@@ -82,6 +84,33 @@ def outcome_of(trial: Leveled) -> dict[str, Any]:
     return {"updates": trial.updates, **trial.context.precision.state_dict()}
 
 
+def through_lightning(strategy: str) -> dict[str, Any]:
+    """Train the trial without a level of its own, in the precision that ``pl.Trainer`` asks for."""
+
+    class Plainly(Leveled):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            Plain.__init__(self, context)
+
+        wrap = Plain.wrap
+        train_on = Plain.train_on
+
+    seed_everything()
+    module = TrialModule(Plainly, {"global_batch_size": GLOBAL_BATCH}, max_length=pytorch.Batch(12))
+    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary"), False)
+    size = dist.get_world_size()
+    trainer = pl.Trainer(
+        strategy=strategy,
+        devices=size,
+        accelerator="cpu",
+        precision="bf16-mixed",
+        enable_progress_bar=False,
+        **quiet,
+    )
+    trainer.fit(module)
+    assert isinstance(module.trial, Plainly)
+    return {"updates": module.trial.updates}
+
+
 def refusal() -> str:
     """Return why sharded weights can not be cast."""
     try:
@@ -105,6 +134,8 @@ def main(output: Path) -> None:
             outcome_of(train("trial_ddp", level, 3, storage, latest_checkpoint="last")),
             output / f"O2-resumed-{size}-{rank}.pt",
         )
+        for strategy in ("trial_ddp", "trial_fsdp"):
+            torch.save(through_lightning(strategy), output / f"bf16-mixed-{strategy}-{size}-{rank}.pt")
         (output / f"refusal-{rank}.txt").write_text(refusal())
 
 

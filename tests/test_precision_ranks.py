@@ -52,6 +52,19 @@ def test_a_run_stopped_within_an_aggregation_goes_on_exactly(folder: Path) -> No
         assert resumed["amp_state"] == straight["amp_state"]
 
 
+@pytest.mark.parametrize("strategy", ["trial_ddp", "trial_fsdp"])
+def test_lightnings_precision_on_two_ranks(folder: Path, strategy: str) -> None:
+    """The same as under O1, but that nothing is scaled, and no batch overflows."""
+    first, second = results(folder, f"bf16-mixed-{strategy}", 2)
+    assert torch.equal(first["updates"][-1], second["updates"][-1])
+    assert first["updates"][-1].dtype is torch.float32
+    ddp, _ = results(folder, "bf16-mixed-trial_ddp", 2)
+    torch.testing.assert_close(first["updates"][-1], ddp["updates"][-1], rtol=1e-4, atol=1e-4)
+    level, _ = results(folder, "O1", 2)
+    # The first update is not skipped in either.
+    torch.testing.assert_close(first["updates"][0], level["updates"][0], **TOLERANCE)
+
+
 def test_sharded_weights_can_not_be_cast(folder: Path) -> None:
     for rank in (0, 1):
         message = (folder / f"refusal-{rank}.txt").read_text()

@@ -14,6 +14,7 @@ from det_lightning.pytorch.level_models import apply_level, check_parts, configu
 from det_lightning.pytorch.precision import (
     ApexLevels,
     InstalledApex,
+    Level,
     Precision,
     TorchAmp,
     WholeModelPrecision,
@@ -212,21 +213,28 @@ class AmpContext(RunSettings):
         check_parts(given_models, given_optimizers, self.models, self.optimizers)
         if apex_is_wanted():
             return self._initialize_apex(models, optimizers, opt_level, verbosity, arguments)
+        wrapped = wrapped_ones(given_models, self.models)
+        changed = self._configure_level(level, wrapped, given_optimizers)
+        if verbosity:
+            logger.info("Mixed precision is configured: %s.", level)
+        return put_back(models, wrapped, changed), optimizers
+
+    def _configure_level(
+        self, level: Level, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
+    ) -> dict[torch.nn.Module, torch.nn.Module]:
+        """Train at a level from now on; return what took the places of models."""
         if self.device.type == "cpu" and level.halves:
             level = level.on_cpu()
             logger.warning(
                 "configure_apex_amp(opt_level=%r) on the CPU: bfloat16 takes the place of float16. Loss scaling goes "
                 "on as on a GPU; numbers are coarser, and nothing gets faster.",
-                opt_level,
+                level.opt_level,
             )
-        wrapped = wrapped_ones(given_models, self.models)
-        changed, masters = apply_level(level, self.backend, wrapped, given_optimizers)
+        changed, masters = apply_level(level, self.backend, models, optimizers)
         self.precision = ApexLevels(level, self.backend, self.optimizers, masters)
         self._own_precision, self._amp_configured = "configure_apex_amp()", True
-        if verbosity:
-            logger.info("Mixed precision is configured: %s.", level)
         self.models[:] = [changed.get(model, model) for model in self.models]
-        return put_back(models, wrapped, changed), optimizers
+        return changed
 
     def _require_no_other_amp(self) -> None:
         self._refuse_two_precisions("configure_apex_amp()")

@@ -31,14 +31,18 @@ class ScaledGradients:
     ) -> None:
         self._backend = backend
         self._optimizers = optimizers
-        self._halves = {master: half for half, master in masters.items()}
-        self._earlier: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self._pairs = list(masters.items())
+        self._pairs_of = {optimizer: _pairs_of(optimizer, masters) for optimizer in optimizers}
+        self._parameters: list[torch.nn.Parameter] = []
+        self._earlier: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
 
     def begin_pass(self) -> None:
         """Lay earlier gradients aside."""
-        for parameter in self._parameters():
+        # Asked for at each pass, for parameters may be added to an optimizer.
+        self._parameters = _distinct_parameters(self._optimizers)
+        for parameter in self._parameters:
             if parameter.grad is not None:
-                self._earlier[parameter] = parameter.grad
+                self._earlier.append((parameter, parameter.grad))
                 parameter.grad = None
 
     @torch.no_grad()
@@ -58,34 +62,30 @@ class ScaledGradients:
             self._backend.synchronize(optimizer)
         overflow = self._unscale(inverse)
         self._backend.agree(overflow)
-        for parameter, gradient in self._earlier.items():
+        for parameter, gradient in self._earlier:
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
         self._earlier.clear()
         return touched, overflow
 
     def copy_to_halves(self, optimizer: torch.optim.Optimizer) -> None:
         """Round the masters that ``optimizer`` has updated to the weights that the models compute with."""
-        pairs = [(self._halves[p], p) for p in _parameters_of(optimizer) if p in self._halves] if self._halves else []
-        if pairs:
+        halves, masters = self._pairs_of[optimizer]
+        if halves:
             with torch.no_grad():
-                torch._foreach_copy_([half for half, _ in pairs], [master for _, master in pairs])
+                torch._foreach_copy_(halves, masters)
 
     def of_masters(self) -> list[torch.Tensor | None]:
-        """Return the gradient of each master, in the order of the optimizers."""
-        return [parameter.grad for parameter in self._parameters() if parameter in self._halves]
+        """Return the gradient of each master."""
+        return [master.grad for _, master in self._pairs]
 
     def load_masters(self, saved: list[torch.Tensor | None]) -> None:
         """Put back what :meth:`of_masters` returned; masters beyond that have no gradients."""
-        masters = [parameter for parameter in self._parameters() if parameter in self._halves]
-        for master, gradient in itertools.zip_longest(masters, saved[: len(masters)]):
+        for (_, master), gradient in itertools.zip_longest(self._pairs, saved[: len(self._pairs)]):
             master.grad = None if gradient is None else gradient.to(master.device)
-
-    def _parameters(self) -> dict[torch.nn.Parameter, None]:
-        return {parameter: None for optimizer in self._optimizers for parameter in _parameters_of(optimizer)}
 
     def _take_from_halves(self) -> None:
         """Move gradients of weights in half precision to their masters."""
-        pairs = [(half, master) for master, half in self._halves.items() if half.grad is not None]
+        pairs = [(half, master) for half, master in self._pairs if half.grad is not None]
         self._backend.average_rest(half for half, _ in pairs)
         if not pairs:
             return
@@ -102,7 +102,7 @@ class ScaledGradients:
 
     def _unscale(self, inverse: torch.Tensor) -> torch.Tensor:
         by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
-        for parameter in self._parameters():
+        for parameter in self._parameters:
             if parameter.grad is not None:
                 values = _values_of_gradient(parameter)
                 by_kind[values.device, values.dtype].append(values)
@@ -135,3 +135,17 @@ def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _distinct_parameters(optimizers: list[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
+    parameters = [parameter for optimizer in optimizers for parameter in _parameters_of(optimizer)]
+    return parameters if len(optimizers) == 1 else list(dict.fromkeys(parameters))
+
+
+def _pairs_of(
+    optimizer: torch.optim.Optimizer, masters: dict[torch.nn.Parameter, torch.nn.Parameter]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return those weights in half precision whose masters ``optimizer`` has, and the masters."""
+    own = set(_parameters_of(optimizer))
+    pairs = [(half, master) for half, master in masters.items() if master in own]
+    return [half for half, _ in pairs], [master for _, master in pairs]

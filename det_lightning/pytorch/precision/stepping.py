@@ -94,8 +94,7 @@ def _fuse(optimizer: Any, group: dict[str, Any]) -> None:
 
 def _begin_momentum(optimizer: Any) -> None:
     """Give SGD its momentum before the first step, which would leave it undefined if it is skipped."""
-    for group in optimizer.param_groups:
-        if group.get("momentum"):
-            for parameter in group["params"]:
-                if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
-                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    for parameter in (p for group in optimizer.param_groups if group.get("momentum") for p in group["params"]):
+        state = optimizer.state[parameter]
+        if parameter.grad is not None and state.get("momentum_buffer") is None:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
