@@ -20,7 +20,6 @@ _KERAS = ("it is for TensorFlow and Keras", "rewrite the trial in PyTorch, or ru
 # By the longest prefix of a name.
 _ADVICE = {
     "determined": ("det_lightning has nothing in its place", "remove it or replace it by code of your own"),
-    "determined.TrialContext": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrialContext"),
     "determined.LegacyTrial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
     "determined.Trial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
     "determined._core": _CORE_API,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import libcst as cst
+import libcst.matchers as m
 
 from det_lightning.porting.classes import Definitions, methods_of
 from det_lightning.porting.findings import Finding, Level
@@ -27,6 +28,11 @@ _GROUP = (
     "a process group of your own",
     "remove it from the trial; a training script may make one and pass "
     "distributed=DistributedContext.from_torch_distributed() to det_lightning.pytorch.init()",
+)
+_LOADERS = ("build_training_data_loader", "build_validation_data_loader")
+_LOADER = (
+    "torch's DataLoader is returned, which is refused: it is not sharded and does not resume",
+    "return det_lightning.pytorch.DataLoader, or call context.experimental.disable_dataset_reproducibility_checks()",
 )
 _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, scales and zeroes"
 _CONTEXT_GONE = {
@@ -51,8 +57,17 @@ class Checklist(cst.CSTVisitor):
         file.visit(self)
         for trial in definitions.trials:
             for method in methods_of(trial):
-                if method.name.value == "train_batch":
-                    method.visit(_TrainingSteps(file, _wrapped(trial, "wrap_optimizer")))
+                self._look_at_method(trial, method)
+
+    def _look_at_method(self, trial: cst.ClassDef, method: cst.FunctionDef) -> None:
+        name = method.name.value
+        if name == "train_batch":
+            method.visit(_TrainingSteps(self._file, _wrapped(trial, "wrap_optimizer")))
+        if name in _LOADERS and "disable_dataset_reproducibility_checks" not in self._file.edits.text:
+            for returned in m.findall(method, m.Return(value=m.Call())):
+                loader = cst.ensure_type(cst.ensure_type(returned, cst.Return).value, cst.Call)
+                if dotted_name(loader.func) in ("torch.utils.data.DataLoader", *self._torch_names & {"DataLoader"}):
+                    self._note(loader, *_LOADER, Level.problem)
 
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802 (a method of libcst's)
         name = dotted_name(node.func)
@@ -96,6 +111,11 @@ class Checklist(cst.CSTVisitor):
             self._note(node, "Horovod of your own", advice)
         elif module.startswith("apex.amp"):
             self._note(node, "apex.amp is gone from apex", "call context.experimental.use_amp()")
+        elif module.split(".")[0] == "model_hub":
+            reason = f"{module.rstrip('.')}: model-hub is built on determined"
+            self._note(
+                node, reason, "write the trial without it, or copy what is used of it and port that", Level.problem
+            )
         elif module.split(".")[0] == "pedl":
             advice = "import the same names from det_lightning.pytorch"
             self._note(node, f"{module}: the package's name before Determined was one", advice, Level.problem)

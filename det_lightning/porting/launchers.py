@@ -15,7 +15,8 @@ _AUTO = ("det_lightning.launch.horovod", "--autohorovod")
 _LAUNCH = re.compile(r"(-m[\"']?(?:\s*,\s*|\s+)([\"']?))determined\.launch\.(\w+)(?![\w.])")
 _RUN_INSIDE = re.compile(r"-m[\"']?(?:\s*,\s*|\s+)[\"']?(determined\.(?:exec|cli|deploy)[\w.]*)")
 _TRIAL = re.compile(
-    r"(?:determined|det_lightning)\.launch\.(?:torch_distributed|\w*horovod)\b[^#;]{0,200}?\s[\"']?--trial\b"
+    r"(?:determined|det_lightning)\.launch\.(?:torch_distributed|\w*horovod)\b[^#;]{0,200}?"
+    r"\s[\"']?(--trial\b|[A-Za-z_][\w.]*:[A-Za-z_]\w*(?=[\"'\s]|$))"
 )
 
 
@@ -49,16 +50,16 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
         return before + (f"{quote}, {quote}" if quote else " ").join(words)
 
     for found in _TRIAL.finditer(text):
-        note(found.start(), _trial_option())
+        note(found.start(), _trial_class(found.group(1)))
     for found in _RUN_INSIDE.finditer(text):
         note(found.start(1), Finding(0, Level.problem, f"{found.group(1)}: it needs a Determined master", "remove it"))
     return _LAUNCH.sub(replaced, text), findings
 
 
-def _trial_option() -> Finding:
+def _trial_class(given: str) -> Finding:
     return Finding(
         0,
         Level.problem,
-        "--trial: the launcher of det_lightning runs scripts",
+        f"{given}: the launchers of det_lightning run scripts, not classes",
         "write a script that calls det_lightning.pytorch.init() and Trainer(...).fit(...), and name it here",
     )

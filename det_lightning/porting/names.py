@@ -36,7 +36,10 @@ _MOVED = {
         )
     },
 }
-_RENAMED = {"determined.pytorch._ShouldExit": "determined.pytorch.ShouldExit"}
+_RENAMED = {
+    "determined.TrialContext": "determined.pytorch.PyTorchTrialContext",
+    "determined.pytorch._ShouldExit": "determined.pytorch.ShouldExit",
+}
 # Modules that bear a name of ours, or hold names of ours, and are something else.
 _BLOCKED = (
     "determined.cli",

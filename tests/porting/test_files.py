@@ -127,12 +127,17 @@ def test_what_is_rewritten(name: str, before: str, after: str | None, tmp_path: 
             "3: determined.launch.tensorflow: it is for TensorFlow",
         ),
         ("a.yaml", "x: 1\nentrypoint: x:Y\nsearcher:\n  name: custom\n", "4: searcher.name: custom is not a searcher"),
+        (
+            "a.yaml",
+            "entrypoint: python -m determined.launch.horovod m:T\n",
+            "1: m:T: the launchers of det_lightning run",
+        ),
         ("a.yaml", "entrypoint: python -m determined.exec.harness x:Y\n", "1: determined.exec.harness: it needs"),
         ("environment.yaml", "dependencies:\n- determined=0.17\n", "2: conda has no package"),
         (
             "a.sh",
             "python -m determined.launch.torch_distributed \\\n  --trial a:B\n",
-            "1: --trial: the launcher of det_lightning runs scripts",
+            "1: --trial: the launchers of det_lightning run scripts",
         ),
         ("a.sh", "cd x\ndet -m host e create const.yaml .\n", "2: det -m host e create: it asks a Determined master"),
         ("requirements.txt", "determined-cli==0.12\n", "1: determined-cli: it talks to a Determined master"),

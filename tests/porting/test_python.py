@@ -155,6 +155,7 @@ def test_what_is_missing_is_split_off_and_named() -> None:
         ("run(['python', '-m', 'determined.launch.deepspeed'])\n", "DeepSpeed's launcher"),
         ("importlib.import_module('determined.keras')\n", "TensorFlow and Keras"),
         ("from pedl.frameworks import pytorch\n", "before Determined was one"),
+        ("import model_hub.huggingface as hf\n", "model-hub is built on determined"),
     ],
 )
 def test_a_file_of_another_framework_is_left_as_it_is(text: str, reason: str) -> None:
@@ -261,6 +262,14 @@ def test_the_porting_checklist(text: str, reason: str) -> None:
 )
 def test_what_is_right_is_not_told(text: str) -> None:
     assert findings_of(text, Level.check) == findings_of(text) == []
+
+
+def test_a_loader_that_is_refused() -> None:
+    loader = "def build_training_data_loader(self): return torch.utils.data.DataLoader(x)"
+    before = "from determined.pytorch import PyTorchTrial\nclass T(PyTorchTrial):\n    "
+    assert findings_of(before + loader)[0].startswith("3: torch's DataLoader is returned")
+    disabled = "\n    def f(self): context.experimental.disable_dataset_reproducibility_checks()\n"
+    assert findings_of(before + loader + disabled) == []
 
 
 def test_uses_of_a_cluster_that_is_not_there() -> None:

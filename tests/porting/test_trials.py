@@ -17,6 +17,7 @@ HPARAMS = {
     "adversaries": {"noise": 2, "lr": 0.01},
     "detections": {},
     "images": {"filters": 2, "lr": 0.1},
+    "sentences": {"lr": 0.1, "clip": 0.1, "data": {"vocabulary": 20}},
     "words": {"size": 4, "lr": 0.01, "clip": 0.5},
 }
 
@@ -41,12 +42,20 @@ def ported(name: str, directory: Path) -> Path:
 def test_a_ported_trial_trains(name: str, tmp_path: Path) -> None:
     module = load(ported(name, tmp_path))
     hparams = {**HPARAMS[name], "global_batch_size": 4}
-    with det.pytorch.init(hparams=hparams, enable_tensorboard_logging=False) as context:
+    with det.pytorch.init(
+        hparams=hparams, exp_conf={"data": hparams.get("data")}, enable_tensorboard_logging=False
+    ) as context:
         trial = getattr(module, f"{name.capitalize()}Trial")(context)
         trainer = det.pytorch.Trainer(trial, context)
         trainer.fit(max_length=det.pytorch.Batch(2), checkpoint_storage=tmp_path / "checkpoints")
     if name == "detections":
         assert trial.reporting.seen[:3] == ["epoch", "start", ["error"]]
+
+
+def test_a_ported_script_runs(tmp_path: Path) -> None:
+    module = load(ported("digits", tmp_path))
+    trial = module.run({"hidden": 4, "lr": 0.1}, local=True)
+    assert trial.context.current_train_batch() == 0
 
 
 def test_no_line_changes_that_has_nothing_to_do_with_it() -> None:

@@ -33,7 +33,9 @@ _DISTRIBUTED = {
     "size": "self.trainer.world_size",
     "get_size": "self.trainer.world_size",
 }
-_UNWRAPPED = ("wrap_model", "wrap_optimizer", "wrap_lr_scheduler", "wrap_reducer")
+_UNWRAPPED = ("wrap_model", "wrap_optimizer", "wrap_lr_scheduler")
+# Methods that are written anew elsewhere.
+_ELSEWHERE = ("step_optimizer", "wrap_reducer")
 # Statements that are not needed, and what their place is taken by.
 _DROPPED = {
     "use_amp": 'pass precision="16-mixed" to pl.Trainer, which took the place of use_amp()',
@@ -116,7 +118,7 @@ def _rewrite_call(source: Source, call: ast.Call, method: ast.Attribute) -> None
         _rewrite_stop(source, call)
     elif name in _DROPPED and isinstance(source.parent(call), ast.Expr):
         _drop(source, call, name)
-    elif name != "step_optimizer":
+    elif name not in _ELSEWHERE:
         source.note(call, f"nothing takes the place of context.{name}()")
 
 
@@ -140,9 +142,6 @@ def _unwrap(source: Source, call: ast.Call, name: str) -> None:
     """Leave what was wrapped."""
     wrapped = call.args[0] if call.args else call.keywords[0].value
     statement = source.parent(call)
-    if name == "wrap_reducer":
-        advice = "use a metric of torchmetrics; reset, update and log it in the hooks of this module"
-        source.note(call, advice)
     if name == "wrap_optimizer" and len(call.args) + len(call.keywords) > 1:
         source.note(call, "the other arguments of wrap_optimizer() were for several processes and aggregation")
     if isinstance(statement, ast.Expr):

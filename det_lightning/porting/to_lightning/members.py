@@ -79,8 +79,8 @@ def rename_members(source: Source, shape: TrialShape, names: dict[str, str]) -> 
             source.edits.replace(start, start + len(node.attr), members[node.attr])
         elif isinstance(node, ast.Name) and node.id in names and (in_class or node.id == shape.definition.name):
             source.rewrite(node, names[node.id])
-    parts: list[ast.FunctionDef | ast.ClassDef] = [shape.definition, *shape.methods.values()]
-    for definition in parts:
+    definitions: list[ast.ClassDef | ast.FunctionDef] = [shape.definition, *shape.methods.values()]
+    for definition in definitions:
         if definition.name in members:
             _rename_definition(source, definition, members[definition.name])
 

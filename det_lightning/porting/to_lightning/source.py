@@ -110,6 +110,11 @@ class Source:
             if too_much > 0 and not self._lines[line - 1][:too_much].strip():
                 self.edits.replace(start, start + too_much, "")
 
+    def insert_before(self, definition: ast.ClassDef, text: str) -> None:
+        """Put a text before a class of the module's level, and its decorators."""
+        line = min([definition.lineno, *(decorator.lineno for decorator in definition.decorator_list)])
+        self.edits.insert(self.edits.offset(line, 0), text, first=True)
+
     def note(self, node: ast.AST, text: str) -> None:
         """Put a comment above the statement of a node that says what is left to the user."""
         statement = self.statement(node)

@@ -10,6 +10,7 @@ from det_lightning.porting.to_lightning.callbacks import rewrite_build_callbacks
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES, rewrite_context
 from det_lightning.porting.to_lightning.imports import Imports
 from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
+from det_lightning.porting.to_lightning.reducers import rewrite_reducers
 from det_lightning.porting.to_lightning.shape import Scheduler, TrialShape
 from det_lightning.porting.to_lightning.source import Source, dotted
 from det_lightning.porting.to_lightning.steps import (
@@ -22,6 +23,16 @@ __all__ = ["NoTrialError", "write_module"]
 
 _REQUIRED = ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
 _LOADERS = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
+
+# The data are gone over once more, since Lightning has no other place for it.
+_FULL_DATASET = [
+    ["def validation_step(self, batch, batch_idx):", "    pass  # see on_validation_epoch_end()"],
+    [
+        "def on_validation_epoch_end(self):",
+        "    metrics = self.evaluate_full_dataset(self.trainer.val_dataloaders)",
+        "    self.log_dict(metrics, rank_zero_only=True)",
+    ],
+]
 
 
 class NoTrialError(ValueError):
@@ -55,12 +66,13 @@ def write_module(text: str) -> tuple[str, int]:
     drop_own_hparams(source, shape)
     _rewrite_base(source, definition)
     _rewrite_init(source, shape)
+    reducing = rewrite_reducers(source, shape)
     _rewrite_methods(source, shape)
-    _append_hooks(source, shape)
+    _append_hooks(source, shape, reducing)
     for callback in _classes_of(source, "PyTorchCallback"):
         rewrite_callback(source, callback)
     imports.need("import pytorch_lightning as pl")
-    remaining = _comment_out_what_trains(source, imports, definition)
+    remaining = _comment_out_what_trains(source, imports)
     imports.rewrite(remaining)
     written = source.edits.result()
     _require_readable(written)
@@ -138,7 +150,7 @@ def _rewrite_methods(source: Source, shape: TrialShape) -> None:
         source.rewrite_lines(methods["get_batch_length"], [])
 
 
-def _append_hooks(source: Source, shape: TrialShape) -> None:
+def _append_hooks(source: Source, shape: TrialShape, reducing: list[list[str]]) -> None:
     returned = f"[{', '.join(_held(name) for name in shape.optimizers)}]"
     if shape.schedulers:
         returned += f", [{', '.join(_held(scheduler.name) for scheduler in shape.schedulers)}]"
@@ -148,18 +160,12 @@ def _append_hooks(source: Source, shape: TrialShape) -> None:
         counted = [f"    batch_idx = {TRAINED_BATCHES}  # over all epochs"] if "batch_idx" in " ".join(steps) else []
         head = "def on_train_batch_end(self, outputs, batch, batch_idx):"
         methods.insert(0, [head, *counted, *(f"    {line}" for line in steps)])
-    if "evaluate_full_dataset" in shape.methods:
-        methods.append(
-            [
-                "def validation_step(self, batch, batch_idx):",
-                "    pass  # evaluate_full_dataset() goes over the data itself",
-                "",
-                "def on_validation_epoch_end(self):",
-                "    self.log_dict(self.evaluate_full_dataset(self.trainer.val_dataloaders), rank_zero_only=True)",
-            ]
-        )
-        source.note(shape.methods["evaluate_full_dataset"], "move the batches of the loader to self.device here")
-    source.append_to_class(shape.definition, methods)
+    full = shape.methods.get("evaluate_full_dataset")
+    source.append_to_class(shape.definition, [*reducing, *methods, *([] if full is None else _FULL_DATASET)])
+    if full is not None and "self.device" not in source.render(full):
+        source.note(full, "move the batches of the loader to self.device here")
+    if full is not None and reducing:
+        source.note(full, "put the hooks on_validation_epoch_end() below into one")
 
 
 def _held(name: str) -> str:
@@ -180,20 +186,20 @@ def _scheduler_lines(source: Source, scheduler: Scheduler) -> list[str]:
     return [f"# TODO: call {step} when its step mode says", "pass"]
 
 
-def _comment_out_what_trains(source: Source, imports: Imports, trial: ast.ClassDef) -> set[str]:
+def _comment_out_what_trains(source: Source, imports: Imports) -> set[str]:
     """Turn statements that need Determined's trainer into comments; return the names that are used nevertheless."""
     remaining: set[str] = set()
+    gone: set[str] = set()
     for statement in source.tree.body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
             continue
         left = [use for use in imports.uses(statement) if not imports.is_rewritten(use)]
-        if not left:
-            continue
         if isinstance(statement, ast.ClassDef):
             remaining.update(dotted(use).partition(".")[0] for use in left)
             for use in left:
                 source.note(use, f"nothing takes the place of {dotted(use)}")
-        else:
+        elif left or any(isinstance(node, ast.Name) and node.id in gone for node in ast.walk(statement)):
+            gone.update([statement.name] if isinstance(statement, ast.FunctionDef) else [])
             _comment_out(source, statement)
     return remaining
 
