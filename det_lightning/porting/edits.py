@@ -49,10 +49,13 @@ class Edits:
         Raises:
             ValueError: it overlaps with another replacement.
         """
-        for other_start, other_end in self._replacements:
-            if (start, end) != (other_start, other_end) and start < other_end and other_start < end:
-                raise ValueError(f"Replacements overlap: {start}-{end} and {other_start}-{other_end}.")
+        if (start, end) not in self._replacements and not self.is_free(start, end):
+            raise ValueError(f"The replacement of {start}-{end} overlaps with another one.")
         self._replacements[start, end] = new
+
+    def is_free(self, start: int, end: int) -> bool:
+        """Tell whether no part of ``text[start:end]`` is replaced."""
+        return not any(start < other_end and other_start < end for other_start, other_end in self._replacements)
 
     def insert(self, offset: int, new: str, first: bool = False) -> None:
         """Insert a text before an index; after what was inserted there already, unless it is to be ``first``."""

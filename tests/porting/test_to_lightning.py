@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import textwrap
 from pathlib import Path
@@ -185,9 +186,71 @@ def test_metrics_are_reduced_as_before(reducer: str, log: str) -> None:
     assert "evaluation_reducer" not in written
 
 
-def test_arguments_of_the_trial_stay() -> None:
-    source = (TRIALS / "images.py").read_text().replace("context: PyTorchTrialContext)", "context, size: int = 2)")
-    assert "def __init__(self, size: int = 2, **hparams) -> None:" in write_module(source)[0]
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("context", "self, **hparams"),
+        ("context, size: int = 2, *, b=1", "self, size: int = 2, *, b=1, **hparams"),
+        ("context: PyTorchTrialContext, a, *args: int, **more", "self, a, *args: int, **more"),
+        ("context, hparams", "self, hparams"),
+    ],
+)
+def test_arguments_of_the_trial_stay(given: str, kept: str) -> None:
+    source = (TRIALS / "images.py").read_text().replace("context: PyTorchTrialContext)", f"{given})")
+    assert f"def __init__({kept}) -> None:\n" in write_module(source)[0]
+
+
+ODD = """
+import determined.pytorch as dp
+class OddTrial(dp.PyTorchTrial):
+    def __init__(self, context):
+        self.ctx: dp.PyTorchTrialContext = context
+        self.models = [context.wrap_model(
+            Model(
+                self.ctx.get_hparam(self.ctx.get_hparam(
+                    "x"
+                )),
+            ),
+        ) for _ in range(3)]
+        self.opt = self.ctx.wrap_optimizer(Adam(context.wrap_model(Model()).parameters()))
+        self.optimizers = [self.ctx.wrap_optimizer(SGD(model)) for model in self.models]
+        model = Model(); model = self.ctx.wrap_model(model)
+        if model: self.ctx.experimental.disable_auto_to_device()
+    @torch.enable_grad()
+    def train_batch(
+        self,
+        batch: dp.TorchData,  # the (batch):
+        epoch_idx: int,
+        batch_idx: int,
+    ) -> dict:
+        '''What: this'''
+        for i, optimizer in enumerate(self.optimizers):
+            if i: self.ctx.step_optimizer(optimizer, clip_grads=clip if i else (lambda p: p))
+        if batch_idx: return {}
+        self.ctx.step_optimizer(self.opt, auto_zero_grads=False)
+    def evaluate_batch(self, batch): return {"é": 1}
+    def build_training_data_loader(self): return dp.DataLoader([])
+    def build_validation_data_loader(self): return self.build_training_data_loader()
+    def get_batch_length(self, batch): return 1
+class After: pass
+"""
+
+
+def test_odd_forms_stay_readable() -> None:
+    written, _ = write_module(ODD)
+    ast.parse(written)
+    for line in (
+        '            self.hparams[self.hparams["x"]],',
+        "        self.opt = Adam(Model().parameters())",
+        "        self.trial_optimizers = [SGD(model) for model in self.models]",
+        "        if model: pass",
+        "    @torch.enable_grad()\n    def training_step(self, batch: Any, batch_idx: int) -> None:",
+        "        lightning_optimizer = self.optimizers()[0]  # self.opt",
+        "        return [self.opt, *self.trial_optimizers]",
+        "    def val_dataloader(self): return self.train_dataloader()",
+        "class After: pass",
+    ):
+        assert f"{line}\n" in written
 
 
 @pytest.mark.parametrize(

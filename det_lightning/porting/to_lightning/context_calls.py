@@ -134,8 +134,8 @@ def _rewrite_hparam(source: Source, call: ast.Call) -> None:
         return
     start, end = source.span(call)
     first, last = source.span(name)
-    source.edits.replace(start, first, "self.hparams[")
-    source.edits.replace(last, end, "]")
+    source.edits.rewrite(start, first, "self.hparams[")
+    source.edits.rewrite(last, end, "]")
 
 
 def _unwrap(source: Source, call: ast.Call, name: str) -> None:
@@ -172,8 +172,8 @@ def _rewrite_to_device(source: Source, call: ast.Call, in_init: bool) -> None:
     moved = argument(call, 0, "batch") or argument(call, 0, "data")
     if moved is not None:
         (start, end), (first, last) = source.span(call), source.span(moved)
-        source.edits.replace(start, first, "self.transfer_batch_to_device(")
-        source.edits.replace(last, end, ", self.device, 0)")
+        source.edits.rewrite(start, first, "self.transfer_batch_to_device(")
+        source.edits.rewrite(last, end, ", self.device, 0)")
 
 
 def _rewrite_stop(source: Source, call: ast.Call) -> None:

@@ -32,6 +32,7 @@ class Source:
         self.todos = 0
         self._lines = text.splitlines(keepends=True)
         self._parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        self._removed: set[ast.stmt] = set()
         self._noted: set[tuple[int, str]] = set()
 
     def span(self, node: ast.AST) -> tuple[int, int]:
@@ -83,6 +84,7 @@ class Source:
         elif self._is_alone(statement):
             self.rewrite(statement, "pass")
         else:
+            self._removed.add(statement)
             start = self.edits.offset(statement.lineno, 0)
             if isinstance(statement, ast.FunctionDef):  # and the empty lines before it
                 start = len(self.text[:start].rstrip()) + 1
@@ -107,7 +109,8 @@ class Source:
         too_much = len(self.edits.indentation(self.span(node)[0])) - len(self.edits.indentation(self.span(outer)[0]))
         for line in range(node.lineno + 1, (node.end_lineno or 0) + 1):
             start = self.edits.offset(line, 0)
-            if too_much > 0 and not self._lines[line - 1][:too_much].strip():
+            is_free = self.edits.is_free(start, start + too_much)
+            if too_much > 0 and is_free and not self._lines[line - 1][:too_much].strip():
                 self.edits.replace(start, start + too_much, "")
 
     def insert_before(self, definition: ast.ClassDef, text: str) -> None:
@@ -150,7 +153,7 @@ class Source:
 
     def append_to_class(self, definition: ast.ClassDef, methods: list[list[str]]) -> None:
         """Put methods, each a list of lines, at the end of a class."""
-        last = definition.body[-1]
+        last = [statement for statement in definition.body if statement not in self._removed][-1]
         indentation = self.indentation(definition.body[0])
         written = ["\n".join(indentation + line if line else "" for line in lines) for lines in methods]
         self.edits.insert(self.span(last)[1], "".join(f"\n\n{method}" for method in written))

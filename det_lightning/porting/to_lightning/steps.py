@@ -32,9 +32,10 @@ def _step_lines(source: Source, shape: TrialShape, call: ast.Call) -> list[str]:
     function = source.function(call)
     used = {node.id for node in ast.walk(function or call) if isinstance(node, ast.Name)}
     variable = "lightning_optimizer" if "optimizer" in used else "optimizer"
-    plain = [held for held in shape.optimizers if not held.startswith("*")]
-    if name in plain and plain == shape.optimizers:
-        index = "" if len(plain) == 1 else f"[{plain.index(name)}]"
+    held = shape.optimizers
+    place = held.index(name) if name in held else len(held)
+    if name in held and not any(other.startswith("*") for other in held[:place]):
+        index = "" if len(held) == 1 else f"[{place}]"
         lines = [f"{variable} = self.optimizers(){index}" + (f"  # self.{name}" if index else "")]
     else:
         source.note(call, "take the optimizer from self.optimizers() instead, so that Lightning counts its steps")
@@ -53,7 +54,8 @@ def _clip_lines(source: Source, clip: ast.expr | None, variable: str) -> list[st
     parameters = f'[p for group in {variable}.param_groups for p in group["params"]]'
     if isinstance(clip, ast.Lambda) and len(clip.args.args) == 1:
         return [f"{clip.args.args[0].arg} = {parameters}", source.render(clip.body)]
-    return [f"{source.render(clip)}({parameters})"]
+    text = source.render(clip)
+    return [f"{text}({parameters})" if dotted(clip) or isinstance(clip, ast.Call) else f"({text})({parameters})"]
 
 
 def rewrite_train_batch(source: Source, method: ast.FunctionDef) -> None:

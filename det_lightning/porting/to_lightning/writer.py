@@ -120,22 +120,31 @@ def _rewrite_init(source: Source, shape: TrialShape) -> None:
         call = node.value if isinstance(node, ast.Expr) else None
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "__init__":
             source.rewrite_lines(source.statement(call), [])
-    others = init.args.args[2:]
-    own = any(given.arg == "hparams" for given in others)
-    defaults = dict(zip(reversed(others), reversed(init.args.defaults), strict=False))
-    written = ["self"] + [
-        source.render(given) + (f" = {source.render(defaults[given])}" if given in defaults else "") for given in others
-    ]
-    if init.args.kwonlyargs or init.args.vararg or init.args.kwarg:
-        source.note(init, "the other arguments of the trial are to be taken here")
-    if not own:
-        written.append("**hparams")
+    own = any(given.arg == "hparams" for given in init.args.args[2:])
+    written = [*_parameters(source, init.args), *([] if own or init.args.kwarg else ["**hparams"])]
     start, end = source.signature(init)
     returns = " -> None" if init.returns is not None else ""
     source.edits.rewrite(start, end, f"def __init__({', '.join(written)}){returns}")
     saved = "hparams" if own else ""
     lines = ["super().__init__()", f"self.save_hyperparameters({saved})", "self.automatic_optimization = False"]
     source.insert_in_body(init, lines)
+
+
+def _parameters(source: Source, given: ast.arguments) -> list[str]:
+    """Return the text of all parameters but the context."""
+
+    def with_default(parameter: ast.arg, default: ast.expr | None) -> str:
+        equals = "=" if parameter.annotation is None else " = "
+        return source.render(parameter) + ("" if default is None else equals + source.render(default))
+
+    others = given.args[2:]
+    # Defaults are those of the last parameters.
+    defaults = [*([None] * len(given.args)), *given.defaults][-len(given.args) :][2:]
+    texts = ["self", *(with_default(*pair) for pair in zip(others, defaults, strict=True))]
+    if given.vararg is not None or given.kwonlyargs:
+        texts.append("*" if given.vararg is None else f"*{source.render(given.vararg)}")
+    texts += [with_default(*pair) for pair in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    return [*texts, *([] if given.kwarg is None else [f"**{source.render(given.kwarg)}"])]
 
 
 def _rewrite_methods(source: Source, shape: TrialShape) -> None:
