@@ -24,6 +24,7 @@ def imported_with(module: str) -> set[str]:
         ("det_lightning.units", HEAVY),
         ("det_lightning.core", HEAVY),
         ("det_lightning.testing.plugin", [*HEAVY, "jinja2", "yaml", "det_lightning.pytorch"]),
+        ("det_lightning.porting", [*HEAVY, "libcst"]),
         ("det_lightning.checkpoint", [*LIGHTNING, "tensorboard", "torchmetrics", "det_lightning.pytorch"]),
     ],
 )

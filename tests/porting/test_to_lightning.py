@@ -236,6 +236,17 @@ class After: pass
 """
 
 
+def test_an_optimizer_that_a_method_wraps() -> None:
+    helper = """
+        def wrap(self, model):
+            return self.context.wrap_optimizer(Adam(model))
+        """
+    written, todos = written_trial("self.a, self.b = 1, 2; self.opt = self.wrap(self.a)", rest=helper)
+    assert "        return [self.opt]\n" in written
+    assert "        return Adam(model)\n" in written
+    assert todos == 0
+
+
 def test_odd_forms_stay_readable() -> None:
     written, _ = write_module(ODD)
     ast.parse(written)

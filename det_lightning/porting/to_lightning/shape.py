@@ -82,37 +82,44 @@ class TrialShape:
             if isinstance(called, ast.Attribute) and called.attr == method and self.is_context(called.value):
                 yield cast(ast.Call, node)
 
-    def _holder(self, call: ast.Call) -> str:
-        """Return the attribute that a wrapped object is kept in, with ``*`` if that holds several."""
+    def _holders(self, call: ast.Call) -> list[str]:
+        """Return the attributes that a wrapped object is kept in, with ``*`` before one that holds several."""
         statement = self.source.statement(call)
+        if isinstance(statement, ast.Return):
+            return self._holders_of_result(self.source.function(call))
         if not isinstance(statement, ast.Assign | ast.AnnAssign):
-            return ""
+            return []
         target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
         if statement.value is call and isinstance(target, ast.Name):
-            kept = (name for name, value in self._assignments() if dotted(value) == target.id)
-            return next(kept, "")
+            return [name for name, value in self._assignments() if dotted(value) == target.id][:1]
         name = attribute_of_self(target)
-        return name if statement.value is call or not name else f"*{name}"
+        return [name if statement.value is call else f"*{name}"] if name else []
+
+    def _holders_of_result(self, function: ast.FunctionDef | None) -> list[str]:
+        """Return the attributes that keep what a method of the trial returns."""
+        return [
+            name
+            for name, value in self._assignments()
+            if function is not None and isinstance(value, ast.Call) and attribute_of_self(value.func) == function.name
+        ]
 
     def _add_optimizer(self, call: ast.Call) -> None:
-        holder = self._holder(call)
-        if not holder:
+        holders = self._holders(call)
+        if not holders:
             advice = "configure_optimizers() has to return this optimizer too; keep it in an attribute"
             self.source.note(call, advice)
-        elif holder not in self.optimizers:
-            self.optimizers.append(holder)
+        self.optimizers += [holder for holder in holders if holder not in self.optimizers]
 
     def _add_scheduler(self, call: ast.Call) -> None:
-        holder = self._holder(call)
+        holders = self._holders(call)
         mode = dotted(argument(call, 1, "step_mode")).rpartition(".")[2]
         frequency = argument(call, 2, "frequency")
         text = "1" if frequency is None else ast.get_source_segment(self.source.text, frequency) or "1"
-        if not holder or holder.startswith("*"):
-            self.source.note(
-                call, "step this scheduler in on_train_batch_end(), and return it from configure_optimizers()"
-            )
+        if not holders or any(holder.startswith("*") for holder in holders):
+            advice = "step this scheduler in on_train_batch_end(), and return it from configure_optimizers()"
+            self.source.note(call, advice)
         else:
-            self.schedulers.append(Scheduler(holder, mode, text))
+            self.schedulers += [Scheduler(holder, mode, text) for holder in holders]
 
 
 def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:

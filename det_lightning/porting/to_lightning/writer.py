@@ -209,6 +209,8 @@ def _comment_out_what_trains(source: Source, imports: Imports) -> set[str]:
                 source.note(use, f"nothing takes the place of {dotted(use)}")
         elif left or any(isinstance(node, ast.Name) and node.id in gone for node in ast.walk(statement)):
             gone.update([statement.name] if isinstance(statement, ast.FunctionDef) else [])
+            if isinstance(statement, ast.Assign):
+                gone.update(dotted(target) for target in statement.targets)
             _comment_out(source, statement)
     return remaining
 
