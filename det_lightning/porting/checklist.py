@@ -121,11 +121,6 @@ class Checklist(cst.CSTVisitor):
             self._note(node, f"{module}: the package's name before Determined was one", advice, Level.problem)
 
     def visit_Attribute(self, node: cst.Attribute) -> None:  # noqa: N802 (a method of libcst's)
-        call = node.value
-        if isinstance(call, cst.Call) and dotted_name(call.func).rpartition(".")[2] == "get_cluster_info":
-            reason = f"get_cluster_info() is None here, and has no {node.attr.value}"
-            advice = 'take hparams from your own configuration; latest_checkpoint="last" goes on from the newest one'
-            self._note(node, reason, advice, Level.problem)
         gone = _CONTEXT_GONE.get(node.attr.value)
         if gone is not None and dotted_name(node.value).split(".")[-1] in ("context", "trial_context"):
             self._note(node, f"context.{node.attr.value} belongs to Determined's inside", gone, Level.problem)

@@ -12,6 +12,7 @@ from det_lightning.porting.deprecated import DeprecatedSpellings
 from det_lightning.porting.findings import Finding
 from det_lightning.porting.imports import ImportRewriter, missing_part
 from det_lightning.porting.names import our_place
+from det_lightning.porting.scripts import ClusterUses
 from det_lightning.porting.strings import StringRewriter
 from det_lightning.porting.syntax import PythonFile
 
@@ -41,6 +42,8 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
     definitions = Definitions(file)
     if imports.bindings.uses_trial_api() or ported.uses_trial_api():
         DeprecatedSpellings(file, definitions)
+    if imports.bindings.found or ported.found:
+        ClusterUses(file)
     Checklist(file, definitions)
     return file.edits.result(), file.findings
 

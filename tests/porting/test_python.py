@@ -272,6 +272,32 @@ def test_a_loader_that_is_refused() -> None:
     assert findings_of(before + loader + disabled) == []
 
 
+SCRIPT = """
+from determined import get_cluster_info, pytorch
+with pytorch.init() as context:
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("info = get_cluster_info(); f(info.trial.hparams)", ["4: get_cluster_info() is None here, and info is used"]),
+        ("info = get_cluster_info(); f(info.trial.hparams if info is not None else {})", []),
+        ("f(get_cluster_info().latest_checkpoint)", ["4: get_cluster_info() is None here, and has no latest_check"]),
+        ("trainer = pytorch.Trainer(t, context); trainer.fit(test_mode=True)", ["4: fit() without max_length"]),
+        ("pytorch.Trainer(t, context).fit()", ["4: fit() without max_length"]),
+        ("trainer = pytorch.Trainer(t, context); trainer.fit(max_length=pytorch.Epoch(1))", []),
+        ("trainer = pytorch.Trainer(t, context); trainer.fit(None, None, pytorch.Epoch(1))", []),
+        ("trainer = pl.Trainer(); trainer.fit(module)", []),
+    ],
+)
+def test_a_script_that_relies_on_a_master(line: str, told: list[str]) -> None:
+    found = findings_of(SCRIPT.format(line))
+    assert len(found) == len(told)
+    assert all(reason.startswith(start) for reason, start in zip(found, told, strict=True))
+
+
 def test_uses_of_a_cluster_that_is_not_there() -> None:
     text = trial(
         "det.get_cluster_info().latest_checkpoint", "self.context.env", "for op in ctx.searcher.operations(): ..."
