@@ -72,7 +72,7 @@ class OldCheckpoint:
             resume_from=path,
         )
         validated = validate(evidence.setup, "the validation", Observer(), path, storage=evidence.storage("validation"))
-        return cls(path, recorded_metrics(content), resumed, validated)
+        return cls(path, evidence.options.metrics or recorded_metrics(content), resumed, validated)
 
 
 def _path(evidence: Evidence) -> str:
@@ -92,6 +92,7 @@ def recorded_metrics(metadata: Mapping[str, Any]) -> dict[str, float]:
     for path in (
         ("validation_metrics",),
         ("training", "validation_metrics"),
+        ("training", "validationMetrics"),
         ("validation", "metrics"),
         ("metrics",),
     ):

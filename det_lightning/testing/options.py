@@ -32,6 +32,7 @@ class TrialOptions:
         reference: a record of the real determined.
         record: where to write one.
         checkpoint: an old checkpoint to load.
+        metrics: its validation metrics, if they are known.
         report: where to write the HTML report.
     """
 
@@ -46,6 +47,7 @@ class TrialOptions:
     reference: Path | None = None
     record: Path | None = None
     checkpoint: str | None = None
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     report: Path | None = None
 
     @property
@@ -84,6 +86,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         mistakes.append(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
     hparams = tried(_hparams, config, values.trial_hparams)
     arguments = tried(_json_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}') or {}
+    metrics = tried(_metrics, values.trial_metrics) or {}
     if values.trial_batches < MIN_BATCHES:
         mistakes.append(f"--trial-batches must be at least {MIN_BATCHES}; got {values.trial_batches}.")
     if mistakes:
@@ -100,6 +103,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         reference=_path(directory, values.trial_reference),
         record=_path(directory, values.trial_record),
         checkpoint=values.trial_checkpoint,
+        metrics=metrics,
         report=_path(directory, values.trial_report),
     )
 
@@ -120,6 +124,14 @@ def _hparams(config: dict[str, Any] | None, text: str | None) -> dict[str, Any] 
     if config is None:
         return given
     return {**hparams_of(config), **(given or {})}
+
+
+def _metrics(text: str | None) -> dict[str, float] | None:
+    metrics = _json_object("--trial-metrics", text, '{"validation_loss": 0.25}')
+    wrong = {name: value for name, value in (metrics or {}).items() if not isinstance(value, int | float)}
+    if wrong:
+        raise BadTrial(f"--trial-metrics must be numbers; got {wrong}.")
+    return metrics
 
 
 def _json_object(option: str, text: str | None, example: str) -> dict[str, Any] | None:

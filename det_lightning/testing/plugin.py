@@ -27,6 +27,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--trial-record": {"metavar": "FILE", "help": "keep the record of the real determined that is made here"},
     "--trial-tolerance": {"metavar": "SHARE", "type": float, "help": "how far numbers may be from the reference's"},
     "--trial-checkpoint": {"metavar": "PATH", "help": "load this old checkpoint, and validate with it"},
+    "--trial-metrics": {"metavar": "JSON", "help": "its validation metrics, where the checkpoint does not tell them"},
     "--trial-report": {"metavar": "FILE", "help": "write the checklist and the curves as an HTML page"},
 }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,50 @@ from det_lightning import pytorch
 from det_lightning.checkpoint import load_checkpoint
 from det_lightning.testing import InMemoryStorage, assert_resumes, assert_same_training, run_trial, storage
 from tests.trials import SmallTrial
+
+pytest_plugins = ["pytester"]
+
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "testing.md"
+
+#: What the examples of the documentation take for granted.
+PREAMBLE = """
+import torch
+from det_lightning import pytorch
+
+HPARAMS = {"lr": 0.1, "global_batch_size": 8}
+
+
+class MyTrial(pytorch.PyTorchTrial):
+    def __init__(self, context):
+        self.context = context
+        self.model = context.wrap_model(torch.nn.Sequential(torch.nn.Linear(2, 1)))
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), context.get_hparam("lr")))
+
+    def make_loader(self):
+        inputs = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
+        data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
+        return pytorch.DataLoader(data, batch_size=self.context.get_per_slot_batch_size(), shuffle=True)
+
+    build_training_data_loader = build_validation_data_loader = make_loader
+
+    def evaluate_batch(self, batch):
+        return {"loss": ((self.model(batch[0]) - batch[1]) ** 2).mean()}
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        metrics = self.evaluate_batch(batch)
+        self.context.backward(metrics["loss"])
+        self.context.step_optimizer(self.optimizer)
+        return metrics
+
+
+class MyRefactoredTrial(MyTrial):
+    pass
+
+
+opened = pytorch.init(hparams=HPARAMS, enable_tensorboard_logging=False)
+context = opened.__enter__()
+trainer = pytorch.Trainer(MyTrial(context), context, enable_progress_bar=False)
+"""
 
 TrialRun = Callable[..., Any]
 
@@ -97,5 +143,12 @@ def test_checkpoints_in_memory() -> None:
     assert checkpoints.list_ids() == []
 
 
-def test_the_example_in_the_documentation_runs() -> None:
-    assert doctest.testmod(storage).attempted == 2
+def test_the_example_of_the_storage_runs() -> None:
+    results = doctest.testmod(storage)
+    assert (results.attempted, results.failed) == (2, 0)
+
+
+def test_the_examples_of_the_documentation_run(pytester: pytest.Pytester) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    pytester.makepyfile(PREAMBLE + example)
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=4)

