@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from det_lightning.testing.described import dtype_of, farthest_apart, is_array, is_plain, largest_element, summary_of
 from det_lightning.testing.difference import BIT_EQUAL, Difference, Tolerance
 from det_lightning.testing.numbers import distance, ulps_between
 from det_lightning.testing.record import RunSettings, TrainingRecord, number_in
@@ -49,10 +50,10 @@ def first_difference(
     first = next(differences, None)
     if first is None:
         return None
-    unsteady = tuple(sorted(comparison.unsteady))
+    unsteady, drawn_apart = tuple(sorted(comparison.unsteady)), comparison.drawn_apart
     same_batch = itertools.takewhile(lambda difference: difference.batch == first.batch, differences)
     others = [other for other in same_batch if (other.kind, other.name) != (first.kind, first.name)]
-    return dataclasses.replace(first, also=_by_kind(others), unsteady=unsteady)
+    return dataclasses.replace(first, also=_by_kind(others), unsteady=unsteady, drawn_apart=drawn_apart)
 
 
 def _by_kind(differences: list[Difference]) -> tuple[str, ...]:
@@ -76,6 +77,7 @@ class _Comparison:
 
     Attributes:
         unsteady: parameters whose gradient has been nothing but rounding noise so far.
+        drawn_apart: the batch from which on random states differ, where they are not compared.
     """
 
     def __init__(self, reference: TrainingRecord, ours: TrainingRecord, tolerance: Tolerance) -> None:
@@ -85,6 +87,8 @@ class _Comparison:
         starts = [*reference.named("start"), *ours.named("start")]
         self._parameters = {name for start in starts for name in start["parameters"]}
         self.unsteady: set[str] = set()
+        self.drawn_apart: int | None = None
+        self._largest_weight = 0.0
 
     def differences(self) -> Iterator[Difference]:
         """Yield all differences in order of time, up to where the two take different ways."""
@@ -125,13 +129,21 @@ class _Comparison:
         return self._reference.batches, self._ours.batches
 
     def _of_events(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Difference]:
-        if not self._tolerance.exact and "gradients" in theirs:
-            self.unsteady |= _with_noise_for_gradient(theirs["gradients"], mine["gradients"])
+        if not self._tolerance.exact:
+            self._excuse(theirs, mine)
         for field in _ORDER:
             if field in theirs:
                 for difference in self._of_values(_KINDS[field], _TITLES.get(field, ""), theirs[field], mine[field]):
                     if not self._is_noise(difference := self._specified(difference, theirs)):
                         yield dataclasses.replace(difference, batch=theirs["batch"])
+
+    def _excuse(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+        """Take down what is not compared, and explains later differences."""
+        self.unsteady |= _with_noise_for_gradient(theirs.get("gradients", {}), mine.get("gradients", {}))
+        if self.drawn_apart is None and theirs.get("random") != mine.get("random"):
+            self.drawn_apart = theirs["batch"]
+        weights = theirs.get("weights", {})
+        self._largest_weight = largest_element(weights[name] for name in self._parameters & weights.keys())
 
     def _is_noise(self, difference: Difference) -> bool:
         if difference.kind == "buffer":  # statistics of layers follow the parameters before them
@@ -154,9 +166,9 @@ class _Comparison:
         numbers = number_in(theirs), number_in(mine)
         if numbers[0] is not None and numbers[1] is not None:
             yield from self._of_numbers(kind, name, theirs, mine)
-        elif _is_array(theirs) and _is_array(mine) and theirs["shape"] == mine["shape"]:
+        elif is_array(theirs) and is_array(mine) and theirs["shape"] == mine["shape"]:
             yield from self._of_arrays(kind, name, theirs, mine)
-        elif _is_plain(theirs) and _is_plain(mine):
+        elif is_plain(theirs) and is_plain(mine):
             for key in dict.fromkeys([*theirs, *mine]):
                 inner = f"{name}.{key}" if name else key
                 yield from self._of_values(kind, inner, theirs.get(key), mine.get(key))
@@ -164,32 +176,28 @@ class _Comparison:
             for index, (one, other) in enumerate(zip(theirs, mine, strict=True)):
                 yield from self._of_values(kind, f"{name}[{index}]", one, other)
         elif theirs != mine:
-            yield self._difference(kind, name, None, _summary(theirs), _summary(mine))
+            yield self._difference(kind, name, None, summary_of(theirs), summary_of(mine))
 
     def _of_numbers(self, kind: str, name: str, theirs: Any, mine: Any) -> Iterator[Difference]:
         one, other = number_in(theirs), number_in(mine)
         assert one is not None
         assert other is not None
-        if not self._tolerance.allows(one, other):
-            yield self._distant(kind, name, one, other, _dtype(theirs))
-        elif self._tolerance.exact and _dtype(theirs) != _dtype(mine):
-            yield self._difference(kind, name, None, _summary(theirs), _summary(mine))
+        if not self._tolerance.of(kind).allows(one, other):
+            yield self._distant(kind, name, one, other, dtype_of(theirs))
+        elif self._tolerance.exact and dtype_of(theirs) != dtype_of(mine):
+            yield self._difference(kind, name, None, summary_of(theirs), summary_of(mine))
 
     def _of_arrays(self, kind: str, name: str, theirs: Any, mine: Any) -> Iterator[Difference]:
         if theirs["digest"] == mine["digest"] and theirs["dtype"] == mine["dtype"]:
             return
-        statistics = list(_statistics(theirs, mine))
-        scale = max(abs(array.get(name, 0.0)) for array in (theirs, mine) for name in ("minimum", "maximum"))
-        differing = [
-            (part, one, other)
-            for part, one, other in statistics
-            if not self._tolerance.allows(one, other, 0.0 if part == "norm" else scale)
-        ]
-        if differing:
-            part, one, other = max(differing, key=lambda entry: (entry[0].startswith("element"), distance(*entry[1:])))
+        as_weights = kind == "parameter" and not self._tolerance.exact
+        scale = max(self._largest_weight if as_weights else 0.0, largest_element((theirs, mine)))
+        found = farthest_apart(theirs, mine, self._tolerance.of(kind), scale, as_weights=as_weights)
+        if found is not None:
+            part, one, other = found
             yield dataclasses.replace(self._distant(kind, name, one, other, theirs["dtype"]), part=part)
         elif self._tolerance.exact:
-            yield self._difference(kind, name, None, _summary(theirs), _summary(mine))
+            yield self._difference(kind, name, None, summary_of(theirs), summary_of(mine))
 
     def _distant(self, kind: str, name: str, one: float, other: float, dtype: str) -> Difference:
         apart = distance(one, other)
@@ -202,7 +210,7 @@ class _Comparison:
         )
 
     def _difference(self, kind: str, name: str, batch: int | None, theirs: Any, mine: Any) -> Difference:
-        return Difference(kind, name, batch, theirs, mine, tolerance=self._tolerance)
+        return Difference(kind, name, batch, theirs, mine, tolerance=self._tolerance.of(kind))
 
 
 # The fields of events in the order in which what they tell came to be.
@@ -248,40 +256,3 @@ def _with_noise_for_gradient(theirs: Mapping[str, float], mine: Mapping[str, flo
 
 def _label(event: Mapping[str, Any]) -> str:
     return str(event.get("name", event["event"]))
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("~") == "array"
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, dict) and "~" not in value
-
-
-def _dtype(value: Any) -> str:
-    return str(value["dtype"]) if isinstance(value, dict) else type(value).__name__
-
-
-def _summary(value: Any) -> Any:
-    """Return what a message shows of a recorded value."""
-    if _is_array(value):
-        shape = "x".join(map(str, value["shape"]))
-        return f"{value['dtype']} {shape} with digest {value['digest']}"
-    if isinstance(value, dict) and value.get("~") == "number":
-        return f"{value['dtype']} {value['value']!r}"
-    if isinstance(value, dict) and value.get("~") == "object":
-        return f"a {value['class']}"
-    return f"{len(value)} items" if isinstance(value, list | dict) else value
-
-
-def _statistics(theirs: Any, mine: Any) -> Iterator[tuple[str, float, float]]:
-    for name in ("norm", "mean", "minimum", "maximum"):
-        if name in theirs and name in mine:
-            yield name, theirs[name], mine[name]
-    size = 1
-    for length in theirs["shape"]:
-        size *= length
-    samples = list(zip(theirs.get("sample", ()), mine.get("sample", ()), strict=False))
-    for index, (one, other) in enumerate(samples):
-        place = int(index * (size - 1) / max(1, len(samples) - 1))
-        yield f"element {place} of {size}", one, other

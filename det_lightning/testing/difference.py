@@ -12,12 +12,17 @@ __all__ = ["BIT_EQUAL", "Difference", "Tolerance"]
 class Tolerance:
     """How far two numbers may lie apart: ``|a - b| <= relative * max(|a|, |b|) + absolute``.
 
-    Where both are 0, numbers have to be equal to the bit, random states and the bits of weights included. Otherwise
-    weights and data are compared by their norm, mean, extremes and eight of their elements, ``relative`` meaning
-    relative to the largest element (to the norm, for the norm). Random states are left out, since other kernels may
-    draw otherwise, and so are gradients and parameters whose gradient is rounding noise (less than 1e-5 of the largest
-    one of its batch): optimizers like Adam make steps of full length out of noise. Where there are such, buffers are
-    left out too: the running mean of a batch norm follows the bias before it.
+    Where both are 0, numbers have to be equal to the bit, random states and the bits of weights included. Otherwise,
+    between environments whose kernels sum in another order, or draw otherwise:
+
+    - Metrics and data are held to this tolerance, arrays by their norm, mean, extremes and eight of their elements,
+      relative to the largest element. Learning rates, which no kernel computes, are held to a millionth.
+    - Weights are held to ten times as much, relative to the largest of all parameters, since they add up what came
+      before: their norm, and more than half of the sampled elements. The others may have a gradient near zero, whose
+      sign alone decides on a step of Adam.
+    - Parameters whose gradient is rounding noise (less than 1e-5 of the largest one of its batch) are left out, and
+      then buffers too: the running mean of a batch norm follows the bias before it.
+    - Random states and gradients are not compared.
 
     Attributes:
         relative: share of the larger of the two numbers.
@@ -33,6 +38,16 @@ class Tolerance:
     def exact(self) -> bool:
         """Whether every bit counts."""
         return self.relative == 0 == self.absolute
+
+    def of(self, kind: str) -> Tolerance:
+        """Return what is allowed for one kind of :class:`Difference`."""
+        if self.exact:
+            return self
+        if kind == "learning rate":
+            return dataclasses.replace(self, relative=min(self.relative, 1e-6), absolute=0.0)
+        if kind in ("parameter", "buffer", "callback state"):
+            return dataclasses.replace(self, relative=10 * self.relative, absolute=10 * self.absolute)
+        return self
 
     def allows(self, one: float, other: float, scale: float = 0.0) -> bool:
         """Tell whether the two numbers, of things whose size is ``scale``, count as the same."""
@@ -71,6 +86,7 @@ class Difference:
         also: what else differs at the same batch, in order, the first of each kind, such as ``"random state torch"``
             or ``"parameter fc.weight and 3 more"``; it tells causes apart.
         unsteady: parameters that were left out, because their gradient is nothing but rounding noise.
+        drawn_apart: the batch from which on the random states differed, where they were not compared.
     """
 
     kind: str
@@ -85,6 +101,7 @@ class Difference:
     tolerance: Tolerance = BIT_EQUAL
     also: tuple[str, ...] = ()
     unsteady: tuple[str, ...] = ()
+    drawn_apart: int | None = None
 
     @property
     def likely_cause(self) -> str:
@@ -94,12 +111,19 @@ class Difference:
             return (
                 "The random generators are not in the same state: one side draws a number more or less, or seeds again."
             )
+        if self.drawn_apart is not None:
+            return (
+                f"The random generators are in other states since batch {self.drawn_apart}: the versions of torch draw "
+                "otherwise (dropout, for one), or one side draws more. Compare with dropout at 0, or the same version."
+            )
         if self.unsteady:
             return (
                 f"It may be rounding alone: the gradient of {', '.join(self.unsteady)} is noise (a bias before a batch "
                 "norm?), and optimizers like Adam make steps of full length out of it. Allow more, or compare with the "
                 "same version of torch."
             )
+        if not self.tolerance.exact and self.kind in ("metric", "validation metric", "parameter"):
+            return f"{_CAUSES[self.kind]} Or torch drops other elements than it did: compare with dropout at 0 too."
         return _CAUSES[self.kind]
 
     def __str__(self) -> str:

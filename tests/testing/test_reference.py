@@ -313,6 +313,38 @@ def test_a_bias_before_a_batch_norm_moves_by_noise_and_is_left_out_between_envir
     assert "the gradient of model.0.bias is noise" in difference.likely_cause
 
 
+def test_learning_rates_are_held_to_a_millionth_between_environments(record: TrainingRecord) -> None:
+    ours = copy.deepcopy(record)
+    ours.named("batch_start")[2]["learning_rates"][0][0] *= 1 + 1e-5
+    difference = first_difference(in_another_environment(record), ours)
+    assert difference is not None
+    assert (difference.kind, difference.batch, difference.tolerance.relative) == ("learning rate", 2, 1e-6)
+
+
+@pytest.mark.parametrize(("moved", "allowed"), [(3, True), (4, False)])
+def test_a_few_elements_of_weights_may_go_another_way_between_environments(
+    moved: int, allowed: bool, record: TrainingRecord
+) -> None:
+    ours = copy.deepcopy(record)
+    weights = ours.named("batch_end")[1]["weights"]["model.0.weight"]
+    weights["digest"] = "0" * 16
+    weights["sample"][:moved] = [-number for number in weights["sample"][:moved]]
+    assert (first_difference(in_another_environment(record), ours) is None) == allowed
+
+
+def test_other_draws_are_the_cause_of_what_differs_later(record: TrainingRecord) -> None:
+    ours = copy.deepcopy(record)
+    for event in ours.events:
+        if event["batch"] >= 2 and "random" in event:
+            event["random"]["torch"] = "0" * 16  # type: ignore[index]
+    assert first_difference(in_another_environment(record), ours) is None
+    number_of(ours.named("batch_end")[4])["value"] *= 1.5  # type: ignore[arg-type]
+    difference = first_difference(in_another_environment(record), ours)
+    assert difference is not None
+    assert (difference.batch, difference.drawn_apart) == (4, 2)
+    assert "in other states since batch 2" in difference.likely_cause
+
+
 def test_a_difference_reads_as_a_sentence() -> None:
     difference = Difference("metric", "loss", 3, 0.25, 0.5, absolute=0.25, relative=0.5, ulps=8388608)
     assert str(difference) == (
