@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import warnings
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,10 @@ class Checklist:
     def _gather(self) -> Evidence:
         """Return the evidence, which brings torch: the process that only hands out work to others needs none."""
         if self._evidence is None:
-            from det_lightning.testing.evidence import Evidence
+            with warnings.catch_warnings():
+                # What Lightning and others say when they are imported is no error of the trial, whatever -W says.
+                warnings.simplefilter("ignore")
+                from det_lightning.testing.evidence import Evidence
 
             self._evidence = Evidence(self._options)
         return self._evidence

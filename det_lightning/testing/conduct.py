@@ -96,6 +96,19 @@ def watching_conduct(conduct: Conduct, observer: Observer) -> Iterator[None]:
         stack.enter_context(_process_groups(conduct))
         stack.enter_context(_Devices(conduct, observer))
         yield
+        _note_wrapped_twice(conduct, observer.context)
+
+
+def _note_wrapped_twice(conduct: Conduct, context: Any) -> None:
+    wrapped = {
+        "wrap_model": context.models,
+        "wrap_optimizer": context.optimizers,
+        "wrap_lr_scheduler": [scheduler.scheduler for scheduler in context.lr_schedulers],
+    }
+    for method, objects in wrapped.items():
+        for index, one in enumerate(objects):
+            if any(one is other for other in objects[:index]):
+                conduct.past_context[f"context.{method}() is called twice with the same {type(one).__name__}"] = None
 
 
 def _noted(owner: Any, name: str, note: Callable[..., None]) -> contextlib.AbstractContextManager[None]:

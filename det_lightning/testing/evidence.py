@@ -56,14 +56,20 @@ class Evidence:
 
     @functools.cached_property
     def probe(self) -> tuple[ObservedRun, Conduct]:
-        """Two batches, watched by what is too slow or too curious for the other runs."""
+        """Two epochs of two batches, watched by what is too slow or too curious for the other runs."""
         conduct = Conduct(self.setup.source.directory)
         observer = Observer()
-        plan = RunPlan(2, validation_batches=1, aggregation_frequency=self.options.aggregation_frequency)
+        plan = RunPlan(
+            4,
+            validate_after=frozenset({2}),
+            epoch_limit=2,
+            validation_batches=1,
+            aggregation_frequency=self.options.aggregation_frequency,
+        )
         run = train(
             self.setup,
             plan,
-            "a run of two batches",
+            "a run of four batches",
             observer,
             storage=self.storage("probe"),
             around=lambda: watching_conduct(conduct, observer),

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -62,7 +63,8 @@ class ImportedTrial:
     """A class that is imported by name, with ``import determined`` answered by det_lightning.
 
     Each block imports the trial's modules again and forgets them afterwards: what a trial keeps in globals or on
-    classes begins anew, as in a new process. Modules that can not be imported a second time stay as they are.
+    classes begins anew, as in a new process, and what it does to environment and working directory is undone. Modules
+    that can not be imported a second time stay as they are.
 
     Args:
         spec: ``"module:Class"`` or ``"path/to/file.py:Class"``.
@@ -96,6 +98,7 @@ class ImportedTrial:
             BadTrial: the module does not import, or has no such trial; the message tells all that is known.
         """
         path, hidden = sys.path[:], _forget_modules_below(self.directory)
+        environment, working_directory = dict(os.environ), Path.cwd()
         sys.path.insert(0, str(self.directory))
         importlib.invalidate_caches()
         try:
@@ -106,6 +109,10 @@ class ImportedTrial:
             self._first_import = self._first_import or (own if self._module_name in own else {})
             sys.modules.update(hidden)
             sys.path[:] = path
+            os.chdir(working_directory)
+            if os.environ != environment:
+                os.environ.clear()
+                os.environ.update(environment)
 
     def modules(self) -> list[ModuleType]:
         """Return what was imported from below the directory."""

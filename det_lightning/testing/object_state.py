@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import collections.abc
 import dataclasses
 import datetime
 import enum
+import itertools
+import operator
 import pathlib
 import types
 from collections.abc import Callable
@@ -175,10 +178,24 @@ class _Walk:
             self._items([(f"{path}[{key!r:.60}]", item) for key, item in value.items()], path, holder)
         elif isinstance(value, list | tuple | collections.deque):
             self._items([(f"{path}[{index}]", item) for index, item in enumerate(value)], path, holder)
+        elif isinstance(value, collections.abc.Iterator):
+            self._iterator(value, path, holder, direct)
         elif isinstance(value, set | frozenset):
             self._add(path, sorted(map(repr, value))[:_MANY], holder, direct)
         else:
             self._visit_instance(value, path, holder)
+
+    def _iterator(self, value: Any, path: str, holder: Holder, direct: bool) -> None:
+        """Take how far an iterator has come, as far as it tells."""
+        if isinstance(value, types.GeneratorType):
+            frame = value.gi_frame
+            position: Any = None if frame is None else (frame.f_lineno, frame.f_lasti)
+            self._visit({} if frame is None else dict(frame.f_locals), f"{path}()", holder)
+        elif isinstance(value, itertools.count):
+            position = repr(value)
+        else:
+            position = getattr(value, "_num_yielded", None) or operator.length_hint(value, -1)
+        self._add(path, ("iterator", position), holder, direct)
 
     def _items(self, items: list[tuple[str, Any]], path: str, holder: Holder) -> None:
         self._add(f"len({path})", len(items), holder, False)

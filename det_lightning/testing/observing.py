@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import random
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +67,7 @@ class Observer:
         trainable: the parameters that want a gradient, and whether a wrapped optimizer has them.
         gradients: those that got one.
         begun: the trial was built and its training began.
-        epoch_length: number of batches in an epoch; None if epochs do not end.
+        epoch_length: number of batches of the training loader; None if it has no length.
         states: the state of the objects: ``"start"``, ``"end"``, and by number of batches at each checkpoint.
         loaded: what a checkpoint would hold before the first batch.
         data: the batches, where they are kept; and with them
@@ -120,6 +120,11 @@ class Observer:
             self.order.watch(self.trial, "trial")
         return {_FIRST: _First(self), **callbacks, _LAST: _Last(self)}
 
+    def note_length(self, loader: Any) -> None:
+        """Note the number of batches of the training loader."""
+        with contextlib.suppress(TypeError):
+            self.epoch_length = len(loader)
+
     def begin_batch(self, batch: Any, batch_idx: int) -> None:
         """Note what the optimizers are set to before a batch."""
         self._note_weights()
@@ -169,8 +174,7 @@ class Observer:
 
     def begin_training(self) -> None:
         """Note the state before the first batch."""
-        length = self.context.position.epoch_length()
-        self.begun, self.epoch_length = True, None if length == sys.maxsize else length
+        self.begun = True
         self.initial = self.weights()
         optimized = {id(p) for o in self.context.optimizers for group in o.param_groups for p in group["params"]}
         for name, parameter in self.parameters().items():
@@ -287,7 +291,10 @@ def observed(trial_class: type, observer: Observer) -> type:
         @functools.wraps(original)
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
             observer.stage = stage
-            return original(self, *args, **kwargs)
+            loader = original(self, *args, **kwargs)
+            if method == "build_training_data_loader":
+                observer.note_length(loader)
+            return loader
 
         return run
 

@@ -14,6 +14,10 @@ __all__ = ["MIN_BATCHES", "TrialOptions", "trial_options"]
 
 #: Fewer have no place for an epoch's end, a validation and something between them.
 MIN_BATCHES = 6
+_NEED_A_TRIAL = [
+    f"trial_{name}"
+    for name in ("config", "hparams", "kwargs", "reference", "record", "checkpoint", "metrics", "report")
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +83,10 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     config = tried(read_config, directory / values.trial_config) if values.trial_config else None
     spec = values.trial or _entrypoint(config)
     if spec is None:
-        if config is not None or mistakes:
-            raise BadTrial("\n".join(mistakes or ["--trial-config names no class; add --trial module:Class."]))
+        given = [name for name in _NEED_A_TRIAL if getattr(values, name)]
+        if given:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise BadTrial("\n".join(mistakes or [f"{options} name(s) no trial; add --trial module:Class."]))
         return None
     if not all(spec.rpartition(":")[::2]):
         mistakes.append(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")

@@ -189,7 +189,7 @@ def train_under_lightning(
             storage, policy="none", period=period, code_dir=_empty_directory(storage), async_write=False
         )
         flags = {**_QUIET, **plan.limits(), "enable_model_summary": False}
-        trainer = pl.Trainer(max_epochs=-1, devices=1, callbacks=[checkpoints], **flags)
+        trainer = pl.Trainer(max_epochs=-1, callbacks=[checkpoints], **_device(), **flags)
         seed_generators(setup.seed)
         trainer.fit(module)
 
@@ -207,11 +207,16 @@ def validate(setup: TrialSetup, name: str, observer: Observer, checkpoint: str, 
             trial_kwargs=setup.arguments,
             trial_seed=setup.seed,
         )
-        trainer = pl.Trainer(devices=1, enable_model_summary=False, **_QUIET)
+        trainer = pl.Trainer(enable_model_summary=False, **_device(), **_QUIET)
         seed_generators(setup.seed)
         trainer.validate(module, ckpt_path=checkpoint, verbose=False)
 
     return _observe(setup, RunPlan(0), name, observer, storage, contextlib.nullcontext, fit)
+
+
+def _device() -> dict[str, Any]:
+    """Return the flags of ``pl.Trainer`` for the device that Determined's door chooses."""
+    return {"accelerator": "cuda" if torch.cuda.is_available() else "cpu", "devices": 1}
 
 
 def _schedule(batches: frozenset[int]) -> Batch | None:
@@ -236,7 +241,7 @@ def _observe(
 ) -> ObservedRun:
     storage.mkdir(parents=True, exist_ok=True)
     failure, final = None, {}
-    with setup.source.imported() as trial_class, isolated_rng(), quietly():
+    with _torch_defaults(), setup.source.imported() as trial_class, isolated_rng(), quietly():
         try:
             with around():
                 fit(observed(trial_class, observer))
@@ -246,6 +251,19 @@ def _observe(
         finally:
             observer.release()
     return ObservedRun(name, observer, plan, _checkpoints(storage), final, failure)
+
+
+@contextlib.contextmanager
+def _torch_defaults() -> Iterator[None]:
+    """Undo what a trial sets for the whole process."""
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def process_groups_in(files: Iterable[Path], directory: Path) -> list[Finding]:
     return [
         Finding(place, code)
         for place, code, node in _nodes(files, directory)
-        if isinstance(node, ast.Call) and _name_of(node.func) in _PROCESS_GROUPS and not _of_context(node.func)
+        if isinstance(node, ast.Call) and _handles_processes(node.func)
     ]
 
 
@@ -115,18 +115,25 @@ def _name_of(function: ast.AST) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _of_context(function: ast.AST) -> bool:
-    """Tell whether it is a method of the context or of its ``distributed``, such as ``allgather``."""
-    return isinstance(function, ast.Attribute) and "context" in ast.unparse(function.value)
+def _handles_processes(function: ast.AST) -> bool:
+    """Tell whether it is a function of ``torch.distributed``; the context has methods of like names."""
+    owner = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
+    if owner in ("dist", "torch.distributed"):
+        return _name_of(function) not in ("is_available", "is_initialized")
+    return _name_of(function) in _PROCESS_GROUPS and "context" not in owner
 
 
 def _fixes_device(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute) and node.attr.endswith("Tensor"):
+        return ast.unparse(node.value) == "torch.cuda"
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return isinstance(node.slice, ast.Constant) and node.slice.value == "CUDA_VISIBLE_DEVICES"
     if not isinstance(node, ast.Call):
         return False
     name = _name_of(node.func)
     if name == "cuda" and isinstance(node.func, ast.Attribute):
         return True
-    named = [keyword.value for keyword in node.keywords if keyword.arg == "device"]
+    named = [keyword.value for keyword in node.keywords if keyword.arg in ("device", "map_location")]
     named += node.args[:1] if name in _DEVICE_CALLS else []
     return any(_is_device(value) for value in named) or (name == "set_device" and bool(node.args))
 

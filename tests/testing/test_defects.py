@@ -107,6 +107,34 @@ DEFECTS = [
         {RETURN: f"self.scheduler.step()\n        {RETURN}"},
     ),
     Defect(
+        "scheduler stepped twice, at the end of an epoch",
+        CONTEXT,
+        (r"step\(\) of ExponentialLR", "stepped twice", r"model_def.py:\d+"),
+        {
+            "self.best = Best()\n": "self.best = Best()\n        self.best.scheduler = self.scheduler\n",
+            "    def on_validation_end": "    def on_training_epoch_end(self, epoch_idx):\n"
+            "        self.scheduler.step()\n\n    def on_validation_end",
+        },
+    ),
+    Defect(
+        "scheduler wrapped twice",
+        CONTEXT,
+        (r"context.wrap_lr_scheduler\(\) is called twice with the same ExponentialLR",),
+        {
+            "        self.best = Best()\n": "        self.best = Best()\n"
+            "        context.wrap_lr_scheduler(self.scheduler, pytorch.LRScheduler.StepMode.STEP_EVERY_EPOCH)\n"
+        },
+    ),
+    Defect(
+        "iterator that is kept",
+        STATE,
+        (r"trial \(MyTrial\): weights",),
+        {
+            HEAD: f"{HEAD}\n        self.weights = (1 + 0.1 * i for i in range(99))",
+            **before_loss("pass", "self.loss(batch) * next(self.weights)"),
+        },
+    ),
+    Defect(
         "callback without state",
         STATE,
         (r"callback 'best' \(Best\): best", "state_dict"),
@@ -224,6 +252,12 @@ DEFECTS = [
         DEVICE,
         (r"""model_def.py:\d+: inputs\.to\('cuda:0'\)""", "to_device"),
         {"inputs, targets = batch": "inputs, targets = batch\n        inputs = inputs.to('cuda:0')"},
+    ),
+    Defect(
+        "GPUs chosen by the environment",
+        DEVICE,
+        (r"model_def.py:\d+: .*environ\['CUDA_VISIBLE_DEVICES'\]",),
+        {"STEPS = 0": "import os\n\nSTEPS = 0\nos.environ['CUDA_VISIBLE_DEVICES'] = ''"},
     ),
     Defect(
         "process group of its own",

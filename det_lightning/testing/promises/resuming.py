@@ -85,7 +85,8 @@ def _causes(difference: RunDifference) -> Sequence[str]:
         return (
             "a loader that is no det_lightning.pytorch.DataLoader, or a sampler or dataset with a state of its own: "
             "its position is not in the checkpoint",
-            "random draws for each sample, in a global generator that something else draws from too",
+            "random draws for each sample in worker processes of the loader (num_workers above 0), whose generators no "
+            "checkpoint has: draw by the index and the epoch",
         )
     if difference.kind == "learning rate":
         return ("a scheduler that is not wrapped, or whose state_dict() leaves something out",)

@@ -1,0 +1,172 @@
+"""The parts of the plugin that need no training: options, timetables, and what is read in the source."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from det_lightning.testing.configuration import hparams_of, read_config
+from det_lightning.testing.loading import ImportedTrial
+from det_lightning.testing.outcomes import BadTrial
+from det_lightning.testing.scanning import devices_in, hparams_in, process_groups_in
+from det_lightning.testing.timetable import Timetable
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        (3, 3),
+        ("adam", "adam"),
+        ([1, 2], [1, 2]),
+        ({"type": "const", "val": "x"}, "x"),
+        ({"type": "int", "minval": 1, "maxval": 8}, 4),
+        ({"type": "double", "minval": 0.0, "maxval": 0.5}, 0.25),
+        ({"type": "log", "minval": -4, "maxval": -2, "base": 10}, 0.001),
+        ({"type": "log", "minval": 2, "maxval": 4, "base": 2}, 8.0),
+        ({"type": "categorical", "vals": [16, 32]}, 16),
+        ({"lr": {"type": "const", "val": 1}, "name": "sgd"}, {"lr": 1, "name": "sgd"}),
+        ({"type": {"type": "const", "val": "a"}}, {"type": "a"}),
+    ],
+)
+def test_a_hyperparameter_has_one_value(entry: Any, value: Any) -> None:
+    assert hparams_of({"hyperparameters": {"x": entry}}) == {"x": value}
+
+
+def test_all_hyperparameters_that_can_not_be_read_are_named() -> None:
+    entries = {
+        "a": {"type": "int", "minval": 1},
+        "b": {"c": {"type": "nothing"}},
+        "d": {"type": "categorical", "vals": []},
+    }
+    with pytest.raises(BadTrial, match=r"a lacks 'maxval'; b.c has the unknown type 'nothing' .*; d can not be read"):
+        hparams_of({"hyperparameters": entries})
+
+
+def test_a_configuration_has_what_the_master_fills_in(tmp_path: Path) -> None:
+    (tmp_path / "const.yaml").write_text("searcher: {metric: loss}\noptimizations: {aggregation_frequency: 4}\ndata:\n")
+    config = read_config(tmp_path / "const.yaml")
+    assert config["searcher"] == {"name": "single", "smaller_is_better": True, "metric": "loss"}
+    assert config["optimizations"]["aggregation_frequency"] == 4
+    assert config["data"] == {}
+    assert config["resources"] == {"slots_per_trial": 1}
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [", "only text"])
+def test_a_configuration_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "const.yaml").write_text(content)
+    with pytest.raises(BadTrial, match=r"--trial-config .*const.yaml"):
+        read_config(tmp_path / "const.yaml")
+
+
+@hypothesis.given(batches=st.integers(6, 60), epoch_length=st.none() | st.integers(1, 100), frequency=st.integers(1, 8))
+def test_a_run_has_a_boundary_of_every_kind(batches: int, epoch_length: int | None, frequency: int) -> None:
+    timetable = Timetable.of(batches, epoch_length)
+    plan = timetable.plan(frequency)
+    assert all(0 < batch < batches for batch in plan.checkpoint_after | plan.validate_after)
+    assert timetable.after_validation in plan.validate_after & plan.checkpoint_after
+    if epoch_length is not None:
+        epoch = min(epoch_length, timetable.epoch_limit or epoch_length)
+        assert timetable.epoch_end == epoch
+        assert timetable.mid_epoch is None if epoch == 1 else timetable.mid_epoch % epoch  # type: ignore[operator]
+    if frequency > 1:
+        within = timetable.mid_aggregation(frequency)
+        assert within is not None and within % frequency and within in plan.checkpoint_after
+
+
+SOURCE = """
+import os, torch
+import torch.distributed as dist
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+if torch.cuda.is_available():
+    torch.cuda.manual_seed(1)
+    torch.nn.Linear(1, 1).cuda()
+ones = torch.ones(1).to(device)
+here = torch.ones(1, device="cuda:1")
+loaded = torch.load("x.pt", map_location="cuda:0")
+there = torch.ones(1).to("cuda")
+kind = ones.type(torch.cuda.FloatTensor)
+torch.cuda.set_device(0)
+
+
+class Trial:
+    def __init__(self, context):
+        self.width = context.get_hparam("width")
+        self.size = context.get_per_slot_batch_size()
+        context.distributed.allgather(1)
+        context.distributed.broadcast(1)
+        dist.all_reduce(ones)
+        if dist.is_initialized():
+            torch.nn.parallel.DistributedDataParallel(self)
+
+
+def main():
+    dist.init_process_group("nccl")
+    torch.nn.Linear(1, 1).cuda()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "model_def.py").write_text(SOURCE)
+    return tmp_path / "model_def.py"
+
+
+def test_fixed_devices_are_found_but_no_choices_by_what_is_there(source: Path) -> None:
+    found = [finding.code for finding in devices_in([source], source.parent)]
+    assert found == [
+        "torch.ones(1, device='cuda:1')",
+        "torch.load('x.pt', map_location='cuda:0')",
+        "torch.ones(1).to('cuda')",
+        "torch.cuda.FloatTensor",
+        "torch.cuda.set_device(0)",
+    ]
+
+
+def test_process_groups_are_found_but_neither_the_contexts_nor_those_of_a_script(source: Path) -> None:
+    found = [str(finding) for finding in process_groups_in([source], source.parent)]
+    assert found == [
+        "model_def.py:23: dist.all_reduce(ones)",
+        "model_def.py:25: torch.nn.parallel.DistributedDataParallel(self)",
+    ]
+
+
+def test_hyperparameters_are_found_with_their_lines(source: Path) -> None:
+    assert hparams_in([source], source.parent) == {"width": "model_def.py:19", "global_batch_size": "model_def.py:20"}
+
+
+def test_each_import_begins_anew_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "counted.py").write_text("values = []\n")
+    (tmp_path / "model_def.py").write_text(
+        "import os, counted\nfrom determined import pytorch\ncounted.values.append(1)\nos.environ['LEFT'] = 'behind'\n"
+        "class MyTrial(pytorch.PyTorchTrial):\n    values = counted.values\n"
+    )
+    trial = ImportedTrial("model_def.py:MyTrial", tmp_path)
+    for _ in range(2):
+        with trial.imported() as trial_class:
+            assert trial_class.values == [1]  # type: ignore[attr-defined]
+            assert {module.__name__ for module in trial.modules()} == {"model_def", "counted"}
+    assert trial.modules() == []
+
+
+def test_a_module_that_can_be_imported_once_only_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "registered_times", 0, raising=False)
+    (tmp_path / "model_def.py").write_text(
+        "import sys\nfrom determined import pytorch\nif sys.registered_times:\n"
+        "    raise RuntimeError('registered already')\nsys.registered_times += 1\n"
+        "class MyTrial(pytorch.PyTorchTrial):\n    pass\n"
+    )
+    trial = ImportedTrial("model_def:MyTrial", tmp_path)
+    with trial.imported() as first:
+        pass
+    with trial.imported() as second:
+        assert first is second
