@@ -70,7 +70,7 @@ def nested_fingerprint(value: Any) -> Fingerprint:
     waiting = [value]
     while waiting:
         item = waiting.pop()
-        if isinstance(item, dict):
+        if isinstance(item, Mapping):
             waiting += [part for pair in item.items() for part in pair]
         elif isinstance(item, list | tuple):
             waiting += item
@@ -92,7 +92,7 @@ def frozen(value: Any) -> Any:
         return (value.float() if value.dtype is torch.bfloat16 else value).resolve_conj().clone().numpy()
     if isinstance(value, np.ndarray | np.generic):
         return np.array(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: frozen(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [frozen(item) for item in value]
@@ -109,6 +109,19 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(item, f"{path}[{index}]")
     else:
         yield path, fingerprint(value) if isinstance(value, torch.Tensor) else value
+
+
+def arrays_in(value: Any) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield the tensors and arrays that are nested in a batch, as arrays, but for single numbers."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        if value.ndim:
+            yield frozen(value)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from arrays_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from arrays_in(item)
 
 
 def generator_state(value: Any) -> Any:
@@ -135,7 +148,13 @@ def equal(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(equal, one, other))
     if isinstance(one, float) and isinstance(other, float):
         return one == other or (one != one and other != other)
-    return bool(one == other)
+    comparison: Any = type(one).__eq__
+    if comparison is object.__eq__:
+        return type(one) is type(other)  # nothing more can be told from run to run
+    try:
+        return bool(one == other)
+    except Exception:  # of classes of others, which may compare as they like
+        return repr(one) == repr(other)
 
 
 def _equal_numbers(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:

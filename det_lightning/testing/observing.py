@@ -14,7 +14,7 @@ import torch
 
 from det_lightning.pytorch.callback import PyTorchCallback
 from det_lightning.pytorch.weights import collect_rest, collect_weights
-from det_lightning.testing.digests import Fingerprint, fingerprint, flat, frozen, nested_fingerprint
+from det_lightning.testing.digests import Fingerprint, arrays_in, fingerprint, flat, frozen, nested_fingerprint
 from det_lightning.testing.object_state import ObjectState, StateReader
 from det_lightning.testing.reading_order import ReadingOrder
 
@@ -70,7 +70,7 @@ class Observer:
         epoch_length: number of batches of the training loader; None if it has no length.
         states: the state of the objects: ``"start"``, ``"end"``, and by number of batches at each checkpoint.
         loaded: what a checkpoint would hold before the first batch.
-        data: the batches, where they are kept; and with them
+        data: the arrays of each batch, where they are kept; and with them
         draws: where random numbers were drawn, in the ``"loader"`` (beyond its shuffling) or in ``"train_batch"``;
         start_weights: the parameters before training.
     """
@@ -94,7 +94,7 @@ class Observer:
         self.epoch_length: int | None = None
         self.states: dict[str | int, ObjectState] = {}
         self.loaded: dict[str, Any] = {}
-        self.data: list[Any] = []
+        self.data: list[list[Any]] = []
         self.draws: set[str] = set()
         self.start_weights: dict[str, torch.Tensor] = {}
         self._random_state: Any = None
@@ -130,7 +130,7 @@ class Observer:
         self._note_weights()
         self.stage = f"while it trains on batch {batch_idx}"
         if self._keeps_data:
-            self.data.append(frozen(batch))
+            self.data.append(list(arrays_in(batch)))
             self._note_draws("loader", new_pass=batch_idx % self.context.position.epoch_length() == 0)
         values: dict[tuple[str, str], Any] = {("data", ""): nested_fingerprint(batch)}
         values |= {

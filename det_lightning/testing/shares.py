@@ -29,7 +29,7 @@ class RankResult:
     Attributes:
         metrics: of each batch, of this process only; the numbers among them.
         digests: of the parameters after each batch, by name.
-        data: the batches.
+        data: the arrays of each batch.
         draws: where random numbers were drawn.
         initial, final: the parameters before and after.
         failure: stage and text of what ended the run.
@@ -37,7 +37,7 @@ class RankResult:
 
     metrics: list[dict[str, float]]
     digests: list[dict[str, str]]
-    data: list[Any]
+    data: list[list[Any]]
     draws: set[str]
     initial: dict[str, torch.Tensor]
     final: dict[str, torch.Tensor]
@@ -128,23 +128,9 @@ def same_samples(ranks: Sequence[RankResult], one: RankResult) -> bool:
     return together == _samples(one.data[0])
 
 
-def _samples(batch: Any) -> collections.Counter[bytes]:
-    """Return the rows of all arrays in a batch."""
-    counted: collections.Counter[bytes] = collections.Counter()
-    for array in _arrays(batch):
-        counted.update(row.tobytes() for row in array)
-    return counted
-
-
-def _arrays(value: Any) -> Iterator[np.ndarray[Any, Any]]:
-    if isinstance(value, np.ndarray) and value.ndim:
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _arrays(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _arrays(item)
+def _samples(arrays: Sequence[np.ndarray[Any, Any]]) -> collections.Counter[bytes]:
+    """Return the rows of all arrays of a batch."""
+    return collections.Counter(row.tobytes() for array in arrays for row in array)
 
 
 def differing_loss(ranks: Sequence[RankResult], one: RankResult) -> tuple[int, str, float, float] | None:

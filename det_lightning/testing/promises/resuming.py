@@ -58,19 +58,19 @@ def require_equal_resume(evidence: Evidence, run: ObservedRun, batches: int) -> 
         failure = resumed.failure
         raise BrokenPromise(
             f"A run that is resumed after {batches} batches fails {failure.stage}:\n{failure.text}",
-            causes=["state that is made while training and is not in the checkpoint", *_suspects(evidence, batches)],
+            causes=["state that is made while training and is not in the checkpoint", *_suspects(evidence)],
         )
     difference = first_difference(run, resumed, after=batches)
     if difference is not None:
         raise BrokenPromise(
             f"A run that is resumed after {batches} batches goes on differently. First difference: {difference}",
-            causes=[*_suspects(evidence, batches), *_causes(difference)],
+            causes=[*_suspects(evidence), *_causes(difference)],
         )
 
 
-def _suspects(evidence: Evidence, batches: int) -> Sequence[str]:
+def _suspects(evidence: Evidence) -> Sequence[str]:
     """Return what is known to be lost over a checkpoint."""
-    straight = evidence.straight
+    straight, batches = evidence.straight, evidence.timetable.after_validation
     if straight.failure is not None or evidence.again.failure is not None or batches not in straight.checkpoints:
         return ()
     resumed = evidence.resumed(straight, batches)
