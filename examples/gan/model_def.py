@@ -42,6 +42,12 @@ class Distances(pytorch.PyTorchCallback):
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
         self.values.append(metrics["energy_distance"])
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.values = state_dict["values"]
+
 
 class RingGANTrial(pytorch.PyTorchTrial):
     """Two models with an optimizer each. Hyperparameters: ``lr``, ``global_batch_size``."""
@@ -80,10 +86,11 @@ class RingGANTrial(pytorch.PyTorchTrial):
         return dict(step(real) for step in steps)
 
     def _train_generator(self, real: torch.Tensor) -> tuple[str, torch.Tensor]:
+        self.discriminator.requires_grad_(False)  # this loss is not its own
         loss = softplus(-self.discriminator(self.generate(len(real)))).mean()
         self.context.backward(loss)
+        self.discriminator.requires_grad_(True)
         self.context.step_optimizer(self.generator_optimizer)
-        self.discriminator_optimizer.zero_grad()  # it got gradients from the generator's loss
         return "generator_loss", loss
 
     def _train_discriminator(self, real: torch.Tensor) -> tuple[str, torch.Tensor]:
