@@ -191,11 +191,13 @@ class TrialRun:
 
     def _train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
         context = self.context
-        context.begin_batch()
+        precision = context.precision
+        (context.backend if precision is None else precision).begin_batch(context.is_update_batch())
         if context.experimental.auto_to_device:
             batch = context.to_device(batch)
         metrics: Any = self.trial.train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
-        context.end_batch()
+        if precision is not None:
+            precision.end_batch()
         if isinstance(metrics, torch.Tensor):
             metrics = {"loss": metrics}
         elif not isinstance(metrics, dict):

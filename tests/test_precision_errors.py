@@ -199,11 +199,11 @@ def test_an_installed_apex_is_used(installed: Callable[[str | None], None]) -> N
     assert apex.amp.calls[0]["opt_level"] == "O2"
     assert apex.amp.calls[0]["num_losses"] == 1
     context.position.batch_idx = 0
-    context.begin_batch()
+    context.precision.begin_batch(context.is_update_batch())
     before = model.weight.detach().clone()
     context.backward(model(torch.ones(1, 2)).sum())
     context.step_optimizer(optimizer)
-    context.end_batch()
+    context.precision.end_batch()
     torch.testing.assert_close(model.weight, before - 0.1)
     assert context.precision is not None
     state = context.precision.state_dict()

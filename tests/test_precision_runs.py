@@ -197,11 +197,11 @@ def test_use_amp_updates_its_scaler_once_a_batch_and_only_after_a_step() -> None
     for batch, inputs in enumerate(torch.randn(8, 4, 2)):
         factor = float("inf") if batch == 3 else 1.0
         context.position.batch_idx = batch
-        context.begin_batch()
+        context.precision.begin_batch(context.is_update_batch())
         context.backward(model(inputs).square().mean() * factor)
         for optimizer in optimizers:
             context.step_optimizer(optimizer, clip_grads=lambda p: torch.nn.utils.clip_grad_norm_(p, 0.1))
-        context.end_batch()
+        context.precision.end_batch()
         by_hand.scale(plain(inputs).square().mean() * factor).backward()
         if batch % 2 == 1:
             for reference in references:
@@ -218,8 +218,8 @@ def test_use_amp_updates_its_scaler_once_a_batch_and_only_after_a_step() -> None
             assert torch.equal(mine, theirs)
     assert ours.get_scale() == 2.0**15
     # No step, no update: torch would raise.
-    context.begin_batch()
-    context.end_batch()
+    context.precision.begin_batch(context.is_update_batch())
+    context.precision.end_batch()
 
 
 def test_a_scaler_takes_over_the_settings_of_another() -> None:

@@ -86,8 +86,9 @@ class PyTorchTrialContext(WrappingContext):
 
         With several ranks gradients are exchanged only on batches that update the optimizers.
         """
-        way = self.backend if self.precision is None else self.precision
-        way.backward(loss, gradient, retain_graph, create_graph)
+        (self.backend if self.precision is None else self.precision).backward(
+            loss, gradient, retain_graph, create_graph
+        )
 
     def step_optimizer(
         self,
@@ -126,8 +127,7 @@ class PyTorchTrialContext(WrappingContext):
             if not self.is_update_batch():
                 return
         precision = self.precision
-        way = self.backend if precision is None else precision
-        way.synchronize(optimizer)
+        (self.backend if precision is None else precision).synchronize(optimizer)
         if frequency > 1 and self._averages[optimizer]:
             _divide_gradients(optimizer, frequency)
         if clip_grads is not None or self.before_step:
@@ -148,16 +148,6 @@ class PyTorchTrialContext(WrappingContext):
             clip_grads(parameters)
         for hook in self.before_step:
             hook(parameters)
-
-    def begin_batch(self) -> None:
-        """Begin a training batch; the training loop calls it."""
-        way = self.backend if self.precision is None else self.precision
-        way.begin_batch(self.is_update_batch())
-
-    def end_batch(self) -> None:
-        """End a training batch; the training loop calls it."""
-        if self.precision is not None:
-            self.precision.end_batch()
 
     def is_update_batch(self) -> bool:
         """Tell whether the current batch closes an aggregation, so that optimizers step on it."""
