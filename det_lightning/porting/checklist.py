@@ -155,7 +155,7 @@ class _TrainingSteps(cst.CSTVisitor):
         if not isinstance(node.func, cst.Attribute):
             return
         owner, method = dotted_name(node.func.value), node.func.attr.value
-        if method == "backward" and owner.rpartition(".")[2] not in ("context", "trial_context"):
+        if method == "backward" and not owner.endswith("context"):
             self._note(node, f"{owner or 'a loss'}.backward() goes around the context", "call context.backward(loss)")
         elif method == "step" and owner in self._optimizers:
             self._note(node, f"{owner}.step() goes around the context", _STEP)

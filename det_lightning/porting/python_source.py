@@ -43,7 +43,8 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
     if imports.bindings.uses_trial_api() or ported.uses_trial_api():
         DeprecatedSpellings(file, definitions)
     if imports.bindings.found or ported.found:
-        ClusterUses(file)
+        found = [*imports.bindings.found, *ported.found]
+        ClusterUses(file, {binding.name for binding in found if binding.path == "determined.pytorch.Trainer"})
     Checklist(file, definitions)
     return file.edits.result(), file.findings
 
@@ -51,5 +52,6 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
 def _note_missing_attributes(file: PythonFile, ported: Bindings) -> None:
     """Note the names of Determined that a file asks of det_lightning since it was ported."""
     for use in ported.references:
-        if use.attributes and our_place(use.path) is None and our_place(use.binding.path) is not None:
+        private = any(attribute.attr.value.startswith("_") for attribute in use.attributes)
+        if use.attributes and not private and our_place(use.path) is None and our_place(use.binding.path) is not None:
             file.findings.append(missing(missing_part(use.path), file.line(use.node)))

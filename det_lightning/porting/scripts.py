@@ -12,7 +12,6 @@ from det_lightning.porting.syntax import PythonFile, dotted_name
 
 __all__ = ["ClusterUses"]
 
-_OTHERS = ("L.", "lightning.", "pl.", "pytorch_lightning.", "transformers.")
 _TELL = 'take hparams from your own configuration; latest_checkpoint="last" goes on from the newest one'
 
 
@@ -21,22 +20,27 @@ class ClusterUses(cst.CSTVisitor):
 
     Args:
         file: the file; it uses the PyTorch API.
+        trainer_names: the names that stand for Determined's ``Trainer``, beside ``pytorch.Trainer``.
     """
 
-    def __init__(self, file: PythonFile) -> None:
+    def __init__(self, file: PythonFile, trainer_names: set[str]) -> None:
         super().__init__()
         self._file = file
+        self._trainer_names = trainer_names
         self._trainers: set[str] = set()
         file.visit(self)
 
     def visit_Assign(self, node: cst.Assign) -> None:  # noqa: N802 (a method of libcst's)
         called = dotted_name(node.value.func) if isinstance(node.value, cst.Call) else ""
         names = {dotted_name(target.target) for target in node.targets} - {""}
-        if called.rpartition(".")[2] == "Trainer" and not called.startswith(_OTHERS):
+        if self._is_trainer(called):
             self._trainers |= names
         elif called.rpartition(".")[2] == "get_cluster_info":
             for name in names:
                 self._look_at_info(node, name)
+
+    def _is_trainer(self, called: str) -> bool:
+        return called in self._trainer_names or f".{called}".endswith(".pytorch.Trainer")
 
     def _look_at_info(self, node: cst.CSTNode, name: str) -> None:
         text, variable = self._file.edits.text, re.escape(name)
@@ -54,7 +58,7 @@ class ClusterUses(cst.CSTVisitor):
         if m.matches(called, m.Attribute(attr=m.Name("fit"))):
             owner = cst.ensure_type(called, cst.Attribute).value
             is_trainer = dotted_name(owner) in self._trainers or (
-                isinstance(owner, cst.Call) and dotted_name(owner.func).endswith("pytorch.Trainer")
+                isinstance(owner, cst.Call) and self._is_trainer(dotted_name(owner.func))
             )
             if is_trainer and not self._has_length(node):
                 advice = "pass max_length=Batch(...) or Epoch(...), as the experiment's searcher said"
@@ -62,8 +66,8 @@ class ClusterUses(cst.CSTVisitor):
 
     def _has_length(self, call: cst.Call) -> bool:
         by_name = any(given.keyword is not None and given.keyword.value == "max_length" for given in call.args)
-        positional = [given for given in call.args if given.keyword is None]
-        return by_name or len(positional) > 2 or any(given.star for given in call.args)
+        # Lightning's fit() takes a module first; scripts give all arguments of Determined's by name.
+        return by_name or any(given.star or given.keyword is None for given in call.args)
 
     def _note(self, node: cst.CSTNode, reason: str, advice: str) -> None:
         self._file.findings.append(Finding(self._file.line(node), Level.problem, reason, advice))

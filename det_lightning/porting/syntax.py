@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -33,12 +34,18 @@ class PythonFile:
 
     def __init__(self, text: str) -> None:
         wrapper = metadata.MetadataWrapper(cst.parse_module(_FORM_FEEDS.sub("", text)), unsafe_skip_copy=True)
-        providers = (metadata.PositionProvider, metadata.ScopeProvider, metadata.ParentNodeProvider)
+        providers = (metadata.PositionProvider, metadata.ParentNodeProvider)
         found: Mapping[Any, Mapping[cst.CSTNode, Any]] = wrapper.resolve_many(providers)
+        self._wrapper = wrapper
         self.module = wrapper.module
         self.edits = Edits(text)
         self.findings: list[Finding] = []
-        self._positions, self._scopes, self._parents = (found[provider] for provider in providers)
+        self._positions, self._parents = (found[provider] for provider in providers)
+
+    @functools.cached_property
+    def _scopes(self) -> Mapping[cst.CSTNode, Any]:
+        """Scopes, which take the longest to find, and only files with imports of Determined need."""
+        return self._wrapper.resolve(metadata.ScopeProvider)
 
     def visit(self, visitor: cst.CSTVisitor) -> None:
         """Walk through the whole file."""
