@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import re
 
+import det_lightning
 from det_lightning.porting.findings import Finding, Level
 
 __all__ = ["port_config_file", "port_installs", "port_requirement", "port_requirements_file"]
@@ -33,7 +33,7 @@ _QUOTED = re.compile(r"([\"'])(determined\b[^\"']*)\1")
 @functools.cache
 def _compatible() -> str:
     """Return what is required of the version, in signs that mean nothing to a shell."""
-    major, minor, *_ = importlib.metadata.version(_NAME).split(".")
+    major, minor, *_ = det_lightning.__version__.split(".")
     return f"~={major}.{minor}"
 
 

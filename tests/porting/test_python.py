@@ -59,8 +59,8 @@ def findings_of(text: str, level: Level = Level.problem) -> list[str]:
             "call(['-m', 'det_lightning.launch.horovod', '--autohorovod'])\n",
         ),
         (
-            "setup(install_requires=['determined==0.17', 'torch'])\n",
-            "setup(install_requires=['det-lightning~=0.1', 'torch'])\n",
+            "setup(install_requires=['determined', 'torch'])\n",
+            "setup(install_requires=['det-lightning', 'torch'])\n",
         ),
     ],
 )
