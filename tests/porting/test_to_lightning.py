@@ -247,6 +247,15 @@ def test_an_optimizer_that_a_method_wraps() -> None:
     assert todos == 0
 
 
+def test_nothing_to_log_at_the_end_of_the_class() -> None:
+    evaluate = "def evaluate_batch(self, batch):\n    self.x.update(batch)\n    return {}\nx = 1"
+    source = (TRIALS / "images.py").read_text()
+    start = source.index("    def evaluate_batch")
+    written, _ = write_module(source[:start] + textwrap.indent(evaluate, "    ").replace("    x = 1", "x = 1"))
+    assert "    self.x.update(batch)\n\n    def on_train_batch_end" in written
+    assert "[self.scheduler]\nx = 1" in written
+
+
 def test_odd_forms_stay_readable() -> None:
     written, _ = write_module(ODD)
     ast.parse(written)

@@ -156,7 +156,10 @@ class Source:
         last = [statement for statement in definition.body if statement not in self._removed][-1]
         indentation = self.indentation(definition.body[0])
         written = ["\n".join(indentation + line if line else "" for line in lines) for lines in methods]
-        self.edits.insert(self.span(last)[1], "".join(f"\n\n{method}" for method in written))
+        text, end = "".join(f"\n\n{method}" for method in written), self.span(last)[1]
+        if not self.edits.is_free(end, end + 1):  # the last line is removed, with its end
+            text = text.removeprefix("\n") + "\n"
+        self.edits.insert(end, text)
 
 
 def dotted(node: ast.AST | None) -> str:
