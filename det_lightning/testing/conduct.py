@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from det_lightning.pytorch.lr_scheduler import LRScheduler
-from det_lightning.testing.observing import Observer
+from det_lightning.testing.observer import Observer
 from det_lightning.testing.patching import replaced
 
 __all__ = ["Conduct", "clearing_of_gradients", "watching_conduct"]

@@ -21,7 +21,8 @@ from det_lightning.testing.reference import (
     record_ours,
     write_record,
 )
-from det_lightning.testing.running import TrialSetup, quietly
+from det_lightning.testing.running import TrialSetup
+from det_lightning.testing.surroundings import quietly
 
 __all__ = ["Conversion", "compare_with_reference", "own_record"]
 

@@ -11,7 +11,7 @@ from det_lightning.testing.conduct import Conduct, clearing_of_gradients, watchi
 from det_lightning.testing.conversion import Conversion, compare_with_reference
 from det_lightning.testing.loading import ImportedTrial, TrialSource
 from det_lightning.testing.object_state import StateReader
-from det_lightning.testing.observing import Observer
+from det_lightning.testing.observer import Observer
 from det_lightning.testing.old_checkpoint import OldCheckpoint
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, BrokenPromise, UncheckedPromise

@@ -13,7 +13,7 @@ import numpy as np
 from det_lightning import errors
 from det_lightning.checkpoint import load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.layout import METADATA_FILE
-from det_lightning.testing.observing import Observer
+from det_lightning.testing.observer import Observer
 from det_lightning.testing.outcomes import BrokenPromise
 from det_lightning.testing.running import ObservedRun, RunPlan, train, validate
 

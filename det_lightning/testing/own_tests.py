@@ -13,7 +13,7 @@ import torch
 
 from det_lightning.testing.evidence import Evidence
 from det_lightning.testing.loading import GivenTrial
-from det_lightning.testing.observing import Observer
+from det_lightning.testing.observer import Observer
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
 from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
 from det_lightning.testing.promises import resuming

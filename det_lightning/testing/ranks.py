@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.testing.loading import ImportedTrial
-from det_lightning.testing.observing import Observer
+from det_lightning.testing.observer import Observer
 from det_lightning.testing.running import RunPlan, TrialSetup, train
 from det_lightning.testing.shares import RankResult, without_chance
 

@@ -87,19 +87,24 @@ def _missing_hparams(setup: TrialSetup, failure: Failure, certain: bool) -> str 
 def _ask(setup: TrialSetup) -> tuple[list[str], str]:
     """Return the hyperparameters that the trial asks for in vain, and what goes wrong when each of them is 1."""
     given: dict[str, Any] = dict(setup.hparams or {})
-    size_missing = "global_batch_size" not in given
-    hparams = AskedHparams({**given, "global_batch_size": given.get("global_batch_size", 2)})
-    needs_size, broke = False, ""
+    hparams = AskedHparams({"global_batch_size": 2, **given})
     with setup.source.imported() as trial_class, isolated_rng():
-        try:
-            with init(hparams=hparams, exp_conf=setup.config, enable_tensorboard_logging=False) as context:
-                trial = trial_class(context, **setup.arguments)
-                for build in ("build_training_data_loader", "build_validation_data_loader", "build_callbacks"):
-                    getattr(trial, build)()
-        except (Exception, errors.InvalidExperimentException, SystemExit) as e:  # whatever a wrong value leads to
-            broke = f"{type(e).__name__}: {e}"
-        needs_size = size_missing and "global_batch_size" in hparams_in(files_of(setup), setup.source.directory)
+        broke = _build_all(trial_class, setup, hparams)
+        in_source = hparams_in(files_of(setup), setup.source.directory)
+    needs_size = "global_batch_size" in in_source and "global_batch_size" not in given
     return [*hparams.missing, *(["global_batch_size"] if needs_size else [])], broke
+
+
+def _build_all(trial_class: type, setup: TrialSetup, hparams: AskedHparams) -> str:
+    """Build the trial, its loaders and its callbacks; return what went wrong, in words."""
+    try:
+        with init(hparams=hparams, exp_conf=setup.config, enable_tensorboard_logging=False) as context:
+            trial = trial_class(context, **setup.arguments)
+            for build in ("build_training_data_loader", "build_validation_data_loader", "build_callbacks"):
+                getattr(trial, build)()
+    except (Exception, errors.InvalidExperimentException, SystemExit) as e:  # whatever a wrong value leads to
+        return f"{type(e).__name__}: {e}"
+    return ""
 
 
 def files_of(setup: TrialSetup) -> list[Path]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from det_lightning.testing.digests import amount, equal, flat, shown
-from det_lightning.testing.observing import CHECKPOINTED, Happening
+from det_lightning.testing.observer import CHECKPOINTED, Happening
 from det_lightning.testing.running import ObservedRun
 
 __all__ = ["RunDifference", "first_difference", "happenings_after"]

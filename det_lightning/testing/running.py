@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 import random
 import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,12 @@ from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.pytorch.random_state import isolated_rng
 from det_lightning.pytorch.trainer import Trainer, init
 from det_lightning.testing.loading import TrialSource, own_frames
-from det_lightning.testing.observing import Observer, observed
+from det_lightning.testing.observer import Observer
+from det_lightning.testing.observing import observed
+from det_lightning.testing.surroundings import quietly, seed_generators, torch_defaults
 from det_lightning.units import Batch
 
-__all__ = ["Failure", "ObservedRun", "RunPlan", "TrialSetup", "quietly", "train", "train_under_lightning", "validate"]
+__all__ = ["Failure", "ObservedRun", "RunPlan", "TrialSetup", "train", "train_under_lightning", "validate"]
 
 _QUIET: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 
@@ -108,13 +108,6 @@ class ObservedRun:
     checkpoints: dict[int, Path] = dataclasses.field(default_factory=dict)
     final: dict[str, Any] = dataclasses.field(default_factory=dict)
     failure: Failure | None = None
-
-
-def seed_generators(seed: int) -> None:
-    """Seed Python's, numpy's and torch's random generators."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def train(
@@ -241,7 +234,7 @@ def _observe(
 ) -> ObservedRun:
     storage.mkdir(parents=True, exist_ok=True)
     failure, final = None, {}
-    with _torch_defaults(), setup.source.imported() as trial_class, isolated_rng(), quietly():
+    with torch_defaults(), setup.source.imported() as trial_class, isolated_rng(), quietly():
         try:
             with around():
                 fit(observed(trial_class, observer))
@@ -251,35 +244,6 @@ def _observe(
         finally:
             observer.release()
     return ObservedRun(name, observer, plan, _checkpoints(storage), final, failure)
-
-
-@contextlib.contextmanager
-def _torch_defaults() -> Iterator[None]:
-    """Undo what a trial sets for the whole process."""
-    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(dtype)
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic)
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Leave out what would be said of each of many short runs."""
-    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "det_lightning")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def _final_state(observer: Observer) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from det_lightning.testing.evidence import Evidence
-from det_lightning.testing.observing import Happening
+from det_lightning.testing.observer import Happening
 from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
 
 __all__ = ["validates"]

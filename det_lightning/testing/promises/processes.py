@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from det_lightning.testing.evidence import Evidence
 from det_lightning.testing.loading import ImportedTrial
-from det_lightning.testing.observing import Observer
+from det_lightning.testing.observer import Observer
 from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
 from det_lightning.testing.processes import train_in_processes
 from det_lightning.testing.promises.training import listed
