@@ -121,6 +121,20 @@ class Frozen(Plain):
         return super().train_on(batch)
 
 
+class Buffers(Plain):
+    """Statistics of a batch norm; of its three validation batches one rank gets two."""
+
+    def wrap(self) -> None:
+        network = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1))
+        self.model = self.context.wrap_model(network)
+        self.optimizer = self.context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05))
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        size = self.context.get_per_slot_batch_size()
+        dataset = torch.utils.data.TensorDataset(torch.ones(3 * size, 4), torch.ones(3 * size, 1))
+        return pytorch.DataLoader(dataset, batch_size=size)
+
+
 class Stops(Plain):
     """Its second rank wants to stop after the third batch; the next boundary is after the fourth."""
 
@@ -167,6 +181,8 @@ def two(output: Path) -> None:
     for name, (kind, frequency) in SCENARIOS.items():
         save(train(kind, output / f"{name}-storage", frequency=frequency)[0], output, name, rank)
     save(train(Stops, output / "stopped-storage")[0], output, "stopped", rank)
+    buffers, _ = train(Buffers, output / "buffers-storage", validation_period=pytorch.Batch(5))
+    save(buffers, output, "buffers", rank)
     for name, frequency in (("resumed", 1), ("resumed-aggregation", 3)):
         storage = output / f"{name}-storage"
         train(Plain, storage, batches=5, frequency=frequency)

@@ -68,6 +68,13 @@ def test_lightnings_launcher_trains_the_same(folder: Path) -> None:
         assert torch.equal(ours["updates"][-1], theirs["updates"][-1])
 
 
+def test_no_rank_waits_for_another_while_it_validates(folder: Path) -> None:
+    """A model with buffers, and unequal numbers of validation batches: the ranks go on, and train alike."""
+    first, second = results(folder, "buffers")
+    assert len(first["updates"]) == 12
+    assert torch.equal(first["updates"][-1], second["updates"][-1])
+
+
 def test_a_stop_that_one_rank_asks_for_ends_all(folder: Path) -> None:
     first, second = results(folder, "stopped")
     assert (len(first["updates"]), len(second["updates"])) == (4, 4)

@@ -43,6 +43,7 @@ class ModelDDP(DistributedDataParallel):
         )
         self._reduced = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         self.communicates = True
+        self._evaluates = False
         self._will_average = False
         self._was_averaged = False
         self._local_only: set[torch.nn.Parameter] = set()
@@ -84,6 +85,8 @@ class ModelDDP(DistributedDataParallel):
         Raises:
             InvalidExperimentException: parameters got no gradient since the forward pass before; names them.
         """
+        if self._evaluates:
+            return self.module(*inputs, **kwargs)
         wanted = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.module.parameters())
         self._will_average = self.communicates and wanted
         # Where it does not, it must not expect gradients either: it would wait for them.
@@ -103,6 +106,21 @@ class ModelDDP(DistributedDataParallel):
             f"wait for them: {names}. Freeze what is never used (requires_grad_(False) before wrap_model()), or choose "
             "strategy='trial_ddp_find_unused_parameters_true', which looks for them in every batch."
         )
+
+    def begin_evaluation(self) -> None:
+        """Give all ranks the first one's buffers; from now on no forward pass waits for another rank.
+
+        Ranks may have different numbers of batches to validate, and ``DistributedDataParallel`` would exchange the
+        buffers, such as the statistics of batch norms, in each forward pass.
+        """
+        self.require_forward_param_sync = True  # also in the middle of an aggregation
+        if self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
+            self._sync_buffers()  # type: ignore[no-untyped-call]
+        self._evaluates = True
+
+    def end_evaluation(self) -> None:
+        """Let forward passes exchange buffers again."""
+        self._evaluates = False
 
     def end_backward(self) -> None:
         """Note that a backward pass is over, and whether it averaged this model's gradients."""
@@ -156,6 +174,14 @@ class DDPBackend(WholeStates):
     def begin_batch(self, communicate: bool) -> None:
         for model in self._models:
             model.communicates = communicate
+
+    def begin_validation(self, in_step: bool) -> None:
+        for model in self._models:
+            model.begin_evaluation()
+
+    def end_validation(self) -> None:
+        for model in self._models:
+            model.end_evaluation()
 
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
