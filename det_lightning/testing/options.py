@@ -9,6 +9,7 @@ from typing import Any
 
 from det_lightning.testing.configuration import hparams_of, read_config
 from det_lightning.testing.outcomes import BadTrial
+from det_lightning.testing.record import RecordError, read_record
 
 __all__ = ["MIN_BATCHES", "TrialOptions", "trial_options"]
 
@@ -97,6 +98,9 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         mistakes.append(f"--trial-batches must be at least {MIN_BATCHES}; got {values.trial_batches}.")
     if mistakes:
         raise BadTrial("\n".join(mistakes))
+    reference = _path(directory, values.trial_reference)
+    if reference is not None and config is None and hparams is None:
+        hparams, config = _settings_of(reference)
     return TrialOptions(
         spec=spec,
         directory=directory,
@@ -106,12 +110,21 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         batches=values.trial_batches,
         seed=int(((config or {}).get("reproducibility") or {}).get("experiment_seed") or 0),
         tolerance=values.trial_tolerance,
-        reference=_path(directory, values.trial_reference),
+        reference=reference,
         record=_path(directory, values.trial_record),
         checkpoint=values.trial_checkpoint,
         metrics=metrics,
         report=_path(directory, values.trial_report),
     )
+
+
+def _settings_of(reference: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return hyperparameters and configuration of a record; nothing where it can not be read, which is told later."""
+    try:
+        settings = read_record(reference).settings
+    except RecordError:
+        return None, None
+    return dict(settings.hparams), None if settings.config is None else dict(settings.config)
 
 
 def _path(directory: Path, value: str | None) -> Path | None:

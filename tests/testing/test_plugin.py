@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 # What pytester imports while it runs pytest in this process it forgets again, which numpy and torch do not survive.
-import det_lightning.testing.evidence
 import det_lightning.testing.reporting  # noqa: F401
+from det_lightning.testing.conversion import own_record, settings_of
+from det_lightning.testing.evidence import Evidence
+from det_lightning.testing.options import TrialOptions
+from det_lightning.testing.record import write_record
 
 pytest_plugins = ["pytester"]
 
@@ -118,6 +122,14 @@ def test_a_worker_of_xdist_checks_the_promises(pytester: pytest.Pytester) -> Non
 def test_a_configuration_gives_trial_and_hyperparameters(pytester: pytest.Pytester) -> None:
     pytester.makefile(".yaml", const=CONFIG)
     result = run(pytester, "--trial-config", "const.yaml", "-k", QUICK)
+    result.assert_outcomes(passed=2)
+
+
+def test_a_reference_gives_hyperparameters_too(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(model_def=CORRECT)
+    evidence = Evidence(TrialOptions("model_def:MyTrial", pytester.path, json.loads(HPARAMS)))
+    write_record(own_record(evidence.setup, settings_of(evidence.options)), pytester.path / "ref.json")
+    result = run(pytester, "--trial", "model_def:MyTrial", "--trial-reference", "ref.json", "-k", "real or seed")
     result.assert_outcomes(passed=2)
 
 
