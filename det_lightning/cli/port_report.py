@@ -80,7 +80,12 @@ def _print_diff(changed: list[FilePort]) -> None:
     for port in changed:
         for line in _diff_lines(port):
             style = next((color for prefix, color in _COLORS.items() if line.startswith(prefix)), "")
-            console.print(Text(line.rstrip("\r\n"), style=style))
+            console.print(Text(_harmless(line.rstrip("\r\n")), style=style))
+
+
+def _harmless(line: str) -> str:
+    """Return a line of a file without what could steer a terminal."""
+    return "".join(c if c.isprintable() or c == "\t" else f"\\x{ord(c):02x}" for c in line)
 
 
 def _tell_findings(ports: list[FilePort]) -> None:
