@@ -256,6 +256,18 @@ def test_nothing_to_log_at_the_end_of_the_class() -> None:
     assert "[self.scheduler]\nx = 1" in written
 
 
+def test_annotations_in_strings_need_no_det_lightning() -> None:
+    source = (TRIALS / "images.py").read_text()
+    helper = (
+        'def count(self, loader: "list[det.pytorch.DataLoader]", callback: "det.pytorch.PyTorchCallback") -> "int":'
+    )
+    start = source.index("    def evaluate_batch")
+    with_helper = source[:start] + f"    {helper}\n        return len(loader)\n\n" + source[start:]
+    written, _ = write_module("import det_lightning as det\n" + with_helper)
+    assert 'def count(self, loader: "list[torch.utils.data.DataLoader]", callback: "Any") -> "int":' in written
+    assert "import det_lightning" not in written
+
+
 def test_odd_forms_stay_readable() -> None:
     written, _ = write_module(ODD)
     ast.parse(written)

@@ -67,6 +67,20 @@ class Imports:
             elif self._is_annotation(use):
                 self._needed.add("from typing import Any")
                 self.source.rewrite(use, "Any")
+        for node in ast.walk(self.source.tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and self._is_annotation(node):
+                self._rewrite_quoted(node, node.value)
+
+    def _rewrite_quoted(self, node: ast.Constant, text: str) -> None:
+        """Do the same in an annotation that is a string."""
+        try:
+            quoted = ast.parse(text.strip(), mode="eval")
+        except SyntaxError:
+            return
+        new = _QuotedNames(self).visit(quoted)
+        if ast.unparse(new) != ast.unparse(ast.parse(text.strip(), mode="eval")):
+            self._needed.update(("import torch", "from typing import Any"))
+            self.source.rewrite(node, f'"{ast.unparse(new)}"')
 
     def _is_annotation(self, node: ast.expr) -> bool:
         inner: ast.AST = node
@@ -117,6 +131,24 @@ class Imports:
             new = []
             if kept:
                 self.source.note(statement, "what is imported here is used still, and has to be replaced")
+
+
+class _QuotedNames(ast.NodeTransformer):
+    """Replaces names of det_lightning in an annotation: its loader by torch's, all others by ``Any``."""
+
+    def __init__(self, imports: Imports) -> None:
+        self._imports = imports
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        return self._replaced(node) or self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return self._replaced(node) or node
+
+    def _replaced(self, node: ast.AST) -> ast.expr | None:
+        if path := self._imports.path_of(node):
+            return ast.parse(_TORCH_LOADER if path == _LOADER else "Any", mode="eval").body
+        return None
 
 
 def _import_lines(statement: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> list[str]:
