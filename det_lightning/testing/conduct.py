@@ -19,14 +19,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from det_lightning.pytorch.lr_scheduler import LRScheduler
+from det_lightning.testing.loading import is_own_file
 from det_lightning.testing.observer import Observer
 from det_lightning.testing.patching import replaced
 
 __all__ = ["Conduct", "clearing_of_gradients", "watching_conduct"]
 
-_TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
-_PYTHON = (str(Path(contextlib.__file__).parent), "<frozen", "<string>")
+# What of ours calls optimizers, schedulers and backward passes; an optimizer of the user's may call another one.
+_ACTING = {"backward", "step", "step_optimizer", "synchronize", "_step_lr_schedulers"}
 
 _COLLECTIVES = (
     "init_process_group",
@@ -71,19 +72,20 @@ class Conduct:
         return any("DistributedSampler" in seen for seen in self.process_groups)
 
     def line_of_user(self) -> str | None:
-        """Return ``file:line`` of the innermost frame that is not torch's; None if that is one of ours."""
+        """Return ``file:line`` of the user's innermost frame; None where the context acts, though by the user's code.
+
+        Code of other libraries acts for whoever called it.
+        """
+        line = None
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
-            if file.startswith((_TORCH, *_PYTHON)) or file == __file__:
-                frame = frame.f_back
-                continue
-            if file.startswith(_OURS):
-                return None
-            path = Path(file)
-            shown = path.relative_to(self.directory) if path.is_relative_to(self.directory) else path
-            return f"{shown}:{frame.f_lineno}"
-        return None
+            if file.startswith(_OURS) and file != __file__:
+                return None if frame.f_code.co_name in _ACTING else line
+            if line is None and is_own_file(file, self.directory):
+                line = f"{Path(file).relative_to(self.directory)}:{frame.f_lineno}"
+            frame = frame.f_back
+        return line
 
 
 @contextlib.contextmanager
@@ -256,4 +258,5 @@ def clearing_of_gradients(directory: Path, observer: Observer, frequency: int, s
 def _holds_gradients(owner: Any) -> bool:
     groups = getattr(owner, "param_groups", None)
     parameters = list(owner.parameters()) if groups is None else [p for group in groups for p in group["params"]]
-    return any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in parameters)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return any(gradient.is_sparse or bool(gradient.any()) for gradient in gradients)

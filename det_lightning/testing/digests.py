@@ -41,6 +41,8 @@ class Fingerprint:
 def fingerprint(value: torch.Tensor | np.ndarray[Any, Any]) -> Fingerprint:
     """Return what tells a tensor or array from others."""
     if isinstance(value, torch.Tensor):
+        if torch.nn.parameter.is_lazy(value):
+            return Fingerprint("no shape yet", float("nan"))
         if value.layout is not torch.strided or value.is_quantized:
             return Fingerprint(f"{value.layout} {value.dtype} {tuple(value.shape)}", float("nan"))
         value = value.detach().cpu().resolve_conj().resolve_neg().contiguous()

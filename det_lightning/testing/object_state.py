@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import collections.abc
+import contextlib
 import dataclasses
 import datetime
 import enum
@@ -212,7 +213,8 @@ class _Walk:
         if isinstance(value, torch.nn.Module):
             self._module_of_torch(value, path, inner)
         elif isinstance(value, torch.optim.Optimizer | LRScheduler | ReduceLROnPlateau) or kind == "stateful":
-            self._visit(_state_dict(value), path, inner)
+            with contextlib.suppress(Exception):  # of a class of others, whose state_dict() may want arguments
+                self._visit(_state_dict(value), path, inner)
         else:
             attributes = getattr(value, "__dict__", {})
             for name, item in list(attributes.items()):

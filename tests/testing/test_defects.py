@@ -413,5 +413,38 @@ def test_a_defect_is_caught_by_its_promise_and_named(defect: Defect, tmp_path: P
     assert all(re.search(pattern, message) for pattern in defect.says), message
 
 
+HARMLESS = {
+    "an optimizer that lets another one step": (
+        CONTEXT,
+        {
+            "class MyTrial": "class Calling(torch.optim.SGD):\n    def step(self, closure=None):\n"
+            "        torch.optim.SGD(self.param_groups[0]['params'], lr=0.1).step()\n\n\nclass MyTrial",
+            "torch.optim.SGD(self.head": "Calling(self.head",
+        },
+    ),
+    "what the clock changes": (
+        STATE,
+        before_loss("import time\n        self.spent = getattr(self, 'spent', 0) + time.perf_counter()"),
+    ),
+    "what is overwritten before it is read": (STATE, {RETURN: f"self.latest = loss.item()\n        {RETURN}"}),
+    "a list of predictions for each validation": (
+        STATE,
+        {
+            "    def on_validation_end": "    def on_validation_start(self):\n        self.seen = []\n\n"
+            "    def on_validation_end",
+            '        return {"validation_loss"': '        self.best.seen.append(1)\n        return {"validation_loss"',
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_does_no_harm_is_no_defect(name: str, tmp_path: Path) -> None:
+    promise, changes = HARMLESS[name]
+    evidence = evidence_for(Defect(name, promise, (), changes).source(), tmp_path)
+    check(promise, evidence)
+    evidence.close()
+
+
 def test_there_are_enough_defects() -> None:
     assert len(DEFECTS) >= 25
