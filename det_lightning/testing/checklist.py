@@ -80,7 +80,7 @@ class Checklist:
         """Write the report, if one is wanted; of several processes the one that has heard of all promises."""
         config = session.config
         if self._options.report is not None and not hasattr(config, "workerinput") and self._reports:
-            from det_lightning.testing.reporting import write_session_report
+            from det_lightning.testing.reports.reporting import write_session_report
 
             command = shlex.join(["pytest", *map(str, config.invocation_params.args)])
             write_session_report(self._gather(), self._reports, command)

@@ -8,11 +8,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.testing.comparison import Difference, Tolerance, first_difference
-from det_lightning.testing.loading import ImportedTrial
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, UncheckedPromise
-from det_lightning.testing.reference import (
+from det_lightning.testing.records.comparison import Difference, Tolerance, first_difference
+from det_lightning.testing.records.reference import (
     RecordError,
     RunSettings,
     TrainingRecord,
@@ -21,8 +20,9 @@ from det_lightning.testing.reference import (
     record_ours,
     write_record,
 )
-from det_lightning.testing.running import TrialSetup
-from det_lightning.testing.surroundings import quietly
+from det_lightning.testing.training.loading import ImportedTrial
+from det_lightning.testing.training.running import TrialSetup
+from det_lightning.testing.training.surroundings import quietly
 
 __all__ = ["Conversion", "compare_with_reference", "own_record"]
 

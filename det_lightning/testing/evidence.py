@@ -7,18 +7,18 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from det_lightning.testing.conduct import Conduct, clearing_of_gradients, watching_conduct
 from det_lightning.testing.conversion import Conversion, compare_with_reference
-from det_lightning.testing.loading import ImportedTrial, TrialSource
-from det_lightning.testing.object_state import StateReader
-from det_lightning.testing.observer import Observer
 from det_lightning.testing.old_checkpoint import OldCheckpoint
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, BrokenPromise, UncheckedPromise
-from det_lightning.testing.reading_order import ReadingOrder
-from det_lightning.testing.requirements import explain_failure
-from det_lightning.testing.running import ObservedRun, RunPlan, TrialSetup, train, train_under_lightning
-from det_lightning.testing.timetable import Timetable
+from det_lightning.testing.training.loading import ImportedTrial, TrialSource
+from det_lightning.testing.training.requirements import explain_failure
+from det_lightning.testing.training.running import ObservedRun, RunPlan, TrialSetup, train, train_under_lightning
+from det_lightning.testing.training.timetable import Timetable
+from det_lightning.testing.watching.conduct import Conduct, clearing_of_gradients, watching_conduct
+from det_lightning.testing.watching.object_state import StateReader
+from det_lightning.testing.watching.observer import Observer
+from det_lightning.testing.watching.reading_order import ReadingOrder
 
 __all__ = ["Evidence"]
 

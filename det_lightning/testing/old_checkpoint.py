@@ -13,9 +13,9 @@ import numpy as np
 from det_lightning import errors
 from det_lightning.checkpoint import load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.layout import METADATA_FILE
-from det_lightning.testing.observer import Observer
 from det_lightning.testing.outcomes import BrokenPromise
-from det_lightning.testing.running import ObservedRun, RunPlan, train, validate
+from det_lightning.testing.training.running import ObservedRun, RunPlan, train, validate
+from det_lightning.testing.watching.observer import Observer
 
 if TYPE_CHECKING:
     from det_lightning.testing.evidence import Evidence

@@ -9,7 +9,7 @@ from typing import Any
 
 from det_lightning.testing.configuration import hparams_of, read_config
 from det_lightning.testing.outcomes import BadTrial
-from det_lightning.testing.record import RecordError, read_record
+from det_lightning.testing.records.record import RecordError, read_record
 
 __all__ = ["MIN_BATCHES", "TrialOptions", "trial_options"]
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from det_lightning.testing.evidence import Evidence
-from det_lightning.testing.loading import GivenTrial
-from det_lightning.testing.observer import Observer
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
 from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
 from det_lightning.testing.promises import resuming
-from det_lightning.testing.run_differences import first_difference
-from det_lightning.testing.running import ObservedRun, RunPlan, TrialSetup, train
+from det_lightning.testing.training.loading import GivenTrial
+from det_lightning.testing.training.run_differences import first_difference
+from det_lightning.testing.training.running import ObservedRun, RunPlan, TrialSetup, train
+from det_lightning.testing.watching.observer import Observer
 
 __all__ = ["TrainedTrial", "assert_resumes", "assert_same_training", "run_trial"]
 

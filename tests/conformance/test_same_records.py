@@ -14,8 +14,14 @@ import pytest
 from det_lightning import import_from_path
 from det_lightning.importing import load_class
 from det_lightning.testing import recorder
-from det_lightning.testing.comparison import BIT_EQUAL, first_difference
-from det_lightning.testing.reference import RecordError, RunSettings, read_record, record_determined, record_ours
+from det_lightning.testing.records.comparison import BIT_EQUAL, first_difference
+from det_lightning.testing.records.reference import (
+    RecordError,
+    RunSettings,
+    read_record,
+    record_determined,
+    record_ours,
+)
 
 pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from det_lightning.testing.comparison import first_difference
-from det_lightning.testing.record import RunSettings, TrainingRecord
-from det_lightning.testing.report import Promise, ReportData, write_report
+from det_lightning.testing.records.comparison import first_difference
+from det_lightning.testing.records.record import RunSettings, TrainingRecord
+from det_lightning.testing.reports.report import Promise, ReportData, write_report
 
 PROMISES = (
     Promise("trains", "passed", 1.25),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from det_lightning import pytorch
-from det_lightning.testing.record import RunSettings
+from det_lightning.testing.records.record import RunSettings
 
 SETTINGS = RunSettings(hparams={"lr": 0.05, "global_batch_size": 4}, batches=6, validation_period=3, reporting_period=2)
 

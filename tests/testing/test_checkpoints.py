@@ -11,11 +11,11 @@ import pytest
 
 from det_lightning.pytorch import Batch, Trainer, init
 from det_lightning.testing.evidence import Evidence
-from det_lightning.testing.loading import ImportedTrial
 from det_lightning.testing.old_checkpoint import recorded_metrics
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
 from det_lightning.testing.promises import checkpoint as promises
+from det_lightning.testing.training.loading import ImportedTrial
 
 CORRECT = Path(__file__).with_name("correct_trial.py").read_text()
 HPARAMS = {"lr": 0.02, "global_batch_size": 4}

@@ -13,7 +13,7 @@ from det_lightning.testing.evidence import Evidence
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, BrokenPromise
 from det_lightning.testing.promises import PROMISES
-from det_lightning.testing.reference import write_record
+from det_lightning.testing.records.reference import write_record
 
 CORRECT = Path(__file__).with_name("correct_trial.py").read_text()
 HPARAMS = {"lr": 0.02, "global_batch_size": 4}

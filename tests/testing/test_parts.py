@@ -11,10 +11,10 @@ import hypothesis.strategies as st
 import pytest
 
 from det_lightning.testing.configuration import hparams_of, read_config
-from det_lightning.testing.loading import ImportedTrial
 from det_lightning.testing.outcomes import BadTrial
-from det_lightning.testing.scanning import devices_in, hparams_in, process_groups_in
-from det_lightning.testing.timetable import Timetable
+from det_lightning.testing.training.loading import ImportedTrial
+from det_lightning.testing.training.timetable import Timetable
+from det_lightning.testing.watching.scanning import devices_in, hparams_in, process_groups_in
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 import pytest
 
 # What pytester imports while it runs pytest in this process it forgets again, which numpy and torch do not survive.
-import det_lightning.testing.reporting  # noqa: F401
+import det_lightning.testing.reports.reporting  # noqa: F401
 from det_lightning.testing.conversion import own_record, settings_of
 from det_lightning.testing.evidence import Evidence
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.record import write_record
+from det_lightning.testing.records.record import write_record
 
 pytest_plugins = ["pytester"]
 

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning import pytorch
-from det_lightning.testing.comparison import BIT_EQUAL, Difference, Tolerance, first_difference, tolerance_for
-from det_lightning.testing.numbers import ulps_between
-from det_lightning.testing.reference import RecordError, TrainingRecord, read_record, record_ours, write_record
+from det_lightning.testing.records.comparison import BIT_EQUAL, Difference, Tolerance, first_difference, tolerance_for
+from det_lightning.testing.records.numbers import ulps_between
+from det_lightning.testing.records.reference import RecordError, TrainingRecord, read_record, record_ours, write_record
 from tests.testing.recorded_trials import SETTINGS, Regression
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.testing.curves import Chart, make_chart, nice_ticks
-from det_lightning.testing.report import Promise, ReportData, write_report
+from det_lightning.testing.reports.curves import Chart, make_chart, nice_ticks
+from det_lightning.testing.reports.report import Promise, ReportData, write_report
 from tests.testing.made_reports import PROMISES, falling, made_data, made_report
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from det_lightning.testing.evidence import Evidence
 from det_lightning.testing.outcomes import BrokenPromise
-from det_lightning.testing.requirements import files_of
-from det_lightning.testing.scanning import devices_in, process_groups_in
+from det_lightning.testing.training.requirements import files_of
+from det_lightning.testing.watching.scanning import devices_in, process_groups_in
 
 __all__ = ["has_no_process_groups", "trains_through_its_context", "uses_no_hard_coded_device"]
 

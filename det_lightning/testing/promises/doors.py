@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from det_lightning.testing.evidence import Evidence
 from det_lightning.testing.outcomes import BrokenPromise
-from det_lightning.testing.run_differences import first_difference
+from det_lightning.testing.training.run_differences import first_difference
 
 __all__ = ["trains_equally"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from det_lightning.testing.evidence import Evidence
-from det_lightning.testing.observer import Happening
 from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
+from det_lightning.testing.watching.observer import Happening
 
 __all__ = ["validates"]
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from det_lightning.testing.evidence import Evidence
-from det_lightning.testing.loading import ImportedTrial
-from det_lightning.testing.observer import Observer
 from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
-from det_lightning.testing.processes import train_in_processes
 from det_lightning.testing.promises.training import listed
-from det_lightning.testing.running import RunPlan, train
-from det_lightning.testing.shares import (
+from det_lightning.testing.training.loading import ImportedTrial
+from det_lightning.testing.training.processes import train_in_processes
+from det_lightning.testing.training.running import RunPlan, train
+from det_lightning.testing.training.shares import (
     RankResult,
     differing_loss,
     same_samples,
@@ -17,6 +16,7 @@ from det_lightning.testing.shares import (
     without_chance,
     worst_parameter,
 )
+from det_lightning.testing.watching.observer import Observer
 
 __all__ = ["two_agree_with_one"]
 

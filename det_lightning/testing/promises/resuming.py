@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from det_lightning.testing.evidence import Evidence
-from det_lightning.testing.lost_state import lost_state
 from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
-from det_lightning.testing.run_differences import RunDifference, first_difference
-from det_lightning.testing.running import ObservedRun
+from det_lightning.testing.training.run_differences import RunDifference, first_difference
+from det_lightning.testing.training.running import ObservedRun
+from det_lightning.testing.watching.lost_state import lost_state
 
 __all__ = ["after_validation", "epoch_end", "mid_aggregation", "mid_epoch", "require_equal_resume"]
 

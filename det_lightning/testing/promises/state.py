@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from det_lightning.checkpoint import load_checkpoint
-from det_lightning.testing.digests import amount, equal, flat, shown
 from det_lightning.testing.evidence import Evidence
-from det_lightning.testing.lost_state import lost_state
 from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
+from det_lightning.testing.watching.digests import amount, equal, flat, shown
+from det_lightning.testing.watching.lost_state import lost_state
 
 __all__ = ["is_complete", "round_trips"]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from det_lightning.testing.digests import equal, fingerprint
 from det_lightning.testing.evidence import Evidence
 from det_lightning.testing.outcomes import BrokenPromise
-from det_lightning.testing.run_differences import first_difference
+from det_lightning.testing.training.run_differences import first_difference
+from det_lightning.testing.watching.digests import equal, fingerprint
 
 __all__ = ["is_deterministic", "listed", "moves_every_parameter", "trains"]
 

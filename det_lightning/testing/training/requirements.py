@@ -9,9 +9,9 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.pytorch.random_state import isolated_rng
 from det_lightning.pytorch.trainer import init
-from det_lightning.testing.loading import is_own_file
-from det_lightning.testing.running import Failure, TrialSetup
-from det_lightning.testing.scanning import hparams_in
+from det_lightning.testing.training.loading import is_own_file
+from det_lightning.testing.training.running import Failure, TrialSetup
+from det_lightning.testing.watching.scanning import hparams_in
 
 __all__ = ["AskedHparams", "explain_failure", "files_of"]
 

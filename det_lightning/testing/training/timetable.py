@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from det_lightning.testing.running import RunPlan
+from det_lightning.testing.training.running import RunPlan
 
 __all__ = ["Timetable"]
 

@@ -1,6 +1,6 @@
-"""One of several processes that train a trial together; started by :mod:`det_lightning.testing.processes`.
+"""One of several processes that train a trial together; started by :mod:`det_lightning.testing.training.processes`.
 
-python -m det_lightning.testing.ranks SETTINGS_FILE RANK
+python -m det_lightning.testing.training.ranks SETTINGS_FILE RANK
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 import torch.distributed as dist
 
 from det_lightning.core.distributed import DistributedContext
-from det_lightning.testing.loading import ImportedTrial
-from det_lightning.testing.observer import Observer
-from det_lightning.testing.running import RunPlan, TrialSetup, train
-from det_lightning.testing.shares import RankResult, without_chance
+from det_lightning.testing.training.loading import ImportedTrial
+from det_lightning.testing.training.running import RunPlan, TrialSetup, train
+from det_lightning.testing.training.shares import RankResult, without_chance
+from det_lightning.testing.watching.observer import Observer
 
 
 def main(settings_file: Path, rank: int) -> None:

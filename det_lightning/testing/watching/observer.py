@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from det_lightning.pytorch.weights import collect_rest, collect_weights
-from det_lightning.testing.digests import Fingerprint, arrays_in, fingerprint, flat, frozen, nested_fingerprint
-from det_lightning.testing.object_state import ObjectState, StateReader
-from det_lightning.testing.reading_order import ReadingOrder
+from det_lightning.testing.watching.digests import Fingerprint, arrays_in, fingerprint, flat, frozen, nested_fingerprint
+from det_lightning.testing.watching.object_state import ObjectState, StateReader
+from det_lightning.testing.watching.reading_order import ReadingOrder
 
 __all__ = ["CHECKPOINTED", "Happening", "Observer"]
 

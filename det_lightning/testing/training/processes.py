@@ -14,13 +14,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from det_lightning.testing.loading import ImportedTrial
-from det_lightning.testing.running import RunPlan, TrialSetup
-from det_lightning.testing.shares import RankResult
+from det_lightning.testing.training.loading import ImportedTrial
+from det_lightning.testing.training.running import RunPlan, TrialSetup
+from det_lightning.testing.training.shares import RankResult
 
 __all__ = ["train_in_processes"]
 
-_RANKS = "det_lightning.testing.ranks"
+_RANKS = "det_lightning.testing.training.ranks"
 # What another rank may take to fail too, once one has.
 _GRACE_S = 5.0
 
@@ -78,7 +78,7 @@ def _free_port() -> int:
 
 
 def _environment(size: int) -> dict[str, str]:
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
     threads = max(1, (os.cpu_count() or 1) // size)
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
 

@@ -19,13 +19,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from det_lightning.pytorch.lr_scheduler import LRScheduler
-from det_lightning.testing.loading import is_own_file
-from det_lightning.testing.observer import Observer
-from det_lightning.testing.patching import replaced
+from det_lightning.testing.training.loading import is_own_file
+from det_lightning.testing.watching.observer import Observer
+from det_lightning.testing.watching.patching import replaced
 
 __all__ = ["Conduct", "clearing_of_gradients", "watching_conduct"]
 
-_OURS = str(Path(__file__).parents[1])
+_OURS = str(Path(__file__).parents[2])
 # What of ours calls optimizers, schedulers and backward passes; an optimizer of the user's may call another one.
 _ACTING = {"backward", "step", "step_optimizer", "synchronize", "_step_lr_schedulers"}
 

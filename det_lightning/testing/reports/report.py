@@ -11,9 +11,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from det_lightning.testing.curves import Chart, make_chart
-from det_lightning.testing.difference import Difference
-from det_lightning.testing.record import TrainingRecord
+from det_lightning.testing.records.difference import Difference
+from det_lightning.testing.records.record import TrainingRecord
+from det_lightning.testing.reports.curves import Chart, make_chart
 
 __all__ = ["Promise", "ReportData", "write_report"]
 
@@ -133,7 +133,7 @@ def _promises(count: int) -> str:
 
 
 def _same_to_the_bit(data: ReportData) -> bool:
-    from det_lightning.testing.comparison import tolerance_for
+    from det_lightning.testing.records.comparison import tolerance_for
 
     if data.reference is None or data.ours is None or data.difference is not None:
         return False

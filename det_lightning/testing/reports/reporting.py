@@ -11,7 +11,7 @@ from det_lightning.testing.conversion import Conversion, own_record, settings_of
 from det_lightning.testing.evidence import Evidence
 from det_lightning.testing.outcomes import BadTrial, UncheckedPromise
 from det_lightning.testing.promises import PROMISES
-from det_lightning.testing.report import Promise, ReportData, write_report
+from det_lightning.testing.reports.report import Promise, ReportData, write_report
 
 __all__ = ["write_session_report"]
 

@@ -185,7 +185,7 @@ def _is_below(directory: Path, name: str, module: Any) -> bool:
 def is_own_file(file: str, directory: Path) -> bool:
     """Tell whether a file is the user's code below ``directory``: no installed package, and nothing of ours."""
     path = Path(file)
-    ours = Path(__file__).parents[1]
+    ours = Path(__file__).parents[2]
     installed = {"site-packages", "dist-packages"} & set(path.parts)
     return not installed and path.is_relative_to(directory) and not path.is_relative_to(ours)
 

@@ -2,7 +2,7 @@
 
 The same recorder watches the real determined (in a process of its own, or long ago in an old environment) and
 det_lightning (in this process), so that both records have the same form. Compare them with
-:func:`det_lightning.testing.comparison.first_difference`.
+:func:`det_lightning.testing.records.comparison.first_difference`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from det_lightning.testing.record import (
+from det_lightning.testing.records.record import (
     RecordError,
     RunSettings,
     TrainingRecord,
@@ -37,7 +37,7 @@ __all__ = [
     "write_record",
 ]
 
-_RECORDER = Path(__file__).with_name("recorder.py")
+_RECORDER = Path(__file__).parents[1] / "recorder.py"
 
 
 def record_ours(

@@ -8,10 +8,17 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from det_lightning.testing.described import dtype_of, farthest_apart, is_array, is_plain, largest_element, summary_of
-from det_lightning.testing.difference import BIT_EQUAL, Difference, Tolerance
-from det_lightning.testing.numbers import distance, ulps_between
-from det_lightning.testing.record import RunSettings, TrainingRecord, number_in
+from det_lightning.testing.records.described import (
+    dtype_of,
+    farthest_apart,
+    is_array,
+    is_plain,
+    largest_element,
+    summary_of,
+)
+from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance
+from det_lightning.testing.records.numbers import distance, ulps_between
+from det_lightning.testing.records.record import RunSettings, TrainingRecord, number_in
 
 __all__ = ["BIT_EQUAL", "Difference", "Tolerance", "first_difference", "tolerance_for"]
 

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from det_lightning.testing.digests import amount, equal, flat, shown
-from det_lightning.testing.observer import CHECKPOINTED, Happening
-from det_lightning.testing.running import ObservedRun
+from det_lightning.testing.training.running import ObservedRun
+from det_lightning.testing.watching.digests import amount, equal, flat, shown
+from det_lightning.testing.watching.observer import CHECKPOINTED, Happening
 
 __all__ = ["RunDifference", "first_difference", "happenings_after"]
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from det_lightning.testing.difference import Tolerance
-from det_lightning.testing.numbers import distance
+from det_lightning.testing.records.difference import Tolerance
+from det_lightning.testing.records.numbers import distance
 
 __all__ = ["dtype_of", "farthest_apart", "is_array", "is_plain", "largest_element", "summary_of"]
 

@@ -1,0 +1,1 @@
+"""Records of trainings, on either side, and their first difference."""

@@ -1,0 +1,1 @@
+"""What a trial does, reads and keeps while it trains."""
