@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
 import warnings
 from collections.abc import Iterator
@@ -23,9 +24,11 @@ def seed_generators(seed: int) -> None:
 
 @contextlib.contextmanager
 def torch_defaults() -> Iterator[None]:
-    """Undo what a trial sets for the whole process."""
+    """Undo what a trial sets for the whole process; share the cores with the other workers of pytest-xdist."""
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, threads // workers))
     try:
         yield
     finally:
