@@ -129,7 +129,7 @@ def test_one_bit_of_an_array_changes_its_digest(element: int, bit: int) -> None:
         {"nested": [torch.tensor(1), None, True, "text", 1, object()]},
         torch.tensor([1 + 2j]),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_whatever_a_batch_holds_is_described_as_json(value: Any) -> None:
     described = recorder.describe(value)
