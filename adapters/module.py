@@ -15,22 +15,17 @@ from det_lightning import errors
 from det_lightning.adapters import loop
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.driver import Checkpointer, RunDriver, StopIterationGuard
-from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TrialCheckpointIO
+from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO
+from det_lightning.adapters.lightning_entry import entry_of, take_up
 from det_lightning.adapters.precision import take_precision
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.resume import ResumePoint
 from det_lightning.adapters.run import Reporter, TrialRun
 from det_lightning.adapters.stopping import Preemption
-from det_lightning.checkpoint.conversion import TRIAL_KEY
-from det_lightning.checkpoint.joined_models import split_models
-from det_lightning.checkpoint.legacy import modernize
-from det_lightning.checkpoint.reading import CheckpointContent
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.legacy_trial import original_trial
 from det_lightning.pytorch.precision import WholeModelPrecision
-from det_lightning.pytorch.random_state import capture_rng
 from det_lightning.pytorch.trial import PyTorchTrial
-from det_lightning.pytorch.weights import collect_rest, load_models
 from det_lightning.units import TrainUnit
 
 __all__ = ["TrialModule"]
@@ -254,25 +249,14 @@ class TrialModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what Lightning does not know of: callbacks, random state, position in the data."""
-        run, context = self.trial_run, self.trial_run.context
-        rest = collect_rest(context, run.events.callbacks, capture_rng(context.device))
-        checkpoint[TRIAL_KEY] = {"state": rest, "extra": run.collect_resume(), "load_data": run.load_data()}
+        checkpoint.update(entry_of(self.trial_run))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built."""
-        content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
-        if content is not None:
-            self.resume_point = ResumePoint.from_checkpoint(content)
-            if self.trainer.state.fn is not TrainerFn.FITTING:
-                modernize(content.state, content.source)
-                load_models(self._built()[1], content.state, content.source, content.trial_class)
-            # Lightning goes on to load what stands here; in a fit the callbacks may change the content before.
-            checkpoint["state_dict"] = self.state_dict()
-        elif TRIAL_KEY in checkpoint:
-            self.resume_point = ResumePoint.from_lightning(checkpoint[TRIAL_KEY])
-            # Names may have the prefix of distributed training, which Lightning would not know what to do with.
-            models, _ = split_models(checkpoint["state_dict"])
-            load_models(self._built()[1], {"models_state_dict": models}, self.resume_point.source)
+        point = take_up(checkpoint, self._built()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)
+        if point is not None:
+            self.resume_point = point
+            # Lightning goes on to load what stands here.
             checkpoint["state_dict"] = self.state_dict()
         # The trial's own position takes the place of that of Lightning's loops.
         checkpoint.pop("loops", None)
