@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from det_lightning.adapters.strategies.per_model import free_port
 from tests.launching import environment
 
 CLUSTER = Path(__file__).resolve().parents[1] / "docs" / "cluster"
@@ -46,6 +47,7 @@ def test_slurm_queues_a_run_again_that_was_saved(
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "here", "SLURM_GPUS_ON_NODE": "1"}
     # With restarts a process that fails takes its time.
     text = (CLUSTER / "slurm.sbatch").read_text().replace("--max-restarts 3", "--max-restarts 0")
+    text = text.replace(":29400", f":{free_port()}")
     (tmp_path / "job.sbatch").write_text(text)
     assert run(["bash", "job.sbatch", "train.py"], tmp_path, f"raise SystemExit({status})", {**tools, **job}) == status
     noted = tmp_path / "asked"
@@ -61,7 +63,7 @@ def test_kubernetes_restarts_a_pod_that_was_saved(
     container = replicas["Worker"]["template"]["spec"]["containers"][0]
     assert container == replicas["Master"]["template"]["spec"]["containers"][0]
     place = {"PET_NODE_RANK": "0", "PET_NNODES": "1", "PET_NPROC_PER_NODE": "1"}
-    variables = {**tools, **place, "MASTER_ADDR": "localhost", "MASTER_PORT": "29531"}
+    variables = {**tools, **place, "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     command = [*container["command"], container["args"][0].replace("--max-restarts 3", "--max-restarts 0")]
     assert run(command, tmp_path, f"raise SystemExit({status})", variables) == expected
 
