@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from det_lightning import errors
-from det_lightning.pytorch.backend import WholeStates
+from det_lightning.pytorch.backend import WholeStates, parameters_of
 
 __all__ = ["DDPBackend", "ModelDDP"]
 
@@ -191,7 +191,7 @@ class DDPBackend(WholeStates):
             model.end_backward()
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        self.average_rest(parameter for group in optimizer.param_groups for parameter in group["params"])
+        self.average_rest(parameters_of(optimizer))
 
     def average_rest(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         parameters = list(parameters)

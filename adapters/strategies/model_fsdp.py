@@ -20,6 +20,7 @@ from det_lightning.adapters.strategies.sharded_states import (
     load_into_optimizer,
     shard_like,
 )
+from det_lightning.pytorch.backend import parameters_of
 
 __all__ = ["FSDPBackend", "Policy"]
 
@@ -108,7 +109,7 @@ class FSDPBackend:
         Raises:
             InvalidExperimentException: it has parameters that no wrapped model has.
         """
-        parameters = _parameters_of(optimizer)
+        parameters = parameters_of(optimizer)
         strange = [tuple(parameter.shape) for parameter in parameters if parameter not in self._whole]
         if strange:
             raise errors.InvalidExperimentException(
@@ -157,7 +158,7 @@ class FSDPBackend:
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Exchange gradients that were kept; take away those of parameters that no rank has used."""
-        parameters = _parameters_of(optimizer)
+        parameters = parameters_of(optimizer)
         here = [self._whole[parameter] in self._used for parameter in parameters]
         kept = [self._whole[parameter].grad is not None for parameter in parameters]
         anywhere = torch.tensor([here, kept], dtype=torch.int32, device=self.device)
@@ -281,10 +282,6 @@ def _as_predicate(policy: Policy | None) -> Callable[[torch.nn.Module], bool]:
 
 def _units_of(model: torch.nn.Module) -> Iterator[FSDPModule]:
     return (module for module in model.modules() if isinstance(module, FSDPModule))
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _clear_first(owner: Any, clear: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ import torch
 from det_lightning import errors
 from det_lightning.adapters.strategies.horovod_processes import connect_horovod
 from det_lightning.adapters.strategies.horovod_sharing import share_state, share_tensors
-from det_lightning.pytorch.backend import LocalBackend
+from det_lightning.pytorch.backend import LocalBackend, parameters_of
 
 __all__ = ["HorovodBackend"]
 
@@ -77,7 +77,7 @@ class HorovodBackend(LocalBackend):
             for name, parameter in model.named_parameters()
         }
         named = {}
-        for number, parameter in enumerate(_parameters_of(optimizer)):
+        for number, parameter in enumerate(parameters_of(optimizer)):
             name = of_models.get(parameter, f"optimizer{len(self._optimizers)}.{number}")
             if parameter in taken:
                 raise errors.InvalidExperimentException(
@@ -262,7 +262,3 @@ def _always_of(method: Any) -> Any:
         return method(*args, **kwargs)
 
     return run
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import torch
@@ -10,9 +9,10 @@ import torch.distributed as dist
 from pytorch_lightning.strategies import DDPStrategy
 
 from det_lightning.core.distributed import DistributedContext
+from det_lightning.core.ports import free_port
 from det_lightning.pytorch.backend import Backend
 
-__all__ = ["PerModelStrategy", "free_port"]
+__all__ = ["PerModelStrategy"]
 
 
 class PerModelStrategy(DDPStrategy):
@@ -73,11 +73,3 @@ class PerModelStrategy(DDPStrategy):
 def _names_in(backend: str) -> list[str]:
     """Return the backends in torch's notation: ``"gloo"``, or ``"cpu:gloo,cuda:nccl"``."""
     return [entry.rpartition(":")[2] for entry in backend.split(",")]
-
-
-def free_port() -> int:
-    """Return a TCP port of this machine that nothing listens on."""
-    with socket.socket() as found:
-        found.bind(("", 0))
-        port: int = found.getsockname()[1]
-    return port

@@ -6,10 +6,10 @@ import argparse
 import copy
 import os
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 
+from det_lightning.core.ports import free_port
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.launch.command_line import as_command, asks_for_help, gpus_or_one, problem_of, split
 
@@ -108,14 +108,7 @@ def _prepare_environment(parsed: argparse.Namespace) -> None:
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         if parsed.nnodes in ("1", "1:1"):
             # Without the shared store DistributedContext runs one, which runs on the same machine must not share.
-            os.environ.setdefault("INTER_TRAIN_PROCESS_COMM_PORT_1", str(_free_port()))
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
+            os.environ.setdefault("INTER_TRAIN_PROCESS_COMM_PORT_1", str(free_port("127.0.0.1")))
 
 
 def _is_given(name: str, options: list[str]) -> bool:

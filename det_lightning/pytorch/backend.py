@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Backend", "LocalBackend", "WholeStates"]
+__all__ = ["DDP_PREFIX", "Backend", "LocalBackend", "WholeStates", "parameters_of"]
 
-_DDP_PREFIX = "module."
+#: What DistributedDataParallel puts before the names of parameters and buffers.
+DDP_PREFIX = "module."
 
 
 class Backend(Protocol):
@@ -130,11 +131,11 @@ class WholeStates:
 
     def gradients(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         named = model.named_parameters()
-        return {name.removeprefix(_DDP_PREFIX): p.grad for name, p in named if p.grad is not None}
+        return {name.removeprefix(DDP_PREFIX): p.grad for name, p in named if p.grad is not None}
 
     def load_gradients(self, model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
         for name, parameter in model.named_parameters():
-            grad = saved.get(name.removeprefix(_DDP_PREFIX))
+            grad = saved.get(name.removeprefix(DDP_PREFIX))
             parameter.grad = None if grad is None else grad.to(parameter.device)
 
 
@@ -180,3 +181,8 @@ class LocalBackend(WholeStates):
             optimizer.step()
         else:
             scaler.step(optimizer)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """Return the parameters that an optimizer updates, in its order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

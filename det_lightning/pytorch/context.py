@@ -12,7 +12,7 @@ import torch
 from det_lightning import errors
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.pytorch import data
-from det_lightning.pytorch.backend import Backend
+from det_lightning.pytorch.backend import Backend, parameters_of
 from det_lightning.pytorch.position import TrainingPosition
 from det_lightning.pytorch.tensorboard import TensorBoardOutput
 from det_lightning.pytorch.wrapping import WrappingContext
@@ -143,7 +143,7 @@ class PyTorchTrialContext(WrappingContext):
     def _before_step(self, optimizer: torch.optim.Optimizer, clip_grads: ClipGrads | None) -> None:
         if self.precision is not None:
             self.precision.unscale(optimizer)
-        parameters = _parameters_of(optimizer)
+        parameters = parameters_of(optimizer)
         if clip_grads is not None:
             clip_grads(parameters)
         for hook in self.before_step:
@@ -239,11 +239,7 @@ class PyTorchTrialContext(WrappingContext):
         self.profiler = torch.profiler.profile(*args, on_trace_ready=handler, **kwargs)
 
 
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def _divide_gradients(optimizer: torch.optim.Optimizer, divisor: int) -> None:
-    for parameter in _parameters_of(optimizer):
+    for parameter in parameters_of(optimizer):
         if parameter.grad is not None:
             parameter.grad.data.div_(float(divisor))

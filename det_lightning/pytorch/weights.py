@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from det_lightning import errors
+from det_lightning.pytorch.backend import DDP_PREFIX
 from det_lightning.pytorch.callback import PyTorchCallback
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.lr_scheduler import LRScheduler
@@ -26,8 +27,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("det_lightning.pytorch")
-
-_DDP_PREFIX = "module."
 
 
 def collect_weights(context: PyTorchTrialContext) -> dict[str, Any]:
@@ -163,8 +162,8 @@ def _load_schedulers(context: PyTorchTrialContext, state: dict[str, Any]) -> lis
 
 def _fit_prefix(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
     expected = model.state_dict().keys()
-    stripped = {name.removeprefix(_DDP_PREFIX): value for name, value in weights.items()}
-    prefixed = {_DDP_PREFIX + name: value for name, value in weights.items()}
+    stripped = {name.removeprefix(DDP_PREFIX): value for name, value in weights.items()}
+    prefixed = {DDP_PREFIX + name: value for name, value in weights.items()}
     return next((w for w in (weights, stripped, prefixed) if w.keys() == expected), weights)
 
 

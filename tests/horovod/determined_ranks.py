@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from det_lightning.adapters.strategies.per_model import free_port
+from det_lightning.core.ports import free_port
 from tests.conformance import trials
 from tests.conformance.sides import as_unit, run
 

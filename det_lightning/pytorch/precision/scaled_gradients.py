@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from det_lightning.pytorch.backend import Backend
+from det_lightning.pytorch.backend import Backend, parameters_of
 
 __all__ = ["ScaledGradients"]
 
@@ -130,15 +130,11 @@ def _values_of_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(parameter.grad is not None for parameter in _parameters_of(optimizer))
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return any(parameter.grad is not None for parameter in parameters_of(optimizer))
 
 
 def _distinct_parameters(optimizers: list[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
-    parameters = [parameter for optimizer in optimizers for parameter in _parameters_of(optimizer)]
+    parameters = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
     return parameters if len(optimizers) == 1 else list(dict.fromkeys(parameters))
 
 
@@ -146,6 +142,6 @@ def _pairs_of(
     optimizer: torch.optim.Optimizer, masters: dict[torch.nn.Parameter, torch.nn.Parameter]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return those weights in half precision whose masters ``optimizer`` has, and the masters."""
-    own = set(_parameters_of(optimizer))
+    own = set(parameters_of(optimizer))
     pairs = [(half, master) for half, master in masters.items() if master in own]
     return [half for half, _ in pairs], [master for _, master in pairs]

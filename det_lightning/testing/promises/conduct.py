@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
 from det_lightning.testing.evidence import Evidence
 from det_lightning.testing.outcomes import BrokenPromise
 from det_lightning.testing.training.requirements import files_of
-from det_lightning.testing.watching.scanning import devices_in, process_groups_in
+from det_lightning.testing.watching.scanning import Finding, devices_in, process_groups_in
 
 __all__ = ["has_no_process_groups", "trains_through_its_context", "uses_no_hard_coded_device"]
+
+_Scan = Callable[[Iterable[Path], Path], list[Finding]]
 
 
 def trains_through_its_context(evidence: Evidence) -> None:
@@ -25,11 +30,7 @@ def trains_through_its_context(evidence: Evidence) -> None:
 def uses_no_hard_coded_device(evidence: Evidence) -> None:
     """No line of the trial fixes a device, and none was seen to use another than the context's."""
     run, conduct = evidence.probe
-    with evidence.setup.source.imported():
-        read = devices_in(files_of(evidence.setup), evidence.setup.source.directory)
-    found = {str(finding): None for finding in read}
-    places = {finding.place for finding in read}
-    found |= {seen: None for seen in conduct.devices if seen.rpartition(": ")[0] not in places}
+    found = _found(evidence, devices_in, conduct.devices)
     if found:
         raise BrokenPromise(
             "The trial chooses devices itself:",
@@ -46,11 +47,7 @@ def uses_no_hard_coded_device(evidence: Evidence) -> None:
 def has_no_process_groups(evidence: Evidence) -> None:
     """No line of the trial connects processes or shares out models and data."""
     run, conduct = evidence.probe
-    with evidence.setup.source.imported():
-        read = process_groups_in(files_of(evidence.setup), evidence.setup.source.directory)
-    found = {str(finding): None for finding in read}
-    places = {finding.place for finding in read}
-    found |= {seen: None for seen in conduct.process_groups if seen.rpartition(": ")[0] not in places}
+    found = _found(evidence, process_groups_in, conduct.process_groups)
     if found:
         raise BrokenPromise(
             "The trial handles processes itself:",
@@ -63,3 +60,12 @@ def has_no_process_groups(evidence: Evidence) -> None:
         )
     if not run.observer.begun:
         evidence.require(run)
+
+
+def _found(evidence: Evidence, scan: _Scan, seen: Iterable[str]) -> dict[str, None]:
+    """Return what ``scan`` reads in the trial's files, and what a run has seen at other places, each once."""
+    with evidence.setup.source.imported():
+        read = scan(files_of(evidence.setup), evidence.setup.source.directory)
+    places = {finding.place for finding in read}
+    elsewhere = [sight for sight in seen if sight.rpartition(": ")[0] not in places]
+    return dict.fromkeys([*map(str, read), *elsewhere])

@@ -7,13 +7,13 @@ import dataclasses
 import json
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from det_lightning.core.ports import free_port
 from det_lightning.testing.training.loading import ImportedTrial
 from det_lightning.testing.training.running import RunPlan, TrialSetup
 from det_lightning.testing.training.shares import RankResult
@@ -46,7 +46,7 @@ def train_in_processes(
     of_setup = {name: getattr(setup, name) for name in ("hparams", "config", "arguments", "seed")}
     settings = {
         "size": size,
-        "port": _free_port(),
+        "port": free_port("127.0.0.1"),
         "timeout_s": timeout_s,
         "spec": source.spec,
         "directory": str(source.directory),
@@ -69,12 +69,6 @@ def train_in_processes(
             process.wait()
             output.close()
     return _results(folder, size, processes)
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def _environment(size: int) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from det_lightning.pytorch.backend import DDP_PREFIX
 from det_lightning.pytorch.weights import collect_rest, collect_weights
 from det_lightning.testing.watching.digests import Fingerprint, arrays_in, fingerprint, flat, frozen, nested_fingerprint
 from det_lightning.testing.watching.object_state import ObjectState, StateReader
@@ -19,7 +20,6 @@ from det_lightning.testing.watching.reading_order import ReadingOrder
 __all__ = ["CHECKPOINTED", "Happening", "Observer"]
 
 #: The event that ends the making of a checkpoint.
-_DDP_PREFIX = "module."
 CHECKPOINTED = "on_checkpoint_upload_end"
 
 
@@ -198,7 +198,7 @@ class Observer:
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return all parameters of the wrapped models, by the names that the trial knows them under."""
         return {
-            f"{name}.{of_parameter.removeprefix(_DDP_PREFIX)}": parameter
+            f"{name}.{of_parameter.removeprefix(DDP_PREFIX)}": parameter
             for name, model in self.models().items()
             for of_parameter, parameter in model.named_parameters()
         }
@@ -214,7 +214,7 @@ class Observer:
     def weights(self) -> dict[str, Fingerprint]:
         """Return the fingerprints of all parameters and buffers of the wrapped models."""
         return {
-            f"{name}.{of_tensor.removeprefix(_DDP_PREFIX)}": fingerprint(tensor)
+            f"{name}.{of_tensor.removeprefix(DDP_PREFIX)}": fingerprint(tensor)
             for name, model in self.models().items()
             for of_tensor, tensor in model.state_dict().items()
             if isinstance(tensor, torch.Tensor)

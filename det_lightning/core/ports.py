@@ -1,0 +1,19 @@
+"""Ports of this machine."""
+
+from __future__ import annotations
+
+import socket
+
+__all__ = ["free_port"]
+
+
+def free_port(host: str = "") -> int:
+    """Return a TCP port that nothing listens on.
+
+    Args:
+        host: address of the interface; by default all of them.
+    """
+    with socket.socket() as found:
+        found.bind((host, 0))
+        port: int = found.getsockname()[1]
+    return port
