@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from tests.conformance import trials
-from tests.conformance.sides import Trace, as_unit, run
+from tests.conformance.sides import Trace, as_unit, own_ports, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,11 +48,19 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": paths, "USE_TORCH_DISTRIBUTED": "1", "OMP_NUM_THREADS": "1"}
 
 
+def _as_chief(mine: Any) -> Any:
+    shared = [mine]
+    dist.broadcast_object_list(shared)
+    return shared[0]
+
+
 def main(side: str, cases: dict[str, Case], output: Path) -> None:
     dist.init_process_group("gloo")
     traces = {}
     for name, (trial, options) in cases.items():
-        distributed = importlib.import_module(f"{side}.core").DistributedContext.from_torch_distributed()
+        context_class = importlib.import_module(f"{side}.core").DistributedContext
+        with own_ports(context_class, _as_chief):
+            distributed = context_class.from_torch_distributed()
         init = {**options.pop("init", {}), "distributed": distributed}
         units = {argument: as_unit(value) for argument, value in options.items()}
         traces[name] = run(side, getattr(trials, trial), init=init, **units)

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+from det_lightning.core.ports import free_port
+
 SIDES = ("determined", "det_lightning")
 
 MakeTrial = Callable[[Any], type]
@@ -38,6 +40,22 @@ class Trace:
 
     def named(self, event: str) -> list[Any]:
         return [entry for entry in self.events if entry[0] == event]
+
+
+@contextlib.contextmanager
+def own_ports(context_class: type, agree: Callable[[Any], Any]) -> Iterator[None]:
+    """Let the contexts that are made in here meet at free ports.
+
+    The real one's sockets are closed in the background, so that its fixed ports may still be taken when the next one
+    needs them; and it reads the environment variables that name them only when it is imported.
+
+    Args:
+        context_class: ``DistributedContext`` of either side.
+        agree: gives all ranks the chief's object.
+    """
+    ports = agree({"pub_port": free_port(), "pull_port": free_port()})
+    with mock.patch.dict(context_class.__init__.__kwdefaults__, ports):
+        yield
 
 
 def frozen(value: Any) -> Any:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
-from det_lightning.core.ports import free_port
 from tests.conformance import trials
-from tests.conformance.sides import as_unit, run
+from tests.conformance.sides import as_unit, own_ports, run
 
 
 def main(side: str, cases: dict[str, Any], output: Path) -> None:
@@ -36,10 +34,9 @@ def main(side: str, cases: dict[str, Any], output: Path) -> None:
     for name, (trial, options) in cases.items():
         # To give a new optimizer a state Horovod makes a step with gradients of zero.
         hvd.broadcast_optimizer_state = broadcast if options.pop("hidden_step", False) else broadcast_if_any
-        for number in (1, 2):  # the real one leaves ports open
-            port = hvd.broadcast_object(free_port(), 0, name="port")
-            os.environ[f"INTER_TRAIN_PROCESS_COMM_PORT_{number}"] = str(port)
-        distributed = importlib.import_module(f"{side}.core").DistributedContext.from_horovod(hvd)
+        context_class = importlib.import_module(f"{side}.core").DistributedContext
+        with own_ports(context_class, lambda mine: hvd.broadcast_object(mine, 0, name="ports")):
+            distributed = context_class.from_horovod(hvd)
         init = {**options.pop("init", {}), "distributed": distributed}
         units = {argument: as_unit(value) for argument, value in options.items()}
         traces[name] = run(side, getattr(trials, trial), init=init, **units)
