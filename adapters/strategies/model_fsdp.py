@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -20,6 +20,7 @@ from det_lightning.adapters.strategies.sharded_states import (
     load_into_optimizer,
     shard_like,
 )
+from det_lightning.adapters.strategies.whole_parameters import WholeParameters, clear_first, units_of
 from det_lightning.pytorch.backend import parameters_of
 
 __all__ = ["FSDPBackend", "Policy"]
@@ -47,10 +48,7 @@ class FSDPBackend:
         self._is_unit = _as_predicate(policy)
         self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         self._models: list[torch.nn.Module] = []
-        # Of each sharded parameter the whole one that takes its place while its unit runs. There a gradient stays that
-        # is not exchanged yet.
-        self._whole: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
-        self._used: set[torch.nn.Parameter] = set()
+        self._whole = WholeParameters()
         # What sharded ones took the place of, by id, for as long as something else still has it.
         self._replaced: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
         self._communicates = True
@@ -82,26 +80,9 @@ class FSDPBackend:
             # So what the trial sees of a model outside of its passes are always the same, sharded parameters.
             fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
         cast(FSDPModule, model).set_reduce_scatter_unused_params(True)
-        for unit in _units_of(model):
-            self._find_whole(model, unit)
-        _clear_first(model, lambda: self._clear(model.parameters()))
+        self._whole.add(model)
+        clear_first(model, lambda: self._whole.clear(model.parameters()))
         return model
-
-    def _find_whole(self, model: torch.nn.Module, unit: FSDPModule) -> None:
-        sharded = dict(model.named_parameters())
-        unit.unshard()
-        for name, parameter in model.named_parameters():
-            if parameter is not sharded[name]:
-                self._whole[sharded[name]] = parameter
-                self._watch(parameter)
-        unit.reshard()
-
-    def _watch(self, whole: torch.nn.Parameter) -> None:
-        # A parameter that is frozen now may be trained later.
-        frozen = not whole.requires_grad
-        whole.requires_grad_(True)
-        whole.register_post_accumulate_grad_hook(self._used.add)  # type: ignore[no-untyped-call]
-        whole.requires_grad_(not frozen)
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
         """Make ``optimizer`` ready for training.
@@ -110,25 +91,22 @@ class FSDPBackend:
             InvalidExperimentException: it has parameters that no wrapped model has.
         """
         parameters = parameters_of(optimizer)
-        strange = [tuple(parameter.shape) for parameter in parameters if parameter not in self._whole]
+        sharded = {parameter for model in self._models for parameter in model.parameters()}
+        strange = [tuple(parameter.shape) for parameter in parameters if parameter not in sharded]
         if strange:
             raise errors.InvalidExperimentException(
                 f"{len(strange)} of {len(parameters)} parameters of the {type(optimizer).__name__} are of no wrapped "
                 f"model (the first has the shape {strange[0]}). Sharding gives a model new parameters: call "
                 "wrap_model() first, and make the optimizer from the parameters of what it returned."
             )
-        _clear_first(optimizer, lambda: self._clear(parameters))
+        clear_first(optimizer, lambda: self._whole.clear(parameters_of(optimizer)))
         return optimizer
-
-    def _clear(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        for parameter in parameters:
-            if parameter in self._whole:  # not a whole one, in a validation
-                self._whole[parameter].grad = None
 
     # Training
 
     def begin_training(self) -> None:
         """The ranks are equal since models were wrapped."""
+        self._whole.find()
 
     def begin_batch(self, communicate: bool) -> None:
         if communicate != self._communicates:
@@ -154,16 +132,15 @@ class FSDPBackend:
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
+        self._whole.find()
         loss.backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Exchange gradients that were kept; take away those of parameters that no rank has used."""
         parameters = parameters_of(optimizer)
-        here = [self._whole[parameter] in self._used for parameter in parameters]
-        kept = [self._whole[parameter].grad is not None for parameter in parameters]
+        here, kept = self._whole.take_used(parameters), self._whole.hold_gradients(parameters)
         anywhere = torch.tensor([here, kept], dtype=torch.int32, device=self.device)
         dist.all_reduce(anywhere)
-        self._used.difference_update(self._whole[parameter] for parameter in parameters)
         # To read it a GPU has to be waited for. A parameter that this rank has used needs no answer.
         if not self._keeps_gradients and all(here):
             return
@@ -219,6 +196,7 @@ class FSDPBackend:
 
     def begin_validation(self, in_step: bool) -> None:
         """Share the buffers; make the models whole if the ranks will not run them equally often."""
+        self._whole.find()
         self._share_buffers()
         if not in_step:
             self._set_whole(True)
@@ -228,7 +206,7 @@ class FSDPBackend:
 
     def _set_whole(self, whole: bool) -> None:
         for model in self._models:
-            for unit in _units_of(model):
+            for unit in units_of(model):
                 unit.set_reshard_after_forward(not whole, recurse=False)
                 if whole:
                     unit.unshard()
@@ -251,8 +229,8 @@ class FSDPBackend:
 
     def gradients(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         named = dict(model.named_parameters())
-        kept = torch.tensor([self._whole[p].grad is not None for p in named.values()], device=self.device)
-        kept = kept.to(torch.int32)
+        held = self._whole.hold_gradients(named.values())
+        kept = torch.tensor(held, dtype=torch.int32, device=self.device)
         if self._keeps_gradients and named:
             dist.all_reduce(kept)
         gathered: dict[str, torch.Tensor] = {}
@@ -265,6 +243,7 @@ class FSDPBackend:
         return gathered
 
     def load_gradients(self, model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
+        self._whole.find()
         for name, parameter in model.named_parameters():
             grad = saved.get(name)
             self._whole[parameter].grad = None
@@ -278,18 +257,3 @@ def _as_predicate(policy: Policy | None) -> Callable[[torch.nn.Module], bool]:
         return policy
     classes = tuple(policy)
     return lambda module: isinstance(module, classes)
-
-
-def _units_of(model: torch.nn.Module) -> Iterator[FSDPModule]:
-    return (module for module in model.modules() if isinstance(module, FSDPModule))
-
-
-def _clear_first(owner: Any, clear: Callable[[], None]) -> None:
-    """Make ``owner.zero_grad()`` clear kept gradients too, which sharded parameters do not know of."""
-    zero_grad = owner.zero_grad
-
-    def clear_all(set_to_none: bool = True) -> None:
-        clear()
-        zero_grad(set_to_none)
-
-    owner.zero_grad = clear_all

@@ -1,0 +1,85 @@
+"""The parameters that FSDP2 puts in the place of sharded ones while their unit runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+__all__ = ["WholeParameters", "clear_first", "units_of"]
+
+
+class WholeParameters:
+    """Finds, of each sharded parameter, the whole one: there a gradient stays that is not exchanged yet."""
+
+    def __init__(self) -> None:
+        self._whole: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+        self._used: set[torch.nn.Parameter] = set()
+        self._unseen: list[torch.nn.Module] = []
+
+    def add(self, model: torch.nn.Module) -> None:
+        """Take up a sharded model.
+
+        Its parameters are looked for when they are first needed: once one was whole, its type can not change any more.
+        """
+        self._unseen.append(model)
+
+    def find(self) -> None:
+        """Find the parameters of all models that are new; all ranks call it."""
+        for model in self._unseen:
+            for unit in units_of(model):
+                self._find_in(model, unit)
+        self._unseen.clear()
+
+    def _find_in(self, model: torch.nn.Module, unit: FSDPModule) -> None:
+        sharded = dict(model.named_parameters())
+        unit.unshard()
+        for name, parameter in model.named_parameters():
+            if parameter is not sharded[name]:
+                self._whole[sharded[name]] = parameter
+                self._watch(parameter)
+        unit.reshard()
+
+    def _watch(self, whole: torch.nn.Parameter) -> None:
+        # A parameter that is frozen now may be trained later.
+        frozen = not whole.requires_grad
+        whole.requires_grad_(True)
+        whole.register_post_accumulate_grad_hook(self._used.add)  # type: ignore[no-untyped-call]
+        whole.requires_grad_(not frozen)
+
+    def __getitem__(self, sharded: torch.nn.Parameter) -> torch.nn.Parameter:
+        return self._whole[sharded]
+
+    def take_used(self, sharded: Iterable[torch.nn.Parameter]) -> list[bool]:
+        """Tell which parameters got gradients on this rank, and forget it."""
+        used = [self._whole[parameter] in self._used for parameter in sharded]
+        self._used.difference_update(self._whole[parameter] for parameter in sharded)
+        return used
+
+    def hold_gradients(self, sharded: Iterable[torch.nn.Parameter]) -> list[bool]:
+        """Tell which parameters have gradients on this rank that are not exchanged."""
+        return [self._whole[parameter].grad is not None for parameter in sharded]
+
+    def clear(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Take away gradients that are not exchanged; parameters that are whole, as in a validation, are left out."""
+        for parameter in parameters:
+            if parameter in self._whole:
+                self._whole[parameter].grad = None
+
+
+def units_of(model: torch.nn.Module) -> Iterator[FSDPModule]:
+    """Return the modules in ``model`` that are sharded as units of their own."""
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def clear_first(owner: Any, clear: Callable[[], None]) -> None:
+    """Make ``owner.zero_grad()`` call ``clear`` too, for sharded parameters do not know of gradients that are kept."""
+    zero_grad = owner.zero_grad
+
+    def clear_all(set_to_none: bool = True) -> None:
+        clear()
+        zero_grad(set_to_none)
+
+    owner.zero_grad = clear_all
