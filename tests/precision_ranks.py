@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from det_lightning import core, errors, pytorch
 from det_lightning.adapters import TrialModule
+from det_lightning.adapters.strategies import PerModelFSDPStrategy
 from tests.ranks import GLOBAL_BATCH, Plain
 from tests.trials import seed_everything
 
@@ -30,7 +31,12 @@ SCENARIOS = {
     "O3": ("trial_ddp", {"opt_level": "O3", "loss_scale": "dynamic"}, 1),
     "O1-sharded": ("trial_fsdp", {"opt_level": "O1"}, 1),
     "O1-sharded-aggregated": ("trial_fsdp", {"opt_level": "O1"}, 3),
+    "O2-sharded": ("trial_fsdp", {"opt_level": "O2"}, 1),
+    "O2-sharded-aggregated": ("trial_fsdp", {"opt_level": "O2"}, 3),
+    "O3-sharded": ("trial_fsdp", {"opt_level": "O3", "loss_scale": "dynamic"}, 1),
 }
+#: Those that are stopped within an aggregation, too.
+RESUMED = ("O2-aggregated", "O2-sharded-aggregated")
 
 
 class Leveled(Plain):
@@ -64,7 +70,9 @@ class Leveled(Plain):
         return {"loss": loss}
 
 
-def train(strategy: str, level: dict[str, Any], frequency: int, storage: Path, **fit: Any) -> Leveled:
+def train(
+    strategy: Any, level: dict[str, Any], frequency: int, storage: Path, *, kind: type[Leveled] = Leveled, **fit: Any
+) -> Leveled:
     seed_everything()
     with pytorch.init(
         distributed=core.DistributedContext.from_torch_distributed(),
@@ -73,7 +81,7 @@ def train(strategy: str, level: dict[str, Any], frequency: int, storage: Path, *
         hparams={"global_batch_size": GLOBAL_BATCH},
         strategy=strategy,
     ) as context:
-        trial = Leveled(context, level)
+        trial = kind(context, level)
         fit = {"checkpoint_policy": "none", "max_length": pytorch.Batch(12), **fit}
         pytorch.Trainer(trial, context, enable_progress_bar=False).fit(checkpoint_storage=storage, **fit)
         return trial
@@ -111,13 +119,38 @@ def through_lightning(strategy: str) -> dict[str, Any]:
     return {"updates": module.trial.updates}
 
 
-def refusal() -> str:
+class Normed(Leveled):
+    """Has a batch norm between its layers."""
+
+    def make_model(self) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1))
+
+
+class Hasty(Leveled):
+    """Runs its model before the weights are cast."""
+
+    def wrap(self) -> None:
+        self.context.wrap_model(model := self.make_model())(torch.zeros(2, 4))
+        optimizer = self.context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        self.context.configure_apex_amp(model, optimizer, **self.level)
+
+
+def refusal(kind: type[Leveled]) -> str:
     """Return why sharded weights can not be cast."""
     try:
-        train("trial_fsdp", {"opt_level": "O2"}, 1, Path("unused"))
+        train("trial_fsdp", {"opt_level": "O2"}, 1, Path("unused"), kind=kind)
     except errors.InvalidExperimentException as e:
         return str(e)
     return "nothing was refused"
+
+
+def normed(output: Path, rank: int) -> None:
+    """Train with a batch norm in float32, sharded and not; the sharded one leaves a checkpoint, too."""
+    sharded = PerModelFSDPStrategy(policy=[torch.nn.BatchNorm1d])
+    for name, strategy in (("sharded", sharded), ("replicated", "trial_ddp")):
+        trial = train(strategy, {"opt_level": "O2"}, 1, output / name, checkpoint_policy="all", kind=Normed)
+        types = {str(parameter.dtype) for parameter in trial.model.parameters()}
+        torch.save({"types": types, **outcome_of(trial)}, output / f"normed-{name}-{rank}.pt")
 
 
 def main(output: Path) -> None:
@@ -127,16 +160,17 @@ def main(output: Path) -> None:
         trial = train(strategy, level, frequency, storage)
         torch.save(outcome_of(trial), output / f"{name}-{size}-{rank}.pt")
     if size > 1:
-        storage = output / "resumed"
-        level = {"opt_level": "O2"}
-        train("trial_ddp", level, 3, storage, max_length=pytorch.Batch(5))
-        torch.save(
-            outcome_of(train("trial_ddp", level, 3, storage, latest_checkpoint="last")),
-            output / f"O2-resumed-{size}-{rank}.pt",
-        )
+        for name in RESUMED:
+            strategy, level, frequency = SCENARIOS[name]
+            storage = output / f"{name}-resumed"
+            train(strategy, level, frequency, storage, max_length=pytorch.Batch(5))
+            resumed = train(strategy, level, frequency, storage, latest_checkpoint="last")
+            torch.save(outcome_of(resumed), output / f"{name}-resumed-{size}-{rank}.pt")
         for strategy in ("trial_ddp", "trial_fsdp"):
             torch.save(through_lightning(strategy), output / f"bf16-mixed-{strategy}-{size}-{rank}.pt")
-        (output / f"refusal-{rank}.txt").write_text(refusal())
+        for kind in (Normed, Hasty):
+            (output / f"refusal-{kind.__name__}-{rank}.txt").write_text(refusal(kind))
+        normed(output, rank)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,11 @@ class Plain(pytorch.PyTorchTrial):
         self.wrap()
 
     def wrap(self) -> None:
-        self.model = self.context.wrap_model(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 1)))
+        self.model = self.context.wrap_model(self.make_model())
         self.optimizer = self.context.wrap_optimizer(torch.optim.AdamW(self.model.parameters(), lr=0.05))
+
+    def make_model(self) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 1))
 
     def make_loader(self) -> pytorch.DataLoader:
         # The first half of each global batch goes to the first rank, as the sampler deals out whole batches.

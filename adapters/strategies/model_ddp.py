@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from det_lightning import errors
-from det_lightning.pytorch.backend import WholeStates, parameters_of
+from det_lightning.pytorch.backend import WeightCasting, WholeStates, parameters_of
 
 __all__ = ["DDPBackend", "ModelDDP"]
 
@@ -201,12 +201,12 @@ class DDPBackend(WholeStates):
     def agree(self, flag: torch.Tensor) -> None:
         dist.all_reduce(flag, dist.ReduceOp.MAX)
 
-    def change_parameters(self, model: torch.nn.Module, change: Callable[[torch.nn.Module], None]) -> torch.nn.Module:
-        """Change the model inside of its :class:`ModelDDP`, which is made anew, for it knows the former parameters."""
+    def cast_weights(self, model: torch.nn.Module, casting: WeightCasting) -> torch.nn.Module:
+        """Cast the model inside of its :class:`ModelDDP`, which is made anew, for it knows the former parameters."""
         if not isinstance(model, ModelDDP):
-            change(model)
+            casting.renew(model)
             return model
-        change(model.module)
+        casting.renew(model.module)
         changed = ModelDDP(model.module, self._find_unused_parameters)
         self._models[self._models.index(model)] = changed
         return changed

@@ -21,7 +21,8 @@ from det_lightning.adapters.strategies.sharded_states import (
     shard_like,
 )
 from det_lightning.adapters.strategies.whole_parameters import WholeParameters, clear_first, units_of
-from det_lightning.pytorch.backend import parameters_of
+from det_lightning.pytorch.backend import WeightCasting, parameters_of
+from det_lightning.pytorch.precision.half_weights import replace_parameters
 
 __all__ = ["FSDPBackend", "Policy"]
 
@@ -48,6 +49,7 @@ class FSDPBackend:
         self._is_unit = _as_predicate(policy)
         self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         self._models: list[torch.nn.Module] = []
+        self._optimizers: list[torch.optim.Optimizer] = []
         self._whole = WholeParameters()
         # What sharded ones took the place of, by id, for as long as something else still has it.
         self._replaced: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
@@ -100,6 +102,7 @@ class FSDPBackend:
                 "wrap_model() first, and make the optimizer from the parameters of what it returned."
             )
         clear_first(optimizer, lambda: self._whole.clear(parameters_of(optimizer)))
+        self._optimizers.append(optimizer)
         return optimizer
 
     # Training
@@ -170,21 +173,37 @@ class FSDPBackend:
     def agree(self, flag: torch.Tensor) -> None:
         dist.all_reduce(flag, dist.ReduceOp.MAX)
 
-    def change_parameters(self, model: torch.nn.Module, change: Callable[[torch.nn.Module], None]) -> torch.nn.Module:
-        """Refuse to.
+    def cast_weights(self, model: torch.nn.Module, casting: WeightCasting) -> torch.nn.Module:
+        """Cast the shards of ``model``, and give its optimizers new ones in float32.
 
         Raises:
-            InvalidExperimentException: always; parameters are sharded as they are when the model is wrapped.
+            InvalidExperimentException: batch norms are to keep their type and share a unit with others, or the model
+                has run already.
         """
-        raise errors.InvalidExperimentException(
-            f"The parameters of a {type(model).__name__} are sharded in float32 since wrap_model(), and can not become "
-            "others. Use opt_level='O1', or cast the model before wrap_model()."
-        )
+        joint = [type(m).__name__ for m in model.modules() if casting.keeps(m) and not isinstance(m, FSDPModule)]
+        if joint:
+            kinds = ", ".join(sorted(set(joint)))
+            raise errors.InvalidExperimentException(
+                f"{len(joint)} modules of a {type(model).__name__} are to stay in float32 ({kinds}), and FSDP2 holds "
+                "them together with parameters that are cast. Make them units of their own with strategy="
+                f"PerModelFSDPStrategy(policy=[{kinds}]), or use keep_batchnorm_fp32=False, or opt_level='O1'."
+            )
+        if not self._whole.are_open(model):
+            raise errors.InvalidExperimentException(
+                f"A {type(model).__name__} ran before its weights were cast, and FSDP2 keeps the type that they had "
+                "then. Call configure_apex_amp() right after wrap_model() and wrap_optimizer()."
+            )
+        former = casting.convert(model)
+        self._whole.find()
+        self._whole.stand_in(former)
+        for optimizer in self._optimizers:
+            replace_parameters(optimizer, former)
+        return model
 
     def change_optimizer(
         self, optimizer: torch.optim.Optimizer, change: Callable[[torch.optim.Optimizer], None]
     ) -> None:
-        """There is no need to, for :meth:`change_parameters` refuses to."""
+        change(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         if scaler is None:
@@ -247,7 +266,13 @@ class FSDPBackend:
         for name, parameter in model.named_parameters():
             grad = saved.get(name)
             self._whole[parameter].grad = None
-            parameter.grad = None if grad is None else shard_like(grad, cast(DTensor, parameter))
+            parameter.grad = None if grad is None else self.place_like(parameter, grad)
+
+    def gather(self, tensors: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
+        return gather_tensors(tensors)
+
+    def place_like(self, parameter: torch.nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
+        return shard_like(whole, cast(DTensor, parameter))
 
 
 def _as_predicate(policy: Policy | None) -> Callable[[torch.nn.Module], bool]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.utils.hooks import RemovableHandle
 
 __all__ = ["WholeParameters", "clear_first", "units_of"]
 
@@ -17,18 +18,29 @@ class WholeParameters:
     def __init__(self) -> None:
         self._whole: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
         self._used: set[torch.nn.Parameter] = set()
-        self._unseen: list[torch.nn.Module] = []
+        # New models, with the hooks that tell of a first run.
+        self._unseen: dict[torch.nn.Module, list[RemovableHandle]] = {}
+        self._ran: set[torch.nn.Module] = set()
 
     def add(self, model: torch.nn.Module) -> None:
         """Take up a sharded model.
 
         Its parameters are looked for when they are first needed: once one was whole, its type can not change any more.
         """
-        self._unseen.append(model)
+        self._unseen[model] = [
+            unit.register_forward_pre_hook(lambda *_: self._ran.add(model))  # type: ignore[attr-defined]
+            for unit in units_of(model)
+        ]
+
+    def are_open(self, model: torch.nn.Module) -> bool:
+        """Tell whether no parameter of ``model`` was whole since it was sharded."""
+        return model in self._unseen and model not in self._ran
 
     def find(self) -> None:
         """Find the parameters of all models that are new; all ranks call it."""
-        for model in self._unseen:
+        for model, hooks in self._unseen.items():
+            for hook in hooks:
+                hook.remove()
             for unit in units_of(model):
                 self._find_in(model, unit)
         self._unseen.clear()
@@ -51,6 +63,10 @@ class WholeParameters:
 
     def __getitem__(self, sharded: torch.nn.Parameter) -> torch.nn.Parameter:
         return self._whole[sharded]
+
+    def stand_in(self, others: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
+        """Take up what an optimizer has in the place of sharded parameters, by those: it has the same whole one."""
+        self._whole.update({other: self._whole[sharded] for sharded, other in others.items()})
 
     def take_used(self, sharded: Iterable[torch.nn.Parameter]) -> list[bool]:
         """Tell which parameters got gradients on this rank, and forget it."""

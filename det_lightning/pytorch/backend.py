@@ -7,10 +7,23 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["DDP_PREFIX", "Backend", "LocalBackend", "WholeStates", "parameters_of"]
+__all__ = ["DDP_PREFIX", "Backend", "LocalBackend", "WeightCasting", "WholeStates", "parameters_of"]
 
 #: What DistributedDataParallel puts before the names of parameters and buffers.
 DDP_PREFIX = "module."
+
+
+class WeightCasting(Protocol):
+    """Gives models parameters in half precision, and knows which in float32 they took the place of."""
+
+    def keeps(self, module: torch.nn.Module) -> bool:
+        """Tell whether a module's own parameters and buffers stay as they are."""
+
+    def renew(self, model: torch.nn.Module) -> None:
+        """Give ``model`` new parameters; the former live on."""
+
+    def convert(self, model: torch.nn.Module) -> dict[torch.nn.Parameter, torch.nn.Parameter]:
+        """Cast the parameters of ``model`` in place; return the new float32 one that takes up the value of each."""
 
 
 class Backend(Protocol):
@@ -54,11 +67,13 @@ class Backend(Protocol):
     def agree(self, flag: torch.Tensor) -> None:
         """Make a scalar on the device the greatest that any rank has."""
 
-    def change_parameters(self, model: torch.nn.Module, change: Callable[[torch.nn.Module], None]) -> torch.nn.Module:
-        """Let ``change`` give a wrapped model other parameters; return what to train with from now on.
+    def cast_weights(self, model: torch.nn.Module, casting: WeightCasting) -> torch.nn.Module:
+        """Let ``casting`` change the type of a wrapped model's parameters; return what to train with from now on.
+
+        Optimizers go on with those in float32.
 
         Raises:
-            InvalidExperimentException: its parameters can not be changed any more.
+            InvalidExperimentException: they can not be changed, or not any more.
         """
 
     def change_optimizer(
@@ -96,6 +111,12 @@ class Backend(Protocol):
 
     def load_gradients(self, model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
         """Put back what :meth:`gradients` returned, and take away all others."""
+
+    def gather(self, tensors: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
+        """Return tensors that are as parameters are, whole."""
+
+    def place_like(self, parameter: torch.nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
+        """Return a whole tensor as ``parameter`` is: on its device, in shards if that is in shards."""
 
 
 class WholeStates:
@@ -136,7 +157,13 @@ class WholeStates:
     def load_gradients(self, model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
         for name, parameter in model.named_parameters():
             grad = saved.get(name.removeprefix(DDP_PREFIX))
-            parameter.grad = None if grad is None else grad.to(parameter.device)
+            parameter.grad = None if grad is None else self.place_like(parameter, grad)
+
+    def gather(self, tensors: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
+        return tensors
+
+    def place_like(self, parameter: torch.nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
+        return whole.to(parameter.device)
 
 
 class LocalBackend(WholeStates):
@@ -172,8 +199,8 @@ class LocalBackend(WholeStates):
     def agree(self, flag: torch.Tensor) -> None:
         """A single rank agrees with itself."""
 
-    def change_parameters(self, model: torch.nn.Module, change: Callable[[torch.nn.Module], None]) -> torch.nn.Module:
-        change(model)
+    def cast_weights(self, model: torch.nn.Module, casting: WeightCasting) -> torch.nn.Module:
+        casting.renew(model)
         return model
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:

@@ -9,7 +9,7 @@ import torch
 from det_lightning import errors
 from det_lightning.pytorch.backend import Backend
 from det_lightning.pytorch.precision.casting import CastingForward, TensorCast, floats_of, halves_to_float
-from det_lightning.pytorch.precision.half_weights import cast_weights, keep_masters, replace_parameters
+from det_lightning.pytorch.precision.half_weights import WeightCast, keep_masters, replace_parameters
 from det_lightning.pytorch.precision.levels import HALF_TYPES, Level
 
 __all__ = ["apply_level", "check_parts", "configured_parts", "put_back", "wrapped_ones"]
@@ -101,24 +101,20 @@ def apply_level(
     Raises:
         InvalidExperimentException: parameters can not be changed any more.
     """
-    cast: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     changed: dict[torch.nn.Module, torch.nn.Module] = {}
-    dtype = level.cast_model_type
-    if dtype is not None and level.casts_weights:
-        for model in models:
-
-            def change(module: torch.nn.Module, dtype: torch.dtype = dtype) -> None:
-                cast_weights(module, dtype, bool(level.keep_batchnorm_fp32), cast)
-
-            changed[model] = backend.change_parameters(model, change)
+    halves: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    if level.cast_model_type is not None and level.casts_weights:
+        casting = WeightCast(level.cast_model_type, bool(level.keep_batchnorm_fp32))
+        changed = {model: backend.cast_weights(model, casting) for model in models}
+        halves = casting.halves
     masters = {}
     if level.master_weights:
-        masters = {half: master for master, half in cast.items()}
+        masters = {half: master for master, half in halves.items()}
         for model in models:
             keep_masters(changed.get(model, model), masters)
-    elif cast:
+    elif halves:
         for optimizer in optimizers:
-            backend.change_optimizer(optimizer, lambda changed: replace_parameters(changed, cast))
+            backend.change_optimizer(optimizer, lambda changed: replace_parameters(changed, halves))
     for model in models:
         _surround(changed.get(model, model), level, backend.device)
     return changed, masters

@@ -8,43 +8,80 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["cast_weights", "keep_masters", "replace_parameters"]
+__all__ = ["WeightCast", "keep_masters", "replace_parameters"]
 
 
-def cast_weights(
-    model: torch.nn.Module,
-    dtype: torch.dtype,
-    keep_batchnorm: bool,
-    cast: dict[torch.nn.Parameter, torch.nn.Parameter],
-) -> None:
-    """Give ``model`` new parameters of another type, and cast its floating-point buffers.
-
-    The former parameters live on, for an optimizer that has them. Those that are shared stay shared.
+class WeightCast:
+    """Casts the weights of models to half precision, each parameter once, and knows it in both types.
 
     Args:
-        model: is changed.
-        dtype: what floating-point parameters become.
+        dtype: what floating-point parameters and buffers become.
         keep_batchnorm: leave batch norms as they are.
-        cast: which parameters were cast already, and into which; is added to.
+
+    Attributes:
+        halves: of each parameter in float32, what models have in its place.
     """
-    for module in model.modules():
-        if keep_batchnorm and isinstance(module, _BatchNorm):
-            continue
-        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if parameter.is_floating_point() and parameter.dtype is not dtype:
-                if parameter not in cast:
-                    cast[parameter] = torch.nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
-                setattr(module, name, cast[parameter])
-        for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
-            if buffer.is_floating_point():
-                setattr(module, name, buffer.to(dtype))
+
+    def __init__(self, dtype: torch.dtype, keep_batchnorm: bool) -> None:
+        self.dtype = dtype
+        self._keep_batchnorm = keep_batchnorm
+        self.halves: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+
+    def keeps(self, module: torch.nn.Module) -> bool:
+        """Tell whether a module's own parameters and buffers stay as they are."""
+        return self._keep_batchnorm and isinstance(module, _BatchNorm)
+
+    def renew(self, model: torch.nn.Module) -> None:
+        """Give ``model`` new parameters; the former live on, for an optimizer that has them."""
+        for module in model.modules():
+            if self.keeps(module):
+                continue
+            for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+                if self._casts(parameter):
+                    setattr(module, name, self._half_of(parameter))
+            for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+                if buffer.is_floating_point():
+                    setattr(module, name, buffer.to(self.dtype))
+
+    def _casts(self, parameter: torch.nn.Parameter) -> bool:
+        return parameter.is_floating_point() and parameter.dtype is not self.dtype
+
+    def _half_of(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+        if parameter not in self.halves:
+            self.halves[parameter] = torch.nn.Parameter(parameter.detach().to(self.dtype), parameter.requires_grad)
+        return self.halves[parameter]
+
+    def convert(self, model: torch.nn.Module) -> dict[torch.nn.Parameter, torch.nn.Parameter]:
+        """Cast the parameters of ``model`` in place; return the new float32 one that takes up the value of each."""
+        kept = {module: _copies(module) for module in model.modules() if self.keeps(module)}
+        values = {
+            p: torch.nn.Parameter(p.detach().clone(), p.requires_grad) for p in model.parameters() if self._casts(p)
+        }
+        model.to(self.dtype)
+        for module, tensors in kept.items():
+            _restore(module, tensors)
+        former = {parameter: value for parameter, value in values.items() if parameter.dtype is self.dtype}
+        self.halves.update({value: parameter for parameter, value in former.items()})
+        return former
 
 
-def replace_parameters(optimizer: torch.optim.Optimizer, cast: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
-    """Make ``optimizer`` update the parameters that took the place of its own, and cast its state like them."""
+def _copies(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in _named_tensors(module)}
+
+
+def _restore(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    for dtype in {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}:
+        module.to(dtype)
+    with torch.no_grad():
+        for name, tensor in _named_tensors(module):
+            tensor.copy_(tensors[name])
+
+
+def replace_parameters(optimizer: torch.optim.Optimizer, others: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
+    """Make ``optimizer`` update ``others`` in place of its own parameters, and cast its state like them."""
     for group in optimizer.param_groups:
         for index, parameter in enumerate(group["params"]):
-            group["params"][index] = new = cast.get(parameter, parameter)
+            group["params"][index] = new = others.get(parameter, parameter)
             if new is not parameter and parameter in optimizer.state:
                 optimizer.state[new] = optimizer.state.pop(parameter)
     # An optimizer casts what it loads to the types of its parameters.

@@ -72,16 +72,18 @@ class ScaledGradients:
         halves, masters = self._pairs_of[optimizer]
         if halves:
             with torch.no_grad():
-                torch._foreach_copy_(halves, masters)
+                torch._foreach_copy_(_on_this_rank(halves), _on_this_rank(masters))
 
     def of_masters(self) -> list[torch.Tensor | None]:
-        """Return the gradient of each master."""
-        return [master.grad for _, master in self._pairs]
+        """Return the gradient of each master, whole; see ``Backend.is_sharded``."""
+        present = {index: master.grad for index, (_, master) in enumerate(self._pairs) if master.grad is not None}
+        whole = self._backend.gather(present)
+        return [whole.get(index) for index in range(len(self._pairs))]
 
     def load_masters(self, saved: list[torch.Tensor | None]) -> None:
         """Put back what :meth:`of_masters` returned; masters beyond that have no gradients."""
         for (_, master), gradient in itertools.zip_longest(self._pairs, saved[: len(self._pairs)]):
-            master.grad = None if gradient is None else gradient.to(master.device)
+            master.grad = None if gradient is None else self._backend.place_like(master, gradient)
 
     def _take_from_halves(self) -> None:
         """Move gradients of weights in half precision to their masters."""
@@ -96,7 +98,7 @@ class ScaledGradients:
         ]
         dense = [(to, of) for to, of in zip(wide, gradients, strict=True) if of.layout is torch.strided]
         if dense:
-            torch._foreach_copy_([to for to, _ in dense], [of for _, of in dense])
+            torch._foreach_copy_(_on_this_rank([to for to, _ in dense]), _on_this_rank([of for _, of in dense]))
         for (half, master), gradient in zip(pairs, wide, strict=True):
             half.grad, master.grad = None, gradient
 
@@ -114,6 +116,11 @@ class ScaledGradients:
             if found is not overflow:
                 overflow += found.to(overflow.device, non_blocking=True)
         return overflow
+
+
+def _on_this_rank(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the part of each tensor that is here."""
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
 def _values_of_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
