@@ -68,7 +68,7 @@ def resume_payload(
         "journals": context.distributed.allgather(journal),
         "optimizer_steps": context.optimizer_steps,
         "gradients": _gradients_of_ranks(context),
-        "precision": {} if context.precision is None else context.precision.unfinished(),
+        "precision": context.precision.unfinished(),
         "world_size": context.distributed.size,
         "settings": json.dumps(run_settings(context), default=str),
     }
@@ -189,8 +189,7 @@ class ResumePoint:
             gradients = [saved] if self.extra.get("world_size", 1) == 1 else saved
             sharded = context.backend.is_sharded
             load_gradients(context, average_gradients(gradients) if sharded else _of_rank(gradients, rank))
-            if context.precision is not None:
-                context.precision.load_unfinished(self.extra.get("precision", {}))
+            context.precision.load_unfinished(self.extra.get("precision", {}))
             restore_rng(_of_rank(self.extra["rng_states"], rank), context.device)
         elif "rng_state" in self.state:
             restore_rng(self.state["rng_state"], context.device)

@@ -191,13 +191,11 @@ class TrialRun:
 
     def _train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
         context = self.context
-        precision = context.precision
-        (context.backend if precision is None else precision).begin_batch(context.is_update_batch())
+        context.precision.begin_batch(context.is_update_batch())
         if context.experimental.auto_to_device:
             batch = context.to_device(batch)
         metrics: Any = self.trial.train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
-        if precision is not None:
-            precision.end_batch()
+        context.precision.end_batch()
         if isinstance(metrics, torch.Tensor):
             metrics = {"loss": metrics}
         elif not isinstance(metrics, dict):

@@ -88,7 +88,6 @@ def train(
 
 
 def outcome_of(trial: Leveled) -> dict[str, Any]:
-    assert trial.context.precision is not None
     return {"updates": trial.updates, **trial.context.precision.state_dict()}
 
 

@@ -201,7 +201,6 @@ class TwoLosses:
         self.context.precision.end_batch()
 
     def scales(self) -> list[float]:
-        assert self.context.precision is not None
         entries = self.context.precision.state_dict()["amp_state"]
         return [entry["loss_scale"] / 2**16 for entry in entries.values()]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from det_lightning import errors, pytorch
+from det_lightning.pytorch.precision import PlainPrecision
 
 Context = pytorch.PyTorchTrialContext
 
@@ -131,7 +132,7 @@ def test_calls_in_the_wrong_order(calls: list[Callable[[Context], Any]], message
 def test_a_level_that_is_not_enabled_changes_nothing() -> None:
     context = Context()
     configure(opt_level="nonsense", enabled=False)(context)
-    assert context.precision is None
+    assert type(context.precision) is PlainPrecision
 
 
 # DET_LIGHTNING_AMP
@@ -205,7 +206,6 @@ def test_an_installed_apex_is_used(installed: Callable[[str | None], None]) -> N
     context.step_optimizer(optimizer)
     context.precision.end_batch()
     torch.testing.assert_close(model.weight, before - 0.1)
-    assert context.precision is not None
     state = context.precision.state_dict()
     assert state == {"amp_state": apex.amp.state_dict()}
     context.precision.load_state_dict(state)

@@ -98,7 +98,6 @@ def test_a_checkpoint_of_o2_is_one_in_float32(tmp_path: Path) -> None:
 def test_an_old_state_of_apex_goes_on() -> None:
     context = pytorch.PyTorchTrialContext()
     Leveled(context)
-    assert context.precision is not None
     old = {"amp_state": collections.OrderedDict(loss_scaler0={"loss_scale": 512.0, "unskipped": 1999})}
     context.precision.load_state_dict(old)
     assert context.precision.state_dict() == {"amp_state": dict(old["amp_state"])}
@@ -133,7 +132,6 @@ def test_lightnings_own_checkpoints_hold_masters_and_scales_too(tmp_path: Path, 
     train(3)
     resumed = train(8, tmp_path / "3.ckpt")
     assert resumed.losses == straight.losses[3:]
-    assert resumed.context.precision is not None and straight.context.precision is not None
     assert resumed.context.precision.state_dict() == straight.context.precision.state_dict()
 
 

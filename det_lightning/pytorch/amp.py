@@ -15,6 +15,7 @@ from det_lightning.pytorch.precision import (
     ApexLevels,
     InstalledApex,
     Level,
+    PlainPrecision,
     Precision,
     TorchAmp,
     WholeModelPrecision,
@@ -46,7 +47,7 @@ class AmpContext(RunSettings):
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.scaler: Any = None
-        self.precision: Precision | None = None
+        self.precision: Precision = PlainPrecision(self.backend)
         self.whole_models: WholeModelPrecision | None = None
         self._own_precision: str | None = None
         self._autocasts = False

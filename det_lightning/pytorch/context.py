@@ -86,9 +86,7 @@ class PyTorchTrialContext(WrappingContext):
 
         With several ranks gradients are exchanged only on batches that update the optimizers.
         """
-        (self.backend if self.precision is None else self.precision).backward(
-            loss, gradient, retain_graph, create_graph
-        )
+        self.precision.backward(loss, gradient, retain_graph, create_graph)
 
     def step_optimizer(
         self,
@@ -126,23 +124,18 @@ class PyTorchTrialContext(WrappingContext):
                 )
             if not self.is_update_batch():
                 return
-        precision = self.precision
-        (self.backend if precision is None else precision).synchronize(optimizer)
+        self.precision.synchronize(optimizer)
         if frequency > 1 and self._averages[optimizer]:
             _divide_gradients(optimizer, frequency)
         if clip_grads is not None or self.before_step:
             self._before_step(optimizer, clip_grads)
-        if precision is None:
-            self.backend.step(optimizer, scaler)
-        else:
-            precision.step(optimizer, scaler)
+        self.precision.step(optimizer, scaler)
         self.optimizer_steps += 1
         if auto_zero_grads:
             optimizer.zero_grad()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, clip_grads: ClipGrads | None) -> None:
-        if self.precision is not None:
-            self.precision.unscale(optimizer)
+        self.precision.unscale(optimizer)
         parameters = parameters_of(optimizer)
         if clip_grads is not None:
             clip_grads(parameters)

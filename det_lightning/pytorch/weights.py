@@ -49,7 +49,7 @@ def collect_rest(
     }
     if context.scaler is not None:
         state["scaler_state_dict"] = context.scaler.state_dict()
-    return state if context.precision is None else {**state, **context.precision.state_dict()}
+    return {**state, **context.precision.state_dict()}
 
 
 def collect_gradients(context: PyTorchTrialContext) -> list[dict[str, torch.Tensor]]:
@@ -123,10 +123,7 @@ def load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback
     elif (context.scaler is not None) != ("scaler_state_dict" in state):
         has, lacks = ("checkpoint", "trial") if context.scaler is None else ("trial", "checkpoint")
         logger.warning("The %s has a gradient scaler but the %s has none; its state is not restored.", has, lacks)
-    if context.precision is not None:
-        context.precision.load_state_dict(state)
-    elif "amp_state" in state:
-        logger.warning("The checkpoint has the state of apex's loss scalers, which the trial does not configure.")
+    context.precision.load_state_dict(state)
     saved = state.get("callbacks", {})
     for name, callback in callbacks.items():
         if name in saved:

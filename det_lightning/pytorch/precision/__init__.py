@@ -5,6 +5,7 @@ from det_lightning.pytorch.precision.installed_apex import InstalledApex, apex_i
 from det_lightning.pytorch.precision.interface import Precision
 from det_lightning.pytorch.precision.levels import Level, resolve_level
 from det_lightning.pytorch.precision.loss_scaler import LossScaler
+from det_lightning.pytorch.precision.plain import PlainPrecision
 from det_lightning.pytorch.precision.torch_amp import TorchAmp, make_scaler
 from det_lightning.pytorch.precision.whole_models import WholeModelPrecision
 
@@ -13,6 +14,7 @@ __all__ = [
     "InstalledApex",
     "Level",
     "LossScaler",
+    "PlainPrecision",
     "Precision",
     "TorchAmp",
     "WholeModelPrecision",

@@ -13,6 +13,7 @@ import torch
 from det_lightning import errors
 from det_lightning.pytorch.backend import Backend
 from det_lightning.pytorch.precision.apex_levels import refuse_scaler
+from det_lightning.pytorch.precision.plain import PlainPrecision
 
 __all__ = ["VARIABLE", "InstalledApex", "apex_is_wanted"]
 
@@ -57,8 +58,8 @@ def _import_amp() -> Any:
     return amp
 
 
-class InstalledApex:
-    """Leaves loss scaling and casts to ``apex.amp``.
+class InstalledApex(PlainPrecision):
+    """Leaves loss scaling and casts to ``apex.amp``, which unscales gradients at the end of each backward pass.
 
     Args:
         backend: what the context trains on; one process, for apex patches models that are not wrapped yet.
@@ -68,8 +69,8 @@ class InstalledApex:
     """
 
     def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
         self._amp = _import_amp()
-        self._backend = backend
         self._optimizers: list[torch.optim.Optimizer] = []
         self._count = 1
         self._losses: list[weakref.ref[torch.Tensor]] = []
@@ -83,13 +84,13 @@ class InstalledApex:
 
     def begin_batch(self, updates: bool) -> None:
         self._losses.clear()
-        self._backend.begin_batch(updates)
+        super().begin_batch(updates)
 
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
         with self._amp.scale_loss(loss, self._optimizers, loss_id=self._number(loss)) as scaled:
-            self._backend.backward(scaled, gradient, retain_graph, create_graph)
+            super().backward(scaled, gradient, retain_graph, create_graph)
 
     def _number(self, loss: torch.Tensor) -> int:
         if self._count == 1:
@@ -100,12 +101,6 @@ class InstalledApex:
         self._losses.append(weakref.ref(loss))
         return len(self._losses) - 1
 
-    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """There is one process."""
-
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """apex has done so after the backward pass."""
-
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         """Run one step of ``optimizer``, which apex may have patched to skip it.
 
@@ -113,10 +108,7 @@ class InstalledApex:
             InvalidExperimentException: ``scaler`` is given.
         """
         refuse_scaler(scaler)
-        self._backend.step(optimizer, None)
-
-    def end_batch(self) -> None:
-        """apex adapts its scalers by itself."""
+        super().step(optimizer, None)
 
     def state_dict(self) -> dict[str, Any]:
         return {"amp_state": self._amp.state_dict()}
@@ -126,10 +118,3 @@ class InstalledApex:
             self._amp.load_state_dict(state["amp_state"])
         else:
             logger.warning("The trial uses apex but the checkpoint has no 'amp_state'; loss scaling begins anew.")
-
-    def unfinished(self) -> dict[str, Any]:
-        """Nothing beyond gradients."""
-        return {}
-
-    def load_unfinished(self, saved: dict[str, Any]) -> None:
-        """Nothing beyond gradients."""

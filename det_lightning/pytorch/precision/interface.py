@@ -10,7 +10,7 @@ __all__ = ["Precision"]
 
 
 class Precision(Protocol):
-    """The way of a loss to the parameters, with gradients scaled on it. A context in plain float32 has none."""
+    """The way of a loss to the parameters: backward pass, exchange of gradients, step; and what is scaled on it."""
 
     def begin_batch(self, updates: bool) -> None:
         """Begin a training batch; ``updates`` if optimizers step on it."""
@@ -18,7 +18,7 @@ class Precision(Protocol):
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        """Run ``loss.backward``, scaled."""
+        """Run ``loss.backward``, scaled if need be."""
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the gradients of ``optimizer`` those of all ranks."""
@@ -27,7 +27,7 @@ class Precision(Protocol):
         """Make the gradients of ``optimizer`` those of the loss itself, before they are looked at."""
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
-        """Run one step of ``optimizer``, unless its gradients overflowed; through ``scaler`` if the trial gave one."""
+        """Run one step of ``optimizer``, unless scaled gradients overflowed; by ``scaler`` if the trial gave one."""
 
     def end_batch(self) -> None:
         """End a training batch."""

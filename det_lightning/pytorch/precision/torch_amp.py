@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from det_lightning.pytorch.backend import Backend
+from det_lightning.pytorch.precision.plain import PlainPrecision
 from det_lightning.pytorch.precision.stepping import step_unless
 
 __all__ = ["TorchAmp", "make_scaler"]
@@ -41,7 +42,7 @@ def make_scaler(like: torch.amp.GradScaler | None = None, device: str = "cuda") 
         return _Scaler(device, **settings)
 
 
-class TorchAmp:
+class TorchAmp(PlainPrecision):
     """Scales each loss and steps through one scaler, which is updated once a batch, if any optimizer has stepped.
 
     Args:
@@ -50,27 +51,21 @@ class TorchAmp:
     """
 
     def __init__(self, scaler: Any, backend: Backend) -> None:
+        super().__init__(backend)
         self._scaler = scaler
-        self._backend = backend
         self._stepped = False
-
-    def begin_batch(self, updates: bool) -> None:
-        self._backend.begin_batch(updates)
 
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        self._backend.backward(self._scaler.scale(loss), gradient, retain_graph, create_graph)
-
-    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        self._backend.synchronize(optimizer)
+        super().backward(self._scaler.scale(loss), gradient, retain_graph, create_graph)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         """Run one step of ``optimizer``, through its own scaler unless the trial gave one."""
-        self._backend.step(optimizer, self._scaler if scaler is None else scaler)
+        super().step(optimizer, self._scaler if scaler is None else scaler)
         self._stepped |= scaler is None or scaler is self._scaler
 
     def end_batch(self) -> None:
@@ -78,17 +73,3 @@ class TorchAmp:
         if self._stepped:
             self._stepped = False
             self._scaler.update()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing beside ``context.scaler``."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing beside ``context.scaler``."""
-
-    def unfinished(self) -> dict[str, Any]:
-        """Nothing beyond gradients."""
-        return {}
-
-    def load_unfinished(self, saved: dict[str, Any]) -> None:
-        """Nothing beyond gradients."""
