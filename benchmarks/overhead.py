@@ -9,47 +9,13 @@ Needs ``determined==0.38.1`` beside det_lightning for the systems of that name.
 
 from __future__ import annotations
 
-import argparse
-import logging
-import os
-import resource
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
+from rounds import Stopwatch, measure_in_turn
+
 WARM_UP = 300
-SYSTEMS = [
-    "plain",
-    "lightning_automatic",
-    "lightning_manual",
-    "determined",
-    "ours",
-    "ours_lightning_door",
-    "determined_tensorboard",
-    "ours_tensorboard",
-]
-
-
-class Stopwatch:
-    """Counts batches; knows the CPU time per batch between the warm-up and the last one."""
-
-    def __init__(self, batches: int) -> None:
-        self.batches = batches
-        self.seen = 0
-        self.started = 0.0
-        self.per_batch_us = 0.0
-
-    def tick(self) -> None:
-        self.seen += 1
-        if self.seen == WARM_UP:
-            self.started = time.process_time()
-        elif self.seen == self.batches:
-            self.per_batch_us = (time.process_time() - self.started) / (self.batches - WARM_UP) * 1e6
 
 
 def build(torch: Any) -> tuple[Any, Any, Any]:
@@ -188,49 +154,10 @@ RUNNERS: dict[str, Callable[[Stopwatch], None]] = {
 }
 
 
-def measure_here(system: str, batches: int) -> None:
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    watch = Stopwatch(batches)
-    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory() as storage:
-        os.chdir(directory)
-        os.environ["XDG_DATA_HOME"] = storage  # apart: Determined would copy its storage into itself
-        RUNNERS[system](watch)
-        os.chdir(storage)
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"RESULT {watch.per_batch_us:.2f} {peak_mib:.0f}")
-
-
-def measure(system: str, batches: int) -> tuple[float, float]:
-    """Return microseconds of CPU time per batch, and peak memory in MiB."""
-    command = [sys.executable, __file__, "--one", system, "--batches", str(batches)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    results = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")]
-    if done.returncode or not results:
-        raise RuntimeError(f"{system} failed:\n{done.stdout}\n{done.stderr}")
-    per_batch_us, peak_mib = results[0]
-    return float(per_batch_us), float(peak_mib)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batches", type=int, default=3000)
-    parser.add_argument("--systems", default=",".join(SYSTEMS))
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        measure_here(arguments.one, arguments.batches)
-        return
-    systems = arguments.systems.split(",")
-    times: dict[str, list[float]] = {system: [] for system in systems}
-    peaks: dict[str, float] = dict.fromkeys(systems, 0.0)
-    for _ in range(arguments.rounds):
-        for system in systems:
-            per_batch_us, peak_mib = measure(system, arguments.batches)
-            times[system].append(per_batch_us)
-            peaks[system] = max(peaks[system], peak_mib)
-    report(times, peaks)
+    measured = measure_in_turn(RUNNERS, lambda batches: Stopwatch(batches, WARM_UP), __doc__, batches=3000)
+    times = {system: [per_batch_us for per_batch_us, _ in figures] for system, figures in measured.items()}
+    report(times, {system: max(peak_mib for _, peak_mib in figures) for system, figures in measured.items()})
 
 
 def report(times: dict[str, list[float]], peaks: dict[str, float]) -> None:

@@ -10,20 +10,14 @@ det_lightning for the system of that name. What needs a GPU is not run without o
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import logging
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from rounds import Stopwatch, measure_in_turn, processor_time
 
 WARM_UP = 50
 BATCH_SIZE, WIDTH = 64, 512
@@ -34,27 +28,11 @@ HALF = torch.float16 if CUDA else torch.bfloat16
 GPU_ONLY = {"ours_16_mixed", "ours_wrap_scaler"}
 
 
-class Stopwatch:
-    """Counts batches; knows the time per batch between the warm-up and the last one."""
-
-    def __init__(self, batches: int) -> None:
-        self.batches = batches
-        self.seen = 0
-        self.started = 0.0
-        self.per_batch_us = 0.0
-
-    def now(self) -> float:
-        if CUDA:
-            torch.cuda.synchronize()
-            return time.perf_counter()
-        return time.process_time()
-
-    def tick(self) -> None:
-        self.seen += 1
-        if self.seen == WARM_UP:
-            self.started = self.now()
-        elif self.seen == self.batches:
-            self.per_batch_us = (self.now() - self.started) / (self.batches - WARM_UP) * 1e6
+def now() -> float:
+    if CUDA:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return processor_time()
 
 
 def build() -> tuple[torch.nn.Module, torch.utils.data.Dataset[Any]]:
@@ -174,45 +152,12 @@ PEERS = {
 PEERS["plain_amp" if CUDA else "plain_float32"].append("ours_use_amp")
 
 
-def measure_here(system: str, batches: int) -> None:
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    watch = Stopwatch(batches)
-    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory() as storage:
-        os.chdir(directory)
-        os.environ["XDG_DATA_HOME"] = storage  # apart: Determined would copy its storage into itself
-        RUNNERS[system](watch)
-        os.chdir(storage)
-    print(f"RESULT {watch.per_batch_us:.2f}")
-
-
-def measure(system: str, batches: int) -> float:
-    """Return microseconds per batch."""
-    command = [sys.executable, __file__, "--one", system, "--batches", str(batches)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    results = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("RESULT")]
-    if done.returncode or not results:
-        raise RuntimeError(f"{system} failed:\n{done.stdout}\n{done.stderr}")
-    return float(results[0])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batches", type=int, default=400)
-    parser.add_argument("--systems", default=",".join(RUNNERS))
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        measure_here(arguments.one, arguments.batches)
-        return
-    asked = arguments.systems.split(",")
-    systems = [system for system in asked if CUDA or system not in GPU_ONLY]
-    times: dict[str, list[float]] = {system: [] for system in systems}
-    for _ in range(arguments.rounds):
-        for system in systems:
-            times[system].append(measure(system, arguments.batches))
-    report(times, sorted(set(asked) - set(systems)))
+    left_out = [] if CUDA else sorted(GPU_ONLY)
+    measured = measure_in_turn(
+        RUNNERS, lambda batches: Stopwatch(batches, WARM_UP, now), __doc__, batches=400, left_out=left_out
+    )
+    report({system: [per_batch_us for per_batch_us, _ in figures] for system, figures in measured.items()}, left_out)
 
 
 def report(times: dict[str, list[float]], left_out: list[str]) -> None:
