@@ -161,7 +161,7 @@ def test_a_global_batch_size_that_is_no_integer(size: Any) -> None:
         {"shuffle": True, "sampler": torch.utils.data.SequentialSampler(range(3))},
         {"batch_sampler": torch.utils.data.BatchSampler(range(3), 1, False), "drop_last": True},
     ],
-    ids=str,
+    ids=" and ".join,
 )
 def test_arguments_of_the_data_loader(arguments: dict[str, Any]) -> None:
     def make(api: Any) -> type:

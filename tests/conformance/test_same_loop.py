@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import pytest
@@ -12,15 +12,27 @@ from tests.conformance.trials import EPOCH_LEN, adversarial, basic, drawing
 
 pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
 
-Unit = Callable[[Any], Any]
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A training unit of either side, made when the side is known."""
+
+    kind: str
+    value: Any
+
+    def __call__(self, api: Any) -> Any:
+        return getattr(api, self.kind)(self.value)
+
+    def __repr__(self) -> str:
+        return f"{self.kind}({self.value})"
 
 
 def batch(value: Any) -> Unit:
-    return lambda api: api.Batch(value)
+    return Unit("Batch", value)
 
 
 def epoch(value: Any) -> Unit:
-    return lambda api: api.Epoch(value)
+    return Unit("Epoch", value)
 
 
 @pytest.mark.parametrize("policy", ["all", "best", "none"])
