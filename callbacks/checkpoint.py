@@ -141,6 +141,12 @@ class DeterminedCheckpoint(pl.Callback):
             self.storage.sweep()
             self._saver.keeper = self._make_keeper(resume.name if resume is not None else None)
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Make room for copies of the state that are written in the background."""
+        context = require_trial_module(self, pl_module).trial_run.context
+        if trainer.is_global_zero and not context.backend.is_sharded:
+            self._saver.expect(context.models, context.optimizers)
+
     def _make_keeper(self, resumed_from: str | None) -> CheckpointKeeper | None:
         if self._retention is None:
             return None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import pathlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.keeper import CheckpointKeeper
-from det_lightning.checkpoint.snapshot import Snapshotter
+from det_lightning.checkpoint.snapshot import Snapshotter, tensors_in
 from det_lightning.checkpoint.storage import new_id
 from det_lightning.checkpoint.writer import CheckpointFiles, CheckpointWriter
 
@@ -36,6 +39,24 @@ class CheckpointSaver:
         self._snapshotter = Snapshotter()
         self._under_way: concurrent.futures.Future[str] | None = None
         self._complete: list[str] = []
+
+    def expect(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Make room, while the training begins, for copies of the states of models, and of optimizers once they have
+        stepped; nothing if the training waits anyway."""
+        if not self._in_background:
+            return
+        self._snapshotter.reserve(tensors_in([model.state_dict() for model in models]))
+        for optimizer in optimizers:
+            self._expect_state(optimizer)
+
+    def _expect_state(self, optimizer: torch.optim.Optimizer) -> None:
+        def reserve(*_: Any) -> None:
+            hook.remove()
+            self._snapshotter.reserve(tensors_in(optimizer.state_dict()))
+
+        # Optimizers around another one often leave out Optimizer.__init__(), and have no hooks.
+        with contextlib.suppress(AttributeError):
+            hook = optimizer.register_step_post_hook(reserve)
 
     def save(
         self,
@@ -83,6 +104,8 @@ class CheckpointSaver:
             CheckpointError: it can not be written.
         """
         self._collect(wait)
+        if wait:
+            self._snapshotter.wait()
         complete, self._complete = self._complete, []
         return complete
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,7 +22,27 @@ class Snapshotter:
     """
 
     def __init__(self) -> None:
-        self._free: dict[tuple[int, bool], list[torch.Tensor]] = defaultdict(list)
+        self._free: dict[_Kind, list[torch.Tensor]] = defaultdict(list)
+        self._reserving: list[threading.Thread] = []
+
+    def reserve(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Ask in another thread for the memory of a copy of ``tensors``; the first then costs no more than others."""
+        storages = {_key_of(tensor): _kind_of(tensor.untyped_storage()) for tensor in tensors if _is_plain(tensor)}
+        thread = threading.Thread(target=self._ask_for, args=[[*storages.values()]], name="checkpoint memory")
+        self._reserving.append(thread)
+        thread.start()
+
+    def _ask_for(self, kinds: list[_Kind]) -> None:
+        # Where there is not enough the copy says so.
+        with contextlib.suppress(RuntimeError):
+            for kind in kinds:
+                self._free[kind].append(_memory(kind).zero_())
+
+    def wait(self) -> None:
+        """Wait until what was reserved is there."""
+        for thread in self._reserving:
+            thread.join()
+        self._reserving.clear()
 
     def copy(self, state: Any, leave: Iterable[torch.Tensor] = ()) -> Any:
         """Return a copy of ``state``: nested containers, tensors of any device, and whatever can be deep-copied.
@@ -29,6 +51,7 @@ class Snapshotter:
         memory: sparse, quantized, lazily conjugated, or of a class of their own. Those of ``leave`` are in the copy
         themselves.
         """
+        self.wait()
         free, self._free = self._free, defaultdict(list)
         storages: dict[tuple[torch.device, int, int], torch.Tensor] = {}
         # deepcopy() takes the copies of tensors from here, and does the rest.
@@ -39,11 +62,9 @@ class Snapshotter:
             if not _is_plain(tensor):
                 memo[id(tensor)] = _copy_other(tensor)
                 continue
-            source = tensor.untyped_storage()
-            # Several may begin at one place, such as those of numpy's views.
-            key = tensor.device, source.data_ptr(), source.nbytes()
+            key = _key_of(tensor)
             if key not in storages:
-                storages[key] = self._copy_storage(source, free)
+                storages[key] = self._copy_storage(tensor.untyped_storage(), free)
             target = torch.empty(0, dtype=tensor.dtype).set_(
                 storages[key].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
             )
@@ -54,15 +75,35 @@ class Snapshotter:
             torch.cuda.synchronize()
         return copy.deepcopy(state, memo)
 
-    def _copy_storage(self, source: torch.UntypedStorage, free: dict[tuple[int, bool], list[torch.Tensor]]) -> Any:
-        on_device = source.device.type != "cpu"
-        key = source.nbytes(), on_device
-        reusable = free[key]
-        # Only copies into pinned memory run beside the host.
-        target = reusable.pop() if reusable else torch.empty(key[0], dtype=torch.uint8, pin_memory=on_device)
-        target.copy_(torch.empty(0, dtype=torch.uint8, device=source.device).set_(source), non_blocking=on_device)
-        self._free[key].append(target)
+    def _copy_storage(self, source: torch.UntypedStorage, free: dict[_Kind, list[torch.Tensor]]) -> torch.Tensor:
+        kind = _kind_of(source)
+        target = free[kind].pop() if free[kind] else _memory(kind)
+        raw = torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
+        target.copy_(raw, non_blocking=kind.pinned)
+        self._free[kind].append(target)
         return target
+
+
+class _Kind(NamedTuple):
+    """Memory for the copy of a storage."""
+
+    nbytes: int
+    pinned: bool
+
+
+def _kind_of(storage: torch.UntypedStorage) -> _Kind:
+    # Only copies into pinned memory run beside the host.
+    return _Kind(storage.nbytes(), pinned=storage.device.type != "cpu")
+
+
+def _memory(kind: _Kind) -> torch.Tensor:
+    return torch.empty(kind.nbytes, dtype=torch.uint8, pin_memory=kind.pinned)
+
+
+def _key_of(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
+    """Return what tells the memory of a tensor from others; several may begin at one place, as numpy's views do."""
+    storage = tensor.untyped_storage()
+    return tensor.device, storage.data_ptr(), storage.nbytes()
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

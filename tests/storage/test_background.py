@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 import threading
 from collections import OrderedDict
@@ -15,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState, load_checkpoint
@@ -176,6 +178,33 @@ def test_the_second_snapshot_uses_the_memory_of_the_first() -> None:
     assert torch.equal(second["weight"], model.weight)
 
 
+class Requests(TorchDispatchMode):
+    """Notes the sizes of tensors whose memory is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.empty.memory_format and args[0] != [0]:
+            self.sizes += args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_first_snapshot_uses_memory_that_was_reserved() -> None:
+    model = torch.nn.Linear(30, 30)
+    with Requests() as unprepared:
+        Snapshotter().copy(model.state_dict())
+    assert unprepared.sizes == [30 * 30 * 4, 30 * 4]
+    snapshotter = Snapshotter()
+    snapshotter.reserve([*model.state_dict().values(), torch.zeros(7)])  # more than is needed is not kept
+    with Requests() as prepared:
+        first = snapshotter.copy(model.state_dict())
+    assert prepared.sizes == []
+    assert torch.equal(first["weight"], model.weight)
+    assert writing_threads() == []
+
+
 # The saver
 
 
@@ -227,6 +256,31 @@ def test_saving_returns_at_once_and_what_changes_then_is_not_written(gate: Gate)
     content = load_checkpoint(gate.storage.find(checkpoint_id))
     assert torch.equal(content.state["weight"], torch.zeros(3))
     assert content.trial_state.batches_trained == 1
+    assert writing_threads() == []
+
+
+class Bare(torch.optim.Optimizer):
+    """One of many that leave out the constructor of their base class, and so have no hooks."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups = inner, inner.param_groups
+
+
+def test_room_is_made_when_optimizers_have_stepped(tmp_path: Path) -> None:
+    model = torch.nn.Linear(30, 30)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    saver = saver_for(CheckpointStorage(tmp_path))
+    saver.expect([model], [optimizer, Bare(optimizer)])
+    for _ in range(2):
+        model(torch.ones(1, 30)).sum().backward()
+        optimizer.step()
+    state = {"models": [model.state_dict()], "optimizers": [optimizer.state_dict()]}
+    files = dataclasses.replace(files_with(torch.zeros(3)), state=state)
+    with Requests() as requests:
+        saver.save(files)
+    # Random states and the like are not part of what is expected.
+    assert 30 * 30 * 4 not in requests.sizes
+    assert len(saver.settle(wait=True)) == 1
     assert writing_threads() == []
 
 
