@@ -95,7 +95,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     options = request.getfixturevalue("s3_options")
     return {
         "type": "s3",
-        "bucket": new_bucket(options),
+        "bucket": new_bucket("s3", options),
         "endpoint_url": options["endpoint_url"],
         "access_key": options["key"],
         "secret_key": options["secret"],

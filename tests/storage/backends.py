@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import os
 import socket
+import subprocess
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import fsspec
 import numpy as np
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
@@ -23,6 +27,7 @@ from det_lightning.checkpoint import (
     RetryPolicy,
     TrialState,
 )
+from det_lightning.core.ports import free_port
 
 QUICK = RetryPolicy(first_wait_s=0.01)
 
@@ -130,13 +135,49 @@ def s3_server() -> Iterator[dict[str, Any]]:
         server.stop()
 
 
-def new_bucket(options: dict[str, Any]) -> str:
-    """Make a bucket; return its name."""
-    import s3fs
-
+def new_bucket(protocol: str, options: dict[str, Any]) -> str:
+    """Make a bucket, or a container; return its name."""
     name = f"bucket-{uuid.uuid4()}"
-    s3fs.S3FileSystem(**options).mkdir(name)
+    fsspec.filesystem(protocol, **options).mkdir(name)
     return name
+
+
+@contextlib.contextmanager
+def gcs_server() -> Iterator[dict[str, Any]]:
+    """Run a server of Google Cloud Storage; give the options with which gcsfs reaches it."""
+    from gcp_storage_emulator.server import create_server
+
+    port = free_port("127.0.0.1")
+    server = create_server("127.0.0.1", port, in_memory=True)
+    server.start()
+    try:
+        yield {"endpoint_url": f"http://127.0.0.1:{port}", "token": "anon", "project": "project"}
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def azure_server() -> Iterator[dict[str, Any]]:
+    """Run Azurite, Microsoft's server of Azure Blob Storage; give the options with which adlfs reaches it."""
+    port = free_port("127.0.0.1")
+    flags = ["--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--blobPort", str(port)]
+    account, key = "tests", base64.b64encode(b"the key").decode()
+    environment = {**os.environ, "AZURITE_ACCOUNTS": f"{account}:{key}"}
+    with subprocess.Popen([os.environ["DET_LIGHTNING_AZURITE"], *flags], env=environment) as server:
+        for _ in range(200):
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.1)
+        settings = {
+            "DefaultEndpointsProtocol": "http",
+            "AccountName": account,
+            "AccountKey": key,
+            "BlobEndpoint": f"http://127.0.0.1:{port}/{account}",
+        }
+        try:
+            yield {"connection_string": ";".join(f"{name}={value}" for name, value in settings.items())}
+        finally:
+            server.terminate()
 
 
 @contextlib.contextmanager
@@ -228,8 +269,8 @@ def sftp_server() -> Iterator[dict[str, Any]]:
 
 def backend_of(kind: str, directory: Path, server: dict[str, Any]) -> Backend:
     """Return an empty place of a kind."""
-    if kind == "s3":
-        return Backend(f"s3://{new_bucket(server)}/some/prefix", server)
+    if kind in ("s3", "gs", "az"):
+        return Backend(f"{kind}://{new_bucket(kind, server)}/some/prefix", server)
     urls = {
         "directory": str(directory / "storage"),
         "file URL": f"file://{directory}/storage",

@@ -11,7 +11,15 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from tests.storage.backends import Backend, FlakyFileSystem, backend_of, s3_server, sftp_server
+from tests.storage.backends import (
+    Backend,
+    FlakyFileSystem,
+    azure_server,
+    backend_of,
+    gcs_server,
+    s3_server,
+    sftp_server,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +30,8 @@ def no_credentials_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_fac
     monkeypatch.setenv("AWS_CONFIG_FILE", str(nowhere))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(nowhere))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    # gcsfs would ask what kind of bucket it has by gRPC, which the server of the tests does not speak.
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 
 @pytest.fixture(scope="session")
@@ -41,19 +51,44 @@ def sftp_options() -> Iterator[dict[str, Any]]:
         yield options
 
 
-@pytest.fixture(params=["directory", "file URL", "memory", "s3", "sftp"])
+@pytest.fixture(scope="session")
+def gcs_options() -> Iterator[dict[str, Any]]:
+    """Options with which gcsfs reaches the server of this session."""
+    pytest.importorskip("gcsfs")
+    pytest.importorskip("gcp_storage_emulator", reason="no GCS server to test with; install gcp-storage-emulator")
+    with gcs_server() as options:
+        yield options
+
+
+@pytest.fixture(scope="session")
+def azure_options() -> Iterator[dict[str, Any]]:
+    """Options with which adlfs reaches the server of this session."""
+    with azure_server() as options:
+        yield options
+
+
+SERVERS = {"s3": "s3_options", "gs": "gcs_options", "sftp": "sftp_options"}
+if "DET_LIGHTNING_AZURITE" in os.environ:
+    SERVERS["az"] = "azure_options"
+
+
+@pytest.fixture(params=["directory", "file URL", "memory", *SERVERS])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     """An empty place for a storage, of every kind in turn."""
-    server = {"s3": "s3_options", "sftp": "sftp_options"}.get(request.param)
-    yield backend_of(request.param, tmp_path, request.getfixturevalue(server) if server else {})
+    yield _place(request, tmp_path)
     MemoryFileSystem.store.clear()
 
 
-@pytest.fixture(params=["memory", "s3"])
+@pytest.fixture(params=["memory", *(kind for kind in SERVERS if kind != "sftp")])
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     """An empty place on a remote storage."""
-    yield backend_of(request.param, tmp_path, request.getfixturevalue("s3_options") if request.param == "s3" else {})
+    yield _place(request, tmp_path)
     MemoryFileSystem.store.clear()
+
+
+def _place(request: pytest.FixtureRequest, directory: Path) -> Backend:
+    kind = request.param
+    return backend_of(kind, directory, request.getfixturevalue(SERVERS[kind]) if kind in SERVERS else {})
 
 
 @pytest.fixture

@@ -126,7 +126,7 @@ def test_whatever_the_prefix_the_storage_lies_in_the_bucket(prefix: str) -> None
 def test_a_section_opens_a_bucket(s3_options: dict[str, Any]) -> None:
     config = {
         "type": "s3",
-        "bucket": new_bucket(s3_options),
+        "bucket": new_bucket("s3", s3_options),
         "prefix": "team/run",
         "endpoint_url": s3_options["endpoint_url"],
         "access_key": "the key",

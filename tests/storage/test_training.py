@@ -144,7 +144,7 @@ def test_a_section_of_a_configuration_is_enough_to_train_and_go_on_from(
 ) -> None:
     section = {
         "type": "s3",
-        "bucket": new_bucket(s3_options),
+        "bucket": new_bucket("s3", s3_options),
         "prefix": "team",
         "endpoint_url": s3_options["endpoint_url"],
         "access_key": s3_options["key"],
