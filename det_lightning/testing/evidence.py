@@ -143,7 +143,7 @@ class Evidence:
         Raises:
             BrokenPromise: it can not be read.
         """
-        return OldCheckpoint.open(self)
+        return OldCheckpoint.open(self.options, self.setup, self.storage)
 
     def resumed(self, run: ObservedRun, batches: int) -> ObservedRun:
         """Return a run that goes on from the checkpoint of ``run`` after so many batches."""

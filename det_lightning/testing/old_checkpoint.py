@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from det_lightning import errors
 from det_lightning.checkpoint import load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.layout import METADATA_FILE
+from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BrokenPromise
-from det_lightning.testing.training.running import ObservedRun, RunPlan, train, validate
+from det_lightning.testing.training.running import ObservedRun, RunPlan, TrialSetup, train, validate
 from det_lightning.testing.watching.observer import Observer
-
-if TYPE_CHECKING:
-    from det_lightning.testing.evidence import Evidence
 
 __all__ = ["OldCheckpoint", "recorded_metrics"]
 
@@ -49,13 +47,18 @@ class OldCheckpoint:
         return found
 
     @classmethod
-    def open(cls, evidence: Evidence) -> OldCheckpoint:
+    def open(cls, options: TrialOptions, setup: TrialSetup, storage: Callable[[str], Path]) -> OldCheckpoint:
         """Load the checkpoint of the options, and validate with it.
+
+        Args:
+            options: which checkpoint.
+            setup: what the trial is built with.
+            storage: gives a directory to the checkpoints of a run, by name.
 
         Raises:
             BrokenPromise: it can not be read; says why.
         """
-        path = _path(evidence)
+        path = _path(options)
         try:
             steps = load_checkpoint(path).trial_state.batches_trained
             with open_checkpoint(path) as directory:
@@ -64,20 +67,20 @@ class OldCheckpoint:
         except errors.CheckpointError as e:
             raise BrokenPromise(f"--trial-checkpoint {path} can not be read: {e}") from None
         resumed = train(
-            evidence.setup,
-            RunPlan(steps + 1, validation_batches=1, aggregation_frequency=evidence.options.aggregation_frequency),
+            setup,
+            RunPlan(steps + 1, validation_batches=1, aggregation_frequency=options.aggregation_frequency),
             "the resumed run",
             Observer(),
-            storage=evidence.storage("old"),
+            storage=storage("old"),
             resume_from=path,
         )
-        validated = validate(evidence.setup, "the validation", Observer(), path, storage=evidence.storage("validation"))
-        return cls(path, evidence.options.metrics or recorded_metrics(content), resumed, validated)
+        validated = validate(setup, "the validation", Observer(), path, storage=storage("validation"))
+        return cls(path, options.metrics or recorded_metrics(content), resumed, validated)
 
 
-def _path(evidence: Evidence) -> str:
-    given = evidence.options.checkpoint or ""
-    local = evidence.options.directory / given
+def _path(options: TrialOptions) -> str:
+    given = options.checkpoint or ""
+    local = options.directory / given
     return str(local) if "://" not in given and Path(local).exists() else given
 
 
