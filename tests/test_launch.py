@@ -12,7 +12,11 @@ import pytest
 from det_lightning.launch.torch_distributed import main
 from tests.launching import environment
 
-SHOW = "import os; print(*(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'USE_TORCH_DISTRIBUTED')))"
+# Each line is written at once: the processes share a pipe.
+SHOW = (
+    "import os, sys; place = [os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'USE_TORCH_DISTRIBUTED')]; "
+    r"sys.stdout.write(' '.join(place) + '\n')"
+)
 
 
 def launch(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +55,7 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_a_script_sees_and_how_it_may_be_named(tmp_path: Path) -> None:
-    (tmp_path / "show_place.py").write_text(f"import sys\n{SHOW}\nprint(sys.argv[1:])\n")
+    (tmp_path / "show_place.py").write_text(SHOW + r"; sys.stdout.write(f'{sys.argv[1:]}\n')")
     as_python = launch("--nproc-per-node", "2", "--", "python", str(tmp_path / "show_place.py"), "--help", "--", "x")
     assert as_python.returncode == 0, as_python.stderr
     assert sorted(as_python.stdout.splitlines()) == ["0 2 True", "1 2 True", *2 * ["['--help', '--', 'x']"]]
