@@ -6,10 +6,11 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import pytorch_lightning as pl
+import torch
 
 from det_lightning import errors
 from det_lightning.adapters import loop
@@ -65,6 +66,16 @@ class Checkpointer(Protocol):
         """Finish on this rank what is under way, when the run has failed."""
 
 
+@contextlib.contextmanager
+def _invalid_hp_ends_the_run() -> Iterator[None]:
+    """Make an ``InvalidHP`` of a hook that is told of a checkpoint end the run, without the checkpoint and an error."""
+    try:
+        yield
+    except errors.InvalidHP as e:
+        logger.warning("A callback gave up on the hyperparameters while a checkpoint was saved: %s", e)
+        raise errors.ShouldExit(skip_exit_checkpoint=True) from e
+
+
 class RunDriver:
     """Does what is due at the boundaries of a run, and says when Lightning has to take its turn.
 
@@ -97,6 +108,7 @@ class RunDriver:
         context = self.run.context
         return lambda: clock() > deadline or context.optimizer_steps >= max_steps
 
+    @_invalid_hp_ends_the_run()
     def act(self) -> bool:
         """Do what is due up to a validation; tell whether Lightning has to validate now."""
         if self._checkpointer is not None:
@@ -132,12 +144,16 @@ class RunDriver:
         """Reduce and report the metrics of a validation."""
         self._validation_metrics = self.run.end_validation()
 
+    @_invalid_hp_ends_the_run()
     def act_after_validation(self) -> None:
         """Save if the policy wants it, then do what is left to do at the boundary."""
         if self._checkpointer is not None:
             self._checkpointer.save_after_validation(self.run, self._validation_metrics)
-        self.act()
+        # Lightning's validation is not over yet. A checkpoint by policy belongs to it, the others do not.
+        with torch.enable_grad():
+            self.act()
 
+    @_invalid_hp_ends_the_run()
     def finish(self) -> None:
         """Report and save what is left, however the training ended."""
         self.run.end_workload()

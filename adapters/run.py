@@ -91,6 +91,7 @@ class TrialRun:
         self._resume = resume
         self._reporters = reporters
         self._window = MetricWindow()
+        self._counts_records = type(original_trial(trial)).get_batch_length is not PyTorchTrial.get_batch_length
         self._in_workload = False
         self._due: list[Boundary] = []
         self._actions: Iterator[Action] = iter(())
@@ -206,6 +207,9 @@ class TrialRun:
         if context.lr_schedulers:
             self._step_lr_schedulers(batch_idx)
         self._window.add(metrics)
+        if self._counts_records:
+            # A trial may keep count of its records in there.
+            self.trial.get_batch_length(batch)
 
     def _step_lr_schedulers(self, batch_idx: int) -> None:
         context = self.context

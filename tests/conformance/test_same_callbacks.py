@@ -137,3 +137,69 @@ def test_random_draws_in_callbacks_fall_at_the_same_moments(hook: str, draw: Any
     compare(
         with_callbacks(make_callbacks), max_length=lambda api: api.Batch(9), validation_period=lambda api: api.Batch(4)
     )
+
+
+@pytest.mark.parametrize("policy", ["all", "none"])
+@pytest.mark.parametrize("hook", ["on_checkpoint_save_start", "on_checkpoint_write_end", "on_checkpoint_upload_end"])
+def test_checkpoints_are_told_of_with_gradients_on_unless_they_belong_to_a_validation(hook: str, policy: str) -> None:
+    seen: list[list[bool]] = []
+
+    def make_callbacks(api: Any, trial: Any) -> dict[str, Any]:
+        seen.append(modes := [])
+        return {"notes": callback(api, **{hook: lambda self, *args, **kwargs: modes.append(torch.is_grad_enabled())})}
+
+    compare(
+        with_callbacks(make_callbacks),
+        max_length=lambda api: api.Batch(7),
+        validation_period=lambda api: api.Batch(4),
+        checkpoint_period=lambda api: api.Batch(2),
+        checkpoint_policy=policy,
+    )
+    assert seen[0] == seen[1]
+    assert seen[0] == [True, policy == "none", True, policy == "none"]
+
+
+@pytest.mark.parametrize("hook", ["on_checkpoint_save_start", "on_checkpoint_write_end", "on_checkpoint_upload_end"])
+@pytest.mark.parametrize("validation_period", [2, 5])
+@pytest.mark.parametrize("policy", ["all", "none"])
+def test_giving_up_on_the_hyperparameters_during_a_checkpoint_ends_the_run(
+    hook: str, validation_period: int, policy: str
+) -> None:
+    def gives_up(side: str) -> Any:
+        def fails(self: Any, *args: Any, **kwargs: Any) -> None:
+            raise __import__(side).InvalidHP("no")
+
+        return with_callbacks(lambda api, trial: {"fails": callback(api, **{hook: fails})})
+
+    traces = [
+        run(
+            side,
+            gives_up(side),
+            max_length=lambda api: api.Batch(5),
+            validation_period=lambda api: api.Batch(validation_period),
+            checkpoint_period=lambda api: api.Batch(4),
+            checkpoint_policy=policy,
+        )
+        for side in SIDES
+    ]
+    assert_same(*traces)
+
+
+def test_a_trial_that_counts_its_records_counts_those_of_training_and_validation() -> None:
+    counted: list[list[int]] = []
+
+    def make_callbacks(api: Any, trial: Any) -> dict[str, Any]:
+        counted.append(trial.counted)
+        return {}
+
+    def get_batch_length(self: Any, batch: Any) -> int:
+        self.counted.append(len(batch[0]))
+        return len(batch[0])
+
+    def make(api: Any) -> type:
+        trial_class: type = with_callbacks(make_callbacks, get_batch_length=get_batch_length)(api)
+        return type("Counting", (trial_class,), {"counted": []})
+
+    compare(make, max_length=lambda api: api.Batch(7), validation_period=lambda api: api.Batch(4))
+    assert counted[0] == counted[1]
+    assert len(counted[0]) == 7 + 2 * 3
