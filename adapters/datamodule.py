@@ -76,8 +76,8 @@ class TrialData:
             raise RuntimeError(
                 f"{method}() returned a {type(loader).__module__}.{type(loader).__name__}, which is not repeated, "
                 "sharded and resumed for you. Return a det_lightning.pytorch.DataLoader, which takes the same "
-                "arguments, or call context.experimental.disable_dataset_reproducibility_checks() in the trial's "
-                "__init__ and do so yourself."
+                "arguments; or, to do all of that yourself, you can disable this check by calling "
+                "context.experimental.disable_dataset_reproducibility_checks() in the trial's __init__."
             )
 
     def has_even_validation(self) -> bool:

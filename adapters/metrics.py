@@ -159,7 +159,7 @@ def reduce_validation_metrics(
 
     Raises:
         RuntimeError: no rank has a batch.
-        ValueError: ranks have different metrics; names the ranks.
+        ValueError: ranks have different metrics, or a metric has values of different shapes; names them.
         InvalidExperimentException: the reducers are no ``Reducer``, or not for exactly the metrics that there are.
         TypeError: the values of a metric can not be reduced; names it.
     """
@@ -209,7 +209,12 @@ def _reducer_of_each(names: list[str], reducer: Reducer | dict[str, Reducer]) ->
 
 def _reduce_one(name: str, reducer: Reducer, values: list[Any]) -> Any:
     try:
-        return simple_reduce(reducer, np.stack(values, axis=0))
+        stacked = np.stack(values, axis=0)
+    except ValueError as e:
+        shapes = sorted({np.shape(value) for value in values}, key=str)
+        raise ValueError(f"Validation metric {name!r} has another shape for some batches: {shapes}.") from e
+    try:
+        return simple_reduce(reducer, stacked)
     except (TypeError, ValueError) as e:
         raise TypeError(f"Validation metric {name!r} can not be reduced by {reducer}: {e}") from e
 

@@ -93,8 +93,11 @@ class CheckpointError(DetLightningError):
     """A checkpoint can not be read, written or used."""
 
 
-class InvalidCheckpointException(CheckpointError):
-    """The content of a checkpoint does not fit the trial that it is loaded into."""
+class InvalidCheckpointException(CheckpointError, RuntimeError):
+    """The content of a checkpoint does not fit the trial that it is loaded into.
+
+    A ``RuntimeError`` too, which ``load_state_dict`` raises in torch, and so did resuming in Determined.
+    """
 
 
 class CheckpointNotFound(CheckpointError):

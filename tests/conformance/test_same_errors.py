@@ -98,10 +98,14 @@ def test_the_same_reducer_twice() -> None:
         ({"evaluate_full_dataset": lambda self, data_loader: {}}, "evaluate_batch and evaluate_full_dataset"),
         ({"evaluate_batch": lambda self, batch, batch_idx: {f"m{batch_idx}": 1.0}}, r"\['m1'\], for those before"),
         ({"evaluation_reducer": lambda self: {"other": 1}}, r"\['other'\].*\['validation_loss'\]"),
+        (
+            {"evaluate_batch": lambda self, batch, batch_idx: {"m": torch.zeros(batch_idx + 1)}},
+            r"'m' has another shape for some batches: \[\(1,\), \(2,\), \(3,\)\]",
+        ),
         ({"evaluation_reducer": lambda self: "mean"}, "members of det_lightning.pytorch.Reducer; got .*'mean'"),
         (
             {"build_training_data_loader": lambda self: torch.utils.data.DataLoader(make_data())},
-            "disable_dataset_reproducibility_checks",
+            r"you can disable this check by calling context\.experimental\.disable_dataset_reproducibility_checks",
         ),
         (
             {"build_validation_data_loader": lambda self: torch.utils.data.DataLoader(make_data())},
