@@ -150,6 +150,11 @@ def test_the_length_of_a_batch_is_that_of_its_first_array(batch: Any) -> None:
     assert data_length(batch) == 3
 
 
+def test_a_device_is_also_given_by_its_name() -> None:
+    assert to_device(data={"x": [np.arange(2)]}, device="cpu")["x"][0].tolist() == [0, 1]
+    assert to_device(torch.ones(2), "meta").is_meta
+
+
 @pytest.mark.parametrize("batch", [{}, [], ()])
 def test_an_empty_batch_has_no_length(batch: Any) -> None:
     with pytest.raises(ValueError, match=f"got an empty {type(batch).__name__}"):

@@ -190,27 +190,30 @@ def data_length(batch: Any) -> int:
     )
 
 
-def to_device(batch: Any, device: torch.device, warned_types: set[type] | None = None) -> Any:
+def to_device(data: Any, device: torch.device | str, warned_types: set[type] | None = None) -> Any:
     """Move a batch, nested in dicts, lists and tuples in any way, to ``device``.
 
     numpy arrays of numbers become tensors, and any object with a method ``to`` is asked. What can not be moved is
     passed through, with one warning for each type.
 
     Args:
-        batch: what to move.
+        data: what to move.
         device: where to.
         warned_types: the types that a warning was given for already; new ones are added.
     """
-    warned_types = set() if warned_types is None else warned_types
+    return _moved(data, torch.device(device), set() if warned_types is None else warned_types)
+
+
+def _moved(batch: Any, device: torch.device, warned_types: set[type]) -> Any:
     if isinstance(batch, torch.Tensor):
         # Without waiting for the copy, which work on the device comes after anyway. What comes from there has to wait.
         return batch if batch.device == device else batch.to(device, non_blocking=device.type != "cpu")
     if isinstance(batch, dict):
-        return {key: to_device(value, device, warned_types) for key, value in batch.items()}
+        return {key: _moved(value, device, warned_types) for key, value in batch.items()}
     if isinstance(batch, list):
-        return [to_device(value, device, warned_types) for value in batch]
+        return [_moved(value, device, warned_types) for value in batch]
     if isinstance(batch, tuple):
-        return tuple(to_device(value, device, warned_types) for value in batch)
+        return tuple(_moved(value, device, warned_types) for value in batch)
     if isinstance(batch, np.ndarray):
         if batch.dtype.kind in _TENSOR_KINDS:
             return torch.from_numpy(batch).to(device, non_blocking=device.type != "cpu")
@@ -218,5 +221,6 @@ def to_device(batch: Any, device: torch.device, warned_types: set[type] | None =
         return move(device)
     if type(batch) not in warned_types:
         warned_types.add(type(batch))
-        logger.warning("A data item of type %s can not be moved to %s; it is passed on.", type(batch).__name__, device)
+        name = type(batch).__name__
+        logger.warning("to_device() was not able to move data of type %s to %s; it is passed on.", name, device)
     return batch
