@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,3 +252,73 @@ def test_one_process_is_rank_0_of_1() -> None:
     assert distributed.broadcast("mine") == "mine"
     with pytest.raises(ValueError, match="rank, local_rank, local_size, cross_rank, cross_size are missing"):
         DistributedContext(size=2)
+
+
+def test_a_trial_is_tried_out_by_hand_with_a_configuration() -> None:
+    ranges = {"type": "double", "minval": 0.0, "maxval": 1.0}
+    config = {
+        "hyperparameters": {"global_batch_size": 4, "lr": ranges, "net": {"depth": {"type": "const", "val": 2}}},
+        "optimizations": {"aggregation_frequency": 8},
+        "reproducibility": {"experiment_seed": 5},
+        "data": {"folder": "images"},
+    }
+    context = PyTorchTrialContext.from_config(config)
+    assert context.get_hparams() == {"global_batch_size": 4, "lr": 0.5, "net": {"depth": 2}}
+    assert context.get_per_slot_batch_size() == 4
+    assert context.get_data_config() == {"folder": "images"}
+    assert context.get_trial_seed() == 5
+    weight = make_weight(1.0)
+    optimizer = wrapped_sgd(context, weight)
+    for expected in (0.0, -1.0):  # each batch counts, and none needs a run
+        context.backward(weight * 1.0)
+        context.step_optimizer(optimizer)
+        assert weight.item() == expected
+    with pytest.raises(errors.InternalException, match="training has not started"):
+        context.current_train_batch()
+
+
+def test_a_configuration_with_an_unknown_kind_of_hyperparameter_is_refused() -> None:
+    with pytest.raises(ValueError, match="lr has the unknown type 'normal'"):
+        PyTorchTrialContext.from_config({"hyperparameters": {"lr": {"type": "normal"}}})
+
+
+def test_the_position_under_the_names_that_it_has_in_determined() -> None:
+    context = make_context(aggregation_frequency=2)
+    assert (context._current_batch_idx, context._epoch_len, context._aggregation_frequency) == (None, None, 2)
+    with pytest.raises(errors.InternalException, match="training has not started"):
+        context._should_communicate_and_update()
+    context._current_batch_idx, context._epoch_len = 7, 3
+    assert (context.current_train_batch(), context.current_train_epoch()) == (7, 2)
+    assert context._should_communicate_and_update()
+    context.position.batch_idx = 8
+    assert context._current_batch_idx == 8
+    assert not context._should_communicate_and_update()
+
+
+def test_a_scaler_of_the_trials_own_under_automatic_scaling() -> None:
+    context = make_context()
+    context.experimental.use_amp()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    context._scaler = scaler
+    assert context.scaler is context._scaler is scaler
+    weight = make_weight(1.0)
+    optimizer = wrapped_sgd(context, weight)
+    context.position.batch_idx = 0
+    assert context.precision is not None
+    context.precision.begin_batch(True)
+    context.backward(weight * 0.5)
+    assert weight.grad is not None
+    assert weight.grad.item() == 2.0
+    context.step_optimizer(optimizer)
+    context.precision.end_batch()
+    assert (weight.item(), scaler.get_scale()) == (0.5, 8.0)
+
+
+def test_the_files_for_tensorboard_go_where_the_context_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = make_context(tensorboard_path=tmp_path / "given")
+    assert context.get_tensorboard_path() == tmp_path / "given"
+    monkeypatch.setattr(context, "get_tensorboard_path", lambda: tmp_path / "patched")
+    context.tensorboard.add_scalars([("loss", 1.0, 0)])
+    context.get_tensorboard_writer().close()
+    assert len(list((tmp_path / "patched").iterdir())) == 2
+    assert not (tmp_path / "given").exists()

@@ -18,9 +18,11 @@ PUBLIC = {
         get_cluster_info import_from_path pytorch tensorboard
     """,
     "det_lightning.pytorch": """
-        Batch CheckpointLoadContext DataLoader Epoch LRScheduler MetricReducer PyTorchCallback
-        PyTorchExperimentalContext PyTorchTrial PyTorchTrialContext Reducer ShouldExit TorchData TrainUnit Trainer
-        adapt_batch_sampler data_length init load_trial_from_checkpoint_path samplers to_device
+        Batch CheckpointLoadContext DataLoader DistributedBatchSampler DistributedSampler Epoch LRScheduler
+        MetricReducer PyTorchCallback PyTorchExperimentalContext PyTorchTrial PyTorchTrialContext Reducer
+        RepeatBatchSampler RepeatSampler ReproducibleShuffleBatchSampler ReproducibleShuffleSampler ShouldExit
+        SkipBatchSampler SkipSampler TorchData TrainUnit Trainer adapt_batch_sampler data_length init
+        load_trial_from_checkpoint_path samplers to_device
     """,
     "det_lightning.adapters": "DeterminedCheckpointIO TrialModule",
     "det_lightning.callbacks": "DeterminedCheckpoint DeterminedTensorBoard PreemptionHandler TorchProfiler",

@@ -12,7 +12,6 @@ import torchmetrics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.core import DistributedContext
 from det_lightning.pytorch import MetricReducer, Reducer
 from det_lightning.pytorch.reducers import FunctionReducer, ReducerRegistry, simple_reduce
 from det_lightning.pytorch.samplers import DistributedSampler
@@ -47,7 +46,7 @@ class Width(Extent):
 
 @pytest.fixture
 def registry() -> ReducerRegistry:
-    return ReducerRegistry(DistributedContext())
+    return ReducerRegistry()
 
 
 def wrap(registry: ReducerRegistry, reducer: Any, name: str | None = None, training: bool = True, val: bool = True):
@@ -150,8 +149,8 @@ def two_metrics(values: list[Any]) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("reducer", "name", "message"),
     [
-        (len, None, r"reducer function len\(\) was wrapped without a name .* it returned 0 of type int.*Pass name="),
-        (two_metrics, "mine", r"function two_metrics\(\) was wrapped with name='mine'.* keys \['a', 'b'\].*Leave out"),
+        (len, None, r"reducer function len\(\) was wrapped with name=None .* it returned 0 of type int.*Pass name="),
+        (two_metrics, "mine", r"two_metrics\(\) was wrapped with name set.*'mine'.* keys are \['a', 'b'\].*Leave out"),
     ],
 )
 def test_a_name_goes_with_one_metric_and_no_name_with_a_dict(

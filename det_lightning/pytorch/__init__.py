@@ -13,6 +13,18 @@ from det_lightning.pytorch.loading import CheckpointLoadContext, load_trial_from
 from det_lightning.pytorch.lr_scheduler import LRScheduler
 from det_lightning.pytorch.random_state import isolated_rng
 from det_lightning.pytorch.reducers import MetricReducer, Reducer
+from det_lightning.pytorch.reducers import StandaloneReducers as _PyTorchReducerContext  # noqa: F401 (tests import it)
+from det_lightning.pytorch.reducers import simple_reduce as _simple_reduce_metrics  # noqa: F401
+from det_lightning.pytorch.samplers import (
+    DistributedBatchSampler,
+    DistributedSampler,
+    RepeatBatchSampler,
+    RepeatSampler,
+    ReproducibleShuffleBatchSampler,
+    ReproducibleShuffleSampler,
+    SkipBatchSampler,
+    SkipSampler,
+)
 from det_lightning.pytorch.trial import PyTorchTrial
 from det_lightning.units import Batch, Epoch, TrainUnit
 
@@ -23,6 +35,8 @@ __all__ = [
     "Batch",
     "CheckpointLoadContext",
     "DataLoader",
+    "DistributedBatchSampler",
+    "DistributedSampler",
     "Epoch",
     "LRScheduler",
     "MetricReducer",
@@ -31,7 +45,13 @@ __all__ = [
     "PyTorchTrial",
     "PyTorchTrialContext",
     "Reducer",
+    "RepeatBatchSampler",
+    "RepeatSampler",
+    "ReproducibleShuffleBatchSampler",
+    "ReproducibleShuffleSampler",
     "ShouldExit",
+    "SkipBatchSampler",
+    "SkipSampler",
     "TorchData",
     "TrainUnit",
     "Trainer",

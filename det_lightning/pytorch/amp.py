@@ -107,6 +107,17 @@ class AmpContext(RunSettings):
         self._own_precision = "experimental.use_amp()"
         self._autocasts = True
 
+    @property
+    def _scaler(self) -> Any:
+        # Setting this was the one way to use_amp() with a scaler of other arguments.
+        return self.scaler
+
+    @_scaler.setter
+    def _scaler(self, scaler: Any) -> None:
+        self.scaler = scaler
+        if self._autocasts:
+            self.precision = TorchAmp(scaler, self.backend)
+
     # Chosen outside of the trial
 
     def use_whole_model_precision(self, precision: WholeModelPrecision) -> None:

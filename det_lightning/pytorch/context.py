@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from det_lightning import errors
 from det_lightning.core.distributed import DistributedContext
-from det_lightning.pytorch import data
 from det_lightning.pytorch.backend import Backend, parameters_of
-from det_lightning.pytorch.position import TrainingPosition
-from det_lightning.pytorch.tensorboard import TensorBoardOutput
+from det_lightning.pytorch.data import to_device
+from det_lightning.pytorch.hyperparameters import chosen_hparams
+from det_lightning.pytorch.position import PositionName, TrainingPosition
+from det_lightning.pytorch.tensorboard import TensorBoardOutput, default_directory
 from det_lightning.pytorch.wrapping import WrappingContext
 
 __all__ = ["PyTorchTrialContext"]
@@ -38,7 +40,8 @@ class PyTorchTrialContext(WrappingContext):
         backend: the devices of the run; by default one.
         enable_tensorboard_logging: write the metrics as TensorBoard files.
         tensorboard_path: their directory; by default one below ``runs/``.
-        loading_only: the trial is built to hold the weights of a checkpoint; nothing is placed on a device.
+        loading_only: the trial is built to hold the weights of a checkpoint, or to be tried out by hand; nothing is
+            placed on a device.
 
     Attributes:
         models, optimizers, lr_schedulers: what the trial wrapped, in that order.
@@ -68,12 +71,32 @@ class PyTorchTrialContext(WrappingContext):
         self.aggregation_frequency = aggregation_frequency
         self.profiler: Any = None
         self.position = TrainingPosition()
-        self.tensorboard = TensorBoardOutput(enable_tensorboard_logging, tensorboard_path)
+        self._tensorboard_path = pathlib.Path(tensorboard_path) if tensorboard_path else default_directory()
+        # A test may put another method in the place of this one.
+        self.tensorboard = TensorBoardOutput(enable_tensorboard_logging, lambda: self.get_tensorboard_path())
         #: Called with the parameters before each optimizer step (the callbacks of Determined 0.13).
         self.before_step: list[Callable[[Iterable[torch.nn.Parameter]], None]] = []
         self.optimizer_steps = 0
         self._stop_requested = False
         self._warned_types: set[type] = set()
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any]) -> PyTorchTrialContext:
+        """Return a context for trying out a trial by hand, as up to Determined 0.19.
+
+        Its trial is built, and ``train_batch`` and ``evaluate_batch`` called, without a run: models stay where the
+        trial makes them, and each batch updates them.
+
+        Args:
+            config: an experiment configuration. Of a range among its ``hyperparameters`` the middle is taken, of
+                ``categorical`` the first value.
+
+        Raises:
+            ValueError: a hyperparameter is of an unknown type, or lacks its values.
+        """
+        seed = (config.get("reproducibility") or {}).get("experiment_seed", 0)
+        hparams = chosen_hparams(config)
+        return PyTorchTrialContext(hparams=hparams, exp_conf=dict(config), trial_seed=seed, loading_only=True)
 
     def backward(
         self,
@@ -146,9 +169,9 @@ class PyTorchTrialContext(WrappingContext):
         """Tell whether the current batch closes an aggregation, so that optimizers step on it."""
         return self._loading_only or (self.current_train_batch() + 1) % self.aggregation_frequency == 0
 
-    def to_device(self, batch: Any) -> Any:
+    def to_device(self, data: Any) -> Any:
         """Move data that the trial made itself to the device; batches of the loader are moved already."""
-        return data.to_device(batch, self.device, self._warned_types)
+        return to_device(data, self.device, self._warned_types)
 
     def set_stop_requested(self, stop_requested: bool) -> None:
         """Ask for the run to end, with a checkpoint, at the next boundary.
@@ -187,6 +210,15 @@ class PyTorchTrialContext(WrappingContext):
         """
         return self.position.batch()
 
+    # Trials look at these in their evaluation, and tests that run a trial by hand set them.
+    _current_batch_idx = PositionName("batch_idx")
+    _epoch_len = PositionName("epoch_len")
+    _should_communicate_and_update = is_update_batch
+
+    @property
+    def _aggregation_frequency(self) -> int:
+        return self.aggregation_frequency
+
     def get_initial_batch(self) -> int:
         """Return the index of the first batch of this run: 0, or where the checkpoint it goes on from stopped."""
         return self.position.initial_batch
@@ -215,9 +247,9 @@ class PyTorchTrialContext(WrappingContext):
         """Tell whether metrics are written as TensorBoard files."""
         return self.tensorboard.enabled
 
-    def get_tensorboard_path(self) -> Any:
-        """Return the directory of this run's TensorBoard files, a ``pathlib.Path``."""
-        return self.tensorboard.path
+    def get_tensorboard_path(self) -> pathlib.Path:
+        """Return the directory of this run's TensorBoard files."""
+        return self._tensorboard_path
 
     def get_tensorboard_writer(self) -> Any:
         """Return the ``SummaryWriter`` of this run; it is made on the first call."""

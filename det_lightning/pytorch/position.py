@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
+from typing import Any
 
 from det_lightning import errors
 
-__all__ = ["TrainingPosition"]
+__all__ = ["PositionName", "TrainingPosition"]
 
 
 @dataclasses.dataclass
@@ -42,3 +44,23 @@ class TrainingPosition:
         if self.epoch_len is None:
             raise errors.InternalException("The length of an epoch is not known: the training loader is not built.")
         return self.epoch_len
+
+
+class PositionName:
+    """A name under which an object shows, and lets set, an attribute of its ``position``.
+
+    Args:
+        attribute: of :class:`TrainingPosition`.
+    """
+
+    def __init__(self, attribute: str) -> None:
+        self._attribute = attribute
+        self._get = operator.attrgetter(f"position.{attribute}")
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Return the attribute; on the class, this."""
+        return self if instance is None else self._get(instance)
+
+    def __set__(self, instance: Any, value: int | None) -> None:
+        """Set the attribute."""
+        setattr(instance.position, self._attribute, value)

@@ -13,11 +13,18 @@ import torch
 import torch.distributed as dist
 import torchmetrics
 
-from det_lightning.core.distributed import DistributedContext
-
-__all__ = ["FunctionReducer", "MetricReducer", "Reducer", "ReducerRegistry", "TorchMetricReducer", "simple_reduce"]
+__all__ = [
+    "FunctionReducer",
+    "MetricReducer",
+    "Reducer",
+    "ReducerRegistry",
+    "StandaloneReducers",
+    "TorchMetricReducer",
+    "simple_reduce",
+]
 
 TorchMetric = torchmetrics.Metric | torchmetrics.MetricCollection
+AllGather = Callable[[Any], list[Any]]
 
 
 class Reducer(enum.Enum):
@@ -99,11 +106,11 @@ class TorchMetricReducer(MetricReducer):
     def __init__(self, metric: TorchMetric) -> None:
         self.metric = metric
 
-    def exchange_over(self, distributed: DistributedContext) -> None:
-        """Make the metric synchronize over ``distributed``: by itself it knows ``torch.distributed`` only."""
+    def exchange_through(self, allgather: AllGather) -> None:
+        """Make the metric synchronize through ``allgather``: by itself it knows ``torch.distributed`` only."""
 
         def gather(values: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-            return [found.to(values.device) for found in distributed.allgather(values.detach().cpu())]
+            return [found.to(values.device) for found in allgather(values.detach().cpu())]
 
         for metric in self.metric.modules():
             if isinstance(metric, torchmetrics.Metric):
@@ -149,22 +156,28 @@ class _Registration:
     def as_metrics(self, reduced: Any) -> dict[str, Any]:
         if self.name is None and not isinstance(reduced, dict):
             raise AssertionError(
-                f"{self.describe()} was wrapped without a name and so must return a dict of metrics; it returned "
+                f"{self.describe()} was wrapped with name=None but it did not return a dict of metrics; it returned "
                 f"{reduced!r} of type {type(reduced).__name__}. Pass name= to wrap_reducer for a single metric."
             )
         if self.name is not None and isinstance(reduced, dict):
             raise AssertionError(
-                f"{self.describe()} was wrapped with name={self.name!r} and so must return one metric; it returned a "
-                f"dict with the keys {sorted(map(str, reduced))}. Leave out name= to return several metrics."
+                f"{self.describe()} was wrapped with name set but it returned a dict anyway: name={self.name!r} is for "
+                f"one metric, and the keys are {sorted(map(str, reduced))}. Leave out name= to return several metrics."
             )
         return reduced if self.name is None else {self.name: reduced}
 
 
 class ReducerRegistry:
-    """The reducers of one trial, reset and reduced together."""
+    """The reducers of one trial, reset and reduced together.
 
-    def __init__(self, distributed: DistributedContext) -> None:
-        self._distributed = distributed
+    Args:
+        allgather: gives each rank a list of what all ranks call it with, in the order of ranks.
+        size: number of ranks.
+    """
+
+    def __init__(self, allgather: AllGather = lambda own: [own], size: int = 1) -> None:
+        self._allgather = allgather
+        self._size = size
         self._registrations: list[_Registration] = []
 
     def wrap_reducer(self, reducer: Any, name: str | None, for_training: bool, for_validation: bool) -> Any:
@@ -178,8 +191,8 @@ class ReducerRegistry:
         wrapped: Any = reducer
         if isinstance(reducer, (torchmetrics.Metric, torchmetrics.MetricCollection)):
             of_torch = TorchMetricReducer(reducer)
-            if self._distributed.size > 1 and not dist.is_initialized():
-                of_torch.exchange_over(self._distributed)
+            if self._size > 1 and not dist.is_initialized():
+                of_torch.exchange_through(self._allgather)
             registered: MetricReducer = of_torch
         elif isinstance(reducer, MetricReducer):
             registered = reducer
@@ -208,8 +221,33 @@ class ReducerRegistry:
         due = [r for r in self._registrations if (r.training if for_training else r.validation)]
         if not due:
             return {}
-        per_rank = self._distributed.allgather([r.run("per_slot_reduce") for r in due])
+        per_rank = self._allgather([r.run("per_slot_reduce") for r in due])
         metrics: dict[str, Any] = {}
         for registration, per_slot in zip(due, zip(*per_rank, strict=True), strict=True):
             metrics.update(registration.as_metrics(registration.run("cross_slot_reduce", cast("Any", per_slot))))
         return metrics
+
+
+class StandaloneReducers:
+    """Reducers without a context, with the methods that a context has for them.
+
+    Args:
+        allgather_fn: gives each rank a list of what all ranks call it with; by default there is one rank.
+    """
+
+    def __init__(self, allgather_fn: AllGather = lambda own: [own]) -> None:
+        self._registry = ReducerRegistry(allgather_fn)
+
+    def wrap_reducer(
+        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> Any:
+        """Do the same as ``context.wrap_reducer``."""
+        return self._registry.wrap_reducer(reducer, name, for_training, for_validation)
+
+    def reset_reducers(self) -> None:
+        """Forget what was collected."""
+        self._registry.reset()
+
+    def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
+        """Reduce over all ranks; see :meth:`ReducerRegistry.reduce`."""
+        return self._registry.reduce(for_training)

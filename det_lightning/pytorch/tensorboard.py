@@ -9,13 +9,13 @@ import pathlib
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import google_crc32c
 from tensorboard.compat.proto import event_pb2
 
-__all__ = ["EventFile", "TensorBoardOutput"]
+__all__ = ["EventFile", "TensorBoardOutput", "default_directory"]
 
 
 class TensorBoardOutput:
@@ -23,13 +23,18 @@ class TensorBoardOutput:
 
     Args:
         enabled: write metrics at all.
-        path: the directory of the files; by default ``runs/<time>_<host>``, as ``SummaryWriter`` has it.
+        locate: says, when the first file is made, in which directory; by default ``runs/<time>_<host>``, as
+            ``SummaryWriter`` has it.
     """
 
-    def __init__(self, enabled: bool, path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, enabled: bool, locate: Callable[[], pathlib.Path] | None = None) -> None:
         self.enabled = enabled
-        started = datetime.datetime.now().strftime("%b%d_%H-%M-%S")
-        self.path = pathlib.Path(path or f"runs/{started}_{socket.gethostname()}")
+        self._locate = locate or default_directory
+
+    @functools.cached_property
+    def path(self) -> pathlib.Path:
+        """The directory of the files."""
+        return pathlib.Path(self._locate())
 
     @functools.cached_property
     def writer(self) -> Any:
@@ -57,6 +62,12 @@ class TensorBoardOutput:
     @functools.cached_property
     def _event_file(self) -> EventFile:
         return EventFile(self.path)
+
+
+def default_directory() -> pathlib.Path:
+    """Return a new directory below ``runs/``."""
+    started = datetime.datetime.now().strftime("%b%d_%H-%M-%S")
+    return pathlib.Path(f"runs/{started}_{socket.gethostname()}")
 
 
 class EventFile:

@@ -33,7 +33,7 @@ class WrappingContext(AmpContext):
     ) -> None:
         super().__init__(settings, distributed, backend, loading_only)
         self.lr_schedulers: list[LRScheduler] = []
-        self.reducers = ReducerRegistry(self.distributed)
+        self.reducers = ReducerRegistry(self.distributed.allgather, self.distributed.size)
         self.experimental = PyTorchExperimentalContext(self._use_amp, self.wrap_reducer)
         self._average_by_default = average_aggregated_gradients
         self._averages: dict[torch.optim.Optimizer, bool] = {}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from det_lightning.pytorch.hyperparameters import chosen_hparams
 from det_lightning.testing.outcomes import BadTrial
 
 __all__ = ["hparams_of", "read_config"]
@@ -71,47 +72,12 @@ def _with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
 
 
 def hparams_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one value for each hyperparameter of a configuration.
-
-    A constant has its own value, ``categorical`` its first one, and a range its middle: for ``log`` that of the
-    exponents.
+    """Return one value for each hyperparameter of a configuration; see :func:`chosen_hparams`.
 
     Raises:
         BadTrial: an entry is of an unknown type, or lacks its values; all such are named.
     """
-    entries = config.get("hyperparameters") or {}
-    mistakes: list[str] = []
-    hparams: dict[str, Any] = _values(entries, "", mistakes)
-    if mistakes:
-        raise BadTrial("hyperparameters of the configuration: " + "; ".join(mistakes) + ".")
-    return hparams
-
-
-def _values(entries: Mapping[str, Any], prefix: str, mistakes: list[str]) -> dict[str, Any]:
-    return {name: _value(entry, f"{prefix}{name}", mistakes) for name, entry in entries.items()}
-
-
-def _value(entry: Any, name: str, mistakes: list[str]) -> Any:
-    if not isinstance(entry, Mapping):
-        return entry
-    kind = entry.get("type")
-    if not isinstance(kind, str) or isinstance(entry.get("type"), Mapping):
-        return _values(entry, f"{name}.", mistakes)
     try:
-        return _VALUE_OF[kind](entry)
-    except KeyError as e:
-        known = ", ".join(_VALUE_OF)
-        lacks = f"has the unknown type {kind!r} (known are {known})" if kind not in _VALUE_OF else f"lacks {e}"
-        mistakes.append(f"{name} {lacks}")
-    except (TypeError, IndexError, ValueError, OverflowError) as e:
-        mistakes.append(f"{name} can not be read: {e}")
-    return None
-
-
-_VALUE_OF: dict[str, Any] = {
-    "const": lambda entry: entry["val"],
-    "int": lambda entry: (int(entry["minval"]) + int(entry["maxval"])) // 2,
-    "double": lambda entry: (float(entry["minval"]) + float(entry["maxval"])) / 2,
-    "log": lambda entry: float(entry.get("base", 10.0)) ** ((float(entry["minval"]) + float(entry["maxval"])) / 2),
-    "categorical": lambda entry: entry["vals"][0],
-}
+        return chosen_hparams(config)
+    except ValueError as e:
+        raise BadTrial(str(e)) from e
