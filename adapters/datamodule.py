@@ -162,6 +162,8 @@ class ValidationStream:
 
     def __init__(self, loader: Any) -> None:
         self._loader: torch.utils.data.DataLoader[Any] = loader
+        self._iterator: Iterator[Any] = iter(())
+        self._given = 0
 
     def __len__(self) -> int:
         # Of few batches some ranks get none, and take part in the validation all the same.
@@ -169,4 +171,15 @@ class ValidationStream:
 
     def __iter__(self) -> Iterator[Any]:
         # A generator: Lightning asks for the iterator before the callbacks hear of the validation.
-        yield from self._loader
+        self._iterator, self._given = iter(self._loader), 0
+        for batch in self._iterator:
+            self._given += 1
+            yield batch
+
+    def run_out(self) -> None:
+        """Bring the loader to its end, if it has given all of its batches.
+
+        Lightning stops when it has as many as the loader is long; samplers may draw after their last one.
+        """
+        if self._given == _length(self._loader):
+            next(self._iterator, None)

@@ -228,6 +228,8 @@ class TrialModule(pl.LightningModule):
             if run.evaluation.by_batch:
                 batches = (batch for batch, *_ in dataloader_iter)
                 over = run.evaluation.evaluate(batches, self._driving().give_back("validation"))
+                if over and not self.options.test_mode:
+                    run.data.validation.run_out()
             else:
                 run.evaluation.evaluate_full_dataset(run.data.validation_loader)
                 over = True

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+from collections.abc import Iterator
 from typing import Protocol
 
 from det_lightning.pytorch.context import PyTorchTrialContext
 
-__all__ = ["EarlyEnd", "Preemption"]
+__all__ = ["EarlyEnd", "Preemption", "interrupts_come_through"]
 
 
 class Preemption(Protocol):
@@ -52,3 +55,17 @@ class EarlyEnd:
 
     def _asked(self) -> bool:
         return self._preemption is not None and self._preemption.requested
+
+
+@contextlib.contextmanager
+def interrupts_come_through() -> Iterator[None]:
+    """Raise a ``KeyboardInterrupt`` that Lightning makes an exit of, and let the next one be heard again."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as e:
+        interrupt = e.__context__
+        if type(e) is not SystemExit or not isinstance(interrupt, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, handler)
+        raise interrupt from None

@@ -19,6 +19,7 @@ from pytorch_lightning.strategies import Strategy
 
 from det_lightning import errors
 from det_lightning.adapters.module import TrialModule
+from det_lightning.adapters.stopping import interrupts_come_through
 from det_lightning.adapters.strategies import backend_of, connected, strategy_of
 from det_lightning.callbacks.checkpoint import POLICIES, DeterminedCheckpoint
 from det_lightning.callbacks.metrics import DeterminedTensorBoard
@@ -220,7 +221,7 @@ class Trainer:
         # What Lightning imports when it is set up may draw random numbers.
         with isolated_rng(), _quiet_lightning():
             trainer = self._lightning_trainer(self.checkpoints, preemption)
-        with _quiet_lightning(), contextlib.suppress(errors.ShouldExit):
+        with _quiet_lightning(), contextlib.suppress(errors.ShouldExit), interrupts_come_through():
             trainer.fit(module, ckpt_path=path)
 
     def _checkpoint_callback(self, policy: str, **arguments: Any) -> DeterminedCheckpoint:

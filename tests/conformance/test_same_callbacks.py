@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import numpy as np
@@ -69,26 +70,30 @@ def test_epoch_starts_in_their_old_form_without_an_argument() -> None:
     assert len(starts) == 4  # two on each side
 
 
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize(
     "hook",
     ["on_trial_startup", "on_training_start", "on_training_epoch_end", "on_validation_start", "on_validation_end"],
 )
-def test_an_exception_in_a_callback_ends_the_run_and_reaches_every_shutdown(hook: str) -> None:
-    traces = []
+def test_an_exception_in_a_callback_ends_the_run_and_reaches_every_shutdown(
+    hook: str, kind: type[BaseException]
+) -> None:
+    traces, handler = [], signal.getsignal(signal.SIGINT)
     for side in SIDES:
         ends: list[str] = []
 
         def fails(self: Any, *args: Any, **kwargs: Any) -> None:
-            raise ZeroDivisionError(hook)
+            raise kind(hook)
 
         def make_callbacks(api: Any, trial: Any, ends: list[str] = ends, fails: Any = fails) -> dict[str, Any]:
             note = {name: callback(api, on_trial_shutdown=lambda self, name=name: ends.append(name)) for name in "ab"}
             return {**note, "fails": callback(api, **{hook: fails})}
 
-        with pytest.raises(ZeroDivisionError, match=hook):
+        with pytest.raises(kind, match=hook):
             run(side, with_callbacks(make_callbacks), max_length=lambda api: api.Epoch(1))
         traces.append(ends)
     assert traces[0] == traces[1] == ["b", "a"]
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 @pytest.mark.parametrize("batch_of_failure", [0, 1, 4])

@@ -122,6 +122,20 @@ def test_a_generator_of_the_loaders_own() -> None:
     compare(loading(make_loader), max_length=lambda api: api.Batch(15))
 
 
+def test_a_validation_that_shuffles_with_a_generator_of_its_own() -> None:
+    """Its sampler draws once more at the end of the data."""
+
+    def make(api: Any) -> type:
+        def build_validation_data_loader(self: Any) -> Any:
+            generator = torch.Generator().manual_seed(9)
+            return api.DataLoader(make_data(10), batch_size=4, shuffle=True, generator=generator)
+
+        return type("Shuffled", (basic(api),), {"build_validation_data_loader": build_validation_data_loader})
+
+    trace = compare(make, max_length=lambda api: api.Batch(9), validation_period=lambda api: api.Batch(2))
+    assert len(trace.named("on_validation_end")) == 5
+
+
 @given(
     length=st.integers(0, 30),
     batch=st.integers(1, 7),
