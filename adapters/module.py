@@ -156,6 +156,9 @@ class TrialModule(pl.LightningModule):
 
     # Training
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Keep the gradients, which Lightning would clear at the start of each run: they are the trial's."""
+
     def on_fit_start(self) -> None:
         """Begin a run of the trial."""
         self._start_run()

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 from tests.conformance.sides import compare
 from tests.conformance.trials import EPOCH_LEN, adversarial, basic, drawing
@@ -141,3 +142,15 @@ def test_the_position_that_a_trial_can_ask_for() -> None:
         return Asks
 
     compare(make, max_length=epoch(2), checkpoint_policy="none")
+
+
+def test_gradients_from_before_the_training_are_in_the_first_step() -> None:
+    def make(api: Any) -> type:
+        class Prepared(basic(api)):  # type: ignore[misc]
+            def __init__(self, context: Any) -> None:
+                super().__init__(context)
+                self.model(torch.ones(1, 3)).sum().backward()
+
+        return Prepared
+
+    compare(make, max_length=batch(3))
