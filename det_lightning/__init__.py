@@ -10,7 +10,7 @@ from det_lightning.errors import InvalidHP
 from det_lightning.importing import import_from_path
 
 if TYPE_CHECKING:
-    from det_lightning import adapters, callbacks, checkpoint, compat, core, errors, pytorch, tensorboard
+    from det_lightning import adapters, callbacks, checkpoint, compat, core, errors, experimental, pytorch, tensorboard
 
 try:
     __version__ = version("det-lightning")
@@ -32,6 +32,7 @@ __all__ = [
     "compat",
     "core",
     "errors",
+    "experimental",
     "get_cluster_info",
     "import_from_path",
     "pytorch",

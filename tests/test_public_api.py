@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PUBLIC = {
     "det_lightning": """
         LOG_FORMAT ClusterInfo InvalidHP TrialInfo __version__ adapters callbacks checkpoint compat core errors
-        get_cluster_info import_from_path pytorch tensorboard
+        experimental get_cluster_info import_from_path pytorch tensorboard
     """,
     "det_lightning.pytorch": """
         Batch CheckpointLoadContext DataLoader DistributedBatchSampler DistributedSampler Epoch LRScheduler
@@ -24,6 +24,7 @@ PUBLIC = {
         SkipBatchSampler SkipSampler TorchData TrainUnit Trainer adapt_batch_sampler data_length init
         load_trial_from_checkpoint_path samplers to_device
     """,
+    "det_lightning.experimental": "test_one_batch",
     "det_lightning.adapters": "DeterminedCheckpointIO TrialModule",
     "det_lightning.callbacks": "DeterminedCheckpoint DeterminedTensorBoard PreemptionHandler TorchProfiler",
     "det_lightning.core": "ClusterInfo DistributedContext TrialInfo get_cluster_info",

@@ -65,5 +65,5 @@ def test_a_batch_is_split_evenly_over_the_slots(global_batch_size: int, slots: i
 
 
 def test_a_batch_size_of_another_type_is_refused() -> None:
-    with pytest.raises(errors.InvalidExperimentException, match="must be an int; got '32' of type str"):
+    with pytest.raises(errors.InvalidExperimentException, match="must be an integer value; got '32' of type str"):
         PyTorchTrialContext(hparams={"global_batch_size": "32"})

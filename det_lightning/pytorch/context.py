@@ -12,9 +12,9 @@ import torch
 
 from det_lightning import errors
 from det_lightning.core.distributed import DistributedContext
+from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.pytorch.backend import Backend, parameters_of
 from det_lightning.pytorch.data import to_device
-from det_lightning.pytorch.hyperparameters import chosen_hparams
 from det_lightning.pytorch.position import PositionName, TrainingPosition
 from det_lightning.pytorch.tensorboard import TensorBoardOutput, default_directory
 from det_lightning.pytorch.wrapping import WrappingContext

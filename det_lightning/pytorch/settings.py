@@ -43,13 +43,13 @@ class RunSettings:
     def _split_batch(self, global_batch_size: Any, slots: int) -> None:
         if not isinstance(global_batch_size, int):
             raise errors.InvalidExperimentException(
-                f"hparams['global_batch_size'] must be an int; got {global_batch_size!r} of type "
+                f"hparams['global_batch_size'] must be an integer value; got {global_batch_size!r} of type "
                 f"{type(global_batch_size).__name__}."
             )
         if global_batch_size < slots:
             raise errors.InvalidExperimentException(
-                f"hparams['global_batch_size'] is {global_batch_size}, less than the {slots} slots that share it; "
-                "each slot needs at least one record per batch."
+                f"hparams['global_batch_size'] is {global_batch_size}, less than the {slots} slots that share it. "
+                "It has to be greater or equal, for each slot needs at least one record per batch."
             )
         self._per_slot_batch_size = global_batch_size // slots
         self._global_batch_size = self._per_slot_batch_size * slots

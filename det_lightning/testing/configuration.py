@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from det_lightning.pytorch.hyperparameters import chosen_hparams
+from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.testing.outcomes import BadTrial
 
 __all__ = ["hparams_of", "read_config"]

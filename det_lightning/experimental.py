@@ -1,0 +1,41 @@
+"""Trying out a trial, at the path that this has in Determined."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from det_lightning import pytorch
+from det_lightning.hyperparameters import chosen_hparams
+
+__all__ = ["test_one_batch"]
+
+logger = logging.getLogger("det_lightning")
+
+
+def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str, Any] | None = None) -> None:
+    """Build a trial, train it on one batch, validate it on one, and save it, all of which leaves nothing behind.
+
+    Args:
+        trial_class: the trial's class.
+        config: an experiment configuration. Of a range among its ``hyperparameters`` the middle is taken, of
+            ``categorical`` the first value.
+
+    Raises:
+        ValueError: a hyperparameter is of an unknown type, or lacks its values.
+    """
+    exp_conf = {**(config or {}), "scheduling_unit": 1}
+    hparams = chosen_hparams(exp_conf)
+    with (
+        tempfile.TemporaryDirectory() as storage,
+        pytorch.init(hparams=hparams, exp_conf=exp_conf, enable_tensorboard_logging=False) as context,
+    ):
+        trainer = pytorch.Trainer(trial_class(context), context, enable_progress_bar=False)
+        trainer.fit(max_length=pytorch.Batch(1), test_mode=True, checkpoint_policy="none", checkpoint_storage=storage)
+    logger.info("%s trains, validates and saves.", trial_class.__name__)
+
+
+# The name makes pytest take it for a test of whoever imports it.
+test_one_batch.__test__ = False  # type: ignore[attr-defined]
