@@ -50,6 +50,7 @@ def findings_of(text: str, level: Level = Level.problem) -> list[str]:
             "from det_lightning.pytorch import ShouldExit as _ShouldExit\n",
         ),
         ("from determined.tensorboard.metric_writers.pytorch import TorchWriter\n", None),
+        ("from determined.experimental import test_one_batch\n", None),
         ("import importlib\nimportlib.import_module('determined.pytorch')\n", None),
         ("import logging\nlogging.getLogger('determined')\n", None),
         ("call(['-m', 'determined.launch.torch_distributed', 'train.py'])\n", None),
