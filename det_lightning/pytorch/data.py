@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ class DataLoader:
 
     Repeating, sharding over ranks and skipping what a resumed run has seen are added then. Use
     :meth:`get_data_loader`, or iterate over it, to try it out on its own.
+
+    The arguments are attributes too, which may be changed until the real loader is built.
 
     Args:
         dataset: a map-style dataset.
@@ -95,16 +97,13 @@ class DataLoader:
         template: data.DataLoader[Any] = data.DataLoader(
             dataset, batch_size, shuffle, sampler, batch_sampler, drop_last=drop_last, **common
         )
-        self._common = common
-        self.dataset = dataset
-        self.batch_size = template.batch_size
-        self.drop_last = template.drop_last
-        self.sampler = template.sampler
-        self.batch_sampler: Any = template.batch_sampler
-        self.collate_fn = template.collate_fn
-        self.num_workers = num_workers
-        self.prefetch_factor = template.prefetch_factor
-        self.generator = generator
+        self.dataset, self.batch_size, self.drop_last = dataset, template.batch_size, template.drop_last
+        self.sampler, self.batch_sampler = template.sampler, cast("Any", template.batch_sampler)
+        self.num_workers, self.prefetch_factor = num_workers, template.prefetch_factor
+        self.persistent_workers, self.multiprocessing_context = persistent_workers, multiprocessing_context
+        self.collate_fn, self.worker_init_fn = template.collate_fn, worker_init_fn
+        self.pin_memory, self.timeout, self.generator = pin_memory, timeout, generator
+        self._torch_kwargs = torch_kwargs
 
     def get_data_loader(
         self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
@@ -136,8 +135,20 @@ class DataLoader:
         return self._build(adapt_batch_sampler(endless, num_replicas=num_replicas, rank=rank))
 
     def _build(self, batch_sampler: Any) -> data.DataLoader[Any]:
-        begin = functools.partial(_begin_worker, self._common["worker_init_fn"])
-        return data.DataLoader(self.dataset, batch_sampler=batch_sampler, **{**self._common, "worker_init_fn": begin})
+        return data.DataLoader(
+            self.dataset,
+            batch_sampler=batch_sampler,
+            num_workers=self.num_workers,
+            collate_fn=self.collate_fn,
+            pin_memory=self.pin_memory,
+            timeout=self.timeout,
+            worker_init_fn=functools.partial(_begin_worker, self.worker_init_fn),
+            multiprocessing_context=self.multiprocessing_context,
+            generator=self.generator,
+            prefetch_factor=self.prefetch_factor,
+            persistent_workers=self.persistent_workers,
+            **self._torch_kwargs,
+        )
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.get_data_loader())

@@ -181,3 +181,29 @@ def test_loaders_built_by_hand(repeat: bool, skip: int, replicas: int, rank: int
         loaded.append([len(loader), *(torch.cat(batch, 1) for batch in itertools.islice(loader, 20))])
     assert loaded[0][0] == loaded[1][0]
     assert all(torch.equal(a, b) for a, b in zip(loaded[0][1:], loaded[1][1:], strict=True))
+
+
+def only_inputs(samples: list[Any]) -> torch.Tensor:
+    return torch.stack([inputs for inputs, _ in samples])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"collate_fn": only_inputs},
+        {"dataset": make_data(40), "batch_sampler": torch.utils.data.BatchSampler(range(30, 40), 2, drop_last=False)},
+        {"num_workers": 1, "prefetch_factor": 2, "persistent_workers": True, "collate_fn": only_inputs},
+    ],
+    ids=lambda changes: "+".join(changes),
+)
+def test_a_loader_is_built_from_its_attributes_as_they_are_by_then(changes: dict[str, Any]) -> None:
+    loaded = []
+    for kind in (theirs.DataLoader, DataLoader):
+        loader = kind(make_data(), batch_size=3, pin_memory=False, timeout=0)
+        for name, value in changes.items():
+            setattr(loader, name, value)
+        built = loader.get_data_loader()
+        attributes = ("pin_memory", "timeout", "num_workers", "prefetch_factor", "persistent_workers", "collate_fn")
+        assert [getattr(loader, name) for name in attributes] == [getattr(built, name) for name in attributes]
+        loaded.append([batch if isinstance(batch, torch.Tensor) else torch.cat(batch, 1) for batch in built])
+    assert all(torch.equal(a, b) for a, b in zip(*loaded, strict=True))
