@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,6 +25,8 @@ def load(side: str, directory: Path) -> Any:
     # The real one can not load on today's torch otherwise.
     kwargs = {"torch_load_kwargs": {"weights_only": False}} if side == "determined" else {}
     loaded = api.load_trial_from_checkpoint_path(str(directory), **kwargs)
+    for file in directory.glob("code/*.py"):
+        sys.modules.pop(file.stem, None)  # the real one leaves them behind, for the next test of such a module to find
     return loaded if isinstance(loaded, torch.nn.Module) else loaded.model
 
 
