@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 from det_lightning.errors import ShouldExit
 from det_lightning.pytorch import samplers
 from det_lightning.pytorch.callback import PyTorchCallback
+from det_lightning.pytorch.clipping import ClipGradsL2Norm, ClipGradsL2Value
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.data import DataLoader, TorchData, adapt_batch_sampler, data_length, to_device
 from det_lightning.pytorch.experimental import PyTorchExperimentalContext
+from det_lightning.pytorch.initialization import reset_parameters
 from det_lightning.pytorch.loading import CheckpointLoadContext, load_trial_from_checkpoint_path
 from det_lightning.pytorch.lr_scheduler import LRScheduler
 from det_lightning.pytorch.random_state import isolated_rng
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "CheckpointLoadContext",
+    "ClipGradsL2Norm",
+    "ClipGradsL2Value",
     "DataLoader",
     "DistributedBatchSampler",
     "DistributedSampler",
@@ -59,6 +63,7 @@ __all__ = [
     "data_length",
     "init",
     "load_trial_from_checkpoint_path",
+    "reset_parameters",
     "samplers",
     "to_device",
 ]

@@ -47,6 +47,7 @@ class PyTorchTrialContext(WrappingContext):
         models, optimizers, lr_schedulers: what the trial wrapped, in that order.
         device: where batches and models go.
         distributed: rank and size.
+        position: the current batch, and the length of an epoch; see :class:`TrainingPosition`.
         experimental: see :class:`PyTorchExperimentalContext`.
     """
 
