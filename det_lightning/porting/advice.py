@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from det_lightning.porting.findings import Finding, Level
 
-__all__ = ["missing", "missing_launcher"]
+__all__ = ["is_told_apart", "missing", "missing_launcher"]
 
 _CORE_API = (
     "it is Determined's Core API, which talks to a master",
@@ -54,14 +54,6 @@ _ADVICE = {
         "give the LightningModule itself to pl.Trainer; det_lightning.callbacks.DeterminedCheckpoint is for trials",
     ),
     "determined.load": ("it loads trials inside of Determined's containers", "import the trial's class"),
-    "determined.pytorch.ClipGradsL2Norm": (
-        "callbacks that clip went with Determined 0.12",
-        "pass clip_grads=lambda params: torch.nn.utils.clip_grad_norm_(params, ...) to context.step_optimizer()",
-    ),
-    "determined.pytorch.ClipGradsL2Value": (
-        "callbacks that clip went with Determined 0.12",
-        "pass clip_grads=lambda params: torch.nn.utils.clip_grad_value_(params, ...) to context.step_optimizer()",
-    ),
     "determined.pytorch.deepspeed": (
         "DeepSpeedTrial is not covered",
         "write a PyTorchTrial (strategy='trial_fsdp' shards its models), or a LightningModule for "
@@ -74,10 +66,6 @@ _ADVICE = {
     "determined.pytorch.lightning": (
         "LightningAdapter is not needed here",
         "give the LightningModule that it wraps to pl.Trainer",
-    ),
-    "determined.pytorch.reset_parameters": (
-        "it went with Determined 0.13",
-        "call reset_parameters() of the modules that have it; torch initializes modules when they are made",
     ),
     "determined.transformers": (
         "DetCallback reports to a master",
@@ -101,11 +89,20 @@ _LAUNCHERS = {
 
 def missing(path: str, line: int) -> Finding:
     """Return the finding for a use of ``path``, a dotted name of Determined that det_lightning does not have."""
+    reason, advice = _ADVICE[_topic(path)]
+    return Finding(line, Level.problem, f"{path}: {reason}", advice)
+
+
+def is_told_apart(path: str, use: str) -> bool:
+    """Tell whether there is other advice for ``use``, which begins with ``path``, than for all of ``path``."""
+    return _topic(path) != _topic(use)
+
+
+def _topic(path: str) -> str:
     prefix = path
     while prefix not in _ADVICE:
         prefix = prefix.rpartition(".")[0] or "determined"
-    reason, advice = _ADVICE[prefix]
-    return Finding(line, Level.problem, f"{path}: {reason}", advice)
+    return prefix
 
 
 def missing_launcher(module: str, line: int) -> Finding:

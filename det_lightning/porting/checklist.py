@@ -34,11 +34,11 @@ _LOADER = (
     "torch's DataLoader is returned, which is refused: it is not sharded and does not resume",
     "return det_lightning.pytorch.DataLoader, or call context.experimental.disable_dataset_reproducibility_checks()",
 )
+_APEX = (
+    "context.configure_apex_amp() works without it, and gives clip_grads= what amp.master_params() gave; or call "
+    "context.experimental.use_amp()"
+)
 _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, scales and zeroes"
-_CONTEXT_GONE = {
-    "env": "use context.get_experiment_config(), get_hparams(), or the process's environment",
-    "hvd_config": "use context.distributed",
-}
 
 
 class Checklist(cst.CSTVisitor):
@@ -101,16 +101,19 @@ class Checklist(cst.CSTVisitor):
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802 (a method of libcst's)
         if not node.relative:
+            module = dotted_name(node.module)
             names = [] if isinstance(node.names, cst.ImportStar) else [alias.evaluated_name for alias in node.names]
+            if module.split(".")[0] == "model_hub":
+                names = []  # one finding is enough
             for name in names or [""]:
-                self._check_module(node, f"{dotted_name(node.module)}.{name}")
+                self._check_module(node, f"{module}.{name}")
 
     def _check_module(self, node: cst.CSTNode, module: str) -> None:
         if module.startswith("horovod."):
             advice = "use context.distributed for rank and size, and strategy='horovod' to train with Horovod"
             self._note(node, "Horovod of your own", advice)
         elif module.startswith("apex.amp"):
-            self._note(node, "apex.amp is gone from apex", "call context.experimental.use_amp()")
+            self._note(node, "apex.amp is gone from apex", _APEX)
         elif module.split(".")[0] == "model_hub":
             reason = f"{module.rstrip('.')}: model-hub is built on determined"
             self._note(
@@ -119,11 +122,6 @@ class Checklist(cst.CSTVisitor):
         elif module.split(".")[0] == "pedl":
             advice = "import the same names from det_lightning.pytorch"
             self._note(node, f"{module}: the package's name before Determined was one", advice, Level.problem)
-
-    def visit_Attribute(self, node: cst.Attribute) -> None:  # noqa: N802 (a method of libcst's)
-        gone = _CONTEXT_GONE.get(node.attr.value)
-        if gone is not None and dotted_name(node.value).split(".")[-1] in ("context", "trial_context"):
-            self._note(node, f"context.{node.attr.value} belongs to Determined's inside", gone, Level.problem)
 
     def _is_torchs(self, name: str) -> bool:
         return name.startswith(("torch.", "data.", "utils.", "distributed.")) or name in self._torch_names

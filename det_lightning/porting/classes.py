@@ -11,8 +11,14 @@ from det_lightning.porting.syntax import PythonFile, dotted_name
 __all__ = ["Definitions", "methods_of"]
 
 
+# Trials of other frameworks, which train otherwise.
+_OTHER_TRIALS = {"DeepSpeedTrial", "EstimatorTrial", "TFKerasTrial"}
+
+
 class Definitions(cst.CSTVisitor):
     """Finds classes that derive from ``PyTorchTrial`` and ``PyTorchCallback``, also through others of the file.
+
+    What derives from ``SomethingTrial`` of another module and defines ``train_batch`` is a trial too.
 
     Args:
         file: the file.
@@ -30,8 +36,10 @@ class Definitions(cst.CSTVisitor):
         file.visit(self)
 
     def visit_ClassDef(self, node: cst.ClassDef) -> None:  # noqa: N802 (a method of libcst's)
-        bases = (dotted_name(base.value).rpartition(".")[2] for base in node.bases)
+        bases = [dotted_name(base.value).rpartition(".")[2] for base in node.bases]
         kind = next((self._kinds[base] for base in bases if base in self._kinds), None)
+        if kind is None and any(base.endswith("Trial") and base not in _OTHER_TRIALS for base in bases):
+            kind = "trial" if any(method.name.value == "train_batch" for method in methods_of(node)) else None
         if kind is not None:
             self._kinds[node.name.value] = kind
             (self.trials if kind == "trial" else self.callbacks).append(node)

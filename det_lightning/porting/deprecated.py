@@ -94,7 +94,7 @@ class DeprecatedSpellings(cst.CSTVisitor):
         removable = [line for method in methods_of(trial) for line in self._needless_lines(method, wrapped)]
         if removable and len(removable) == len(mode_calls):
             for line in removable:
-                self._remove_line(line)
+                self._file.remove_lines(line)
 
     def _wrapped_models(self, trial: cst.ClassDef) -> set[str]:
         wrapping = m.Assign(value=m.Call(func=m.Attribute(attr=m.Name("wrap_model"))))
@@ -115,11 +115,6 @@ class DeprecatedSpellings(cst.CSTVisitor):
             if isinstance(line, cst.SimpleStatementLine) and self._file.source(line).strip() in needless
         ]
         return lines if len(lines) < len(method.body.body) else []
-
-    def _remove_line(self, line: cst.SimpleStatementLine) -> None:
-        edits = self._file.edits
-        number = self._file.line(line)
-        edits.replace(edits.offset(number, 0), edits.offset(number + 1, 0), "")
 
     def _note_old_interface(self, trial: cst.ClassDef) -> None:
         if {method.name.value for method in methods_of(trial)} >= _OLD_INTERFACE:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import libcst as cst
 
-from det_lightning.porting.advice import missing
+from det_lightning.porting.advice import is_told_apart, missing
 from det_lightning.porting.bindings import Binding, Bindings, Reference
+from det_lightning.porting.findings import Finding, Level
 from det_lightning.porting.names import our_place
 from det_lightning.porting.syntax import PythonFile, dotted_name
 
 __all__ = ["ImportRewriter", "missing_part"]
+
+_LONG_STRINGS = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''", re.DOTALL)
 
 
 def missing_part(path: str) -> str:
@@ -73,26 +77,66 @@ class ImportRewriter:
         for binding in self.bindings.of(statement):
             ours = our_place(binding.imported)
             if ours is None:
-                self._note_missing(binding.imported, binding.alias)
+                self._note_missing_binding(binding)
             elif binding.name not in self._left:
                 as_before = binding.alias.asname is None and not self.bindings.renameable
                 self.file.replace(binding.alias.name, _keeping_determined(ours) if as_before else ours)
 
     def _rewrite_from(self, statement: cst.ImportFrom) -> None:
         bindings = self.bindings.of(statement)
-        places = {binding: self._place_to_use(binding) for binding in bindings}
+        moved = {binding for binding in bindings if self._is_movable(binding) and self._move(binding)}
+        places = {binding: self._place_to_use(binding) for binding in bindings if binding not in moved}
         for binding in bindings:
             if our_place(binding.path) is None:
-                self._note_missing(binding.path, binding.alias)
+                self._note_missing_binding(binding)
         targets = {place.rpartition(".")[0] if place else None for place in places.values()}
-        if targets == {None}:
+        if not places:
+            self.file.remove_lines(statement)
+        elif targets == {None} and not moved:
             return
-        if len(targets) == 1 and statement.module is not None:
+        elif len(targets) == 1 and statement.module is not None and not moved:
             self.file.replace(statement.module, str(targets.pop()))
             for binding, place in places.items():
                 self._rewrite_imported_name(binding, str(place))
         else:
             self._split_from(statement, places)
+
+    # Names that are missing, and not needed by what a trial's file is imported for
+
+    def _uses(self, binding: Binding) -> list[Reference]:
+        return [use for use in self.bindings.references if use.binding is binding]
+
+    def _is_movable(self, binding: Binding) -> bool:
+        """Tell whether a name is missing and imported in a line of its own, which nothing but names refers to."""
+        if our_place(binding.path) is not None or not self.bindings.uses_trial_api():
+            return False
+        line = self.file.parent(binding.statement)
+        if not isinstance(line, cst.SimpleStatementLine) or len(line.body) > 1:
+            return False
+        code = _LONG_STRINGS.sub("", self.file.edits.text)
+        in_string = re.search(rf"[\"'][^\"'\n]*\b{re.escape(binding.name)}\b[^\"'\n]*[\"']", code)
+        return isinstance(self.file.parent(line), cst.Module) and not in_string
+
+    def _move(self, binding: Binding) -> bool:
+        """Import a name where alone it is used, below ``if __name__ == "__main__"``, or nowhere if it is not used."""
+        uses = self._uses(binding)
+        scripts = {self._script_around(use.node) for use in uses}
+        if len(scripts) > 1 or None in scripts:
+            return False
+        for script in scripts:
+            assert script is not None
+            start, _ = self.file.span(script.body.body[0])
+            edits, module = self.file.edits, dotted_name(cst.ensure_type(binding.statement, cst.ImportFrom).module)
+            alias = self.file.module.code_for_node(binding.alias.with_changes(comma=cst.MaybeSentinel.DEFAULT))
+            edits.insert(start, f"from {module} import {alias}{edits.newline()}{edits.indentation(start)}")
+        return True
+
+    def _script_around(self, node: cst.CSTNode) -> cst.If | None:
+        around = [outer for outer in self.file.ancestors(node) if isinstance(outer, cst.If)]
+        if not around or not isinstance(around[-1].body, cst.IndentedBlock):
+            return None
+        is_script = "__name__" in self.file.source(around[-1].test) and around[-1].orelse is None
+        return around[-1] if is_script else None
 
     def _place_to_use(self, binding: Binding) -> str | None:
         return None if binding.name in self._left else our_place(binding.path)
@@ -184,6 +228,20 @@ class ImportRewriter:
         """Tell whether a statement remains that imports ``path``, and binds ``determined``."""
         imported = (binding.imported for binding in self.bindings.found if binding.alias.asname is None)
         return any(f"{module}.".startswith(f"{path}.") for module in imported if our_place(module) is None)
+
+    def _note_missing_binding(self, binding: Binding) -> None:
+        """Note what a statement imports in vain; where all uses of it have advice of their own, note those."""
+        uses = self._uses(binding)
+        if not uses and self._is_movable(binding):
+            reason = f"{binding.path} is imported and not used; the import is removed"
+            finding = Finding(self.file.line(binding.alias), Level.note, reason, "nothing has to be done")
+            self.file.findings.append(finding)
+            return
+        told = [use for use in uses if is_told_apart(binding.imported, use.path)]
+        for use in told:
+            self._note_missing(use.path, use.node)
+        if not told or len(told) < len(uses):
+            self._note_missing(binding.imported, binding.alias)
 
     def _note_missing(self, path: str, node: cst.CSTNode) -> None:
         self.file.findings.append(missing(path, self.file.line(node)))

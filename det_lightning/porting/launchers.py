@@ -13,10 +13,13 @@ __all__ = ["launcher_in_place", "port_commands"]
 _AUTO = ("det_lightning.launch.horovod", "--autohorovod")
 # After -m, in a command line, or in a list of quoted words; the quote is that before the module's name.
 _LAUNCH = re.compile(r"(-m[\"']?(?:\s*,\s*|\s+)([\"']?))determined\.launch\.(\w+)(?![\w.])")
-_RUN_INSIDE = re.compile(r"-m[\"']?(?:\s*,\s*|\s+)[\"']?(determined\.(?:exec|cli|deploy)[\w.]*)")
+_RUN_INSIDE = re.compile(
+    r"-m[\"']?(?:\s*,\s*|\s+)[\"']?(determined\.(?:exec|cli|deploy)[\w.]*)"
+    r"(?:[\"'\s,\\]+(?:--trial[\"'\s,]+)?([A-Za-z_][\w.]*:[A-Za-z_]\w*)(?=[\"'\s]|$))?"
+)
 _TRIAL = re.compile(
     r"(?:determined|det_lightning)\.launch\.(?:torch_distributed|\w*horovod)\b[^#;]{0,200}?"
-    r"\s[\"']?(--trial\b|[A-Za-z_][\w.]*:[A-Za-z_]\w*(?=[\"'\s]|$))"
+    r"\s[\"']?(?:--trial[\"'\s,=]+)?(--trial\b|[A-Za-z_][\w.]*:[A-Za-z_]\w*(?=[\"'\s]|$))"
 )
 
 
@@ -50,9 +53,13 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
         return before + (f"{quote}, {quote}" if quote else " ").join(words)
 
     for found in _TRIAL.finditer(text):
-        note(found.start(), _trial_class(found.group(1)))
+        note(found.start(1), _trial_class(found.group(1)))
     for found in _RUN_INSIDE.finditer(text):
-        note(found.start(1), Finding(0, Level.problem, f"{found.group(1)}: it needs a Determined master", "remove it"))
+        module, trial = found.groups()
+        if trial is not None:
+            note(found.start(2), _trial_class(trial))
+        else:
+            note(found.start(1), Finding(0, Level.problem, f"{module}: it needs a Determined master", "remove it"))
     return _LAUNCH.sub(replaced, text), findings
 
 
@@ -61,5 +68,5 @@ def _trial_class(given: str) -> Finding:
         0,
         Level.problem,
         f"{given}: the launchers of det_lightning run scripts, not classes",
-        "write a script that calls det_lightning.pytorch.init() and Trainer(...).fit(...), and name it here",
+        "write a script that calls det_lightning.pytorch.init() and Trainer(...).fit(...), and run it here",
     )

@@ -8,6 +8,7 @@ from det_lightning.porting.advice import missing
 from det_lightning.porting.bindings import Bindings
 from det_lightning.porting.checklist import Checklist
 from det_lightning.porting.classes import Definitions
+from det_lightning.porting.context_names import ContextNames
 from det_lightning.porting.deprecated import DeprecatedSpellings
 from det_lightning.porting.findings import Finding
 from det_lightning.porting.imports import ImportRewriter, missing_part
@@ -42,6 +43,7 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
     definitions = Definitions(file)
     if imports.bindings.uses_trial_api() or ported.uses_trial_api():
         DeprecatedSpellings(file, definitions)
+        ContextNames(file, definitions)
     if imports.bindings.found or ported.found:
         found = [*imports.bindings.found, *ported.found]
         ClusterUses(file, {binding.name for binding in found if binding.path == "determined.pytorch.Trainer"})

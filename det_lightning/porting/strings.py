@@ -19,6 +19,7 @@ __all__ = ["StringRewriter"]
 
 _PATH = re.compile(r"determined(\.\w+)*")
 _LAUNCHER = re.compile(r"determined\.launch\.(\w+)")
+_INSIDE = re.compile(r"determined\.(?:exec|cli|deploy)\b[\w.]*")
 _REQUIREMENTS = {"extras_require", "install_requires", "requires", "setup_requires", "tests_require"}
 _TAKE_PATHS = {
     "__import__",
@@ -59,6 +60,8 @@ class StringRewriter(cst.CSTVisitor):
             self._rewrite_path(node, value)
         elif launcher := _LAUNCHER.fullmatch(value):
             self._rewrite_launcher(node, launcher.group(1))
+        elif _INSIDE.fullmatch(value) and isinstance(self._file.parent(node), cst.Element):
+            self._file.findings += port_commands(f"-m {value}", self._file.line(node))[1]
         else:
             new, findings = port_commands(value, self._file.line(node))
             self._file.findings += findings

@@ -72,6 +72,15 @@ class PythonFile:
         """Replace the text of a node."""
         self.edits.replace(*self.span(node), new)
 
+    def remove_lines(self, node: cst.CSTNode) -> None:
+        """Remove the lines that a node stands in, and one of two empty lines that would then follow one another."""
+        place = self._positions[node]
+        start, end = self.edits.offset(place.start.line, 0), self.edits.offset(place.end.line + 1, 0)
+        after = self.edits.offset(place.end.line + 2, 0)
+        around = self.edits.offset(place.start.line - 1, 0) if place.start.line > 1 else start
+        is_between = around < start and not (self.edits.text[around:start] + self.edits.text[end:after]).strip()
+        self.edits.replace(start, after if is_between and end < after else end, "")
+
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
         """Return the node that a node is a part of."""
         return self._parents.get(node)

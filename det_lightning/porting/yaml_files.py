@@ -130,10 +130,19 @@ class _YamlPort:
             self._note(entrypoint, Level.note, reason, advice)
         searcher = dict(_entries(entries.get("searcher")))
         self._look_at_searcher(searcher.get("name"))
+        steps = searcher.get("max_steps")
+        if steps is not None:
+            reason = f"searcher.max_steps: {steps.value} counts steps, as Determined 0.12 did"
+            advice = "write max_length: {batches: ...}; a step was 100 batches, or what batches_per_step said"
+            self._note(steps, Level.check, reason, advice)
         precision = dict(_entries(entries.get("optimizations"))).get("mixed_precision")
         if precision is not None and precision.value != "O0":
             reason = f"optimizations.mixed_precision: {precision.value} went with Determined 0.13"
-            self._note(precision, Level.check, reason, "call context.experimental.use_amp() in the trial")
+            advice = (
+                f'call context.configure_apex_amp(models, optimizers, opt_level="{precision.value}") or '
+                "context.experimental.use_amp() in the trial; for one with build_model() nothing has to be done"
+            )
+            self._note(precision, Level.check, reason, advice)
 
     def _look_at_searcher(self, name: yaml.Node | None) -> None:
         if name is None or name.value in _SEARCHERS:

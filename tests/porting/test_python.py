@@ -126,17 +126,18 @@ def test_what_is_missing_is_split_off_and_named() -> None:
     before = """
         from determined.pytorch import (
             DataLoader,  # of ours
-            reset_parameters,  # gone
+            deepspeed,  # not
         )
+        f(deepspeed)
         if True: from determined import pytorch, experimental; x = 1
         """
     after = ported(before)
     assert "from det_lightning.pytorch import (\n    DataLoader,  # of ours\n" in after
-    assert "from determined.pytorch import (\n    reset_parameters,  # gone\n" in after
+    assert "from determined.pytorch import (\n    deepspeed,  # not\n" in after
     assert "from det_lightning import pytorch; from determined import experimental; x = 1" in after
     assert findings_of(before) == [
-        "4: determined.pytorch.reset_parameters: it went with Determined 0.13",
-        "6: determined.experimental: it talks to a Determined master",
+        "4: determined.pytorch.deepspeed: DeepSpeedTrial is not covered",
+        "7: determined.experimental: it talks to a Determined master",
     ]
 
 
@@ -171,6 +172,53 @@ def test_what_is_missing_is_still_told_after_porting() -> None:
         == findings_of(ported(text))
         == ["3: determined.core.init: it is Determined's Core API, which talks to a master"]
     )
+
+
+def test_what_is_missing_and_not_used_is_not_imported_any_more() -> None:
+    before = """
+        import os
+        from determined.experimental import Determined  # of Determined
+        from determined.pytorch import PyTorchTrial, deepspeed
+        class T(PyTorchTrial): pass
+        """
+    after = "\nimport os\nfrom det_lightning.pytorch import PyTorchTrial\nclass T(PyTorchTrial): pass\n"
+    assert ported(before) == after
+    told = findings_of(before, Level.note)
+    assert [reason.rpartition("pytorch.")[2].rpartition("experimental.")[2] for reason in told] == [
+        "Determined is imported and not used; the import is removed",
+        "deepspeed is imported and not used; the import is removed",
+    ]
+    assert findings_of(before) == []
+
+
+def test_what_is_missing_is_imported_where_the_script_uses_it() -> None:
+    before = """
+        from determined import experimental, pytorch
+        class T(pytorch.PyTorchTrial): pass
+        if __name__ == "__main__":
+            # trains
+            experimental.create(T, {})
+        """
+    assert ported(before) == textwrap.dedent(
+        """
+        from det_lightning import pytorch
+        class T(pytorch.PyTorchTrial): pass
+        if __name__ == "__main__":
+            # trains
+            from determined import experimental
+            experimental.create(T, {})
+        """
+    )
+    assert findings_of(before) == ["6: determined.experimental.create: Determined's Native API is gone since 0.18"]
+
+
+@pytest.mark.parametrize(
+    "use",
+    ["__all__ = ['Determined']", "def f() -> 'Determined': ...", "if x: Determined()", "Determined"],
+)
+def test_what_is_missing_and_used_stays(use: str) -> None:
+    import_line = "from determined.experimental import Determined\n"
+    assert import_line in ported(f"{import_line}from determined.pytorch import PyTorchTrial\n{use}\n")
 
 
 TRIAL = """
@@ -213,6 +261,14 @@ def trial(in_init: str = "pass", in_train: str = "pass", in_eval: str = "pass", 
         (trial(hook="def on_checkpoint_end(self, d): super().on_checkpoint_end(d)"), None),
         (trial(in_train="self.model.head.train()"), None),
         (trial("self.model.train()", in_train="self.model.train()"), None),
+        (trial("context._Model(m)"), trial("context.wrap_model(m)")),
+        (trial("context._LRScheduler(s, m)"), trial("context.wrap_lr_scheduler(s, m)")),
+        (trial("f(context.get_rank())"), trial("f(context.distributed.get_rank())")),
+        (trial(in_train="f(self.context._epoch_len)"), trial(in_train="f(self.context.position.epoch_len)")),
+        (
+            trial().replace("self, batch", "self, batch: Batch, model: nn.Module"),
+            trial().replace("self, batch", "self, batch: Batch"),
+        ),
     ],
 )
 def test_deprecated_spellings(before: str, after: str | None) -> None:
@@ -281,6 +337,33 @@ with pytorch.init() as context:
 
 
 @pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (trial("self.context._pbs_used"), "8: context._pbs_used belongs to Determined's inside"),
+        (trial("context.distributed._hvd_config.use"), "8: context.distributed._hvd_config belongs to Determined's"),
+        (
+            trial(in_train="loss = model(batch)").replace("self, batch,", "self, batch, model,"),
+            "9: train_batch() takes a model, which it is not given",
+        ),
+    ],
+)
+def test_what_the_context_does_not_have_any_more(text: str, told: str) -> None:
+    (found,) = findings_of(text)
+    assert found.startswith(told)
+
+
+def test_a_trial_whose_base_is_in_another_file_is_one() -> None:
+    text = """
+        from determined.pytorch import PyTorchTrialContext
+        from model_def import MNistTrial
+        class Failing(MNistTrial):
+            def train_batch(self, batch, epoch_idx, batch_idx):
+                loss.backward()
+        """
+    assert findings_of(text, Level.check) == ["6: loss.backward() goes around the context"]
+
+
+@pytest.mark.parametrize(
     ("line", "told"),
     [
         ("info = get_cluster_info(); f(info.trial.hparams)", ["4: get_cluster_info() is None here, and info is used"]),
@@ -303,7 +386,7 @@ def test_uses_of_a_cluster_that_is_not_there() -> None:
     text = trial(
         "det.get_cluster_info().latest_checkpoint", "self.context.env", "for op in ctx.searcher.operations(): ..."
     )
-    assert [reason.split(":")[0] for reason in findings_of(text)] == ["8", "10", "13"]
+    assert {reason.split(":")[0] for reason in findings_of(text)} == {"8", "10", "13"}
 
 
 NAMES = st.sampled_from(["determined", "det", "determined.pytorch", "determined.core", "os", "a", "p"])
@@ -317,7 +400,7 @@ IMPORTS = st.one_of(
     st.builds(
         "from {} import {}".format,
         st.sampled_from(["determined", "determined.pytorch", "determined.pytorch._reducer", ".determined"]),
-        st.sampled_from(["pytorch", "DataLoader as p", "core, nothing", "(Batch,\n    reset_parameters,)", "*"]),
+        st.sampled_from(["pytorch", "DataLoader as p", "core, nothing", "(Batch,\n    deepspeed,)", "*"]),
     ),
 )
 USES = st.one_of(

@@ -125,7 +125,6 @@ def written_trial(init: str = "pass", train: str = "return {}", rest: str = "") 
         ("self.x = context.get_hparam('x')", "self.x = self.hparams['x']"),
         ("self.x = A(self.context.get_hparams())", "self.x = A(self.hparams)"),
         ("self.device = self.context.device", "self.trial_device = self.device"),
-        ("self.x = self.context.distributed.size", "self.x = self.trainer.world_size"),
         ("self.x = context.distributed.get_rank()", "self.x = self.global_rank"),
         ("self.x = context.get_global_batch_size()", 'self.x = self.hparams["global_batch_size"]'),
         ("self.logger = context.get_tensorboard_writer()", "self.trial_logger = self.logger.experiment"),
@@ -138,6 +137,21 @@ def test_what_is_asked_of_the_context_in_init(before: str, after: str) -> None:
     assert todos == 0
 
 
+def test_the_number_of_processes_is_not_known_in_init() -> None:
+    written, todos = written_trial("self.x = 8 // self.context.distributed.get_size()")
+    assert "        self.x = 8 // 1\n" in written
+    assert todos == 1
+
+
+def test_a_callback_that_clips_is_told_apart() -> None:
+    written, todos = written_trial(
+        rest="def build_callbacks(self): return {'clip': pytorch.ClipGradsL2Norm(self.context.get_hparam('norm'))}"
+    )
+    assert "return []" in written
+    assert "self.clip_gradients(optimizer, gradient_clip_val=self.hparams['norm'], gradient_clip_algorithm=" in written
+    assert todos == 1
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -145,6 +159,7 @@ def test_what_is_asked_of_the_context_in_init(before: str, after: str) -> None:
         ("a = self.context.to_device(b)", "a = self.transfer_batch_to_device(b, self.device, 0)"),
         ("self.context.set_stop_requested(True)", "self.trainer.should_stop = True"),
         ("a = self.context.is_epoch_end()", "a = self.trainer.is_last_batch"),
+        ("a = self.context._epoch_len", "a = self.trainer.num_training_batches"),
         ("return {'a': epoch_idx}", "epoch_idx = self.current_epoch\n        self.log_dict({'a': epoch_idx})"),
         ("if a: return {'a': 1}", "if a: self.log_dict({'a': 1}); return"),
         ("return a", 'self.log_dict(metrics if isinstance(metrics, dict) else {"loss": metrics})'),
@@ -291,6 +306,10 @@ def test_odd_forms_stay_readable() -> None:
         ("x = 1\n", "one class has to derive from PyTorchTrial; found: none"),
         ("class A(PyTorchTrial): ...\nclass B(PyTorchTrial): ...\n", "found: A, B"),
         ("class A(PyTorchTrial): ...\n", "A does not define __init__, train_batch, build_training_data_loader"),
+        (
+            "class A(PyTorchTrial):\n    def build_model(self): ...\n    def optimizer(self, model): ...\n",
+            "A has the interface before Determined 0.12.13",
+        ),
     ],
 )
 def test_a_file_without_a_trial(text: str, message: str) -> None:

@@ -34,6 +34,7 @@ _OF_DETERMINED = {
     "on_checkpoint_end": "subclass ModelCheckpoint",
     "on_before_optimizer_step": "clip in training_step()",
 }
+_CLIPPING = {"ClipGradsL2Norm": "norm", "ClipGradsL2Value": "value"}
 
 
 def rewrite_callback(source: Source, definition: ast.ClassDef) -> None:
@@ -67,7 +68,22 @@ def rewrite_build_callbacks(source: Source, method: ast.FunctionDef) -> None:
     for node in ast.walk(method):
         if isinstance(node, ast.Return) and node.value is not None:
             if isinstance(node.value, ast.Dict):
-                text = ", ".join(source.render(value) for value in node.value.values)
+                kept = [value for value in node.value.values if not _clips(source, value)]
+                text = ", ".join(source.render(value) for value in kept)
                 source.rewrite(node.value, f"[{text}]")
             else:
                 source.rewrite(node.value, f"list({source.render(node.value)}.values())")
+
+
+def _clips(source: Source, callback: ast.expr) -> bool:
+    """Tell whether a callback is one of Determined's that clip, and note what takes its place."""
+    name = dotted(callback.func).rpartition(".")[2] if isinstance(callback, ast.Call) else ""
+    if name not in _CLIPPING or not isinstance(callback, ast.Call):
+        return False
+    limit = ", ".join(" ".join(source.render(given).split()) for given in callback.args) or "..."
+    source.note(
+        callback,
+        "call this in training_step(), before optimizer.step(): self.clip_gradients(optimizer, "
+        f'gradient_clip_val={limit}, gradient_clip_algorithm="{_CLIPPING[name]}")',
+    )
+    return True

@@ -33,6 +33,7 @@ _DISTRIBUTED = {
     "size": "self.trainer.world_size",
     "get_size": "self.trainer.world_size",
 }
+_POSITION = {"epoch_len": "self.trainer.num_training_batches", "batch_idx": "self.trainer.fit_loop.total_batch_idx"}
 _UNWRAPPED = ("wrap_model", "wrap_optimizer", "wrap_lr_scheduler")
 # Methods that are written anew elsewhere.
 _ELSEWHERE = ("step_optimizer", "wrap_reducer")
@@ -59,7 +60,7 @@ def _rewrite_use(source: Source, shape: TrialShape, context: ast.expr) -> None:
         if not _is_passed_to_base(source, context) and not _is_kept(source, shape, context):
             source.note(context, "a LightningModule has no context; pass what is needed of it")
         return
-    if attribute.attr in ("experimental", "distributed"):
+    if attribute.attr in ("experimental", "distributed", "position"):
         inner = source.parent(attribute)
         if isinstance(inner, ast.Attribute):
             attribute = inner
@@ -67,7 +68,9 @@ def _rewrite_use(source: Source, shape: TrialShape, context: ast.expr) -> None:
     if isinstance(call, ast.Call) and call.func is attribute:
         _rewrite_call(source, call, attribute)
     elif dotted(attribute).endswith(".distributed." + attribute.attr) and attribute.attr in _DISTRIBUTED:
-        source.rewrite(attribute, _DISTRIBUTED[attribute.attr])
+        _rewrite_rank(source, attribute, attribute.attr)
+    elif dotted(attribute).endswith(".position." + attribute.attr) and attribute.attr in _POSITION:
+        source.rewrite(attribute, _POSITION[attribute.attr])
     elif attribute.attr == "device":
         source.rewrite(attribute, "self.device")
     else:
@@ -107,7 +110,7 @@ def _rewrite_call(source: Source, call: ast.Call, method: ast.Attribute) -> None
     elif name in _CALLS:
         source.rewrite(call, _CALLS[name])
     elif name in _DISTRIBUTED and ".distributed." in dotted(method):
-        source.rewrite(call, _DISTRIBUTED[name])
+        _rewrite_rank(source, call, name)
     elif name == "get_data_config":
         source.rewrite(call, 'self.hparams["data"]')
         source.note(call, 'pass the section "data" of the experiment configuration as data={...}')
@@ -154,6 +157,16 @@ def _unwrap(source: Source, call: ast.Call, name: str) -> None:
     source.dedent(wrapped, call)
     source.edits.rewrite(start, first, "")
     source.edits.rewrite(last, end, "")
+
+
+def _rewrite_rank(source: Source, use: ast.expr, name: str) -> None:
+    if name.endswith("size") and _in_init(source, use):
+        source.rewrite(use, "1")
+        source.note(
+            use, "the number of processes is not known here; it is self.trainer.world_size, once there is a trainer"
+        )
+    else:
+        source.rewrite(use, _DISTRIBUTED[name])
 
 
 def _rewrite_batch_size(source: Source, call: ast.Call, in_init: bool) -> None:

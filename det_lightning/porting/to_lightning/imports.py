@@ -8,10 +8,21 @@ from collections.abc import Iterator
 
 from det_lightning.porting.to_lightning.source import Source, dotted
 
-__all__ = ["Imports"]
+__all__ = ["Imports", "advice_for"]
 
 _LOADER = "det_lightning.pytorch.DataLoader"
 _TORCH_LOADER = "torch.utils.data.DataLoader"
+# What to do about names that have no counterpart, by their last part.
+_ADVICE = {
+    "InvalidHP": "raise an error that your search takes for a failed run, in place of InvalidHP",
+    "TorchWriter": "self.logger.experiment of a TensorBoardLogger takes the place of TorchWriter().writer",
+    "reset_parameters": "torch draws weights when modules are made; leave reset_parameters() out",
+}
+
+
+def advice_for(path: str) -> str:
+    """Return what takes the place of a name of det_lightning; empty if nothing is known to."""
+    return _ADVICE.get(path.rpartition(".")[2], "")
 
 
 class Imports:
@@ -127,7 +138,7 @@ class Imports:
         new = [statement for statement in sorted(self._needed) if statement not in existing]
         for statement in self.statements:
             kept = [alias for alias in statement.names if (alias.asname or alias.name).split(".")[0] in remaining]
-            self.source.rewrite_lines(statement, [*new, *_import_lines(statement, kept)])
+            self.source.rewrite_lines(statement, [*_import_lines(statement, kept), *new])
             new = []
             if kept:
                 self.source.note(statement, "what is imported here is used still, and has to be replaced")

@@ -8,7 +8,7 @@ import re
 from det_lightning.porting.python_source import port_python
 from det_lightning.porting.to_lightning.callbacks import rewrite_build_callbacks, rewrite_callback
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES, rewrite_context
-from det_lightning.porting.to_lightning.imports import Imports
+from det_lightning.porting.to_lightning.imports import Imports, advice_for
 from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
 from det_lightning.porting.to_lightning.reducers import rewrite_reducers
 from det_lightning.porting.to_lightning.shape import Scheduler, TrialShape
@@ -103,6 +103,11 @@ def _find_trial(source: Source) -> ast.ClassDef:
     missing = [name for name in _REQUIRED if name not in defined]
     if {"evaluate_batch", "evaluate_full_dataset"}.isdisjoint(defined):
         missing.append("evaluate_batch")
+    if "build_model" in defined and "optimizer" in defined:
+        raise NoTrialError(
+            f"{trials[0].name} has the interface before Determined 0.12.13 (build_model, optimizer); wrap model and "
+            "optimizer in __init__ and call context.backward() and context.step_optimizer() in train_batch first"
+        )
     if missing:
         raise NoTrialError(f"{trials[0].name} does not define {', '.join(missing)}")
     return trials[0]
@@ -206,7 +211,7 @@ def _comment_out_what_trains(source: Source, imports: Imports) -> set[str]:
         if isinstance(statement, ast.ClassDef):
             remaining.update(dotted(use).partition(".")[0] for use in left)
             for use in left:
-                source.note(use, f"nothing takes the place of {dotted(use)}")
+                source.note(use, advice_for(imports.path_of(use)) or f"nothing takes the place of {dotted(use)}")
         elif left or any(isinstance(node, ast.Name) and node.id in gone for node in ast.walk(statement)):
             gone.update([statement.name] if isinstance(statement, ast.FunctionDef) else [])
             if isinstance(statement, ast.Assign):
