@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ _DEFAULTS: dict[str, Any] = {
     },
     "reproducibility": {"experiment_seed": 0},
 }
+# What YAML 1.1, of which PyYAML is, takes for text.
+_EXPONENT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -47,7 +50,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except ImportError as e:
         raise BadTrial("Reading --trial-config needs PyYAML: pip install 'det-lightning[testing]'.") from e
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader(yaml))
     except OSError as e:
         raise BadTrial(f"--trial-config {path} can not be read: {e.strerror or e}.") from e
     except yaml.YAMLError as e:
@@ -58,6 +61,16 @@ def read_config(path: Path) -> dict[str, Any]:
             f"like; it holds {type(content).__name__} {content!r:.80}."
         )
     return _with_defaults(content, _DEFAULTS)
+
+
+def _loader(yaml: Any) -> type:
+    """Return PyYAML's safe loader, for which 1e-3 is a number too, as it is for Determined's master."""
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        pass
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+    return Loader
 
 
 def _with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

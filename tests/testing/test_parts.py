@@ -56,6 +56,12 @@ def test_a_configuration_has_what_the_master_fills_in(tmp_path: Path) -> None:
     assert config["resources"] == {"slots_per_trial": 1}
 
 
+@pytest.mark.parametrize(("text", "value"), [("5e-5", 5e-5), ("-1E3", -1e3), ("'5e-5'", "5e-5"), ("0x1e4", 484)])
+def test_a_number_needs_no_point_before_its_exponent(text: str, value: Any, tmp_path: Path) -> None:
+    (tmp_path / "const.yaml").write_text(f"hyperparameters: {{lr: {text}}}")
+    assert read_config(tmp_path / "const.yaml")["hyperparameters"] == {"lr": value}
+
+
 @pytest.mark.parametrize("content", ["- a\n- b\n", "a: [", "only text"])
 def test_a_configuration_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "const.yaml").write_text(content)
@@ -86,6 +92,8 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if torch.cuda.is_available():
     torch.cuda.manual_seed(1)
     torch.nn.Linear(1, 1).cuda()
+use_cuda = torch.cuda.is_available() and not os.environ.get("NO_CUDA")
+Tensor = torch.cuda.FloatTensor if use_cuda else torch.FloatTensor
 ones = torch.ones(1).to(device)
 here = torch.ones(1, device="cuda:1")
 loaded = torch.load("x.pt", map_location="cuda:0")
@@ -100,6 +108,8 @@ class Trial:
         self.size = context.get_per_slot_batch_size()
         context.distributed.allgather(1)
         context.distributed.broadcast(1)
+        samplers.DistributedSampler(self, 2, 0)
+        DistributedSampler(self, num_workers=2, rank=0)
         dist.all_reduce(ones)
         if dist.is_initialized():
             torch.nn.parallel.DistributedDataParallel(self)
@@ -135,13 +145,13 @@ def test_fixed_devices_are_found_but_no_choices_by_what_is_there(source: Path) -
 def test_process_groups_are_found_but_neither_the_contexts_nor_those_of_a_script(source: Path) -> None:
     found = [str(finding) for finding in process_groups_in([source], source.parent)]
     assert found == [
-        "model_def.py:23: dist.all_reduce(ones)",
-        "model_def.py:25: torch.nn.parallel.DistributedDataParallel(self)",
+        "model_def.py:27: dist.all_reduce(ones)",
+        "model_def.py:29: torch.nn.parallel.DistributedDataParallel(self)",
     ]
 
 
 def test_hyperparameters_are_found_with_their_lines(source: Path) -> None:
-    assert hparams_in([source], source.parent) == {"width": "model_def.py:19", "global_batch_size": "model_def.py:20"}
+    assert hparams_in([source], source.parent) == {"width": "model_def.py:21", "global_batch_size": "model_def.py:22"}
 
 
 def test_each_import_begins_anew_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
 __all__ = ["Finding", "devices_in", "hparams_in", "process_groups_in"]
@@ -50,7 +50,7 @@ def process_groups_in(files: Iterable[Path], directory: Path) -> list[Finding]:
     return [
         Finding(place, code)
         for place, code, node in _nodes(files, directory)
-        if isinstance(node, ast.Call) and _handles_processes(node.func)
+        if isinstance(node, ast.Call) and _handles_processes(node.func) and not _is_own_sampler(node)
     ]
 
 
@@ -75,21 +75,41 @@ def _nodes(files: Iterable[Path], directory: Path) -> Iterator[tuple[str, str, a
         except (OSError, SyntaxError, UnicodeDecodeError):
             continue
         shown = file.relative_to(directory) if file.is_relative_to(directory) else file
-        for node in _walk(tree, _only_for_scripts(tree)):
+        for node in _walk(tree, _only_for_scripts(tree), _answers_about_devices(tree)):
             if isinstance(node, ast.expr):
                 yield f"{shown}:{node.lineno}", ast.unparse(node), node
 
 
-def _walk(tree: ast.AST, left_out: set[ast.AST]) -> Iterator[ast.AST]:
+def _walk(tree: ast.AST, left_out: set[ast.AST], answers: set[str]) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(tree):
-        if child in left_out or (isinstance(child, ast.If | ast.IfExp) and _asks_for_device(child.test)):
+        if child in left_out or (isinstance(child, ast.If | ast.IfExp) and _asks_for_device(child.test, answers)):
             continue
         yield child
-        yield from _walk(child, left_out)
+        yield from _walk(child, left_out, answers)
 
 
-def _asks_for_device(test: ast.AST) -> bool:
-    return any(isinstance(node, ast.Attribute) and node.attr == "is_available" for node in ast.walk(test))
+def _asks_for_device(test: ast.AST, answers: Container[str] = ()) -> bool:
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr == "is_available")
+        or (isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in answers)
+        for node in ast.walk(test)
+    )
+
+
+def _answers_about_devices(tree: ast.AST) -> set[str]:
+    """Return what is assigned whether a device is there, as in ``use_cuda = torch.cuda.is_available()``."""
+    return {
+        ast.unparse(target)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and _is_answer(node.value)
+        for target in node.targets
+    }
+
+
+def _is_answer(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        return _name_of(value.func) == "is_available"
+    return isinstance(value, ast.BoolOp | ast.UnaryOp | ast.Compare) and _asks_for_device(value)
 
 
 def _only_for_scripts(tree: ast.Module) -> set[ast.AST]:
@@ -121,6 +141,12 @@ def _handles_processes(function: ast.AST) -> bool:
     if owner in ("dist", "torch.distributed"):
         return _name_of(function) not in ("is_available", "is_initialized")
     return _name_of(function) in _PROCESS_GROUPS and "context" not in owner
+
+
+def _is_own_sampler(call: ast.Call) -> bool:
+    """Tell whether it makes a ``pytorch.samplers.DistributedSampler``, whose arguments are not those of torch's."""
+    owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    return owner.endswith("samplers") or any(given.arg == "num_workers" for given in call.keywords)
 
 
 def _fixes_device(node: ast.AST) -> bool:
