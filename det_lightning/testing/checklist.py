@@ -73,7 +73,7 @@ class Checklist:
             if promise.name in self._reports:
                 report = self._reports[promise.name]
                 colour = {"passed": "green", "failed": "red", "skipped": "yellow"}[report.outcome]
-                reason = "" if report.outcome == "passed" else f"  {message_of(report).partition(chr(10))[0]}"
+                reason = "" if report.outcome == "passed" else f"  {_in_one_line(message_of(report))}"
                 terminalreporter.line(f"{_MARKS[report.outcome]} {promise.name}{reason}", **{colour: True})
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -89,3 +89,9 @@ class Checklist:
         """Remove the checkpoints of the runs."""
         if self._evidence is not None:
             self._evidence.close()
+
+
+def _in_one_line(message: str) -> str:
+    """Return the first line of a message, with what it announces."""
+    first, _, rest = message.partition("\n")
+    return f"{first} {rest.partition(chr(10))[0].strip(' -')}" if first.endswith(":") else first

@@ -69,12 +69,12 @@ def own_record(setup: TrialSetup, settings: RunSettings, threads: int | None = N
         return record_ours(trial_class, settings, spec=setup.source.name, threads=threads)
 
 
-def settings_of(options: TrialOptions) -> RunSettings:
+def settings_of(options: TrialOptions, setup: TrialSetup) -> RunSettings:
     """Return what both sides run."""
     return RunSettings(
         hparams=options.hparams or {},
         config=options.config,
-        arguments=options.arguments,
+        arguments=setup.arguments,
         batches=options.batches,
         seed=options.seed,
         validation_period=max(1, options.batches // 2),
@@ -103,9 +103,9 @@ def _reference(options: TrialOptions, setup: TrialSetup) -> TrainingRecord:
     if not isinstance(setup.source, ImportedTrial):
         raise UncheckedPromise(f"{setup.source.name} is not given by the name of its module")
     try:
-        return record_determined(setup.source.spec, settings_of(options), directory=setup.source.directory)
+        return record_determined(setup.source.spec, settings_of(options, setup), directory=setup.source.directory)
     except RecordError as e:
-        raise UncheckedPromise(f"it can not be recorded on the real determined: {e}") from None
+        raise UncheckedPromise(str(e)) from None
 
 
 def _has_determined() -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import tempfile
-import traceback
 from pathlib import Path
 
 from det_lightning.testing.conversion import Conversion, compare_with_reference
@@ -12,7 +11,7 @@ from det_lightning.testing.old_checkpoint import OldCheckpoint
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, BrokenPromise, UncheckedPromise
 from det_lightning.testing.training.loading import ImportedTrial, TrialSource
-from det_lightning.testing.training.requirements import explain_failure
+from det_lightning.testing.training.requirements import arguments_of, explain_failure
 from det_lightning.testing.training.running import ObservedRun, RunPlan, TrialSetup, train, train_under_lightning
 from det_lightning.testing.training.timetable import Timetable
 from det_lightning.testing.watching.conduct import Conduct, clearing_of_gradients, watching_conduct
@@ -32,14 +31,12 @@ class Evidence:
 
     Attributes:
         options: as given.
-        setup: what each run builds the trial with.
         cleared_gradients: where the trial clears gradients that an update still needs.
     """
 
     def __init__(self, options: TrialOptions, source: TrialSource | None = None) -> None:
         self.options = options
-        source = source or ImportedTrial(options.spec, options.directory)
-        self.setup = TrialSetup(source, options.hparams, options.config, options.arguments, options.seed)
+        self._source = source or ImportedTrial(options.spec, options.directory)
         self.cleared_gradients: dict[str, None] = {}
         self._resumed: dict[tuple[int, int], ObservedRun] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="det_lightning-", ignore_cleanup_errors=True)
@@ -51,6 +48,13 @@ class Evidence:
     def storage(self, name: str) -> Path:
         """Return a directory for the checkpoints of a run."""
         return Path(self._folder.name) / name / "checkpoints"
+
+    @functools.cached_property
+    def setup(self) -> TrialSetup:
+        """What each run builds the trial with."""
+        options = self.options
+        arguments = arguments_of(self._source, options.hparams, options.arguments)
+        return TrialSetup(self._source, options.hparams, options.config, arguments, options.seed)
 
     # Runs
 
@@ -156,6 +160,7 @@ class Evidence:
                 Observer(StateReader(self.setup.source.modules), ReadingOrder()),
                 storage=self.storage(f"resumed-{len(self._resumed)}"),
                 resume_from=run.checkpoints[batches],
+                trusted=True,  # it was written here
             )
         return self._resumed[key]
 
@@ -177,13 +182,13 @@ class Evidence:
             UncheckedPromise: it did not; says when, and in one line why. It is for another promise to be broken by it.
         """
         if run.failure is not None:
-            last = traceback.format_exception_only(run.failure.error)[-1].strip().partition("\n")[0]
-            raise UncheckedPromise(f"the trial fails {run.failure.stage} ({last:.160})")
+            raise UncheckedPromise(f"the trial fails {run.failure.stage} ({run.failure.reason})")
         return run
 
     def explained(self, run: ObservedRun) -> Exception:
         """Return the error for a run that failed, with all that can be said."""
         assert run.failure is not None
         explanation = explain_failure(self.setup, run.failure)
-        failed = f"{self.setup.source.name} fails {run.failure.stage}:\n{run.failure.text}"
-        return BadTrial(explanation) if explanation else BrokenPromise(failed)
+        if explanation:
+            return BadTrial(explanation)
+        return BrokenPromise(f"{self.setup.source.name} fails {run.failure.told}")

@@ -16,6 +16,7 @@ from det_lightning.testing.options import MIN_BATCHES, TrialOptions
 from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
 from det_lightning.testing.promises import resuming
 from det_lightning.testing.training.loading import GivenTrial
+from det_lightning.testing.training.requirements import arguments_of
 from det_lightning.testing.training.run_differences import first_difference
 from det_lightning.testing.training.running import ObservedRun, RunPlan, TrialSetup, train
 from det_lightning.testing.watching.observer import Observer
@@ -94,7 +95,7 @@ def run_trial(
         trial: a subclass of ``PyTorchTrial``.
         hparams: its hyperparameters.
         config: its experiment configuration.
-        arguments: of its constructor, beyond the context.
+        arguments: of its constructor, beyond the context; ``hparams`` are passed where it asks for them.
         batches: how many to train on.
         validate_after: validate after so many batches too, besides at the end.
         aggregation_frequency: number of batches of an update.
@@ -103,7 +104,8 @@ def run_trial(
     Raises:
         Exception: what the trial raised.
     """
-    setup = TrialSetup(GivenTrial(trial), hparams, config, arguments or {}, seed)
+    source = GivenTrial(trial)
+    setup = TrialSetup(source, hparams, config, arguments_of(source, hparams, arguments or {}), seed)
     plan = RunPlan(
         batches,
         validate_after=frozenset([validate_after] if validate_after else []),

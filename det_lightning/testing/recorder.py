@@ -413,7 +413,8 @@ def make_record(
     except KeyboardInterrupt:
         raise
     except BaseException as raised:  # Determined's own errors are no Exceptions
-        error = error_of(raised)
+        # Determined turns some errors, such as InvalidHP, into the end of the process.
+        error = error_of((raised.__context__ if isinstance(raised, SystemExit) else None) or raised)
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -477,8 +478,9 @@ def load_trial(spec: str, directory: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        frames = error_of(error)["traceback"]
-        raise CannotRecord(f"Module {module_name} in {directory} can not be imported:\n{frames}") from error
+        told = error_of(error)
+        reason = f"Module {module_name} can not be imported in {directory}: {told['type']}: {told['message']}"
+        raise CannotRecord(f"{reason}\n{told['traceback']}") from error
     found: Any = module
     for name in class_name.split("."):
         found = getattr(found, name, None)
@@ -567,6 +569,9 @@ def record_to_file(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = settings_from(arguments)
     answer_det_lightning()
     trial_class = load_trial(arguments.trial, arguments.directory)
+    asked = inspect.signature(trial_class.__init__).parameters.get("hparams")
+    if asked is not None and asked.default is asked.empty:  # as scripts for Determined's init() do
+        settings["arguments"].setdefault("hparams", settings["hparams"])
     log = TrainingLog()
     with tempfile.TemporaryDirectory() as storage:
         os.environ["XDG_DATA_HOME"] = storage  # where Determined puts the checkpoints of local runs

@@ -207,6 +207,21 @@ DEFECTS = [
         {'self.best = state_dict["best"]': "pass"},
     ),
     Defect(
+        "objects of the trial's own classes in a checkpoint",
+        ROUND_TRIP,
+        ("refused when it is loaded", "model_def.Best", "trusted=True"),
+        {'{"best": self.best}': '{"best": self.best, "self": Best()}'},
+    ),
+    Defect(
+        "state that is not there after a resume",
+        STATE,
+        ("trial .*: hidden",),
+        before_loss(
+            "if batch_idx == 0:\n            self.hidden = (torch.zeros(1),)\n"
+            "        self.hidden = (self.hidden[0] + 1,)",
+        ),
+    ),
+    Defect(
         "random draw without a seed",
         DETERMINISTIC,
         ("metric 'loss' of batch 0", "apart", "default_rng"),
@@ -389,7 +404,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A record of the correct trial."""
     folder = tmp_path_factory.mktemp("reference")
     evidence = evidence_for(CORRECT, folder)
-    write_record(own_record(evidence.setup, settings_of(evidence.options)), folder / "ref.json")
+    write_record(own_record(evidence.setup, settings_of(evidence.options, evidence.setup)), folder / "ref.json")
     return folder / "ref.json"
 
 
@@ -427,6 +442,14 @@ HARMLESS = {
         before_loss("import time\n        self.spent = getattr(self, 'spent', 0) + time.perf_counter()"),
     ),
     "what is overwritten before it is read": (STATE, {RETURN: f"self.latest = loss.item()\n        {RETURN}"}),
+    "what a callback adds to a checkpoint": (
+        ROUND_TRIP,
+        {
+            "    def on_validation_end": "    def on_checkpoint_save_start(self, checkpoint):\n"
+            "        checkpoint['added'] = 4\n\n    def on_checkpoint_load_start(self, checkpoint):\n"
+            "        assert checkpoint['added'] == 4\n\n    def on_validation_end"
+        },
+    ),
     "a list of predictions for each validation": (
         STATE,
         {

@@ -128,7 +128,7 @@ def test_a_configuration_gives_trial_and_hyperparameters(pytester: pytest.Pytest
 def test_a_reference_gives_hyperparameters_too(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(model_def=CORRECT)
     evidence = Evidence(TrialOptions("model_def:MyTrial", pytester.path, json.loads(HPARAMS)))
-    write_record(own_record(evidence.setup, settings_of(evidence.options)), pytester.path / "ref.json")
+    write_record(own_record(evidence.setup, settings_of(evidence.options, evidence.setup)), pytester.path / "ref.json")
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-reference", "ref.json", "-k", "real or seed")
     result.assert_outcomes(passed=2)
 
@@ -211,3 +211,19 @@ def test_a_trial_with_arguments_says_how_to_pass_them(pytester: pytest.Pytester)
         ["*needs arguments beyond its context: width. Pass them with --trial-kwargs '{\"width\": ...}'*"]
     )
     run(pytester, *trial, "--trial-kwargs", '{"width": 3}', source=source).assert_outcomes(passed=1)
+
+
+def test_hyperparameters_are_passed_to_a_trial_that_takes_them(pytester: pytest.Pytester) -> None:
+    source = CORRECT.replace("def __init__(self, context):", "def __init__(self, context, hparams):")
+    source = source.replace('context.get_hparam("lr")', 'hparams["lr"]')
+    trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS)
+    run(pytester, *trial, "-k", f"({TRAINS}) or real", source=source).assert_outcomes(passed=2)
+
+
+def test_hyperparameters_that_a_trial_refuses_are_named(pytester: pytest.Pytester) -> None:
+    source = CORRECT.replace("        self.context = context\n", "        raise determined.InvalidHP('lr is odd')\n")
+    source = source.replace("from determined import pytorch", "import determined\nfrom determined import pytorch")
+    result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", TRAINS, source=source)
+    result.stdout.fnmatch_lines(
+        ["*refuses its hyperparameters while the trial is built, with InvalidHP: lr is odd", "They are lr=0.02,*"]
+    )

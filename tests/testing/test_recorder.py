@@ -97,6 +97,17 @@ def test_an_error_of_the_trial_is_a_part_of_the_record() -> None:
     assert record.events[-1]["event"] == "end"
 
 
+def test_the_error_behind_the_end_of_a_process_is_recorded() -> None:
+    def ends() -> None:
+        try:
+            raise ArithmeticError("too large")
+        except ArithmeticError:
+            raise SystemExit(0)  # noqa: B904 (as Determined does)
+
+    error = recorder.make_record("det_lightning", "a:B", {}, recorder.TrainingLog(), ends)["error"]
+    assert (error["type"], error["message"]) == ("ArithmeticError", "too large")
+
+
 @given(st.floats(), st.sampled_from(["float32", "float64"]))
 def test_numbers_come_back_from_json_with_every_bit(number: float, dtype: str) -> None:
     with np.errstate(over="ignore"):

@@ -17,7 +17,7 @@ def loads(evidence: Evidence) -> None:
     failure = old.resumed.failure
     if failure is not None:
         raise BrokenPromise(
-            f"The trial does not go on from {old.path}: it fails {failure.stage}:\n{failure.text}",
+            f"The trial does not go on from {old.path}: it fails {failure.told}",
             causes=["other hyperparameters than those it was trained with", "a model that was changed since"],
         )
 
@@ -27,7 +27,7 @@ def reproduces_metrics(evidence: Evidence) -> None:
     old = evidence.old_checkpoint
     failure = old.validated.failure
     if failure is not None:
-        raise BrokenPromise(f"{old.path} can not be validated: the trial fails {failure.stage}:\n{failure.text}")
+        raise BrokenPromise(f"{old.path} can not be validated: the trial fails {failure.told}")
     if not old.recorded:
         raise UncheckedPromise(
             f"{old.path} does not tell its validation metrics (metadata.json has none); give them with "

@@ -15,7 +15,7 @@ def trains_equally(evidence: Evidence) -> None:
     lightning = evidence.under_lightning
     if lightning.failure is not None:
         raise BrokenPromise(
-            f"Under pl.Trainer the trial fails {lightning.failure.stage}:\n{lightning.failure.text}",
+            f"Under pl.Trainer the trial fails {lightning.failure.told}",
             causes=["code that asks the context for what only a script with init() gives it"],
         )
     difference = first_difference(straight, lightning)

@@ -57,7 +57,7 @@ def require_equal_resume(evidence: Evidence, run: ObservedRun, batches: int) -> 
     if resumed.failure is not None:
         failure = resumed.failure
         raise BrokenPromise(
-            f"A run that is resumed after {batches} batches fails {failure.stage}:\n{failure.text}",
+            f"A run that is resumed after {batches} batches fails {failure.told}",
             causes=["state that is made while training and is not in the checkpoint", *_suspects(evidence)],
         )
     difference = first_difference(run, resumed, after=batches)

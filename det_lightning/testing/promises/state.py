@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from det_lightning.checkpoint import load_checkpoint
+from det_lightning.errors import UnsafeCheckpointError
 from det_lightning.testing.evidence import Evidence
 from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
 from det_lightning.testing.watching.digests import amount, equal, flat, shown
@@ -28,14 +31,16 @@ def is_complete(evidence: Evidence) -> None:
 
 
 def round_trips(evidence: Evidence) -> None:
-    """What was saved is what is there after loading it."""
+    """What was saved is what is there after loading it, and it can be read without running code."""
     straight = evidence.require(evidence.straight)
     batches = _checkpoint(evidence)
+    _require_safe(straight.checkpoints[batches])
     resumed = evidence.resumed(straight, batches)
     if not resumed.observer.begun:
         evidence.require(resumed)
     content = load_checkpoint(straight.checkpoints[batches], trusted=True).state
-    saved = dict(flat({name: value for name, value in content.items() if name != "rng_state"}))
+    parts = resumed.observer.parts - {"rng_state"}  # what callbacks add is theirs to look at when it is loaded
+    saved = dict(flat({name: value for name, value in content.items() if name in parts}))
     loaded = {path: value for path, value in resumed.observer.loaded.items() if not path.startswith("rng_state")}
     for path in [*saved, *(path for path in loaded if path not in saved)]:
         one, other = saved.get(path), loaded.get(path)
@@ -50,6 +55,20 @@ def round_trips(evidence: Evidence) -> None:
                 "a callback that changes the checkpoint in on_checkpoint_save_start or on_checkpoint_load_start",
             ],
         )
+
+
+def _require_safe(checkpoint: Path) -> None:
+    try:
+        load_checkpoint(checkpoint)
+    except UnsafeCheckpointError as e:
+        raise BrokenPromise(
+            f"The checkpoint is refused when it is loaded: {str(e).replace(f'{checkpoint}/', '')}",
+            causes=[
+                "the state_dict() of a learning rate scheduler or callback that returns all attributes, such as "
+                "hyperparameters in a class of the trial's own: keep plain values there, or resume with "
+                "fit(..., trusted=True)"
+            ],
+        ) from None
 
 
 def _checkpoint(evidence: Evidence) -> int:

@@ -30,7 +30,7 @@ def write_session_report(evidence: Evidence, reports: Mapping[str, pytest.TestRe
         reference, ours, difference = conversion.reference, conversion.ours, conversion.difference
         write_report(path, ReportData(evidence.setup.source.name, promises, reference, ours, difference, command))
     else:
-        ours = own_record(evidence.setup, settings_of(evidence.options))
+        ours = own_record(evidence.setup, settings_of(evidence.options, evidence.setup))
         write_report(path, ReportData(evidence.setup.source.name, promises, ours=ours, command=command))
 
 

@@ -9,13 +9,30 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.pytorch.random_state import isolated_rng
 from det_lightning.pytorch.trainer import init
-from det_lightning.testing.training.loading import is_own_file
+from det_lightning.testing.outcomes import BadTrial
+from det_lightning.testing.training.loading import TrialSource, is_own_file
 from det_lightning.testing.training.running import Failure, TrialSetup
 from det_lightning.testing.watching.scanning import hparams_in
 
-__all__ = ["AskedHparams", "explain_failure", "files_of"]
+__all__ = ["AskedHparams", "arguments_of", "explain_failure", "files_of"]
 
 _MESSAGES = ("There is no hyperparameter", "This trial has no hparams", "The batch size is not known")
+
+
+def arguments_of(source: TrialSource, hparams: dict[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a trial's constructor beyond the context.
+
+    They are those that were given, and the hyperparameters where it needs an argument ``hparams``: scripts for
+    Determined's ``init()`` pass them so.
+    """
+    if hparams is None or "hparams" in given:
+        return given
+    try:
+        with source.imported() as trial_class:
+            asked = inspect.signature(trial_class.__init__).parameters.get("hparams")  # type: ignore[misc]
+    except (BadTrial, TypeError, ValueError):  # the first run tells what is wrong
+        return given
+    return given if asked is None or asked.default is not asked.empty else {**given, "hparams": dict(hparams)}
 
 
 class AskedHparams(dict[str, Any]):
@@ -38,6 +55,12 @@ def explain_failure(setup: TrialSetup, failure: Failure) -> str | None:
     """Return what the trial needs and was not given, if that is why a run failed; else None."""
     error, name = failure.error, setup.source.name
     text = str(error)
+    if isinstance(error, errors.InvalidHP):
+        given = ", ".join(f"{hparam}={value!r}" for hparam, value in (setup.hparams or {}).items())
+        return (
+            f"{name} refuses its hyperparameters {failure.stage}, with InvalidHP: {text}\nThey are {given}. Of a range "
+            f"the middle was taken; pass others with --trial-hparams.\n{failure.text}"
+        )
     if isinstance(error, ValueError) and "no experiment configuration" in text:
         return f"{name} asks for its experiment configuration; give --trial-config FILE.\n{failure.text}"
     if isinstance(error, TypeError) and "__init__()" in text and failure.stage == "while the trial is built":

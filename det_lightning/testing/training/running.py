@@ -7,6 +7,7 @@ import dataclasses
 import json
 import random
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,16 @@ class Failure:
     stage: str
     text: str
 
+    @property
+    def reason(self) -> str:
+        """The error in one line."""
+        return traceback.format_exception_only(self.error)[-1].strip().partition("\n")[0][:160]
+
+    @property
+    def told(self) -> str:
+        """Stage and error in one line, and the traceback below."""
+        return f"{self.stage}: {self.reason}\n{self.text}"
+
 
 @dataclasses.dataclass(frozen=True)
 class ObservedRun:
@@ -118,6 +129,7 @@ def train(
     *,
     storage: Path,
     resume_from: Path | str | None = None,
+    trusted: bool = False,
     distributed: Any = None,
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> ObservedRun:
@@ -130,6 +142,7 @@ def train(
         observer: writes down what is seen.
         storage: for checkpoints.
         resume_from: the checkpoint to go on from.
+        trusted: read it even if that runs code.
         distributed: the processes of the run.
         around: a context manager to train in.
     """
@@ -154,6 +167,7 @@ def train(
                 checkpoint_storage=storage,
                 code_dir=_empty_directory(storage),
                 latest_checkpoint=resume_from,
+                trusted=trusted,
                 preemption=False,
             )
 

@@ -68,7 +68,8 @@ def _matters(path: str, leaf: Leaf, straight: ObservedRun, resumed: ObservedRun)
     if leaf.direct and leaf.holder.kind in ("trial", "callback"):
         return True
     if resumed.failure is not None:
-        return leaf.holder.kind in ("model", "optimizer", "scheduler")
+        is_there = any(known.root == leaf.root for known in resumed.observer.states["start"].values())
+        return not is_there or leaf.holder.kind in ("model", "optimizer", "scheduler")
     ends = straight.observer.states.get("end", {}), resumed.observer.states.get("end", {})
     return not _same(ends[0].get(path), ends[1].get(path))
 

@@ -67,6 +67,7 @@ class Observer:
         epoch_length: number of batches of the training loader; None if it has no length.
         states: the state of the objects: ``"start"``, ``"end"``, and by number of batches at each checkpoint.
         loaded: what a checkpoint would hold before the first batch.
+        parts: the keys of a checkpoint, without those that callbacks add to it.
         data: the arrays of each batch, where they are kept; and with them
         draws: where random numbers were drawn, in the ``"loader"`` (beyond its shuffling) or in ``"train_batch"``;
         start_weights: the parameters before training.
@@ -91,6 +92,7 @@ class Observer:
         self.epoch_length: int | None = None
         self.states: dict[str | int, ObjectState] = {}
         self.loaded: dict[str, Any] = {}
+        self.parts: set[str] = set()
         self.data: list[list[Any]] = []
         self.draws: set[str] = set()
         self.start_weights: dict[str, torch.Tensor] = {}
@@ -182,7 +184,7 @@ class Observer:
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         if self._reads_state is not None:
             content = {**collect_weights(self.context), **collect_rest(self.context, self.callbacks, {})}
-            self.loaded = dict(flat(content))
+            self.loaded, self.parts = dict(flat(content)), set(content)
         self.read_state("start")
         if self.order is not None:
             self.order.begin()
