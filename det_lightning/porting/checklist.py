@@ -38,6 +38,7 @@ _APEX = (
     "context.configure_apex_amp() works without it, and gives clip_grads= what amp.master_params() gave; or call "
     "context.experimental.use_amp()"
 )
+_CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, scales and zeroes"
 
 
@@ -119,6 +120,12 @@ class Checklist(cst.CSTVisitor):
             self._note(
                 node, reason, "write the trial without it, or copy what is used of it and port that", Level.problem
             )
+        elif module.split(".")[0] == "determined_common":
+            reason = f"{module.rstrip('.')}: it belongs to Determined's own tools"
+            self._note(node, reason, "use the standard library; for check, use assert", Level.problem)
+        elif module.split(".")[0] == "attrdict":
+            advice = "pip install attrdict3, which has a module of that name, or use a small class of your own"
+            self._note(node, "attrdict does not import on Python 3.10 or later", advice)
         elif module.split(".")[0] == "pedl":
             advice = "import the same names from det_lightning.pytorch"
             self._note(node, f"{module}: the package's name before Determined was one", advice, Level.problem)
@@ -157,6 +164,17 @@ class _TrainingSteps(cst.CSTVisitor):
             self._note(node, f"{owner or 'a loss'}.backward() goes around the context", "call context.backward(loss)")
         elif method == "step" and owner in self._optimizers:
             self._note(node, f"{owner}.step() goes around the context", _STEP)
+        elif method == "zero_grad" and owner in self._optimizers and "auto_zero_grads" not in self._file.edits.text:
+            advice = "remove it: context.step_optimizer() zeroes, where it has stepped"
+            self._note(node, f"{owner}.zero_grad() clears the gradients of an aggregation", advice)
+        elif method in _CLIPPING and not self._is_in_function(node):
+            advice = f"pass clip_grads=lambda params: torch.nn.utils.{method}(params, ...) to context.step_optimizer()"
+            self._note(node, f"{method}() clips before gradients are averaged over batches and ranks", advice)
+
+    def _is_in_function(self, node: cst.CSTNode) -> bool:
+        """Tell whether a node is in a function within the method, such as one that is passed as ``clip_grads``."""
+        around = [outer for outer in self._file.ancestors(node) if isinstance(outer, cst.Lambda | cst.FunctionDef)]
+        return isinstance(around[0], cst.Lambda) or around[0].name.value != "train_batch"
 
     def _note(self, node: cst.CSTNode, reason: str, advice: str) -> None:
         self._file.findings.append(Finding(self._file.line(node), Level.check, reason, advice))
@@ -176,13 +194,15 @@ def _wrapped(trial: cst.ClassDef, wrapper: str) -> set[str]:
 
 
 def _names_from_torch(file: PythonFile) -> set[str]:
-    """Return the names that a file imports from torch."""
+    """Return the names that a file imports from torch, and from nowhere else later on."""
     found: set[str] = set()
 
     class Imports(cst.CSTVisitor):
         def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802 (a method of libcst's)
-            if dotted_name(node.module).split(".")[0] == "torch" and not isinstance(node.names, cst.ImportStar):
-                found.update(alias.evaluated_alias or alias.evaluated_name for alias in node.names)
+            if not isinstance(node.names, cst.ImportStar):
+                names = {alias.evaluated_alias or alias.evaluated_name for alias in node.names}
+                is_torchs = dotted_name(node.module).split(".")[0] == "torch"
+                (found.update if is_torchs else found.difference_update)(names)
 
     file.visit(Imports())
     return found

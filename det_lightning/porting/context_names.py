@@ -49,7 +49,8 @@ class ContextNames(cst.CSTVisitor):
         file.visit(self)
         for trial in definitions.trials:
             names = {method.name.value for method in methods_of(trial)}
-            if "__init__" in names and "build_model" not in names:
+            bases = [dotted_name(base.value).rpartition(".")[2] for base in trial.bases]
+            if bases == ["PyTorchTrial"] and "__init__" in names and "build_model" not in names:
                 for method in methods_of(trial):
                     self._take_model_away(method)
 

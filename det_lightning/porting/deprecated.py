@@ -7,6 +7,7 @@ import libcst.matchers as m
 
 from det_lightning.porting.classes import Definitions, methods_of
 from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.names import callback_hooks
 from det_lightning.porting.syntax import PythonFile, dotted_name
 
 __all__ = ["DeprecatedSpellings"]
@@ -75,6 +76,9 @@ class DeprecatedSpellings(cst.CSTVisitor):
                 self._note(method, Level.note, f"{name} is deprecated", advice)
             elif name in _EPOCH_HOOKS:
                 self._add_epoch(method)
+            elif name.startswith("on_") and name not in callback_hooks() and name not in self._called:
+                advice = "use on_training_workload_end or another hook of PyTorchCallback, or do it in train_batch"
+                self._note(method, Level.check, f"{name} is no hook: nothing calls it", advice)
 
     def _add_epoch(self, method: cst.FunctionDef) -> None:
         """Give a hook its argument, which it did without until Determined 0.17."""

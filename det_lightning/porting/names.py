@@ -8,7 +8,7 @@ import pathlib
 
 import det_lightning
 
-__all__ = ["is_blocked", "our_place"]
+__all__ = ["callback_hooks", "is_blocked", "our_place"]
 
 _ROOT = pathlib.Path(det_lightning.__file__).parent
 _PYTORCH = "determined.pytorch"
@@ -75,6 +75,13 @@ def our_place(path: str) -> str | None:
         if _exists(ours):
             return ours
     return None
+
+
+@functools.cache
+def callback_hooks() -> frozenset[str]:
+    """Return the names of the methods of ``PyTorchCallback``."""
+    tree = ast.parse((_ROOT / "pytorch" / "callback.py").read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
 def _candidates(path: str) -> list[str]:

@@ -21,7 +21,7 @@ __all__ = ["port_python"]
 
 # Without one of these there is nothing to find, and parsing takes its time.
 _WORTH_PARSING = re.compile(
-    r"determined|det_lightning|model_hub|pedl|cuda|distributed|DataParallel|horovod|apex|get_cluster_info"
+    r"determined|det_lightning|model_hub|pedl|attrdict|cuda|distributed|DataParallel|horovod|apex|get_cluster_info"
 )
 
 

@@ -158,6 +158,7 @@ def test_what_is_missing_is_split_off_and_named() -> None:
         ("importlib.import_module('determined.keras')\n", "TensorFlow and Keras"),
         ("from pedl.frameworks import pytorch\n", "before Determined was one"),
         ("import model_hub.huggingface as hf\n", "model-hub is built on determined"),
+        ("from determined_common import check\n", "Determined's own tools"),
     ],
 )
 def test_a_file_of_another_framework_is_left_as_it_is(text: str, reason: str) -> None:
@@ -299,6 +300,10 @@ def test_modes_that_are_set_anyway() -> None:
         (trial("context.configure_apex_amp(m, o, num_losses=2)"), "8: num_losses"),
         (trial(in_train="loss.backward()"), "10: loss.backward() goes around the context"),
         (trial(in_train="self.optimizer.step()"), "10: self.optimizer.step() goes around the context"),
+        (trial(in_train="self.optimizer.zero_grad()"), "10: self.optimizer.zero_grad() clears the gradients of an"),
+        (trial(in_train="torch.nn.utils.clip_grad_norm_(p, 1)"), "10: clip_grad_norm_() clips before gradients are"),
+        (trial(hook="def on_train_step_start(self, step_id): ..."), "16: on_train_step_start is no hook"),
+        ("from attrdict import AttrDict\n", "1: attrdict does not import on Python 3.10"),
     ],
 )
 def test_the_porting_checklist(text: str, reason: str) -> None:
@@ -314,11 +319,23 @@ def test_the_porting_checklist(text: str, reason: str) -> None:
         trial("samplers.DistributedSampler(x)"),
         trial(in_train="self.context.backward(loss)"),
         trial(in_train="self.scheduler.step()"),
+        trial(in_train="self.context.step_optimizer(o, clip_grads=lambda p: torch.nn.utils.clip_grad_norm_(p, 1))"),
+        trial(hook="def on_batch(self): ...\n    def on_training_start(self): self.on_batch()"),
         "dist.init_process_group('gloo')\ndet.core.DistributedContext.from_torch_distributed()\n",
     ],
 )
 def test_what_is_right_is_not_told(text: str) -> None:
     assert findings_of(text, Level.check) == findings_of(text) == []
+
+
+def test_a_loader_that_takes_the_name_of_torchs() -> None:
+    before = """
+        from torch.utils.data import DataLoader, Dataset
+        from determined.pytorch import DataLoader, PyTorchTrial
+        class T(PyTorchTrial):
+            def build_training_data_loader(self): return DataLoader(Dataset())
+        """
+    assert findings_of(before) == []
 
 
 def test_a_loader_that_is_refused() -> None:
@@ -350,6 +367,19 @@ with pytorch.init() as context:
 def test_what_the_context_does_not_have_any_more(text: str, told: str) -> None:
     (found,) = findings_of(text)
     assert found.startswith(told)
+
+
+def test_the_model_of_an_old_trial_stays_where_its_base_builds_one() -> None:
+    before = """
+        from det_lightning.pytorch import PyTorchTrial
+        class Base(PyTorchTrial):
+            def build_model(self): ...
+            def optimizer(self, model): ...
+        class T(Base):
+            def __init__(self, context): ...
+            def train_batch(self, batch, model, epoch_idx, batch_idx): ...
+        """
+    assert ported(before) == textwrap.dedent(before)
 
 
 def test_a_trial_whose_base_is_in_another_file_is_one() -> None:
