@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ __all__ = ["MIN_BATCHES", "TrialOptions", "trial_options"]
 
 #: Fewer have no place for an epoch's end, a validation and something between them.
 MIN_BATCHES = 6
+_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _NEED_A_TRIAL = [
     f"trial_{name}"
     for name in ("config", "hparams", "kwargs", "reference", "record", "checkpoint", "metrics", "report")
@@ -132,10 +134,14 @@ def _path(directory: Path, value: str | None) -> Path | None:
 
 
 def _entrypoint(config: dict[str, Any] | None) -> str | None:
+    """Return the class that the entrypoint names, alone or for Determined to run."""
     entrypoint = (config or {}).get("entrypoint")
-    if isinstance(entrypoint, str) and entrypoint.count(":") == 1 and " " not in entrypoint:
-        return entrypoint
-    return None
+    words = entrypoint.split() if isinstance(entrypoint, str) else entrypoint
+    if not isinstance(words, list):
+        return None
+    alone = len(words) == 1
+    classes = [word for word in words if isinstance(word, str) and (_CLASS.fullmatch(word) or (alone and ":" in word))]
+    return classes[0] if len(classes) == 1 else None
 
 
 def _hparams(config: dict[str, Any] | None, text: str | None) -> dict[str, Any] | None:

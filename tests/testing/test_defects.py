@@ -64,6 +64,7 @@ SCHEDULER = """context.wrap_lr_scheduler(
             pytorch.LRScheduler.StepMode.STEP_EVERY_EPOCH,
         )"""
 NEW_BEST = 'self.best = min(self.best, float(metrics["validation_loss"]))'
+SAVED = '{"best": self.best}\n\n    def load_state_dict'
 RETURN = 'return {"loss": loss}'
 EVALUATED = 'return {"validation_loss": self.loss(batch)}'
 
@@ -207,10 +208,21 @@ DEFECTS = [
         {'self.best = state_dict["best"]': "pass"},
     ),
     Defect(
+        "callback that counts its checkpoints",
+        RESUMES,
+        ("callback 'best.saved'", "on_checkpoint_write_end"),
+        {
+            "    def on_validation_end": "    saved = 0\n\n    def on_checkpoint_write_end(self, checkpoint_dir):\n"
+            "        self.saved += 1\n\n    def on_validation_end",
+            SAVED: '{"best": self.best, "saved": self.saved}\n\n    def load_state_dict',
+            'self.best = state_dict["best"]': 'self.best, self.saved = state_dict["best"], state_dict["saved"]',
+        },
+    ),
+    Defect(
         "objects of the trial's own classes in a checkpoint",
         ROUND_TRIP,
         ("refused when it is loaded", "model_def.Best", "trusted=True"),
-        {'{"best": self.best}': '{"best": self.best, "self": Best()}'},
+        {SAVED: '{"best": self.best, "self": Best()}\n\n    def load_state_dict'},
     ),
     Defect(
         "state that is not there after a resume",

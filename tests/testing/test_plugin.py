@@ -119,8 +119,12 @@ def test_a_worker_of_xdist_checks_the_promises(pytester: pytest.Pytester) -> Non
     result.stdout.fnmatch_lines(["[[]x[]] uses no hard-coded device"])
 
 
-def test_a_configuration_gives_trial_and_hyperparameters(pytester: pytest.Pytester) -> None:
-    pytester.makefile(".yaml", const=CONFIG)
+@pytest.mark.parametrize(
+    "entrypoint",
+    ["model_def:MyTrial", "python3 -m determined.exec.harness model_def:MyTrial", "[x, --trial, 'model_def:MyTrial']"],
+)
+def test_a_configuration_gives_trial_and_hyperparameters(pytester: pytest.Pytester, entrypoint: str) -> None:
+    pytester.makefile(".yaml", const=CONFIG.replace("entrypoint: model_def:MyTrial", f"entrypoint: {entrypoint}"))
     result = run(pytester, "--trial-config", "const.yaml", "-k", QUICK)
     result.assert_outcomes(passed=2)
 

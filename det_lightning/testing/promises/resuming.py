@@ -64,7 +64,7 @@ def require_equal_resume(evidence: Evidence, run: ObservedRun, batches: int) -> 
     if difference is not None:
         raise BrokenPromise(
             f"A run that is resumed after {batches} batches goes on differently. First difference: {difference}",
-            causes=[*_suspects(evidence), *_causes(difference)],
+            causes=[*_suspects(evidence), *_late_changes(run, difference), *_causes(difference)],
         )
 
 
@@ -78,6 +78,16 @@ def _suspects(evidence: Evidence) -> Sequence[str]:
         return ()
     lost = lost_state(straight, evidence.again, resumed, batches)
     return [f"this state is not in the checkpoint: {item.finding}" for item in lost]
+
+
+def _late_changes(run: ObservedRun, difference: RunDifference) -> Sequence[str]:
+    """Return what changes a callback when the checkpoint has taken its state already."""
+    hooks = run.observer.late_hooks.get(difference.name.partition(".")[0], ()) if difference.kind == "callback" else ()
+    return [
+        f"what {hook}() of the callback changes: the checkpoint took the callback's state before; leave it out of "
+        "state_dict()"
+        for hook in hooks
+    ]
 
 
 def _causes(difference: RunDifference) -> Sequence[str]:

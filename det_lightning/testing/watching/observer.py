@@ -21,6 +21,7 @@ __all__ = ["CHECKPOINTED", "Happening", "Observer"]
 
 #: The event that ends the making of a checkpoint.
 CHECKPOINTED = "on_checkpoint_upload_end"
+_LATE_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Observer:
         states: the state of the objects: ``"start"``, ``"end"``, and by number of batches at each checkpoint.
         loaded: what a checkpoint would hold before the first batch.
         parts: the keys of a checkpoint, without those that callbacks add to it.
+        late_hooks: what each callback defines that runs when the content of a checkpoint is complete.
         data: the arrays of each batch, where they are kept; and with them
         draws: where random numbers were drawn, in the ``"loader"`` (beyond its shuffling) or in ``"train_batch"``;
         start_weights: the parameters before training.
@@ -85,6 +87,7 @@ class Observer:
         self.trial: Any = None
         self.context: Any = None
         self.callbacks: dict[str, Any] = {}
+        self.late_hooks: dict[str, list[str]] = {}
         self.initial: dict[str, Fingerprint] = {}
         self.gradients: set[str] = set()
         self.trainable: dict[str, bool] = {}
@@ -113,6 +116,7 @@ class Observer:
         if not isinstance(callbacks, dict):
             return
         self.callbacks = callbacks
+        self.late_hooks = {name: _late_hooks_of(callback) for name, callback in callbacks.items()}
         if self.order is not None:
             for name, callback in callbacks.items():
                 self.order.watch(callback, f"callback {name!r}")
@@ -227,3 +231,8 @@ class Observer:
         last = self.happenings[-1] if self.happenings else None
         if last is not None and last.what == "batch" and last.batches + 1 == self.batches:
             last.values.update({("weights", name): value for name, value in self.weights().items()})
+
+
+def _late_hooks_of(callback: Any) -> list[str]:
+    own = [of for of in type(callback).__mro__ if not of.__module__.startswith("det_lightning")]
+    return [hook for hook in _LATE_HOOKS if any(hook in vars(of) for of in own)]
