@@ -454,6 +454,21 @@ HARMLESS = {
         before_loss("import time\n        self.spent = getattr(self, 'spent', 0) + time.perf_counter()"),
     ),
     "what is overwritten before it is read": (STATE, {RETURN: f"self.latest = loss.item()\n        {RETURN}"}),
+    "a model that teaches another one": (
+        MOVES,
+        {
+            HEAD: f"{HEAD}\n        self.teacher = context.wrap_model(torch.nn.Linear(3, 1))",
+            **before_loss("with torch.no_grad():\n            self.teacher(batch[0])"),
+        },
+    ),
+    "weights that a callback changes between batches": (
+        AGGREGATION,
+        {
+            "self.best = Best()": "self.best = Best()\n        self.best.head = self.head",
+            "    def on_validation_end": "    def on_validation_start(self):\n        self.head.reset_parameters()\n\n"
+            "    def on_validation_end",
+        },
+    ),
     "what a callback adds to a checkpoint": (
         ROUND_TRIP,
         {

@@ -27,6 +27,7 @@ def trains_under_aggregation(evidence: Evidence) -> None:
     before, moved_at = run.observer.initial, []
     for happening in run.observer.happenings:
         after = {name: value for (kind, name), value in happening.values.items() if kind == "weights"}
+        before = run.observer.begun_with.get(happening.batches, before) if after else before
         moved = [name for name in run.observer.trainable if after and after[name] != before[name]]
         if moved and (happening.batches + 1) % frequency:
             raise BrokenPromise(

@@ -11,6 +11,7 @@ from det_lightning.testing.evidence import Evidence
 from det_lightning.testing.outcomes import BrokenPromise
 from det_lightning.testing.training.run_differences import first_difference
 from det_lightning.testing.watching.digests import equal, fingerprint
+from det_lightning.testing.watching.observer import Observer
 
 __all__ = ["is_deterministic", "listed", "moves_every_parameter", "trains"]
 
@@ -82,12 +83,13 @@ def moves_every_parameter(evidence: Evidence) -> None:
     seen = run.observer
     if not seen.trainable:
         raise BrokenPromise("No parameter of the wrapped models is trainable: requires_grad is False for all of them.")
-    without = [name for name in seen.trainable if name not in seen.gradients]
-    homeless = [name for name, optimized in seen.trainable.items() if not optimized and name not in without]
+    bystanders = _bystanders(seen)
+    without = [name for name in seen.trainable if name not in seen.gradients and _model_of(name) not in bystanders]
+    homeless = [name for name, optimized in seen.trainable.items() if not optimized and name in seen.gradients]
     still = [
         name
         for name in seen.trainable
-        if name not in without
+        if name in seen.gradients
         and name not in homeless
         and equal(fingerprint(run.final["weights"][name]), seen.initial[name])
     ]
@@ -108,3 +110,13 @@ def moves_every_parameter(evidence: Evidence) -> None:
             [f"{what}: {listed(names)}" for names, what, _ in broken],
             [cause for _, _, cause in broken],
         )
+
+
+def _bystanders(seen: Observer) -> set[str]:
+    """Return the models that lend their output only, such as a teacher: no gradient, and in no optimizer."""
+    trained = {_model_of(name) for name, optimized in seen.trainable.items() if optimized or name in seen.gradients}
+    return {_model_of(name) for name in seen.trainable} - trained if trained else set()
+
+
+def _model_of(parameter: str) -> str:
+    return parameter.partition(".")[0]

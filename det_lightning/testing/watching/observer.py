@@ -66,6 +66,7 @@ class Observer:
         gradients: those that got one.
         begun: the trial was built and its training began.
         epoch_length: number of batches of the training loader; None if it has no length.
+        begun_with: the weights that batches began with, where something else came before.
         states: the state of the objects: ``"start"``, ``"end"``, and by number of batches at each checkpoint.
         loaded: what a checkpoint would hold before the first batch.
         parts: the keys of a checkpoint, without those that callbacks add to it.
@@ -89,6 +90,7 @@ class Observer:
         self.callbacks: dict[str, Any] = {}
         self.late_hooks: dict[str, list[str]] = {}
         self.initial: dict[str, Fingerprint] = {}
+        self.begun_with: dict[int, dict[str, Fingerprint]] = {}
         self.gradients: set[str] = set()
         self.trainable: dict[str, bool] = {}
         self.begun = False
@@ -128,8 +130,10 @@ class Observer:
             self.epoch_length = len(loader)
 
     def begin_batch(self, batch: Any, batch_idx: int) -> None:
-        """Note what the optimizers are set to before a batch."""
+        """Note what the optimizers are set to before a batch, and the weights where callbacks may have changed them."""
         self._note_weights()
+        if self.happenings and self.happenings[-1].what != "batch":
+            self.begun_with[batch_idx] = self.weights()
         self.stage = f"while it trains on batch {batch_idx}"
         if self._keeps_data:
             self.data.append(list(arrays_in(batch)))
