@@ -113,7 +113,7 @@ class Checklist(cst.CSTVisitor):
         if module.startswith("horovod."):
             advice = "use context.distributed for rank and size, and strategy='horovod' to train with Horovod"
             self._note(node, "Horovod of your own", advice)
-        elif module.startswith("apex.amp"):
+        elif module.startswith("apex.amp") or (module == "apex" and self._needs_apex(node)):
             self._note(node, "apex.amp is gone from apex", _APEX)
         elif module.split(".")[0] == "model_hub":
             reason = f"{module.rstrip('.')}: model-hub is built on determined"
@@ -129,6 +129,10 @@ class Checklist(cst.CSTVisitor):
         elif module.split(".")[0] == "pedl":
             advice = "import the same names from det_lightning.pytorch"
             self._note(node, f"{module}: the package's name before Determined was one", advice, Level.problem)
+
+    def _needs_apex(self, node: cst.CSTNode) -> bool:
+        tried = any(isinstance(outer, cst.Try) for outer in self._file.ancestors(node))
+        return "apex.amp" in self._file.edits.text and not tried
 
     def _is_torchs(self, name: str) -> bool:
         return name.startswith(("torch.", "data.", "utils.", "distributed.")) or name in self._torch_names

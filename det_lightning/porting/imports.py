@@ -108,7 +108,8 @@ class ImportRewriter:
 
     def _is_movable(self, binding: Binding) -> bool:
         """Tell whether a name is missing and imported in a line of its own, which nothing but names refers to."""
-        if our_place(binding.path) is not None or not self.bindings.uses_trial_api():
+        is_from = isinstance(binding.statement, cst.ImportFrom)
+        if not is_from or our_place(binding.path) is not None or not self.bindings.uses_trial_api():
             return False
         line = self.file.parent(binding.statement)
         if not isinstance(line, cst.SimpleStatementLine) or len(line.body) > 1:

@@ -8,7 +8,7 @@ from det_lightning.porting.advice import missing_launcher
 from det_lightning.porting.findings import Finding, Level
 from det_lightning.porting.names import our_place
 
-__all__ = ["launcher_in_place", "port_commands"]
+__all__ = ["launcher_in_place", "port_commands", "runs_a_class", "trial_class_in"]
 
 _AUTO = ("det_lightning.launch.horovod", "--autohorovod")
 # After -m, in a command line, or in a list of quoted words; the quote is that before the module's name.
@@ -53,19 +53,27 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
         return before + (f"{quote}, {quote}" if quote else " ").join(words)
 
     for found in _TRIAL.finditer(text):
-        note(found.start(1), _trial_class(found.group(1)))
+        note(found.start(1), runs_a_class(found.group(1), 0))
     for found in _RUN_INSIDE.finditer(text):
         module, trial = found.groups()
         if trial is not None:
-            note(found.start(2), _trial_class(trial))
+            note(found.start(2), runs_a_class(trial, 0))
         else:
             note(found.start(1), Finding(0, Level.problem, f"{module}: it needs a Determined master", "remove it"))
     return _LAUNCH.sub(replaced, text), findings
 
 
-def _trial_class(given: str) -> Finding:
+def trial_class_in(words: list[str]) -> str | None:
+    """Return the class of a trial that a command, given as words, has a launcher run; None if there is none."""
+    command = " ".join(words)
+    found = _TRIAL.search(command), _RUN_INSIDE.search(command)
+    return (found[0] and found[0].group(1)) or (found[1] and found[1].group(2)) or None
+
+
+def runs_a_class(given: str, line: int) -> Finding:
+    """Return the finding for a command that has a launcher run the class of a trial."""
     return Finding(
-        0,
+        line,
         Level.problem,
         f"{given}: the launchers of det_lightning run scripts, not classes",
         "write a script that calls det_lightning.pytorch.init() and Trainer(...).fit(...), and run it here",

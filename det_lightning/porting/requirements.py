@@ -8,7 +8,7 @@ import re
 import det_lightning
 from det_lightning.porting.findings import Finding, Level
 
-__all__ = ["port_config_file", "port_installs", "port_requirement", "port_requirements_file"]
+__all__ = ["installed_in_vain", "port_config_file", "port_installs", "port_requirement", "port_requirements_file"]
 
 _NAME = "det-lightning"
 _SPEC = r"(?P<spec>\s*\(?(?:===|[<>=!~]=?)\s*[^;#\s'\"]+(?:\s*,\s*[<>=!~]=?\s*[^;#\s'\"]+)*)?"
@@ -18,7 +18,9 @@ _IN_LINE = re.compile(
     r"(?P<after>$|(?=[\s\"';&|)\\]))"
 )
 _INSTALL = re.compile(r"\b(?:pip3?|poetry|pipenv|uv)\b[\"',\s]+(?:install|add)\b(?:\\\r?\n|[^\n;&|#])*")
-_OLD_PACKAGES = re.compile(r"^\s*(determined[-_](?:cli|common|deploy|sdk))\b", re.MULTILINE)
+_GONE = r"(determined[-_](?:cli|common|deploy|sdk)|model[-_]hub)(?![\w-])"
+_REQUIRED_IN_VAIN = re.compile(rf"^\s*{_GONE}", re.MULTILINE)
+_INSTALLED_IN_VAIN = re.compile(rf"(?<![\w./-]){_GONE}")
 _BY_URL = re.compile(r"^\s*(?:determined\s*@|.*#egg=determined\b)", re.MULTILINE)
 
 _KEYS = {"dependencies", "dev-dependencies", "requires", "install_requires", "tests_require", "setup_requires", "deps"}
@@ -68,13 +70,26 @@ def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
 
 def _by_hand(text: str) -> list[Finding]:
     findings = []
-    for found in _OLD_PACKAGES.finditer(text):
-        reason = f"{found.group(1)}: it talks to a Determined master"
-        findings.append(_finding(text, found.start(1), reason, "remove it"))
+    for found in _REQUIRED_IN_VAIN.finditer(text):
+        findings.append(_in_vain(found.group(1), 1 + text.count("\n", 0, found.start(1))))
     for found in _BY_URL.finditer(text):
         reason = "Determined is installed from a URL"
         findings.append(_finding(text, found.end(), reason, f"require {_NAME} instead"))
     return findings
+
+
+def installed_in_vain(text: str, first_line: int) -> list[Finding]:
+    """Return what shell commands install that is of no use without Determined."""
+    return [
+        _in_vain(found.group(1), first_line + text.count("\n", 0, command.start() + found.start()))
+        for command in _INSTALL.finditer(text)
+        for found in _INSTALLED_IN_VAIN.finditer(command.group())
+    ]
+
+
+def _in_vain(package: str, line: int) -> Finding:
+    reason = "is built on determined" if package.startswith("model") else "talks to a Determined master"
+    return Finding(line, Level.problem, f"{package}: it {reason}", "remove it")
 
 
 def _finding(text: str, offset: int, reason: str, advice: str) -> Finding:

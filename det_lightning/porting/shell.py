@@ -6,7 +6,7 @@ import re
 
 from det_lightning.porting.findings import Finding, Level
 from det_lightning.porting.launchers import port_commands
-from det_lightning.porting.requirements import port_installs
+from det_lightning.porting.requirements import installed_in_vain, port_installs
 
 __all__ = ["port_dockerfile", "port_shell"]
 
@@ -17,7 +17,7 @@ _CLI = re.compile(
     r"version|w|workspace)\s+[\w-]+)",
     re.MULTILINE,
 )
-_IMAGE = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*(\S*determinedai/\S+)", re.MULTILINE | re.IGNORECASE)
+_IMAGE = re.compile(r"^\s*(?:FROM\s+(?:--\S+\s+)*|ARG\s+\w+=)(\S*determinedai/\S+)", re.MULTILINE | re.IGNORECASE)
 
 
 def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
@@ -45,7 +45,7 @@ def _port_part(text: str, first_line: int) -> tuple[str, list[Finding]]:
         reason = f"{' '.join(found.group(1).split())}: it asks a Determined master"
         advice = "start the training script itself, or with python -m det_lightning.launch.torch_distributed"
         findings.append(Finding(line, Level.problem, reason, advice))
-    return port_installs(ported), findings
+    return port_installs(ported), findings + installed_in_vain(text, first_line)
 
 
 def port_dockerfile(text: str) -> tuple[str, list[Finding]]:

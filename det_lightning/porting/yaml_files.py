@@ -11,7 +11,7 @@ import yaml
 from det_lightning.porting.advice import missing_launcher
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Level
-from det_lightning.porting.launchers import launcher_in_place
+from det_lightning.porting.launchers import launcher_in_place, runs_a_class, trial_class_in
 from det_lightning.porting.requirements import port_requirement
 from det_lightning.porting.shell import port_shell
 
@@ -84,6 +84,11 @@ class _YamlPort:
                     self.findings.append(missing_launcher(found.group(1), word.start_mark.line + 1))
                 else:
                     self._write_words(node, word, words)
+        scalars = [word for word in node.value if isinstance(word, yaml.ScalarNode)]
+        trial = trial_class_in([word.value for word in scalars])
+        if trial is not None:
+            line = next(word.start_mark.line + 1 for word in scalars if trial in word.value)
+            self.findings.append(runs_a_class(trial, line))
 
     def _write_words(self, node: yaml.SequenceNode, word: yaml.ScalarNode, words: tuple[str, ...]) -> None:
         start, end = word.start_mark.index, word.end_mark.index

@@ -142,6 +142,17 @@ def test_what_is_rewritten(name: str, before: str, after: str | None, tmp_path: 
             "entrypoint: >-\n  python -m determined.launch.horovod\n  python -m determined.exec.harness x:Y\n",
             "3: x:Y: the launchers of det_lightning run scripts, not classes",
         ),
+        (
+            "a.yaml",
+            "entrypoint:\n- -m\n- determined.launch.torch_distributed\n- --trial\n- a:B\n",
+            "5: a:B: the launchers of det_lightning run scripts",
+        ),
+        (
+            "Dockerfile",
+            "RUN true && \\\n  pip install torch model-hub==0.19\n",
+            "2: model-hub: it is built on determined",
+        ),
+        ("requirements.txt", "torch\nmodel_hub\n", "2: model_hub: it is built on determined"),
         ("a.yaml", "entrypoint: python -m determined.exec.prep_container\n", "1: determined.exec.prep_container: it"),
         ("a.py", "run(['-m', 'determined.exec.harness', 'x:Y'])\n", "1: determined.exec.harness: it needs"),
         ("environment.yaml", "dependencies:\n- determined=0.17\n", "2: conda has no package"),

@@ -222,6 +222,12 @@ def test_what_is_missing_and_used_stays(use: str) -> None:
     assert import_line in ported(f"{import_line}from determined.pytorch import PyTorchTrial\n{use}\n")
 
 
+def test_a_missing_module_that_is_imported_as_such_stays() -> None:
+    before = "import determined.experimental as e\nfrom determined.pytorch import PyTorchTrial\n"
+    assert ported(before).startswith("import determined.experimental as e\n")
+    assert findings_of(before) == ["1: determined.experimental: it talks to a Determined master"]
+
+
 TRIAL = """
 from determined.pytorch import PyTorchCallback, PyTorchTrial
 class T(PyTorchTrial):
@@ -304,6 +310,7 @@ def test_modes_that_are_set_anyway() -> None:
         (trial(in_train="torch.nn.utils.clip_grad_norm_(p, 1)"), "10: clip_grad_norm_() clips before gradients are"),
         (trial(hook="def on_train_step_start(self, step_id): ..."), "16: on_train_step_start is no hook"),
         ("from attrdict import AttrDict\n", "1: attrdict does not import on Python 3.10"),
+        ("import apex\nscale = apex.amp.state_dict()\n", "1: apex.amp is gone"),
     ],
 )
 def test_the_porting_checklist(text: str, reason: str) -> None:
