@@ -404,6 +404,7 @@ def test_a_trial_whose_base_is_in_another_file_is_one() -> None:
     ("line", "told"),
     [
         ("info = get_cluster_info(); f(info.trial.hparams)", ["4: get_cluster_info() is None here, and info is used"]),
+        ("info = get_cluster_info(); assert info is not None; f(info.trial)", ["4: get_cluster_info() is None here"]),
         ("info = get_cluster_info(); f(info.trial.hparams if info is not None else {})", []),
         ("f(get_cluster_info().latest_checkpoint)", ["4: get_cluster_info() is None here, and has no latest_check"]),
         ("trainer = pytorch.Trainer(t, context); trainer.fit(test_mode=True)", ["4: fit() without max_length"]),
