@@ -231,3 +231,9 @@ def test_hyperparameters_that_a_trial_refuses_are_named(pytester: pytest.Pyteste
     result.stdout.fnmatch_lines(
         ["*refuses its hyperparameters while the trial is built, with InvalidHP: lr is odd", "They are lr=0.02,*"]
     )
+
+
+def test_a_metric_that_training_changes_after_it_was_returned_is_named(pytester: pytest.Pytester) -> None:
+    source = CORRECT.replace('return {"loss": loss}', 'return {"loss": loss, "bias": self.head.bias.data[0]}')
+    result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "real", source=source)
+    result.stdout.fnmatch_lines(["det_lightning reports 'bias' as it was returned, the reference as it became later.*"])

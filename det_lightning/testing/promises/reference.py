@@ -14,10 +14,11 @@ def matches(evidence: Evidence) -> None:
     conversion = evidence.conversion
     difference = conversion.difference
     if difference is not None:
-        raise BrokenPromise(
-            f"det_lightning does not train as the reference. {difference}",
-            causes=[*_changed_after_return(conversion), difference.likely_cause],
-        )
+        changed = _changed_after_return(conversion)
+        finding = "det_lightning does not train as the reference."
+        if changed:
+            finding = f"det_lightning reports {difference.name!r} as it was returned, the reference as it became later."
+        raise BrokenPromise(f"{finding} {difference}", causes=[*changed, difference.likely_cause])
 
 
 def _changed_after_return(conversion: Conversion) -> list[str]:
