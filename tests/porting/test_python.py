@@ -392,8 +392,8 @@ def test_the_model_of_an_old_trial_stays_where_its_base_builds_one() -> None:
 def test_a_trial_whose_base_is_in_another_file_is_one() -> None:
     text = """
         from determined.pytorch import PyTorchTrialContext
-        from model_def import MNistTrial
-        class Failing(MNistTrial):
+        from model_def import DigitsTrial
+        class Failing(DigitsTrial):
             def train_batch(self, batch, epoch_idx, batch_idx):
                 loss.backward()
         """
