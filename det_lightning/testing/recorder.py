@@ -479,7 +479,7 @@ def load_trial(spec: str, directory: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:
         told = error_of(error)
-        reason = f"Module {module_name} can not be imported in {directory}: {told['type']}: {told['message']}"
+        reason = f"Module {module_name} in {directory} can not be imported: {told['type']}: {told['message']}"
         raise CannotRecord(f"{reason}\n{told['traceback']}") from error
     found: Any = module
     for name in class_name.split("."):
