@@ -18,11 +18,11 @@ PUBLIC = {
         experimental get_cluster_info import_from_path pytorch tensorboard
     """,
     "det_lightning.pytorch": """
-        Batch CheckpointLoadContext ClipGradsL2Norm ClipGradsL2Value DataLoader DistributedBatchSampler DistributedSampler
-        Epoch LRScheduler MetricReducer PyTorchCallback PyTorchExperimentalContext PyTorchTrial PyTorchTrialContext Reducer
-        RepeatBatchSampler RepeatSampler ReproducibleShuffleBatchSampler ReproducibleShuffleSampler ShouldExit
-        SkipBatchSampler SkipSampler TorchData TrainUnit Trainer adapt_batch_sampler data_length init
-        load_trial_from_checkpoint_path reset_parameters samplers to_device
+        Batch CheckpointLoadContext ClipGradsL2Norm ClipGradsL2Value DataLoader DistributedBatchSampler
+        DistributedSampler Epoch LRScheduler MetricReducer PyTorchCallback PyTorchExperimentalContext PyTorchTrial
+        PyTorchTrialContext Reducer RepeatBatchSampler RepeatSampler ReproducibleShuffleBatchSampler
+        ReproducibleShuffleSampler ShouldExit SkipBatchSampler SkipSampler TorchData TrainUnit Trainer
+        adapt_batch_sampler data_length init load_trial_from_checkpoint_path reset_parameters samplers to_device
     """,
     "det_lightning.experimental": "test_one_batch",
     "det_lightning.adapters": "DeterminedCheckpointIO TrialModule",
