@@ -23,9 +23,13 @@ _RENAMED = {
     "get_rank": "distributed.get_rank",
     "get_size": "distributed.get_size",
     # Private, and of use.
+    "_aggregation_frequency": "aggregation_frequency",
     "_current_batch_idx": "position.batch_idx",
     "_epoch_len": "position.epoch_len",
+    "_should_communicate_and_update": "is_update_batch",
 }
+# Our context has it too: setting it is how use_amp() gets a scaler of other arguments.
+_KEPT = {"_scaler"}
 _GONE = {
     "_hvd_config": "ask context.distributed.get_size() > 1",
     "env": "use context.get_experiment_config(), get_hparams(), or the process's environment",
@@ -60,7 +64,7 @@ class ContextNames(cst.CSTVisitor):
         if is_context and name in _RENAMED:
             self._file.replace(node.attr, _RENAMED[name])
         elif is_context or owner.endswith(("context.distributed", "context.experimental")):
-            private = name.startswith("_") and not name.startswith("__")
+            private = name.startswith("_") and not name.startswith("__") and name not in _KEPT
             if private or (is_context and name in _GONE):
                 reason = f"{owner.removeprefix('self.')}.{name} belongs to Determined's inside"
                 self._note(node, reason, _GONE.get(name, _INSIDE))

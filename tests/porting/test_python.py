@@ -273,6 +273,11 @@ def trial(in_init: str = "pass", in_train: str = "pass", in_eval: str = "pass", 
         (trial("f(context.get_rank())"), trial("f(context.distributed.get_rank())")),
         (trial(in_train="f(self.context._epoch_len)"), trial(in_train="f(self.context.position.epoch_len)")),
         (
+            trial(in_train="f(self.context._should_communicate_and_update())"),
+            trial(in_train="f(self.context.is_update_batch())"),
+        ),
+        (trial("context._scaler = scaler"), trial("context._scaler = scaler")),
+        (
             trial().replace("self, batch", "self, batch: Batch, model: nn.Module"),
             trial().replace("self, batch", "self, batch: Batch"),
         ),
