@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 
@@ -14,6 +15,13 @@ hypothesis.settings.load_profile("det_lightning")
 
 # Set by pytest while a test runs, and by torch when some parts of it are first used.
 _OF_OTHERS = ("PYTEST_", "PYTORCH_", "TORCH", "TRITON_")
+
+
+@pytest.fixture(autouse=True)
+def real_determined(request: pytest.FixtureRequest) -> None:
+    """Skip what is marked ``determined`` where the real one is not installed."""
+    if request.node.get_closest_marker("determined") and importlib.util.find_spec("determined") is None:
+        pytest.skip("the real determined is not installed; run tox -e conformance")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -601,14 +601,14 @@ COMMANDS = {
     ("url", "message"),
     [
         ("foo://bucket", "'foo://bucket' can not be opened: Protocol not known: foo"),
-        ("gs://bucket/prefix", r"pip install 'det-lightning\[gcs\]'"),
+        ("az://container/prefix", r"pip install 'det-lightning\[azure\]'"),
         ("nowhere/at/all", "There is no "),
         ("memory://nowhere/at/all", "There is no "),
     ],
 )
 def test_a_place_that_can_not_be_reached(command: list[str], url: str, message: str) -> None:
-    if url.startswith("gs") and importlib.util.find_spec("gcsfs") is not None:
-        pytest.skip("gcsfs is installed")
+    if url.startswith("az") and importlib.util.find_spec("adlfs") is not None:
+        pytest.skip("adlfs is installed")
     assert re.search(message, error_of(*(part.format(url) for part in command)))
     assert not Path("out").exists()
     assert not Path("storage").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -63,7 +62,7 @@ def test_before_installing_the_name_is_not_ours() -> None:
     assert printed("print('determined' in sys.modules)") == ["False"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("determined") is None, reason="the real determined is not installed")
+@pytest.mark.determined
 def test_the_real_one_is_not_replaced_once_it_is_imported() -> None:
     done = run_code("import determined\ncompat.install()")
     assert done.returncode == 1

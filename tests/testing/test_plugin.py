@@ -217,6 +217,7 @@ def test_a_trial_with_arguments_says_how_to_pass_them(pytester: pytest.Pytester)
     run(pytester, *trial, "--trial-kwargs", '{"width": 3}', source=source).assert_outcomes(passed=1)
 
 
+@pytest.mark.determined
 def test_hyperparameters_are_passed_to_a_trial_that_takes_them(pytester: pytest.Pytester) -> None:
     source = CORRECT.replace("def __init__(self, context):", "def __init__(self, context, hparams):")
     source = source.replace('context.get_hparam("lr")', 'hparams["lr"]')
@@ -233,6 +234,7 @@ def test_hyperparameters_that_a_trial_refuses_are_named(pytester: pytest.Pyteste
     )
 
 
+@pytest.mark.determined
 def test_a_metric_that_training_changes_after_it_was_returned_is_named(pytester: pytest.Pytester) -> None:
     source = CORRECT.replace('return {"loss": loss}', 'return {"loss": loss, "bias": self.head.bias.data[0]}')
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "real", source=source)
