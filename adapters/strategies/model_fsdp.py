@@ -188,7 +188,7 @@ class FSDPBackend:
                 "them together with parameters that are cast. Make them units of their own with strategy="
                 f"PerModelFSDPStrategy(policy=[{kinds}]), or use keep_batchnorm_fp32=False, or opt_level='O1'."
             )
-        if not self._whole.are_open(model):
+        if not self._whole.can_be_cast(model):
             raise errors.InvalidExperimentException(
                 f"A {type(model).__name__} ran before its weights were cast, and FSDP2 keeps the type that they had "
                 "then. Call configure_apex_amp() right after wrap_model() and wrap_optimizer()."
@@ -203,7 +203,10 @@ class FSDPBackend:
     def change_optimizer(
         self, optimizer: torch.optim.Optimizer, change: Callable[[torch.optim.Optimizer], None]
     ) -> None:
+        before = parameters_of(optimizer)
         change(optimizer)
+        held = {parameter for wrapped in self._optimizers for parameter in parameters_of(wrapped)}
+        self._whole.forget(parameter for parameter in before if parameter not in held)
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         if scaler is None:

@@ -32,7 +32,7 @@ class WholeParameters:
             for unit in units_of(model)
         ]
 
-    def are_open(self, model: torch.nn.Module) -> bool:
+    def can_be_cast(self, model: torch.nn.Module) -> bool:
         """Tell whether no parameter of ``model`` was whole since it was sharded."""
         return model in self._unseen and model not in self._ran
 
@@ -67,6 +67,11 @@ class WholeParameters:
     def stand_in(self, others: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
         """Take up what an optimizer has in the place of sharded parameters, by those: it has the same whole one."""
         self._whole.update({other: self._whole[sharded] for sharded, other in others.items()})
+
+    def forget(self, others: Iterable[torch.nn.Parameter]) -> None:
+        """Let go of what :meth:`stand_in` took up, when no optimizer has it any more."""
+        for other in others:
+            del self._whole[other]
 
     def take_used(self, sharded: Iterable[torch.nn.Parameter]) -> list[bool]:
         """Tell which parameters got gradients on this rank, and forget it."""

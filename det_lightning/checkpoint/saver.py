@@ -37,14 +37,16 @@ class CheckpointSaver:
         self._in_background = in_background
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._snapshotter = Snapshotter()
+        self._has_room = False
         self._under_way: concurrent.futures.Future[str] | None = None
         self._complete: list[str] = []
 
     def expect(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Make room, while the training begins, for copies of the states of models, and of optimizers once they have
-        stepped; nothing if the training waits anyway."""
-        if not self._in_background:
+        stepped; nothing if the training waits anyway, or in a second run, which uses the memory of the first."""
+        if not self._in_background or self._has_room:
             return
+        self._has_room = True
         self._snapshotter.reserve(tensors_in([model.state_dict() for model in models]))
         for optimizer in optimizers:
             self._expect_state(optimizer)

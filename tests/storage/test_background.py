@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import random
 import threading
 from collections import OrderedDict
@@ -282,6 +283,16 @@ def test_room_is_made_when_optimizers_have_stepped(tmp_path: Path) -> None:
     assert 30 * 30 * 4 not in requests.sizes
     assert len(saver.settle(wait=True)) == 1
     assert writing_threads() == []
+
+
+def test_a_second_run_needs_no_more_room_than_the_first(tmp_path: Path) -> None:
+    model = torch.nn.Linear(31, 30)
+    saver = saver_for(CheckpointStorage(tmp_path))
+    for _ in range(2):
+        saver.expect([model], [])
+        saver.settle(wait=True)
+    held = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.dtype is torch.uint8]
+    assert [memory.nbytes for memory in held].count(30 * 31 * 4) == 1
 
 
 def test_at_most_one_is_under_way(gate: Gate) -> None:

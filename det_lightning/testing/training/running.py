@@ -180,12 +180,9 @@ def train_under_lightning(
     """Train through Lightning's door; see :func:`train`."""
 
     def fit(trial_class: type) -> None:
-        module = TrialModule(
+        module = _module(
             trial_class,
-            hparams=setup.hparams,
-            exp_conf=setup.config,
-            trial_kwargs=setup.arguments,
-            trial_seed=setup.seed,
+            setup,
             aggregation_frequency=plan.aggregation_frequency,
             max_length=Batch(plan.batches),
             validation_period=_schedule(plan.validate_after) or Batch(sys.maxsize),
@@ -207,18 +204,23 @@ def validate(setup: TrialSetup, name: str, observer: Observer, checkpoint: str, 
     """Validate with the weights of a checkpoint, on all of the validation data; see :func:`train`."""
 
     def fit(trial_class: type) -> None:
-        module = TrialModule(
-            trial_class,
-            hparams=setup.hparams,
-            exp_conf=setup.config,
-            trial_kwargs=setup.arguments,
-            trial_seed=setup.seed,
-        )
+        module = _module(trial_class, setup)
         trainer = pl.Trainer(enable_model_summary=False, **_device(), **_QUIET)
         seed_generators(setup.seed)
         trainer.validate(module, ckpt_path=checkpoint, verbose=False)
 
     return _observe(setup, RunPlan(0), name, observer, storage, contextlib.nullcontext, fit)
+
+
+def _module(trial_class: type, setup: TrialSetup, **options: Any) -> TrialModule:
+    return TrialModule(
+        trial_class,
+        hparams=setup.hparams,
+        exp_conf=setup.config,
+        trial_kwargs=setup.arguments,
+        trial_seed=setup.seed,
+        **options,
+    )
 
 
 def _device() -> dict[str, Any]:
