@@ -166,13 +166,12 @@ def _modern_state(content: CheckpointContent) -> dict[str, Any]:
 def _from_trial(ckpt: Mapping[str, Any]) -> CheckpointFiles:
     entry = ckpt[TRIAL_KEY]
     if not isinstance(entry, dict) or not isinstance(entry.get("state"), dict):
-        has = f"has only {sorted(map(str, entry))}" if isinstance(entry, dict) else f"is a {type(entry).__name__}"
-        raise errors.InvalidCheckpointException(f"The entry {TRIAL_KEY!r} should be a dict with a state; it {has}.")
+        raise errors.InvalidCheckpointException(f"The entry {TRIAL_KEY!r} has no state; it is {mask(entry)!r:.200}.")
     extra, load_data = entry.get("extra"), entry.get("load_data")
     if not isinstance(extra, dict) or not isinstance(load_data, dict | None):
         raise errors.InvalidCheckpointException(
-            f"'extra' and 'load_data' of the entry {TRIAL_KEY!r} should be dicts; got values of the types "
-            f"{type(extra).__name__} and {type(load_data).__name__}."
+            f"'extra' and 'load_data' of the entry {TRIAL_KEY!r} should be dicts; got {mask(extra)!r:.99}, "
+            f"{mask(load_data)!r:.99}."
         )
     models, unknown = split_models(ckpt["state_dict"])
     lightning = _rest_of(ckpt)
