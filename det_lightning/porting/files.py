@@ -7,6 +7,8 @@ import dataclasses
 import io
 import pathlib
 import re
+import shutil
+import tempfile
 import tokenize
 from collections.abc import Callable
 
@@ -34,6 +36,7 @@ class FilePort:
         after: what is to be written; the same as ``before`` if nothing changes.
         findings: what is left to the user.
         encoding: how both are encoded.
+        may_be_written: nothing stands against writing it; otherwise a finding says what does.
     """
 
     path: pathlib.Path
@@ -41,6 +44,7 @@ class FilePort:
     after: str
     findings: list[Finding]
     encoding: str = "utf-8"
+    may_be_written: bool = True
 
     @property
     def changed(self) -> bool:
@@ -48,13 +52,32 @@ class FilePort:
         return self.before != self.after
 
     def write(self) -> None:
-        """Write the ported content.
+        """Write the ported content to a new file, which takes the place of the old one.
+
+        A file that is the same one under another name (a hard link) stays as it is there.
 
         Raises:
-            OSError: the file can not be written.
+            OSError: the file can not be written, or is a link; it is as it was.
         """
-        content = self.after.encode(self.encoding)
-        self.path.write_bytes(content)
+        if self.path.is_symlink():
+            raise OSError(f"{self.path} is a link, and nothing is written through one")
+        with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{self.path.name[:32]}.", delete=False) as new:
+            new.write(self.after.encode(self.encoding))
+        temporary = pathlib.Path(new.name)
+        try:
+            owner = self.path.lstat()
+            if (temporary.lstat().st_uid, temporary.lstat().st_gid) != (owner.st_uid, owner.st_gid):
+                shutil.chown(temporary, owner.st_uid, owner.st_gid)
+            shutil.copymode(self.path, temporary)
+            temporary.replace(self.path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def not_written(self, reason: str, advice: str) -> FilePort:
+        """Return it with a finding on why it is not to be written."""
+        finding = Finding(0, Level.problem, f"not changed: {reason}", advice)
+        return dataclasses.replace(self, findings=[finding, *self.findings], may_be_written=False)
 
 
 def is_portable(path: pathlib.Path) -> bool:
