@@ -38,6 +38,8 @@ _QUERY = re.compile(r"(?i)([?&](?:sig|signature|x-amz-signature|code|key)=)[^&\s
 _ASSIGNED = re.compile(r"(?<![\w.$-])(-{0,2}[A-Za-z_][\w.-]*)(\s?=\s?)(\"[^\"]*\"|'[^']*'|[^\s;&,'\"]+)")
 _FLAG = re.compile(r"(?<!\S)(--[A-Za-z][\w-]*)(\s+)(?!-)(\S+)")
 _ENTRY = re.compile(r"([\"'])([A-Za-z_][\w.-]*)\1(\s*:\s*)(b?\"(?:[^\"\\]|\\.)*\"|b?'(?:[^'\\]|\\.)*'|\d+)")
+# As in a line of YAML, which its reader shows where it can not read on.
+_UNQUOTED = re.compile(r"(?m)(^[ \t-]*|[{,]\s*)([A-Za-z_][\w.-]*)(:[ \t]+)(?![\s'\"])([^\s,}][^,}\n]*)")
 _ENVIRONMENT = re.compile(r"([A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
 _HEADER = re.compile(r"(?i)(\bauthorization\s*:\s*(?:\w+\s+)?|\bbearer\s+(?=[a-z+/=_.~-]*\d))(?!\*)[^\s'\"]{8,}")
 _FORMATS = re.compile(
@@ -106,12 +108,18 @@ def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
     text = _HEADER.sub(rf"\1{MASK}", text)
     text = _ASSIGNED.sub(_mask_assigned, text)
     text = _FLAG.sub(_mask_assigned, text)
+    text = _UNQUOTED.sub(_mask_unquoted, text)
     return _ENTRY.sub(_mask_entry, text)
 
 
 def _mask_assigned(found: re.Match[str]) -> str:
     name, sign, value = found.groups()
     return f"{name}{sign}{MASK}" if is_secret_name(name) and value.strip("'\"") else found.group()
+
+
+def _mask_unquoted(found: re.Match[str]) -> str:
+    before, name, colon, _ = found.groups()
+    return f"{before}{name}{colon}{MASK}" if is_secret_name(name) else found.group()
 
 
 def _mask_entry(found: re.Match[str]) -> str:

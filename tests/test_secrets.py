@@ -124,6 +124,8 @@ def test_a_port_and_a_path_are_no_password(url: str) -> None:
         "{{'type': 's3', 'secret_key': '{}'}}",
         '{{"password": "{}"}}',
         "Authorization: Basic {}",
+        "type: s3\nsecret_key: {}\n",
+        "{{type: s3, secret_key: {}, x: [",
         "MY_TOKEN={}",
     ],
 )
@@ -188,6 +190,23 @@ def test_lightnings_files_and_loggers_get_no_secrets(tmp_path: Path) -> None:
     assert module.trial.hparams == HPARAMS
     assert files_that_hold(SECRET, tmp_path) == []
     assert list(tmp_path.rglob("hparams.yaml")) != []
+
+
+def test_lightning_tells_where_it_goes_on_from_without_the_password(caplog: pytest.LogCaptureFixture) -> None:
+    url = f"memory://me:{SECRET}@host/lightning"
+    train(url)
+    path = CheckpointStorage(url).newest()
+    with caplog.at_level(logging.INFO, "pytorch_lightning"):
+        flags: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+        pl.Trainer(max_epochs=1, enable_checkpointing=False, **flags).fit(
+            TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG), ckpt_path=path
+        )
+        with pytest.raises(errors.CheckpointNotFound) as raised:
+            pl.Trainer(max_epochs=1, enable_checkpointing=False, **flags).fit(
+                TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG), ckpt_path=f"{path}-gone"
+            )
+    assert f"me:{MASK}@host" in caplog.text
+    assert SECRET not in f"{caplog.text} {raised.value}"
 
 
 def test_what_resumes_takes_its_secrets_from_the_call(tmp_path: Path) -> None:

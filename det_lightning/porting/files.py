@@ -12,6 +12,7 @@ import tempfile
 import tokenize
 from collections.abc import Callable
 
+from det_lightning.masking import mask_text
 from det_lightning.porting.findings import Finding, Level, unresolved
 
 __all__ = ["FilePort", "is_portable", "port_file"]
@@ -178,7 +179,7 @@ def _describe(error: Exception) -> str:
         return f"it is no Python 3: line {error.raw_line}: {error.message}"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    return " ".join(str(error).split())
+    return " ".join(mask_text(str(error)).split())
 
 
 def _not_understood(text: str, why: str) -> list[Finding]:
