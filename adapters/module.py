@@ -111,8 +111,9 @@ class TrialModule(pl.LightningModule):
         self._model_precision: WholeModelPrecision | None = None
         self.resume_point: ResumePoint | None = None
         if hparams:
-            # For checkpoints of Lightning's and loggers; the trial reads its own.
-            self.save_hyperparameters(mask(hparams))
+            # For checkpoints of Lightning's and loggers, which take the name of the argument; the trial has its own.
+            hparams = mask(hparams)
+            self.save_hyperparameters(hparams)
 
     # What Lightning asks for
 

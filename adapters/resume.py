@@ -14,7 +14,7 @@ from det_lightning.checkpoint.legacy import modernize
 from det_lightning.checkpoint.reading import CheckpointContent
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.core.distributed import DistributedContext
-from det_lightning.masking import mask
+from det_lightning.masking import describe_masked, mask
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.random_state import restore_rng
 from det_lightning.pytorch.weights import (
@@ -74,7 +74,7 @@ def resume_payload(
         "gradients": _gradients_of_ranks(context),
         "precision": context.precision.unfinished(),
         "world_size": context.distributed.size,
-        "settings": json.dumps(run_settings(context), default=str),
+        "settings": json.dumps(run_settings(context), default=describe_masked),
     }
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "MASK",
     "MaskedSettings",
     "cause_without_secrets",
+    "describe_masked",
     "is_masked",
     "leave_out_masked",
     "mask",
@@ -125,6 +126,11 @@ def _mask_unquoted(found: re.Match[str]) -> str:
 def _mask_entry(found: re.Match[str]) -> str:
     quote, name, colon, _ = found.groups()
     return f"{quote}{name}{quote}{colon}{quote}{MASK}{quote}" if is_secret_name(name) else found.group()
+
+
+def describe_masked(value: object) -> str:
+    """Return an object that is neither a dict nor a list as a text to be written."""
+    return mask_text(str(value))
 
 
 def secrets_in(settings: Any) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 import logging
@@ -14,6 +15,7 @@ from typing import Any
 import hypothesis
 import pytest
 import pytorch_lightning as pl
+import torch
 from hypothesis import strategies as st
 from pytorch_lightning.loggers import CSVLogger
 from typer.testing import CliRunner
@@ -190,6 +192,8 @@ def test_lightnings_files_and_loggers_get_no_secrets(tmp_path: Path) -> None:
     assert module.trial.hparams == HPARAMS
     assert files_that_hold(SECRET, tmp_path) == []
     assert list(tmp_path.rglob("hparams.yaml")) != []
+    written = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    assert (written["hparams_name"], written["hyper_parameters"]) == ("hparams", {**HPARAMS, "hf_token": MASK})
 
 
 def test_lightning_tells_where_it_goes_on_from_without_the_password(caplog: pytest.LogCaptureFixture) -> None:
@@ -207,6 +211,12 @@ def test_lightning_tells_where_it_goes_on_from_without_the_password(caplog: pyte
             )
     assert f"me:{MASK}@host" in caplog.text
     assert SECRET not in f"{caplog.text} {raised.value}"
+
+
+def test_settings_that_json_does_not_know_are_written_without_their_secrets(tmp_path: Path) -> None:
+    train(tmp_path, {"options": argparse.Namespace(api_key=SECRET, lr=0.1), "where": Path(f"me;AccountKey={SECRET}")})
+    assert files_that_hold(SECRET, tmp_path) == []
+    assert "lr=0.1" in next(tmp_path.glob("*/load_data.json")).read_text()
 
 
 def test_what_resumes_takes_its_secrets_from_the_call(tmp_path: Path) -> None:
