@@ -31,9 +31,11 @@ MASK = "********"
 # A text would be unreadable without all that is as short as a secret of fewer characters.
 _SHORTEST = 4
 
+# Texts may come from anywhere, so no pattern goes back over more of one than these limits allow.
 # user:password@ after a scheme. A password may hold anything; a port is none.
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s/:]*):(?!\d{1,5}(?:[/?#]|$))(\S*)@")
-_WHOLE_URL = re.compile(_URL.pattern.replace(r"(\S*)@", "(.*)@"), re.DOTALL)
+_USER = r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)([^\s/:]{0,200}):(?!\d{1,5}(?:[/?#]|$))"
+_URL = re.compile(rf"(?<![A-Za-z0-9+.-]){_USER}(\S{{0,1000}})@")
+_WHOLE_URL = re.compile(rf"{_USER}(.*)@", re.DOTALL)
 _USER_IS_TOKEN = re.compile(r"(https?://)[A-Za-z0-9_-]{16,}@")
 _QUERY = re.compile(r"(?i)([?&](?:sig|signature|x-amz-signature|code|key)=)[^&\s'\"]+")
 _ASSIGNED = re.compile(r"(?<![\w.$-])(-{0,2}[A-Za-z_][\w.-]*)(\s?=\s?)(\"[^\"]*\"|'[^']*'|[^\s;&,'\"]+)")
@@ -42,13 +44,13 @@ _ENTRY = re.compile(r"([\"'])([A-Za-z_][\w.-]*)\1(\s*:\s*)(b?\"(?:[^\"\\]|\\.)*\
 # As in a line of YAML, which its reader shows where it can not read on.
 _UNQUOTED = re.compile(r"(?m)(^[ \t-]*|[{,]\s*)([A-Za-z_][\w.-]*)(:[ \t]+)(?![\s'\"])([^\s,}][^,}\n]*)")
 _ENVIRONMENT = re.compile(r"([A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
-_HEADER = re.compile(r"(?i)(\bauthorization\s*:\s*(?:\w+\s+)?|\bbearer\s+(?=[a-z+/=_.~-]*\d))(?!\*)[^\s'\"]{8,}")
+_HEADER = re.compile(r"(?i)(\bauthorization\s*:\s*(?:\w+\s+)?|\bbearer\s+(?=[a-z+/=_.~-]{0,200}\d))(?!\*)[^\s'\"]{8,}")
 _FORMATS = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
     r"|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{22,}|\bglpat-[\w-]{20,}"
-    r"|\bhf_[A-Za-z0-9]{30,}|\bsk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,}|\bxox[abeoprs]-[\w-]{10,}|\bAIza[\w-]{35}"
-    r"|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*",
+    r"|\bhf_[A-Za-z0-9]{30,}|\bsk-(?=[\w-]{0,200}\d)(?=[\w-]{0,200}[A-Z])[\w-]{20,}|\bxox[abeoprs]-[\w-]{10,}|\bAIza[\w-]{35}"
+    r"|\beyJ[\w-]{8,1000}\.eyJ[\w-]{8,1000}\.[\w-]*",
     re.DOTALL,
 )
 
@@ -63,10 +65,9 @@ def mask(value: Any) -> Any:
         value = {**value, **dict.fromkeys(value.masked, MASK)}
     if isinstance(value, Mapping):
         return {name: _mask_all(item, name) if is_secret_name(name) else mask(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [mask(item) for item in value]
-    if isinstance(value, tuple):
-        return tuple(mask(item) for item in value)
+    if isinstance(value, list | tuple):
+        masked = [_mask_argument(item, before) for before, item in zip([None, *value], value, strict=False)]
+        return masked if isinstance(value, list) else tuple(masked)
     return _mask_string(value) if isinstance(value, str) else value
 
 
@@ -79,6 +80,12 @@ def _mask_all(value: Any, name: str) -> Any:
         return value
     is_count = isinstance(value, int | float) and "token" in name.lower()
     return value if is_count else MASK
+
+
+def _mask_argument(value: Any, before: Any) -> Any:
+    """Mask an item of a list, which may be that of a command: ``["--api-key", "..."]``."""
+    is_flag = isinstance(before, str) and before.startswith("--") and "=" not in before
+    return MASK if is_flag and isinstance(value, str) and is_secret_name(before) else mask(value)
 
 
 def _mask_string(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 
 __all__ = ["is_secret_name"]
@@ -36,11 +37,13 @@ _OFTEN_MISTYPED = (
     "credential",
 )
 _NEARLY = 0.84
+_LONGEST = 32
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _NO_WORD = re.compile(r"[^A-Za-z0-9]+")
 
 
+@functools.lru_cache(4096)
 def is_secret_name(name: object) -> bool:
     """Tell whether a setting of this name is a secret: ``secret_key``, ``registry_auth``, ``WANDB_API_KEY``, ...
 
@@ -59,7 +62,13 @@ def is_secret_name(name: object) -> bool:
         or _is_key(name, words)
         or _is_token(words)
         or _is_pass(name, words)
-        or any(difflib.SequenceMatcher(None, joined, known).ratio() >= _NEARLY for known in _OFTEN_MISTYPED)
+        or _is_nearly_known(joined)
+    )
+
+
+def _is_nearly_known(joined: str) -> bool:
+    return len(joined) <= _LONGEST and any(
+        difflib.SequenceMatcher(None, joined, known).ratio() >= _NEARLY for known in _OFTEN_MISTYPED
     )
 
 

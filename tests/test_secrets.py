@@ -137,6 +137,19 @@ def test_secrets_in_a_text_are_masked(text: str) -> None:
     assert masked.startswith(text.partition("{}")[0][:6].replace("{{", "{"))
 
 
+@pytest.mark.parametrize(
+    "part", ["a", "a://b:", "sk-", "eyJ-", "bearer ", "'a':'", "k=", "--k ", ",a: ", "{ ", "http://", "-", "\n-", "@"]
+)
+def test_no_text_is_so_long_that_it_can_not_be_masked(part: str) -> None:
+    text = part * (200_000 // len(part))
+    assert mask_text(text) == mask(text) == text
+
+
+def test_an_argument_of_a_command_is_masked() -> None:
+    command = ["python", "train.py", "--api-key", SECRET, "--lr", "0.1", f"--token={SECRET}"]
+    assert mask(command) == ["python", "train.py", "--api-key", MASK, "--lr", "0.1", f"--token={MASK}"]
+
+
 # What a run writes and what it reads
 
 

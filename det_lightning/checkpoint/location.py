@@ -93,7 +93,7 @@ class Location:
 
     def __str__(self) -> str:
         """Return the path or URL as it may be shown: without its password."""
-        return self.url if self.is_local else mask_url(self.url)
+        return self.url if self.is_local else mask_text(mask_url(self.url))
 
     def __repr__(self) -> str:
         return f"Location({str(self)!r})"
