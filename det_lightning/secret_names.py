@@ -9,16 +9,17 @@ import re
 __all__ = ["is_secret_name"]
 
 # A name with one of these words is that of a secret, unless the last word says that it is not the secret itself.
-_STRONG = re.compile("secrets?|passwords?|passwd|passphrases?")
+_STRONG = re.compile("secrets?|passwords?|passwd|passphrases?|credentials?|creds")
 _DESCRIPTION = re.compile("names?|file|path|dir|length|len|policy|type|arn|ref|required")
-_LAST = re.compile("pwd|credentials?|creds|o?auth|authorization|dsn")
+_LAST = re.compile("pwd|pw|passcode|userpass|o?auth|authorization|bearer|cookies?|dsn|jwt|sas")
 _JOINED = re.compile(
-    "((api|access|secret|account|private)key|conn(ection)?str(ing)?|(auth|access|api|session|identity|registry)token|accesssignature)$"
+    "((api|access|secret|account|private)key|conn(ection)?str(ing)?|(auth|access|api|session|identity|registry)token|"
+    "accesssignature)$"
 )
 # What a key is for, if it is a secret: a sort_key or an image_key is none. Likewise for a pass, a short password.
 _OF_KEYS = re.compile(
-    "access|account|api|app|auth|aws|azure|client|comet|consumer|deploy|encryption|gcp|hf|hmac|huggingface|license|"
-    "master|neptune|openai|private|s3|sas|service|session|shared|signing|ssh|storage|subscription|wandb"
+    "access|account|api|app|auth|aws|azure|client|comet|consumer|deploy|encryption|gcp|hf|hmac|huggingface|kaggle|"
+    "license|master|neptune|openai|private|s3|sas|service|session|shared|signing|ssh|storage|subscription|wandb"
 )
 _OF_PASS = re.compile("admin|db|database|email|ftp|login|mail|proxy|root|sftp|smtp|ssh|user")
 # A token of a text is no secret.
@@ -78,9 +79,9 @@ def _words(name: str) -> list[str]:
 
 
 def _is_key(name: str, words: list[str]) -> bool:
-    if words[-1] not in ("key", "keys"):
-        return False
-    return any(map(_OF_KEYS.fullmatch, words)) or (name.isupper() and len(words) > 1)
+    if name.isupper() and words[-1].endswith("key"):  # a variable of the environment
+        return True
+    return words[-1] in ("key", "keys") and any(map(_OF_KEYS.fullmatch, words))
 
 
 def _is_token(words: list[str]) -> bool:

@@ -51,7 +51,7 @@ _SECRET = (
     "secret_key access_key accessKey aws_secret_access_key AWS_ACCESS_KEY_ID session_token registry_auth "
     "identitytoken password DB_PASSWORD DB_PASS passphrase api_key WANDB_API_KEY SIGNING_KEY hf_token "
     "GITHUB_TOKEN token credential connection_string AccountKey account-key client_secret private_keys "
-    "secret_kye acces_key secretkey passwrod"
+    "secret_kye acces_key secretkey passwrod MYKEY jwt"
 )
 _ORDINARY = (
     "global_batch_size sort_key image_key key keys count_key pad_token bos_token mask_token tokenizer num_tokens "
