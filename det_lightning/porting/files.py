@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import io
+import os
 import pathlib
 import re
 import shutil
@@ -62,10 +63,12 @@ class FilePort:
         """
         if self.path.is_symlink():
             raise OSError(f"{self.path} is a link, and nothing is written through one")
-        with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{self.path.name[:32]}.", delete=False) as new:
-            new.write(self.after.encode(self.encoding))
-        temporary = pathlib.Path(new.name)
+        content = self.after.encode(self.encoding)
+        descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name[:32]}.")
+        temporary = pathlib.Path(name)
         try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
             owner = self.path.lstat()
             if (temporary.lstat().st_uid, temporary.lstat().st_gid) != (owner.st_uid, owner.st_gid):
                 shutil.chown(temporary, owner.st_uid, owner.st_gid)
