@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 from collections.abc import Mapping
@@ -10,17 +11,29 @@ from typing import Any
 from pytorch_lightning.__version__ import version as lightning_version
 from pytorch_lightning.plugins.io import CheckpointIO, TorchCheckpointIO
 
+from det_lightning import errors
 from det_lightning.checkpoint.conversion import from_lightning
-from det_lightning.checkpoint.location import Location
+from det_lightning.checkpoint.location import Location, explain_errors
 from det_lightning.checkpoint.reading import load_checkpoint
 from det_lightning.checkpoint.safe_values import allow_safe_values, finish
 from det_lightning.checkpoint.storage import CheckpointStorage, new_id
 from det_lightning.checkpoint.writer import CheckpointWriter
+from det_lightning.masking import mask_text
 
 __all__ = ["DETERMINED_KEY", "DeterminedCheckpointIO", "TrialCheckpointIO"]
 
 #: Where a loaded Determined checkpoint stands in the dict that Lightning passes around.
 DETERMINED_KEY = "determined_checkpoint"
+
+
+class _WithoutSecrets(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg = mask_text(record.getMessage())
+        record.args = ()
+        return True
+
+
+_WITHOUT_SECRETS = _WithoutSecrets()
 
 
 class TrialCheckpointIO(CheckpointIO):
@@ -34,6 +47,8 @@ class TrialCheckpointIO(CheckpointIO):
 
     def __init__(self, inner: CheckpointIO, trusted: bool = False, options: Mapping[str, Any] | None = None) -> None:
         self.inner = inner
+        # Lightning tells where it restores from.
+        logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_WITHOUT_SECRETS)
         self.trusted = trusted
         self.options = dict(options or {})
 
@@ -43,7 +58,13 @@ class TrialCheckpointIO(CheckpointIO):
         Raises:
             CheckpointError: it is missing, torn, damaged or unsafe.
         """
-        if not Location.parse(path, self.options).is_dir():
+        place = Location.parse(path, self.options)
+        with explain_errors(f"looking for {place}"):
+            is_directory = place.is_dir()
+            is_missing = not (place.is_local or is_directory or place.exists())
+        if is_missing:  # Lightning would say so with all of the URL
+            raise errors.CheckpointNotFound(f"There is no checkpoint {place}.")
+        if not is_directory:
             # A TrialModule's entry holds numpy's random state, which Lightning does not know to be harmless.
             with allow_safe_values():
                 return dict(finish(self.inner.load_checkpoint(path, map_location, weights_only)))

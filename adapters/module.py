@@ -22,6 +22,7 @@ from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.resume import ResumePoint
 from det_lightning.adapters.run import Reporter, TrialRun
 from det_lightning.adapters.stopping import Preemption
+from det_lightning.masking import mask
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.legacy_trial import original_trial
 from det_lightning.pytorch.precision import WholeModelPrecision
@@ -110,6 +111,8 @@ class TrialModule(pl.LightningModule):
         self._model_precision: WholeModelPrecision | None = None
         self.resume_point: ResumePoint | None = None
         if hparams:
+            # For checkpoints of Lightning's and loggers, which take the name of the argument; the trial has its own.
+            hparams = mask(hparams)
             self.save_hyperparameters(hparams)
 
     # What Lightning asks for

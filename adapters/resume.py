@@ -14,6 +14,7 @@ from det_lightning.checkpoint.legacy import modernize
 from det_lightning.checkpoint.reading import CheckpointContent
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.core.distributed import DistributedContext
+from det_lightning.masking import describe_masked, mask
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.random_state import restore_rng
 from det_lightning.pytorch.weights import (
@@ -31,7 +32,10 @@ logger = logging.getLogger("det_lightning.checkpoint")
 
 
 def run_settings(context: PyTorchTrialContext) -> dict[str, Any]:
-    """Return hyperparameters and experiment configuration, None for what the trial does not have."""
+    """Return hyperparameters and experiment configuration to be written; None for what the trial does not have.
+
+    Their secrets are masked.
+    """
 
     def value_or_none(lookup: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         try:
@@ -40,8 +44,8 @@ def run_settings(context: PyTorchTrialContext) -> dict[str, Any]:
             return None
 
     return {
-        "hparams": value_or_none(context.get_hparams),
-        "experiment_config": value_or_none(context.get_experiment_config),
+        "hparams": mask(value_or_none(context.get_hparams)),
+        "experiment_config": mask(value_or_none(context.get_experiment_config)),
     }
 
 
@@ -70,7 +74,7 @@ def resume_payload(
         "gradients": _gradients_of_ranks(context),
         "precision": context.precision.unfinished(),
         "world_size": context.distributed.size,
-        "settings": json.dumps(run_settings(context), default=str),
+        "settings": json.dumps(run_settings(context), default=describe_masked),
     }
 
 

@@ -61,7 +61,7 @@ class DeterminedCheckpoint(pl.Callback):
 
     Attributes:
         last_checkpoint_id: id of the checkpoint begun last, None before the first.
-        last_checkpoint_path: its directory, as a path or URL.
+        last_checkpoint_path: its directory, as a path or URL; with the password, if the storage was given with one.
         best_checkpoint_path: directory of the checkpoint that followed the best validation; None before the first,
             or with another policy than ``"best"``.
         best_value: the best value of ``metric`` up to now.
@@ -189,7 +189,7 @@ class DeterminedCheckpoint(pl.Callback):
             self._saver.save(files, metric, told, checkpoint_id)
             logger.info("Checkpoint %s after %d batches.", checkpoint_id, run.state.batches_trained)
         self._untold += 1
-        self.last_checkpoint_id, self.last_checkpoint_path = checkpoint_id, str(self.storage.root / checkpoint_id)
+        self.last_checkpoint_id, self.last_checkpoint_path = checkpoint_id, (self.storage.root / checkpoint_id).url
         self.settle(run)
 
     def _make_files(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from det_lightning.masking import mask
+
 __all__ = [
     "PREEMPTED_EXIT_CODE",
     "CheckpointError",
@@ -61,7 +63,7 @@ class InvalidConfigurationException(InvalidExperimentException):
     """The experiment configuration can not be used."""
 
     def __init__(self, config: dict[str, Any], message: str) -> None:
-        super().__init__(f"Invalid configuration ({config}): {message}.")
+        super().__init__(f"Invalid configuration ({mask(config)}): {message}.")
 
 
 class InternalException(Exception):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from det_lightning.masking import is_masked, mask, mask_text
+from det_lightning.secret_names import is_secret_name
 
 __all__ = ["storage_from_config"]
 
@@ -23,32 +27,44 @@ _NOT_FOR_STORAGE = {
 # What shared_fs took in place of storage_path before.
 _OLD_NAMES = {"tensorboard_path", "checkpoint_path"}
 
+# Where a value comes from that is masked in the section: an option of the call, or a variable of the environment.
+_SOURCES = {
+    "access_key": ("key", "AWS_ACCESS_KEY_ID"),
+    "secret_key": ("secret", "AWS_SECRET_ACCESS_KEY"),
+    "session_token": ("token", "AWS_SESSION_TOKEN"),
+    "endpoint_url": ("endpoint_url", "AWS_ENDPOINT_URL"),
+    "connection_string": ("connection_string", "AZURE_STORAGE_CONNECTION_STRING"),
+    "credential": ("credential", "AZURE_STORAGE_ACCOUNT_KEY"),
+}
 
-def storage_from_config(config: Mapping[str, Any]) -> _Settings:
+
+def storage_from_config(config: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> _Settings:
     """Return the URL of the storage that ``config`` describes, and the options of its file system.
 
     The layout below that URL is Determined's: one directory for each checkpoint, named by its id.
 
     Args:
         config: the ``checkpoint_storage`` section of an experiment configuration: ``type`` is ``shared_fs``,
-            ``directory``, ``s3``, ``gcs`` or ``azure``.
+            ``directory``, ``s3``, ``gcs`` or ``azure``. A secret that is masked in there comes from ``options``, or
+            from the variable of the environment in which its file system would look for it.
+        options: what the file system is given besides; goes before what the section says.
 
     Raises:
-        ValueError: the type is unknown, an entry is missing or unknown, or a path lies outside of its parent; all that
-            is wrong is named.
+        ValueError: the type is unknown, an entry is missing or unknown, a path lies outside of its parent, or a masked
+            secret is nowhere else; all that is wrong is named, with no value that may be a secret.
     """
     kind = config.get("type")
     if not isinstance(kind, str) or kind not in _TYPES:
-        raise ValueError(f"checkpoint_storage: type must be one of {', '.join(_TYPES)}; got {kind!r}.")
+        raise ValueError(f"checkpoint_storage: type must be one of {', '.join(_TYPES)}; got {mask(kind)!r}.")
     required, optional, build = _TYPES[kind]
     ignored = _NOT_FOR_STORAGE if kind == "shared_fs" else _NOT_FOR_STORAGE | _OLD_NAMES
     given = {name: value for name, value in config.items() if name not in ignored and value is not None}
     mistakes = [f"{name} is missing" for name in required if name not in given]
+    given, mistakes_of_masks = _unmasked(given, options or {})
+    mistakes += mistakes_of_masks
+    mistakes += [_unknown(name, [*required, *optional]) for name in given if name not in (*required, *optional)]
     mistakes += [
-        f"{name}={value!r} is not known" for name, value in given.items() if name not in (*required, *optional)
-    ]
-    mistakes += [
-        f"{name} must be a string; got {value!r}"
+        f"{name} must be a string; got {_shown(name, value)}"
         for name, value in given.items()
         if name in (*required, *optional) and not isinstance(value, str | os.PathLike)
     ]
@@ -59,13 +75,41 @@ def storage_from_config(config: Mapping[str, Any]) -> _Settings:
             f"checkpoint_storage of type {kind}: {'; '.join(mistakes)}. It takes {', '.join(required)}"
             + (f", and optionally {', '.join(optional)}." if optional else ".")
         )
-    return build(given)
+    url, built = build(given)
+    return url, {**built, **(options or {})}
+
+
+def _unmasked(given: dict[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the entries without masks, what is masked taken from elsewhere, and what is found nowhere."""
+    kept = {name: value for name, value in given.items() if not is_masked(value)}
+    missing = []
+    for name in [name for name in given if name not in kept]:
+        option, variable = _SOURCES.get(name, (None, None))
+        if option in options:
+            continue
+        if variable is not None and os.environ.get(variable):
+            kept[name] = os.environ[variable]
+        elif option is None:
+            missing.append(f"{name} is masked: give the section with its own value")
+        else:
+            missing.append(f"{name} is masked: give it as the option {option!r}, or set {variable}")
+    return kept, missing
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    # Without its value, which may be that of a secret whose name somebody mistyped.
+    near = difflib.get_close_matches(str(name), known, n=1)
+    return f"{name} is not known" + (f" (did you mean {near[0]}?)" if near else "")
+
+
+def _shown(name: str, value: Any) -> str:
+    return f"a value of type {type(value).__name__}" if is_secret_name(name) else mask_text(repr(mask(value)))
 
 
 def _wrong_paths(given: dict[str, Any]) -> list[str]:
     wrong = []
     if ".." in os.fspath(given.get("prefix", "")).split("/"):
-        wrong.append(f"prefix must not contain '..'; got {given['prefix']!r}")
+        wrong.append(f"prefix must not contain '..'; got {mask(given['prefix'])!r}")
     if given.get("host_path"):
         host_path = str(given["host_path"])
         if not pathlib.PurePosixPath(host_path).is_absolute():

@@ -20,6 +20,7 @@ from det_lightning.checkpoint.legacy import modernize, read_load_data
 from det_lightning.checkpoint.reading import CheckpointContent
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.checkpoint.writer import CheckpointFiles
+from det_lightning.masking import mask
 
 __all__ = [
     "TRIAL_KEY",
@@ -48,8 +49,9 @@ def to_lightning(content: CheckpointContent, load_data: dict[str, Any] | None = 
     """
     state = _modern_state(content)
     models, optimizers = state.pop(_MODELS), state.pop(_OPTIMIZERS)
-    resume = content.resume or {}
-    hparams = read_settings(resume, load_data)["hparams"]
+    resume = _without_secrets(content.resume or {})
+    load_data = mask(load_data)
+    hparams = mask(read_settings(resume, load_data)["hparams"])
     return {
         **({} if hparams is None else {"hparams_name": "hparams", "hyper_parameters": hparams}),
         "callbacks": {},
@@ -63,7 +65,7 @@ def to_lightning(content: CheckpointContent, load_data: dict[str, Any] | None = 
         "lr_schedulers": [copy.deepcopy(one) for one in state[_SCHEDULERS] if "last_epoch" in one],
         TRIAL_KEY: {
             "state": state,
-            "extra": content.resume or {"trial_state": dict(vars(content.trial_state))},
+            "extra": resume or {"trial_state": dict(vars(content.trial_state))},
             "load_data": load_data,
             "epochs_known": content.epochs_known,
             "name": content.name,
@@ -164,11 +166,12 @@ def _modern_state(content: CheckpointContent) -> dict[str, Any]:
 def _from_trial(ckpt: Mapping[str, Any]) -> CheckpointFiles:
     entry = ckpt[TRIAL_KEY]
     if not isinstance(entry, dict) or not isinstance(entry.get("state"), dict):
-        raise errors.InvalidCheckpointException(f"The entry {TRIAL_KEY!r} has no state; it is {entry!r:.200}.")
+        raise errors.InvalidCheckpointException(f"The entry {TRIAL_KEY!r} has no state; it is {mask(entry)!r:.200}.")
     extra, load_data = entry.get("extra"), entry.get("load_data")
     if not isinstance(extra, dict) or not isinstance(load_data, dict | None):
         raise errors.InvalidCheckpointException(
-            f"'extra' and 'load_data' of the entry {TRIAL_KEY!r} should be dicts; got {extra!r:.99}, {load_data!r:.99}."
+            f"'extra' and 'load_data' of the entry {TRIAL_KEY!r} should be dicts; got {mask(extra)!r:.99}, "
+            f"{mask(load_data)!r:.99}."
         )
     models, unknown = split_models(ckpt["state_dict"])
     lightning = _rest_of(ckpt)
@@ -177,9 +180,9 @@ def _from_trial(ckpt: Mapping[str, Any]) -> CheckpointFiles:
     return CheckpointFiles(
         state={_MODELS: models, _OPTIMIZERS: list(ckpt.get("optimizer_states") or []), **entry["state"]},
         trial_state=_trial_state_of(extra),
-        load_data=load_data or _load_data(**read_settings(extra, None)),
+        load_data=mask(load_data or _load_data(**read_settings(extra, None))),
         # Where Determined wrote the checkpoint, nothing else is known.
-        resume=None if extra.keys() == {"trial_state"} else extra,
+        resume=None if extra.keys() == {"trial_state"} else _without_secrets(extra),
         lightning=lightning,
         epochs_known=bool(entry.get("epochs_known", True)),
     )
@@ -196,7 +199,7 @@ def _from_other_module(ckpt: Mapping[str, Any]) -> CheckpointFiles:
             "callbacks": {},
         },
         trial_state=TrialState(batches_trained=batches, last_ckpt=batches, epochs_trained=epochs),
-        load_data=_load_data(dict(hparams) if isinstance(hparams, Mapping) else None, None),
+        load_data=mask(_load_data(dict(hparams) if isinstance(hparams, Mapping) else None, None)),
         resume=None,
         lightning=_rest_of(ckpt),
     )
@@ -204,7 +207,16 @@ def _from_other_module(ckpt: Mapping[str, Any]) -> CheckpointFiles:
 
 def _rest_of(ckpt: Mapping[str, Any]) -> dict[str, Any]:
     moved = ("state_dict", "optimizer_states", "lr_schedulers", TRIAL_KEY)
-    return {name: value for name, value in ckpt.items() if name not in moved}
+    rest = {name: value for name, value in ckpt.items() if name not in moved}
+    if isinstance(rest.get("hyper_parameters"), dict):
+        rest["hyper_parameters"] = mask(rest["hyper_parameters"])
+    return rest
+
+
+def _without_secrets(resume: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of ``resume.pth`` to be written again; an older release may have written it."""
+    settings = mask(read_settings(resume, None))
+    return {**resume, "settings": json.dumps(settings)} if "settings" in resume else resume
 
 
 def _trial_state_of(extra: dict[str, Any]) -> TrialState:

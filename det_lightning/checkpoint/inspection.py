@@ -23,6 +23,7 @@ from det_lightning.checkpoint.legacy import modernize
 from det_lightning.checkpoint.manifest import MANIFEST_KEY
 from det_lightning.checkpoint.state import read_trial_state
 from det_lightning.checkpoint.tensors import read_state
+from det_lightning.masking import mask
 
 __all__ = ["inspect_checkpoint"]
 
@@ -45,7 +46,7 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
         ``problems`` lists what can not be read, a sentence each; where it is empty all else is there: ``metadata``,
         ``load_data``, ``hparams``, ``experiment_config``, ``trial_state``, ``models`` (with a list ``tensors`` each),
         ``optimizers``, ``lr_schedulers``, ``callbacks``, ``rng_states``, ``gradient_scaler``, ``exact_resume``,
-        ``lightning``.
+        ``lightning``. Secrets of the configuration and the hyperparameters are masked.
     """
     problems: list[str] = []
     found: dict[str, Any] = {"problems": problems}
@@ -59,7 +60,7 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
 
     attempt(lambda: _inspect_completeness(directory))
     attempt(lambda: _inspect_metadata(directory))
-    attempt(lambda: {"load_data": collect_load_data(directory)})
+    attempt(lambda: {"load_data": mask(collect_load_data(directory))})
     attempt(lambda: _inspect_trial_state(directory, trusted))
     attempt(lambda: _inspect_state(directory, trusted))
     attempt(lambda: _inspect_resume(directory, found.get("load_data"), trusted))
@@ -75,7 +76,7 @@ def _inspect_completeness(directory: pathlib.Path) -> dict[str, Any]:
 def _inspect_metadata(directory: pathlib.Path) -> dict[str, Any]:
     path = directory / METADATA_FILE
     metadata = read_json(path) if path.is_file() else {}
-    return {"metadata": {name: value for name, value in metadata.items() if name != MANIFEST_KEY}}
+    return {"metadata": mask({name: value for name, value in metadata.items() if name != MANIFEST_KEY})}
 
 
 def _inspect_trial_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def _inspect_trial_state(directory: pathlib.Path, trusted: bool) -> dict[str, An
 
 def _inspect_resume(directory: pathlib.Path, load_data: dict[str, Any] | None, trusted: bool) -> dict[str, Any]:
     resume = _read_if_there(directory / RESUME_FILE, trusted)
-    return {"exact_resume": resume is not None, **read_settings(resume or {}, load_data)}
+    return {"exact_resume": resume is not None, **mask(read_settings(resume or {}, load_data))}
 
 
 def _read_if_there(path: pathlib.Path, trusted: bool) -> dict[str, Any] | None:

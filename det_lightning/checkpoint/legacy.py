@@ -101,7 +101,7 @@ def read_load_data(directory: pathlib.Path) -> LoadData:
     for name in ("hparams", "experiment_config"):
         if not isinstance(content.get(name), dict | None):
             raise errors.IncompleteCheckpointError(
-                f"{source}: {name!r} should be an object; got {content[name]!r:.200}."
+                f"{source}: {name!r} should be an object; it is a {type(content[name]).__name__}."
             )
     if not isinstance(spec, str | None):
         raise errors.IncompleteCheckpointError(f"{source}: the trial's class should be a string; got {spec!r:.200}.")

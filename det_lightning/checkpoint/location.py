@@ -14,6 +14,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from det_lightning import errors
+from det_lightning.masking import MASK, cause_without_secrets, is_masked, mask_text, mask_url, secrets_in
 
 __all__ = ["Location", "explain_errors"]
 
@@ -25,7 +26,7 @@ _EXTRAS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Location:
     """A file or directory.
 
@@ -48,26 +49,19 @@ class Location:
             options: what the file system needs to know, such as ``endpoint_url`` or credentials.
 
         Raises:
-            StorageError: no library is known for the URL, or it is not installed.
+            StorageError: no library is known for the URL, or it is not installed; or its password is a mask.
         """
-        name = os.fspath(url)
+        name = _with_password(os.fspath(url), options or {})
         if "://" not in name or name.startswith("file://"):
             local = pathlib.Path(name.removeprefix("file://")).expanduser()
             return cls(LocalFileSystem(), os.path.abspath(local))  # noqa: PTH100 (keeps links as they are)
-        protocol = name.partition("://")[0]
         try:
             fs, path = fsspec.core.url_to_fs(name, **(options or {}))
-        except ImportError as e:
-            extra = _EXTRAS.get(protocol)
-            install = f"pip install 'det-lightning[{extra}]'" if extra else str(e)
-            raise errors.StorageError(f"{name} needs a library that is not installed: {install}") from e
-        except ValueError as e:
-            raise errors.StorageError(
-                f"{name!r} can not be opened: {e}. A storage is a directory, or a URL such as s3://bucket/prefix, "
-                "gs://bucket/prefix, az://container/prefix, sftp://host/path."
-            ) from e
         except Exception as e:  # each file system has errors of its own
-            raise errors.StorageError(f"{name} can not be opened: {type(e).__name__}: {e}") from e
+            hidden = [*secrets_in(name), *secrets_in(options)]
+            explained = mask_text(_explain(mask_url(name), e), hidden)
+            shows_none = mask_text(str(e), hidden) == str(e)
+            raise errors.StorageError(explained) from (cause_without_secrets(e) if shows_none else None)
         path = path.rstrip("/")
         trimmed = name.rstrip("/")
         return cls(fs, path, trimmed.removesuffix(path) if path and trimmed.endswith(path) else "")
@@ -90,10 +84,19 @@ class Location:
     def __truediv__(self, name: str) -> Location:
         return Location(self.fs, f"{self.path}/{name}", self.origin)
 
-    def __str__(self) -> str:
+    @property
+    def url(self) -> str:
+        """The path, or the URL with all that it was given with: a password too."""
         if self.is_local:
             return self.path
         return f"{self.origin}{self.path}" if self.origin else str(self.fs.unstrip_protocol(self.path))
+
+    def __str__(self) -> str:
+        """Return the path or URL as it may be shown: without its password."""
+        return self.url if self.is_local else mask_text(mask_url(self.url))
+
+    def __repr__(self) -> str:
+        return f"Location({str(self)!r})"
 
     @property
     def is_object_store(self) -> bool:
@@ -187,9 +190,44 @@ def explain_errors(what: str) -> Iterator[None]:
         raise
     except PermissionError as e:
         raise errors.StorageError(
-            f"Permission denied while {what}: {e}. Check the credentials and their rights."
-        ) from e
+            f"Permission denied while {what}: {mask_text(str(e))}. Check the credentials and their rights."
+        ) from cause_without_secrets(e)
     except FileNotFoundError as e:
-        raise errors.StorageError(f"Not found while {what}: {e}. Check the bucket or directory.") from e
+        raise errors.StorageError(
+            f"Not found while {what}: {mask_text(str(e))}. Check the bucket or directory."
+        ) from cause_without_secrets(e)
     except Exception as e:  # each file system has errors of its own
-        raise errors.StorageError(f"Failed while {what}: {type(e).__name__}: {e}") from e
+        raise errors.StorageError(
+            f"Failed while {what}: {type(e).__name__}: {mask_text(str(e))}"
+        ) from cause_without_secrets(e)
+
+
+def _with_password(url: str, options: Mapping[str, Any]) -> str:
+    """Return a URL that can be opened: where its password is a mask the options have to hold it.
+
+    Raises:
+        StorageError: they do not.
+    """
+    masked = f":{MASK}@"
+    if "://" not in url or masked not in url:
+        return url
+    if options.get("password") is None or is_masked(options["password"]):
+        raise errors.StorageError(
+            f"The password in {url} is masked: write it into the URL, or give it as the option 'password' (options= of "
+            "CheckpointStorage, storage_options=, or --option password=...)."
+        )
+    return url.replace(masked, "@", 1)
+
+
+def _explain(shown: str, error: Exception) -> str:
+    """Return why the file system of a URL could not be made."""
+    if isinstance(error, ImportError):
+        extra = _EXTRAS.get(shown.partition("://")[0])
+        install = f"pip install 'det-lightning[{extra}]'" if extra else str(error)
+        return f"{shown} needs a library that is not installed: {install}"
+    if isinstance(error, ValueError):
+        return (
+            f"{shown!r} can not be opened: {error}. A storage is a directory, or a URL such as s3://bucket/prefix, "
+            "gs://bucket/prefix, az://container/prefix, sftp://host/path."
+        )
+    return f"{shown} can not be opened: {type(error).__name__}: {error}"

@@ -25,6 +25,7 @@ from det_lightning.checkpoint.layout import (
 from det_lightning.checkpoint.location import Location, explain_errors
 from det_lightning.checkpoint.places import LocalPlace, Place, RemotePlace, replaced_dir, sweep
 from det_lightning.checkpoint.transfer import RetryPolicy
+from det_lightning.masking import mask_url
 
 __all__ = ["CheckpointStorage", "new_id"]
 
@@ -65,8 +66,7 @@ class CheckpointStorage:
     ) -> None:
         self.options: dict[str, Any] = dict(options or {})
         if isinstance(root, Mapping):
-            root, from_config = storage_from_config(root)
-            self.options = {**from_config, **self.options}
+            root, self.options = storage_from_config(root, self.options)
         self.root = Location.parse(platformdirs.user_data_dir("determined") if root is None else root, self.options)
         self.retry = retry or RetryPolicy()
 
@@ -182,7 +182,7 @@ class CheckpointStorage:
         with explain_errors(f"reading {self}"):
             ages = self._in_parallel(age_of, ids)
         candidates = [(age, checkpoint_id) for age, checkpoint_id in zip(ages, ids, strict=True) if age is not None]
-        return str(self.root / max(candidates)[1]) if candidates else None
+        return (self.root / max(candidates)[1]).url if candidates else None
 
     def find(self, id_or_path: str | os.PathLike[str]) -> str:
         """Return path or URL of a checkpoint.
@@ -202,7 +202,7 @@ class CheckpointStorage:
                 place = elsewhere if elsewhere.is_dir() else None
         if place is None:
             raise self._not_found(name)
-        return str(place)
+        return place.url
 
     def read_metadata(self, checkpoint_id: str) -> dict[str, Any]:
         """Return the content of ``metadata.json``; empty if it is missing or damaged."""
@@ -231,7 +231,7 @@ class CheckpointStorage:
         near = difflib.get_close_matches(name.rstrip("/").rpartition("/")[2], known, n=3, cutoff=0.3)
         hint = f"Similar ids: {', '.join(near)}." if near else f"{len(known)} other checkpoints are there."
         return errors.CheckpointNotFound(
-            f"There is no checkpoint {name!r}, neither as a directory nor as an id in {self}. {hint}"
+            f"There is no checkpoint {mask_url(name)!r}, neither as a directory nor as an id in {self}. {hint}"
         )
 
     def _in_parallel(self, function: Callable[[str], Any], names: list[str]) -> list[Any]:

@@ -17,6 +17,7 @@ import tenacity
 
 from det_lightning import errors
 from det_lightning.checkpoint.location import Location, explain_errors
+from det_lightning.masking import mask_text
 
 __all__ = ["RetryPolicy", "download", "upload"]
 
@@ -81,7 +82,8 @@ def _may_pass(error: BaseException) -> bool:
 def _tell_of_retry(what: str, state: tenacity.RetryCallState) -> None:
     error = state.outcome and state.outcome.exception()
     wait_s = state.next_action.sleep if state.next_action is not None else 0.0
-    logger.warning("Failed while %s: %s: %s. Trying again in %.1f s.", what, type(error).__name__, error, wait_s)
+    told = mask_text(str(error))
+    logger.warning("Failed while %s: %s: %s. Trying again in %.1f s.", what, type(error).__name__, told, wait_s)
 
 
 @contextlib.contextmanager

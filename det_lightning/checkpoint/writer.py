@@ -21,6 +21,7 @@ from det_lightning.checkpoint.manifest import MANIFEST_KEY, describe_files
 from det_lightning.checkpoint.places import Place
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.checkpoint.storage import CheckpointStorage, new_id
+from det_lightning.masking import describe_masked
 
 __all__ = ["CheckpointFiles", "CheckpointWriter"]
 
@@ -59,7 +60,8 @@ class CheckpointFiles:
 
         ``load_data.json`` comes first: where it is and ``metadata.json`` is not, a checkpoint was cut off.
         """
-        (directory / layout.LOAD_DATA_FILE).write_text(json.dumps(self.load_data, default=str), encoding="utf-8")
+        load_data = json.dumps(self.load_data, default=describe_masked)
+        (directory / layout.LOAD_DATA_FILE).write_text(load_data, encoding="utf-8")
         trial_state = dict(vars(self.trial_state))
         if not self.epochs_known:
             del trial_state["epochs_trained"]

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from det_lightning.masking import mask_text
+
 __all__ = [
     "EXIT_CODES",
     "TYPER_SETTINGS",
@@ -66,9 +68,14 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
     for entry in given or []:
         key, equals, value = entry.partition("=")
         if not equals or not key.isidentifier():
-            raise ValueError(f"--option takes KEY=VALUE, such as anon=true; got {entry!r}.")
+            raise ValueError(f"--option takes KEY=VALUE, such as anon=true; got {_shown(key, equals)}.")
         options[key] = _parse_value(key, value)
     return options
+
+
+def _shown(key: str, equals: str) -> str:
+    # Not what stands behind the sign, which may be a secret.
+    return f"{key!r} before the sign" if equals else repr(mask_text(key))
 
 
 def _parse_value(key: str, value: str) -> Any:
@@ -80,5 +87,5 @@ def _parse_value(key: str, value: str) -> Any:
         try:
             return json.loads(value)
         except ValueError as e:
-            raise ValueError(f"--option {key}={value} looks like JSON, but is none: {e}.") from e
+            raise ValueError(f"--option {key}=... looks like JSON, but is none: {e}.") from e
     return value

@@ -92,7 +92,7 @@ def opened(place: Location, options: Mapping[str, Any], *, with_code: bool = Fal
     total = sum(size for name, size in sizes.items() if with_code or not name.startswith(f"{CODE_DIR}/"))
     with contextlib.ExitStack() as stack:
         with show_progress(f"Reading {place.name}", total) as progress:
-            opening = open_checkpoint(str(place), options, with_code=with_code, progress=progress)
+            opening = open_checkpoint(place.url, options, with_code=with_code, progress=progress)
             directory = stack.enter_context(opening)
         try:
             yield directory
@@ -109,7 +109,7 @@ def _existing(url: str, options: Mapping[str, Any]) -> Location:
     if not parent:
         raise errors.CheckpointNotFound(f"There is no checkpoint {place}.")
     # What is there has similar names, perhaps.
-    storage = CheckpointStorage(str(dataclasses.replace(place, path=parent)), options=options)
+    storage = CheckpointStorage(dataclasses.replace(place, path=parent).url, options=options)
     return Location.parse(storage.find(name), options)
 
 

@@ -8,6 +8,7 @@ import sys
 import libcst
 
 from det_lightning.cli.output import warn
+from det_lightning.porting.separate_process import PortingFailed, PortingProcess
 from det_lightning.porting.to_lightning import NoTrialError, write_module
 
 __all__ = ["write_lightning_module"]
@@ -25,7 +26,11 @@ def write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | Non
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
     try:
+        with PortingProcess() as process:
+            process.port(path)  # a file that would crash this process crashes that one
         written, todos = write_module(path.read_text(encoding="utf-8-sig"))
+    except (PortingFailed, RecursionError) as e:
+        raise ValueError(f"{path} can not be read: {e}.") from e
     except libcst.ParserSyntaxError as e:
         raise ValueError(f"{path} is no Python 3: line {e.raw_line}: {e.message}.") from e
     except NoTrialError as e:
@@ -40,6 +45,8 @@ def write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | Non
 
 
 def _write(output: pathlib.Path, written: str, force: bool) -> None:
+    if output.is_symlink():
+        raise ValueError(f"{output} is a link to {output.resolve()}; name that file itself.")
     if output.exists() and not force:
         raise ValueError(f"{output} exists; --force replaces it.")
     output.write_text(written, encoding="utf-8")

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from det_lightning import errors
+from det_lightning.masking import mask_text
 
 __all__ = [
     "as_command_line",
@@ -45,7 +46,7 @@ def report_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise  # whoever reads the output has enough of it
     except (errors.DetLightningError, ValueError, OSError) as e:
-        warn(f"Error: {e}")
+        warn(f"Error: {mask_text(str(e))}")
         raise typer.Exit(1 if isinstance(e, _WRONG_CHECKPOINT) else 2) from e
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import os
 import pathlib
-import stat
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -22,9 +20,9 @@ _COLORS = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 def port_project(paths: list[pathlib.Path], write: bool, check: bool, diff: bool, as_json: bool) -> bool:
     """Port the files below ``paths``; return whether nothing is left to change or to do."""
     ports = port_paths(paths)
-    changed = [port for port in ports if port.changed]
     if write:
-        _write(changed)
+        ports = [_written(port) for port in ports]
+    changed = [port for port in ports if port.changed and (port.may_be_written or not write)]
     if as_json:
         print_json({"files": [_for_json(port, diff) for port in ports]})
     else:
@@ -38,17 +36,14 @@ def port_project(paths: list[pathlib.Path], write: bool, check: bool, diff: bool
     return not left and not changed
 
 
-def _write(changed: list[FilePort]) -> None:
-    locked = [str(port.path) for port in changed if not _is_writable(port.path)]
-    if locked:
-        raise PermissionError(f"{', '.join(locked)}: read-only, so nothing was written. Make them writable first.")
-    for port in changed:
-        port.write()
-
-
-def _is_writable(path: pathlib.Path) -> bool:
-    # The administrator may write to any file, also to one that somebody has protected.
-    return bool(path.stat().st_mode & stat.S_IWUSR) and os.access(path, os.W_OK)
+def _written(port: FilePort) -> FilePort:
+    """Write a file if that is to be; return it, with a finding if it can not be written."""
+    if port.changed and port.may_be_written:
+        try:
+            port.write()
+        except OSError as e:
+            return port.not_written(str(e), "make it possible to write the file and its directory")
+    return port
 
 
 def _for_json(port: FilePort, with_diff: bool) -> dict[str, Any]:
@@ -56,7 +51,12 @@ def _for_json(port: FilePort, with_diff: bool) -> dict[str, Any]:
         {"line": found.line, "level": found.level.value, "reason": found.reason, "advice": found.advice}
         for found in port.findings
     ]
-    told = {"path": str(port.path), "changed": port.changed, "findings": findings}
+    told = {
+        "path": str(port.path),
+        "changed": port.changed,
+        "may_be_written": port.may_be_written,
+        "findings": findings,
+    }
     return {**told, "diff": "".join(_diff_lines(port))} if with_diff else told
 
 
@@ -101,7 +101,7 @@ def _tell_summary(ports: list[FilePort], paths: list[pathlib.Path], written: boo
         places = ", ".join(map(str, paths))
         warn(f"Nothing to port: nothing in {places} uses determined in a way that has to change.")
         return
-    count = sum(port.changed for port in ports)
+    count = sum(port.changed and (port.may_be_written or not written) for port in ports)
     levels = Counter(found.level for port in ports for found in port.findings)
     told = [f"{levels[level]} {level.value}{'s' if levels[level] > 1 else ''}" for level in Level if levels[level]]
     left = f"left to you: {', '.join(told)}" if told else "nothing is left to you"

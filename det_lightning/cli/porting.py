@@ -16,7 +16,7 @@ __all__ = ["EXIT_CODES", "port"]
 
 EXIT_CODES = (
     "Exit codes: 0 all is fine; 1 with --check, when something would change or is left to do; 2 the command was not "
-    "used as it should be, or a file can not be read or written."
+    "used as it should be."
 )
 _NEEDED = ("libcst", "yaml")
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import io
+import os
 import pathlib
 import re
+import shutil
+import tempfile
 import tokenize
 from collections.abc import Callable
 
+from det_lightning.masking import mask_text
 from det_lightning.porting.findings import Finding, Level, unresolved
 
 __all__ = ["FilePort", "is_portable", "port_file"]
@@ -34,6 +38,7 @@ class FilePort:
         after: what is to be written; the same as ``before`` if nothing changes.
         findings: what is left to the user.
         encoding: how both are encoded.
+        may_be_written: nothing stands against writing it; otherwise a finding says what does.
     """
 
     path: pathlib.Path
@@ -41,6 +46,7 @@ class FilePort:
     after: str
     findings: list[Finding]
     encoding: str = "utf-8"
+    may_be_written: bool = True
 
     @property
     def changed(self) -> bool:
@@ -48,13 +54,34 @@ class FilePort:
         return self.before != self.after
 
     def write(self) -> None:
-        """Write the ported content.
+        """Write the ported content to a new file, which takes the place of the old one.
+
+        A file that is the same one under another name (a hard link) stays as it is there.
 
         Raises:
-            OSError: the file can not be written.
+            OSError: the file can not be written, or is a link; it is as it was.
         """
+        if self.path.is_symlink():
+            raise OSError(f"{self.path} is a link, and nothing is written through one")
         content = self.after.encode(self.encoding)
-        self.path.write_bytes(content)
+        descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name[:32]}.")
+        temporary = pathlib.Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            owner = self.path.lstat()
+            if (temporary.lstat().st_uid, temporary.lstat().st_gid) != (owner.st_uid, owner.st_gid):
+                shutil.chown(temporary, owner.st_uid, owner.st_gid)
+            shutil.copymode(self.path, temporary)
+            temporary.replace(self.path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def not_written(self, reason: str, advice: str) -> FilePort:
+        """Return it with a finding on why it is not to be written."""
+        finding = Finding(0, Level.problem, f"not changed: {reason}", advice)
+        return dataclasses.replace(self, findings=[finding, *self.findings], may_be_written=False)
 
 
 def is_portable(path: pathlib.Path) -> bool:
@@ -155,7 +182,7 @@ def _describe(error: Exception) -> str:
         return f"it is no Python 3: line {error.raw_line}: {error.message}"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    return " ".join(str(error).split())
+    return " ".join(mask_text(str(error)).split())
 
 
 def _not_understood(text: str, why: str) -> list[Finding]:

@@ -1,13 +1,18 @@
-"""The files of a project that may have to be ported."""
+"""The files of a project that may have to be ported.
+
+Whose they are is not known: they are read in a process of its own, and nothing is written through a link.
+"""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import stat
 from collections.abc import Iterable, Iterator
 
-from det_lightning.porting.files import FilePort, is_portable, port_file
-from det_lightning.porting.findings import Level
+from det_lightning.porting.files import FilePort, is_portable
+from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.separate_process import PortingFailed, PortingProcess
 
 __all__ = ["find_files", "port_paths"]
 
@@ -44,8 +49,13 @@ def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
         names[:] = sorted(name for name in names if not _is_skipped(pathlib.Path(directory, name)))
         for name in sorted(files):
             file = pathlib.Path(directory, name)
-            if is_portable(file) and file.is_file():
+            if is_portable(file) and file.is_file() and not _is_link_within(file, path):
                 yield file
+
+
+def _is_link_within(file: pathlib.Path, top: pathlib.Path) -> bool:
+    """Tell whether a file is a link to another one of the project, which is found itself."""
+    return file.is_symlink() and file.resolve().is_relative_to(top.resolve())
 
 
 def _is_skipped(directory: pathlib.Path) -> bool:
@@ -57,17 +67,36 @@ def _is_skipped(directory: pathlib.Path) -> bool:
 def port_paths(paths: Iterable[pathlib.Path]) -> list[FilePort]:
     """Port all files below ``paths``, and return those with something to tell; nothing is written.
 
-    Where nothing but hints of the checklist was found the project has nothing to do with Determined, and the list is
-    empty.
+    A file that can not be read, that crashes its reader or takes longer than some seconds, that is read-only or a link
+    has a finding that says so, and does not keep the others from being ported. Where nothing but hints of the checklist
+    was found the project has nothing to do with Determined, and the list is empty.
 
     Raises:
         FileNotFoundError, ValueError: see :func:`find_files`.
-        OSError: a file can not be read.
     """
-    ported = [port_file(file) for file in find_files(paths)]
+    with PortingProcess() as process:
+        ported = [_port(process, file) for file in find_files(paths)]
     if not any(_is_of_determined(port) for port in ported):
         return []
     return [port for port in ported if port.changed or port.findings]
+
+
+def _port(process: PortingProcess, path: pathlib.Path) -> FilePort:
+    try:
+        port = process.port(path)
+    except PortingFailed as e:
+        advice = "port it by hand, or make it readable first"
+        return FilePort(path, "", "", [Finding(0, Level.problem, f"left as it is: {e}", advice)])
+    if not port.changed:
+        return port
+    if path.is_symlink():
+        return port.not_written(f"it is a link to {path.resolve()}", "name that file itself")
+    return port if _is_writable(path) else port.not_written("it is read-only", "make it writable first")
+
+
+def _is_writable(path: pathlib.Path) -> bool:
+    # The administrator may write to any file, also to one that somebody has protected.
+    return bool(path.stat().st_mode & stat.S_IWUSR) and os.access(path, os.W_OK)
 
 
 def _is_of_determined(port: FilePort) -> bool:

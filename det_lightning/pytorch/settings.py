@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from det_lightning import errors
+from det_lightning.masking import MaskedSettings, leave_out_masked
 
 __all__ = ["RunSettings"]
 
@@ -17,7 +18,8 @@ class RunSettings:
 
     Args:
         hparams: hyperparameters; ``global_batch_size`` among them is split over the slots.
-        exp_conf: an experiment configuration, as in Determined's YAML files.
+        exp_conf: an experiment configuration, as in Determined's YAML files. A secret that is masked in there, or among
+            the hyperparameters, is left out, and an error names it where the trial looks it up.
         trial_seed: the seed of the trial, if it has one.
         slots: number of processes that train together.
 
@@ -32,8 +34,8 @@ class RunSettings:
         trial_seed: int | None = None,
         slots: int = 1,
     ) -> None:
-        self._hparams = hparams
-        self._exp_conf = exp_conf
+        self._hparams: dict[str, Any] | None = leave_out_masked(hparams, "hparams")
+        self._exp_conf: dict[str, Any] | None = leave_out_masked(exp_conf, "exp_conf")
         self._trial_seed = trial_seed
         self._global_batch_size: int | None = None
         self._per_slot_batch_size: int | None = None
@@ -75,9 +77,12 @@ class RunSettings:
         """Return the hyperparameter ``name``.
 
         Raises:
-            ValueError: there is no such hyperparameter, or none were given at all.
+            ValueError: there is no such hyperparameter, or none were given at all; or all that is known of it is a
+                mask, see :mod:`det_lightning.masking`.
         """
         hparams = self.get_hparams()
+        if isinstance(hparams, MaskedSettings) and name in hparams.masked:
+            raise ValueError(hparams.explain(name))
         if name not in hparams:
             raise ValueError(f"There is no hyperparameter {name!r}; hparams has {sorted(hparams)}.")
         if name == "global_batch_size":

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.hyperparameters import chosen_hparams
+from det_lightning.masking import cause_without_secrets, mask, mask_text
 from det_lightning.testing.outcomes import BadTrial
 
 __all__ = ["hparams_of", "read_config"]
@@ -54,11 +55,11 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as e:
         raise BadTrial(f"--trial-config {path} can not be read: {e.strerror or e}.") from e
     except yaml.YAMLError as e:
-        raise BadTrial(f"--trial-config {path} is no YAML: {e}.") from e
+        raise BadTrial(f"--trial-config {path} is no YAML: {mask_text(str(e))}.") from cause_without_secrets(e)
     if not isinstance(content, dict):
         raise BadTrial(
             f"--trial-config {path} should hold an experiment configuration, a mapping with 'hyperparameters' and the "
-            f"like; it holds {type(content).__name__} {content!r:.80}."
+            f"like; it holds {type(content).__name__} {mask(content)!r:.80}."
         )
     return _with_defaults(content, _DEFAULTS)
 

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from det_lightning.masking import mask_text
 from det_lightning.testing.configuration import hparams_of, read_config
 from det_lightning.testing.outcomes import BadTrial
 from det_lightning.testing.records.record import RecordError, read_record
@@ -165,7 +166,7 @@ def _json_object(option: str, text: str | None, example: str) -> dict[str, Any] 
     try:
         value = json.loads(text)
     except json.JSONDecodeError as e:
-        raise BadTrial(f"{option} must be a JSON object, such as '{example}'; got {text!r}: {e}.") from e
+        raise BadTrial(f"{option} must be a JSON object, such as '{example}'; got {mask_text(text)!r}: {e}.") from e
     if not isinstance(value, dict):
-        raise BadTrial(f"{option} must be a JSON object, such as '{example}'; got {text!r}.")
+        raise BadTrial(f"{option} must be a JSON object, such as '{example}'; got {mask_text(text)!r}.")
     return value

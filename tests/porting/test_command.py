@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from det_lightning.cli.app import app
+from det_lightning.porting.separate_process import PortingFailed, PortingProcess
 
+TRIALS = Path(__file__).parent / "trials"
 CODE = "import determined as det\r\ndet.pytorch.PyTorchTrial\n"
 
 
@@ -108,19 +111,103 @@ def test_wrong_use(project: Path) -> None:
     assert contents(project) == before
 
 
-def test_a_protected_file_is_not_written_and_neither_are_the_others(project: Path) -> None:
+def test_a_protected_file_is_a_finding_and_the_others_are_written(project: Path) -> None:
     (project / "lib" / "code.py").chmod(0o444)
     before = contents(project)
-    assert "lib/code.py: read-only, so nothing was written" in run(project, "--write", ends_with=2).stderr
-    assert contents(project) == before
+    assert "lib/code.py: problem: not changed: it is read-only" in run(project, "--check", ends_with=1).stderr
+    result = run(project, "--write")
+    assert "lib/code.py: problem: not changed: it is read-only" in result.stderr
+    assert "1 file changed" in result.stderr
+    after = contents(project)
+    assert after["lib/code.py"] == before["lib/code.py"]
+    assert b"det_lightning" in after["code.py"]
 
 
-def test_a_link_stays_a_link_and_a_mode_a_mode(project: Path, tmp_path: Path) -> None:
+def test_a_mode_stays_a_mode_and_nothing_else_is_left(project: Path) -> None:
     (project / "code.py").chmod(0o755)
-    (tmp_path / "link.py").symlink_to(project / "code.py")
-    run(tmp_path / "link.py", "--write")
-    assert (tmp_path / "link.py").is_symlink()
+    names = set(contents(project))
+    run(project, "--write")
     assert (project / "code.py").stat().st_mode & 0o777 == 0o755
+    assert set(contents(project)) == names
+
+
+def test_nothing_is_written_through_a_link(project: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "code.py").write_bytes(CODE.encode())
+    (project / "link.py").symlink_to(outside / "code.py")
+    (project / "directory").symlink_to(outside, target_is_directory=True)
+    (project / "within.py").symlink_to(project / "code.py")
+    (project / "loop.py").symlink_to(project / "loop.py")
+    result = run(project, "--write")
+    assert f"link.py: problem: not changed: it is a link to {outside / 'code.py'}" in result.stderr
+    assert "within.py" not in result.output
+    assert contents(outside) == {"code.py": CODE.encode()}
+    assert (project / "link.py").is_symlink()
+    assert b"det_lightning" in (project / "code.py").read_bytes()
+    assert "is a link to" in run(project / "link.py", "--write").stderr
+    assert contents(outside) == {"code.py": CODE.encode()}
+
+
+def test_a_file_that_has_another_name_elsewhere_stays_as_it_is_there(project: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.py"
+    outside.hardlink_to(project / "code.py")
+    run(project, "--write")
+    assert outside.read_bytes() == CODE.encode()
+    assert b"det_lightning" in (project / "code.py").read_bytes()
+
+
+def test_the_output_of_a_lightning_module_is_not_written_through_a_link(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside.py").write_text("kept")
+    (tmp_path / "output.py").symlink_to(tmp_path / "outside.py")
+    shutil.copy(TRIALS / "detections.py", project / "trial.py")
+    arguments = (project / "trial.py", "--to", "lightning", "-o", tmp_path / "output.py", "--force")
+    assert "is a link to" in run(*arguments, ends_with=2).stderr
+    assert (tmp_path / "outside.py").read_text() == "kept"
+
+
+NESTED = "import determined\nx = " + "[" * 5000 + "]" * 5000 + "\n"
+
+
+def test_a_file_that_crashes_its_reader_is_a_finding_and_the_rest_goes_on(project: Path) -> None:
+    (project / "bad.py").write_text(NESTED)
+    (project / "bad.yaml").write_text("entrypoint: determined\nx: " + "[" * 5000 + "]" * 5000)
+    (project / "bad.ipynb").write_text("[" * 100_000 + "determined")
+    result = run(project, "--write")
+    assert f"{project / 'bad.py'}: problem: left as it is: reading it ended the process" in result.stderr
+    assert f"{project / 'bad.yaml'}: problem: left as it is: it is nested too deeply" in result.stderr
+    assert f"{project / 'bad.ipynb'}: problem: left as it is: it is nested too deeply" in result.stderr
+    assert b"det_lightning" in (project / "code.py").read_bytes()
+    assert (project / "bad.py").read_text() == NESTED
+
+
+def test_a_trial_that_crashes_its_reader_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(NESTED)
+    assert "bad.py can not be read: " in run(tmp_path / "bad.py", "--to", "lightning", ends_with=2).stderr
+
+
+def test_a_file_that_takes_too_long_is_left_and_the_next_one_is_ported(tmp_path: Path) -> None:
+    slow, quick = tmp_path / "slow.py", tmp_path / "quick.py"
+    slow.write_text("import determined\n" + "x = [1, 2, 3]\n" * 500_000)
+    quick.write_text("import determined\n")
+    with PortingProcess(timeout_s=1.0) as process, pytest.raises(PortingFailed, match="takes longer than 1 s to read"):
+        process.port(slow)
+    with PortingProcess(timeout_s=60.0) as process:
+        assert process.port(quick).after == "import det_lightning\n"
+
+
+def test_a_file_that_can_not_be_read_is_a_finding(tmp_path: Path) -> None:
+    with PortingProcess() as process, pytest.raises(PortingFailed, match="IsADirectoryError"):
+        process.port(tmp_path)
+
+
+def test_nothing_of_the_project_is_imported_to_read_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("json", "libcst", "yaml", "signal"):
+        (project / f"{name}.py").write_text("from pathlib import Path; Path(__file__).with_suffix('.ran').touch()")
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend("")
+    run(".", "--write")
+    assert list(project.glob("*.ran")) == []
     assert b"det_lightning" in (project / "code.py").read_bytes()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.checkpoint.config import storage_from_config
+from det_lightning.errors import StorageError
+from det_lightning.masking import MASK
 from tests.storage.backends import QUICK, new_bucket, write
 
 KEYS = {"access_key": "a", "secret_key": "b", "session_token": "c"}
@@ -68,20 +71,20 @@ def test_every_type_has_its_url(config: dict[str, Any], url: str, options: dict[
         ({"type": "s3", "bucket": None}, ["bucket is missing"]),
         ({"type": "s3", "bucket": ""}, ["bucket must not be empty"]),
         ({"type": "gcs", "bucket": 3}, ["bucket must be a string; got 3"]),
-        ({"type": "directory", "container_path": "/x", "host_path": "/y"}, ["host_path='/y' is not known"]),
+        ({"type": "directory", "container_path": "/x", "host_path": "/y"}, ["host_path is not known"]),
         ({"type": "shared_fs", "host_path": "data"}, ["host_path must be absolute; got 'data'"]),
         (
             {"type": "s3", "prefix": "a/../b", "endpoint_url": 1, "buckets": "x"},
             [
                 "bucket is missing",
-                "buckets='x' is not known",
+                "buckets is not known (did you mean bucket?)",
                 "endpoint_url must be a string; got 1",
                 "prefix must not contain '..'; got 'a/../b'",
             ],
         ),
         (
             {"type": "shared_fs", "host_path": "/data", "storage_path": "/elsewhere", "x": 1},
-            ["storage_path must lie under host_path '/data'; got '/elsewhere'", "x=1 is not known"],
+            ["storage_path must lie under host_path '/data'; got '/elsewhere'", "x is not known"],
         ),
     ],
     ids=str,
@@ -148,3 +151,18 @@ def test_options_go_before_those_of_the_section() -> None:
     config = {"type": "s3", "bucket": "b", "endpoint_url": "http://one", "access_key": "a"}
     storage = CheckpointStorage(config, options={"endpoint_url": "http://other"})
     assert storage.options == {"endpoint_url": "http://other", "key": "a"}
+
+
+def test_a_password_stands_in_the_url_or_among_the_options(sftp_options: dict[str, Any], tmp_path: Path) -> None:
+    rest = {name: value for name, value in sftp_options.items() if name not in ("port", "username", "password")}
+    place = f"127.0.0.1:{sftp_options['port']}{tmp_path}/storage"
+    storage = CheckpointStorage(f"sftp://me:the password@{place}", options=rest, retry=QUICK)
+    checkpoint_id = write(storage)
+    assert str(storage) == f"sftp://me:{MASK}@{place}"
+    load_checkpoint(storage.find(checkpoint_id), rest)
+    shown = CheckpointStorage(str(storage), options={**rest, "password": "the password"})
+    assert shown.list_ids() == [checkpoint_id]
+    wrong = "a wrong one"
+    with pytest.raises(StorageError) as raised:
+        CheckpointStorage(f"sftp://me:{wrong}@{place}", options=rest)
+    assert f"{wrong}@" not in "".join(traceback.format_exception(raised.value))

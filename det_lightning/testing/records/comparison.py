@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from det_lightning.masking import mask
 from det_lightning.testing.records.described import (
     dtype_of,
     farthest_apart,
@@ -102,7 +103,7 @@ class _Comparison:
         for field in dataclasses.fields(RunSettings):
             asked = [getattr(record.settings, field.name) for record in (self._reference, self._ours)]
             if asked[0] != asked[1]:
-                yield self._difference("settings", field.name, None, *asked)
+                yield self._difference("settings", field.name, None, *mask(asked))
         for theirs, mine in itertools.zip_longest(*map(self._comparable_events, (self._reference, self._ours))):
             if theirs is None or mine is None or _label(theirs) != _label(mine):
                 yield from self._parting(theirs, mine)

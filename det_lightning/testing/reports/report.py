@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from det_lightning.masking import mask
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import TrainingRecord
 from det_lightning.testing.reports.curves import Chart, make_chart
@@ -108,7 +109,7 @@ def _context(data: ReportData) -> dict[str, Any]:
         "Chart": Chart,
         "names": {side: _name_of(record) for side, record in sides.items()},
         "environment": _environment_rows(sides),
-        "settings": settings,
+        "settings": settings and dataclasses.replace(settings, hparams=mask(settings.hparams)),
         "made_at": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         "bit_equal": _same_to_the_bit(data),
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning import errors
+from det_lightning.masking import mask
 from det_lightning.pytorch.random_state import isolated_rng
 from det_lightning.pytorch.trainer import init
 from det_lightning.testing.outcomes import BadTrial
@@ -56,7 +57,7 @@ def explain_failure(setup: TrialSetup, failure: Failure) -> str | None:
     error, name = failure.error, setup.source.name
     text = str(error)
     if isinstance(error, errors.InvalidHP):
-        given = ", ".join(f"{hparam}={value!r}" for hparam, value in (setup.hparams or {}).items())
+        given = ", ".join(f"{hparam}={value!r}" for hparam, value in mask(setup.hparams or {}).items())
         return (
             f"{name} refuses its hyperparameters {failure.stage}, with InvalidHP: {text}\nThey are {given}. Of a range "
             f"the middle was taken; pass others with --trial-hparams.\n{failure.text}"

@@ -1,0 +1,227 @@
+"""Secrets among settings and in texts: finding them, masking what is written, and refusing to use a mask.
+
+What is masked is a copy that goes into a file, a message or a log. What a trial reads stays as it was given.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from det_lightning.secret_names import is_secret_name
+
+__all__ = [
+    "MASK",
+    "MaskedSettings",
+    "cause_without_secrets",
+    "describe_masked",
+    "is_masked",
+    "leave_out_masked",
+    "mask",
+    "mask_text",
+    "mask_url",
+    "secrets_in",
+]
+
+#: What stands for a secret in files and messages; the platform of Determined writes the same.
+MASK = "********"
+
+# A text would be unreadable without all that is as short as a secret of fewer characters.
+_SHORTEST = 4
+
+# Texts may come from anywhere, so no pattern goes back over more of one than these limits allow.
+# user:password@ after a scheme. A password may hold anything; a port is none.
+_USER = r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)([^\s/:]{0,200}):(?!\d{1,5}(?:[/?#]|$))"
+_URL = re.compile(rf"(?<![A-Za-z0-9+.-]){_USER}(\S{{0,1000}})@")
+_WHOLE_URL = re.compile(rf"{_USER}(.*)@", re.DOTALL)
+_USER_IS_TOKEN = re.compile(r"(https?://)[A-Za-z0-9_-]{16,}@")
+_QUERY = re.compile(r"(?i)([?&](?:sig|signature|x-amz-signature|code|key)=)[^&\s'\"]+")
+_ASSIGNED = re.compile(r"(?<![\w.$-])(-{0,2}[A-Za-z_][\w.-]*)(\s?=\s?)(\"[^\"]*\"|'[^']*'|[^\s;&,'\"]+)")
+_FLAG = re.compile(r"(?<!\S)(--[A-Za-z][\w-]*)(\s+)(?!-)(\S+)")
+_ENTRY = re.compile(r"([\"'])([A-Za-z_][\w.-]*)\1(\s*:\s*)(b?\"(?:[^\"\\]|\\.)*\"|b?'(?:[^'\\]|\\.)*'|\d+)")
+# As in a line of YAML, which its reader shows where it can not read on.
+_UNQUOTED = re.compile(r"(?m)(^[ \t-]*|[{,]\s*)([A-Za-z_][\w.-]*)(:[ \t]+)(?![\s'\"])([^\s,}][^,}\n]*)")
+_ENVIRONMENT = re.compile(r"([A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
+_HEADER = re.compile(r"(?i)(\bauthorization\s*:\s*(?:\w+\s+)?|\bbearer\s+(?=[a-z+/=_.~-]{0,200}\d))(?!\*)[^\s'\"]{8,}")
+_FORMATS = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r"|\bhooks\.slack\.com/services/[\w/-]+"
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
+    r"|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{22,}|\bglpat-[\w-]{20,}"
+    r"|\bhf_[A-Za-z0-9]{30,}|\bsk-(?=[\w-]{0,200}\d)(?=[\w-]{0,200}[A-Z])[\w-]{20,}|\bxox[abeoprs]-[\w-]{10,}|\bAIza[\w-]{35}"
+    r"|\beyJ[\w-]{8,1000}\.eyJ[\w-]{8,1000}\.[\w-]*",
+    re.DOTALL,
+)
+
+
+def mask(value: Any) -> Any:
+    """Return settings with their secrets masked, as they may be written; ``value`` stays as it is.
+
+    Masked are the values of names that are those of secrets, with all that is below them, and in strings what
+    :func:`mask_text` masks. Anything but dicts, lists, tuples and strings is returned as it is.
+    """
+    if isinstance(value, MaskedSettings):
+        value = {**value, **dict.fromkeys(value.masked, MASK)}
+    if isinstance(value, Mapping):
+        return {name: _mask_all(item, name) if is_secret_name(name) else mask(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        masked = [_mask_argument(item, before) for before, item in zip([None, *value], value, strict=False)]
+        return masked if isinstance(value, list) else tuple(masked)
+    return _mask_string(value) if isinstance(value, str) else value
+
+
+def _mask_all(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _mask_all(item, name) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mask_all(item, name) for item in value]
+    if value is None or isinstance(value, bool) or value == "":
+        return value
+    is_count = isinstance(value, int | float) and "token" in name.lower()
+    return value if is_count else MASK
+
+
+def _mask_argument(value: Any, before: Any) -> Any:
+    """Mask an item of a list, which may be that of a command: ``["--api-key", "..."]``."""
+    is_flag = isinstance(before, str) and before.startswith("--") and "=" not in before
+    return MASK if is_flag and isinstance(value, str) and is_secret_name(before) else mask(value)
+
+
+def _mask_string(text: str) -> str:
+    variable = _ENVIRONMENT.fullmatch(text)
+    if variable is not None and is_secret_name(variable[1]):
+        return f"{variable[1]}={MASK}"
+    return mask_text(mask_url(text))
+
+
+def mask_url(url: str) -> str:
+    """Return a URL with its password masked, whatever characters that has."""
+    return _WHOLE_URL.sub(rf"\1\2:{MASK}@", url, count=1) if _WHOLE_URL.match(url) else url
+
+
+def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return a text with the secrets in it masked: passwords of URLs, ``name=value`` of secrets, tokens of known forms.
+
+    Args:
+        text: such as the message of an error.
+        secrets: what is known to be a secret, too.
+    """
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    text = _URL.sub(rf"\1\2:{MASK}@", text)
+    text = _FORMATS.sub(MASK, text)
+    text = _USER_IS_TOKEN.sub(rf"\1{MASK}@", text)
+    text = _QUERY.sub(rf"\1{MASK}", text)
+    text = _HEADER.sub(rf"\1{MASK}", text)
+    text = _ASSIGNED.sub(_mask_assigned, text)
+    text = _FLAG.sub(_mask_assigned, text)
+    text = _UNQUOTED.sub(_mask_unquoted, text)
+    return _ENTRY.sub(_mask_entry, text)
+
+
+def _mask_assigned(found: re.Match[str]) -> str:
+    name, sign, value = found.groups()
+    return f"{name}{sign}{MASK}" if is_secret_name(name) and value.strip("'\"") else found.group()
+
+
+def _mask_unquoted(found: re.Match[str]) -> str:
+    before, name, colon, _ = found.groups()
+    return f"{before}{name}{colon}{MASK}" if is_secret_name(name) else found.group()
+
+
+def _mask_entry(found: re.Match[str]) -> str:
+    quote, name, colon, _ = found.groups()
+    return f"{quote}{name}{quote}{colon}{quote}{MASK}{quote}" if is_secret_name(name) else found.group()
+
+
+def describe_masked(value: object) -> str:
+    """Return an object that is neither a dict nor a list as a text to be written."""
+    return mask_text(str(value))
+
+
+def secrets_in(settings: Any) -> Iterator[str]:
+    """Yield the strings among ``settings`` that :func:`mask` masks as a whole, and the passwords of URLs."""
+    if isinstance(settings, Mapping):
+        for name, item in settings.items():
+            yield from (_strings(item) if is_secret_name(name) else secrets_in(item))
+    elif isinstance(settings, list | tuple):
+        for item in settings:
+            yield from secrets_in(item)
+    elif isinstance(settings, str) and (found := _WHOLE_URL.match(settings)) and len(found[3]) >= _SHORTEST:
+        yield from {found[3], urllib.parse.unquote(found[3])}
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)
+    elif isinstance(value, str) and len(value) >= _SHORTEST:
+        yield value
+
+
+def cause_without_secrets(error: BaseException) -> BaseException | None:
+    """Return an error to be the cause of another; None if its message, or that of a cause of it, shows a secret."""
+    link: BaseException | None = error
+    while link is not None:
+        if mask_text(str(link)) != str(link):
+            return None
+        link = link.__cause__ or link.__context__
+    return error
+
+
+# Reading
+
+
+class MaskedSettings(dict[Any, Any]):
+    """Settings less those whose values were masked where they were written: nobody takes a mask for a value.
+
+    Args:
+        entries: what is left.
+        where: what they are settings of, such as ``experiment_config['checkpoint_storage']``.
+        masked: names of the entries that are left out; to look one up is an error.
+    """
+
+    def __init__(self, entries: Mapping[Any, Any], where: str, masked: list[Any]) -> None:
+        super().__init__(entries)
+        self.where = where
+        self.masked = masked
+
+    def __missing__(self, name: Any) -> Any:
+        raise KeyError(self.explain(name) if name in self.masked else name)
+
+    def explain(self, name: Any) -> str:
+        """Return why there is no entry ``name``, and what to do."""
+        return (
+            f"{self.where}[{name!r}] is a secret, which was masked where these settings were written. Give the "
+            "settings with their secrets (hparams=, exp_conf=), or take the secret from the environment."
+        )
+
+
+def is_masked(value: Any) -> bool:
+    """Tell whether a value is a mask, or has one in it."""
+    return isinstance(value, str) and MASK in value
+
+
+def leave_out_masked(settings: Any, where: str) -> Any:
+    """Return settings without values that are masks; the very same object where there are none.
+
+    Args:
+        settings: as they were given, or read from a checkpoint.
+        where: what they are, for the error that tells of a missing one.
+    """
+    if isinstance(settings, dict):
+        kept = {
+            name: leave_out_masked(item, f"{where}[{name!r}]") for name, item in settings.items() if not is_masked(item)
+        }
+        if len(kept) < len(settings):
+            return MaskedSettings(kept, where, [name for name in settings if name not in kept])
+        return settings if all(kept[name] is settings[name] for name in kept) else kept
+    if isinstance(settings, list):
+        items = [leave_out_masked(item, f"{where}[{i}]") for i, item in enumerate(settings) if not is_masked(item)]
+        same = len(items) == len(settings) and all(new is old for new, old in zip(items, settings, strict=True))
+        return settings if same else items
+    return settings
