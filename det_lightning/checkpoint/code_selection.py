@@ -172,7 +172,9 @@ class _Scan:
             name = f"{folder.name}{entry.name}"
             try:
                 is_directory = entry.is_dir(follow_symlinks=False)
-                if self._leaves_out(f"{name}/" if is_directory else name, folder.ignores):
+                # Who names a directory means the link to one too.
+                forms = [f"{name}/"] if is_directory else [name, f"{name}/"] if entry.is_symlink() else [name]
+                if any(self._leaves_out(form, folder.ignores) for form in forms):
                     continue
                 if problem := _why_not(entry, is_directory):
                     self._problems[name] = problem
