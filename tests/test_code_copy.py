@@ -176,6 +176,20 @@ def test_a_directory_too_deep_for_its_copy_is_left_out(tmp_path: Path, caplog: p
     assert "File name too long" in warnings_in(caplog)
 
 
+@pytest.mark.parametrize("code_dir", [None, Path("project")])
+def test_a_directory_that_is_gone_ends_no_training(
+    code_dir: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = CheckpointWriter(CheckpointStorage(tmp_path), code_dir)
+    if code_dir is None:
+        Path("gone").mkdir()
+        monkeypatch.chdir("gone")
+        Path("../gone").rmdir()
+    checkpoint = tmp_path / writer.write(CheckpointFiles({}, TrialState(), {}, {}))
+    assert files_below(checkpoint / "code") == []
+    assert "removed" in caplog.text if code_dir is None else "project" in caplog.text
+
+
 # .detignore
 
 

@@ -72,10 +72,15 @@ class CodeCopier:
         Raises:
             OSError: nothing can be written there, as on a full disk.
         """
-        rules = CodeRules(self._source, self._with_secrets)
-        apart = [target.parent, *([self._apart] if self._apart is not None else [])]
-        selection = select_code(self._source, rules, apart, self._limits)
         target.mkdir()
+        try:
+            source = pathlib.Path(os.path.abspath(self._source))  # noqa: PTH100 (keeps links)
+        except FileNotFoundError:
+            logger.warning("No code is copied into checkpoints any more: the working directory has been removed.")
+            return
+        rules = CodeRules(source, self._with_secrets)
+        apart = [target.parent, *([self._apart] if self._apart is not None else [])]
+        selection = select_code(source, rules, apart, self._limits)
         problems = dict(selection.problems)
         secrets = [*selection.secrets]
         for name in selection.directories:
@@ -83,28 +88,27 @@ class CodeCopier:
                 _make_directory(target / name)
         for name in selection.files:
             with _noting(name, problems, secrets):
-                _copy_file(self._source / name, target / name, name, rules, name in selection.imported)
-        self._report(selection, problems, secrets)
+                _copy_file(source / name, target / name, name, rules, name in selection.imported)
+        self._report(_shown(str(source)), selection, problems, secrets)
 
-    def _report(self, selection: CodeSelection, problems: dict[str, str], secrets: list[str]) -> None:
-        source = os.path.abspath(self._source)  # noqa: PTH100 (keeps links)
+    def _report(self, source: str, selection: CodeSelection, problems: dict[str, str], secrets: list[str]) -> None:
         if selection.partial_because is not None and self._is_news("partial"):
             largest = ", ".join(f"{_shown(name)} ({size / 1024**2:,.1f} MiB)" for name, size in selection.largest)
             logger.warning(
                 "Checkpoints get only a part of the code in %s, its Python sources and the files of imported modules: "
                 "%s. The largest there, as far as was looked: %s. Name what the trial does not need in a file "
                 ".detignore there, with the syntax of .gitignore, or choose another directory with code_dir=.",
-                *(_shown(source), selection.partial_because, largest or "nothing"),
+                *(source, selection.partial_because, largest or "nothing"),
             )
         for problem in filter(self._is_news, selection.rule_problems):
             logger.warning("While the code is copied into checkpoints: %s.", _shown(problem))
         if new := [f"{_shown(name)} ({problem})" for name, problem in problems.items() if self._is_news(name)]:
-            logger.warning("Not copied from %s into checkpoints: %s.", _shown(source), _some(new))
+            logger.warning("Not copied from %s into checkpoints: %s.", source, _some(new))
         if new := [_shown(name) for name in secrets if self._is_news(name)]:
             logger.info(
                 "Not copied from %s into checkpoints, as secrets may be in there: %s. To copy one write !NAME into a "
                 "file .detignore there.",
-                *(_shown(source), _some(new)),
+                *(source, _some(new)),
             )
 
     def _is_news(self, text: str) -> bool:

@@ -77,7 +77,7 @@ def select_code(
     """Find what to copy of ``source``; links are not followed.
 
     Args:
-        source: the directory with the code.
+        source: the absolute path of the directory with the code.
         rules: what to leave out by name.
         apart: directories that are left out wherever they lie.
         limits: how much to copy.
@@ -93,7 +93,7 @@ class _Scan:
     def __init__(
         self, source: pathlib.Path, rules: CodeRules, apart: Iterable[pathlib.Path], limits: CodeLimits
     ) -> None:
-        self._source = pathlib.Path(os.path.abspath(source))  # noqa: PTH100 (keeps links)
+        self._source = source
         self._rules = rules
         self._limits = limits
         self._apart = {identity for path in apart if (identity := _identity(path)) is not None}
@@ -165,7 +165,7 @@ class _Scan:
                         return
                     yield entry
         except OSError as e:
-            self._problems[folder.name] = e.strerror or str(e)
+            self._problems[folder.name or "."] = e.strerror or str(e)
 
     def _look_at(self, folder: _Folder, entries: list[os.DirEntry[str]]) -> Iterator[_Folder]:
         for entry in sorted(entries, key=lambda entry: entry.name):

@@ -34,7 +34,7 @@ def files_imported_from(directory: pathlib.Path) -> set[str]:
 def _module_files() -> Iterator[str]:
     for module in list(sys.modules.values()):
         file = _attributes(module).get("__file__")
-        if isinstance(file, str):
+        if isinstance(file, str) and pathlib.Path(file).is_file():  # unlike "<stdin>"
             yield os.path.abspath(file)  # noqa: PTH100 (keeps links)
 
 
