@@ -324,6 +324,16 @@ def test_a_module_that_was_imported_through_a_link_is_copied(copied: Any, module
     assert copied() == [f"shared/{MODULE}.py"]
 
 
+def test_a_module_is_copied_where_the_working_directory_is_the_storage(module: Any) -> None:
+    touch(f"generated/{MODULE}.py", content="X = 1\n")
+    touch(".gitignore", content="generated/\n")
+    subprocess.run(["git", "init", "-q"], check=True)
+    module(Path("generated").resolve())
+    for _ in range(2):
+        checkpoint = CheckpointWriter(CheckpointStorage(".")).write(CheckpointFiles({}, TrialState(), {}, {}))
+        assert files_below(Path(checkpoint, "code")) == [".gitignore", f"generated/{MODULE}.py"]
+
+
 def test_a_module_that_detignore_names_is_left_out(copied: Any, module: Any) -> None:
     touch(f"private/{MODULE}.py", content="X = 1\n")
     touch(".detignore", content="private/\n")

@@ -199,10 +199,10 @@ class _Scan:
         """Return whether a module's file is to be copied: not if it is the user who wants it left out."""
         if self._rules.excludes(name) or _ODD_NAME.search(name):
             return False
-        folders = [self._source.joinpath(parent) for parent in pathlib.PurePosixPath(name).parents]
+        # The working directory itself may be the storage.
+        folders = [self._source / parent for parent in pathlib.PurePosixPath(name).parents if parent.name]
         return not any(
-            _identity(folder) in self._apart or (folder != self._source and _holds_environment_or_checkpoint(folder))
-            for folder in folders
+            _identity(folder) in self._apart or _holds_environment_or_checkpoint(folder) for folder in folders
         )
 
 

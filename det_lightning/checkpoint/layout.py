@@ -2,7 +2,7 @@
 
 Determined 0.38 writes ``state_dict.pth``, ``trial_state.pkl``, ``load_data.json``, ``code/`` and, last of all,
 ``metadata.json``. det_lightning adds ``resume.pth``, with what an exact resume needs beyond that, and, in
-``metadata.json``, size and checksum of every file; Determined ignores both.
+``metadata.json``, size and checksum of every file and a checksum of the other entries; Determined ignores all of it.
 """
 
 from __future__ import annotations

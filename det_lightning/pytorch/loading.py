@@ -28,6 +28,9 @@ __all__ = ["CheckpointLoadContext", "load_trial_from_checkpoint_path"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
+# So many files are named in a message.
+_FEW = 5
+
 
 class CheckpointLoadContext(PyTorchTrialContext):
     """A context for building a trial to hold weights, outside of training.
@@ -145,11 +148,12 @@ def _import_trial_class(directory: pathlib.Path, load_data: LoadData, trusted: b
         )
     if not trusted:
         require_unchanged_code(directory)
-    files, unused = split_code(directory)
+    files, others = split_code(directory)
+    unused = ", ".join(map(ascii, others[:_FEW])) + (f" and {len(others) - _FEW} more" if len(others) > _FEW else "")
     if unused:
         logger.warning(
             "Not imported from the checkpoint %s, as it is a link or %s does not list it: %s.",
-            *(directory, layout.METADATA_FILE, ", ".join(map(ascii, unused))),
+            *(directory, layout.METADATA_FILE, unused),
         )
     try:
         with import_only(code, [directory / name for name in files]):
