@@ -102,6 +102,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
 
     Args:
         code_dir: the directory that is copied into each checkpoint; by default the working directory.
+        code_with_secrets: copy files under whose names secrets are kept too, such as ``.env``.
         trusted: unpickle anything, running whatever code a checkpoint asks for.
         options: what the file system of a URL needs to know; see ``CheckpointStorage``.
     """
@@ -110,11 +111,14 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         self,
         code_dir: str | os.PathLike[str] | None = None,
         *,
+        code_with_secrets: bool = False,
         trusted: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(TorchCheckpointIO(), trusted, options)
         self._code_dir = pathlib.Path(code_dir) if code_dir is not None else None
+        self._code_with_secrets = code_with_secrets
+        self._writers: dict[str, CheckpointWriter] = {}
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a directory at ``path``; one that is there already is replaced.
@@ -124,7 +128,10 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
             CheckpointError: it can not be written.
         """
         storage, name = self._storage_of(path)
-        writer, files = CheckpointWriter(storage, self._code_dir), from_lightning(checkpoint)
+        files = from_lightning(checkpoint)
+        # One for each storage, since a writer warns only once.
+        new_writer = CheckpointWriter(storage, self._code_dir, code_with_secrets=self._code_with_secrets)
+        writer = self._writers.setdefault(str(storage), new_writer)
         if (storage.root / name).is_dir():
             storage.replace(name, by=writer.write(files, f"{name}-{new_id()}"))
         else:

@@ -50,6 +50,7 @@ class DeterminedCheckpoint(pl.Callback):
         metric: name of the validation metric that ``"best"`` compares, and ``retention``.
         smaller_is_better: whether a smaller value of ``metric`` is an improvement.
         code_dir: the directory that is copied into each checkpoint; by default the working directory.
+        code_with_secrets: copy files under whose names secrets are kept too, such as ``.env``.
         async_write: copy the state and write the copy while the training goes on; by default where ``storage`` is
             remote. An error is raised at the next boundary.
         retention: which checkpoints to keep; by default what the configuration given as ``storage`` says, otherwise
@@ -80,6 +81,7 @@ class DeterminedCheckpoint(pl.Callback):
         metric: str | None = None,
         smaller_is_better: bool = True,
         code_dir: str | os.PathLike[str] | None = None,
+        code_with_secrets: bool = False,
         async_write: bool | None = None,
         retention: Retention | None = None,
         experiment: str | None = None,
@@ -112,7 +114,8 @@ class DeterminedCheckpoint(pl.Callback):
         self._validated: tuple[int, float] | None = None
         self._untold = 0
         in_background = not self.storage.is_local if async_write is None else async_write
-        writer = CheckpointWriter(self.storage, pathlib.Path(code_dir) if code_dir is not None else None)
+        code = pathlib.Path(code_dir) if code_dir is not None else None
+        writer = CheckpointWriter(self.storage, code, code_with_secrets=code_with_secrets)
         self._saver = CheckpointSaver(writer, in_background)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

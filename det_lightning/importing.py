@@ -7,11 +7,22 @@ import importlib
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
+from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import Any
 
-__all__ = ["import_from_path", "load_class"]
+__all__ = ["import_from_path", "import_only", "load_class"]
 
 # A second copy of this package would know other classes of the same names.
 _OURS = "det_lightning"
@@ -70,6 +81,85 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
         sys.modules.update(hidden)
         sys.path[:] = old_path
         sys.dont_write_bytecode = old_dont_write
+
+
+@contextlib.contextmanager
+def import_only(path: str | os.PathLike[str], files: Iterable[pathlib.Path]) -> Iterator[None]:
+    """Import from ``path`` as :func:`import_from_path` does, but no other files than the given ones.
+
+    Bytecode that lies in a ``__pycache__`` there is not used: it need not belong to the source.
+
+    Args:
+        path: the directory.
+        files: the files in it.
+    """
+    directory = pathlib.Path(path).resolve()
+    hook = _only(directory, frozenset(str(file.resolve()) for file in files))
+    sys.path_hooks.insert(0, hook)
+    _forget_finders(directory)
+    try:
+        with import_from_path(directory):
+            yield
+    finally:
+        sys.path_hooks.remove(hook)
+        _forget_finders(directory)
+
+
+class _SourceLoader(SourceFileLoader):
+    """Compiles the source, whatever bytecode there may be beside it."""
+
+    def path_stats(self, path: Any) -> Any:
+        raise OSError(f"the bytecode of {path} is not asked for")  # what the import system takes for: there is none
+
+
+_LOADERS = (
+    [(suffix, ExtensionFileLoader) for suffix in EXTENSION_SUFFIXES]
+    + [(suffix, _SourceLoader) for suffix in SOURCE_SUFFIXES]
+    + [(suffix, SourcelessFileLoader) for suffix in BYTECODE_SUFFIXES]
+)
+
+
+class _Finder(FileFinder):
+    """Finds modules among given files of a directory; what else lies there does not exist for it."""
+
+    def __init__(self, path: str, allowed: frozenset[str]) -> None:
+        super().__init__(path)
+        self._allowed = allowed
+
+    def find_spec(self, fullname: str, target: ModuleType | None = None) -> ModuleSpec | None:
+        base = str(pathlib.Path(self.path, fullname.rpartition(".")[2]))
+        for suffix, loader in _LOADERS:
+            package = str(pathlib.Path(base, f"__init__{suffix}"))
+            if package in self._allowed:
+                locations = [base]
+                return spec_from_file_location(
+                    fullname, package, loader=loader(fullname, package), submodule_search_locations=locations
+                )
+        for suffix, loader in _LOADERS:
+            if base + suffix in self._allowed:
+                return spec_from_file_location(fullname, base + suffix, loader=loader(fullname, base + suffix))
+        if any(file.startswith(base + os.sep) for file in self._allowed):
+            namespace = ModuleSpec(fullname, None, is_package=True)
+            namespace.submodule_search_locations = [base]
+            return namespace
+        return None
+
+
+def _only(directory: pathlib.Path, allowed: frozenset[str]) -> Callable[[str], _Finder]:
+    def hook(path: str) -> _Finder:
+        resolved = pathlib.Path(path).resolve()
+        if resolved != directory and directory not in resolved.parents:
+            raise ImportError(f"{path} is not in {directory}")  # asks the import system to try the next hook
+        return _Finder(str(resolved), allowed)
+
+    return hook
+
+
+def _forget_finders(directory: pathlib.Path) -> None:
+    for path in list(sys.path_importer_cache):
+        resolved = pathlib.Path(path).resolve()
+        if resolved == directory or directory in resolved.parents:
+            del sys.path_importer_cache[path]
 
 
 def load_class(spec: str) -> Any:

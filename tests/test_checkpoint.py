@@ -40,7 +40,7 @@ def write(root: Path, state: dict[str, Any] = STATE, code_dir: Path | None = Non
 def forget_checksums(checkpoint: Path) -> None:
     """Leave ``metadata.json`` as Determined writes it, so that a changed file is looked into."""
     metadata = read_json(checkpoint / "metadata.json")
-    del metadata["files"]
+    del metadata["files"], metadata["metadata_crc32c"]
     (checkpoint / "metadata.json").write_text(json.dumps(metadata))
 
 

@@ -237,4 +237,4 @@ def test_a_manifest_with_an_impossible_name_is_damage(name: str, tmp_path: Path)
     entry: dict[str, Any] = {"bytes": 1, "crc32c": "0"}
     (tmp_path / "metadata.json").write_text(json.dumps({"files": {name: entry}}))
     (damage,) = find_damage(tmp_path)
-    assert damage.endswith(("is missing", "can not be read: File name too long"))
+    assert damage.endswith(("is missing", "cannot be read: File name too long"))

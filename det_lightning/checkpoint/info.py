@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from det_lightning.checkpoint.layout import LOAD_DATA_FILE, METADATA_FILE, RESUME_FILE, STATE_FILES
 from det_lightning.checkpoint.location import Location
+from det_lightning.checkpoint.manifest import find_metadata_damage
 
 __all__ = ["CheckpointInfo", "describe", "modified", "read_metadata"]
+
+logger = logging.getLogger("det_lightning.checkpoint")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +53,17 @@ def describe(checkpoint: Location) -> CheckpointInfo:
 
 
 def read_metadata(checkpoint: Location) -> dict[str, Any]:
-    """Return the content of ``metadata.json``; empty if it is missing or damaged."""
+    """Return the content of ``metadata.json``; empty if it is missing or damaged, which its checksum tells."""
     try:
         content = json.loads((checkpoint / METADATA_FILE).read())
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return {}
-    return content if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        return {}
+    if (damage := find_metadata_damage(content)) is not None:
+        logger.warning("The metadata of %s is damaged, and is not used: %s.", checkpoint, damage)
+        return {}
+    return content
 
 
 def modified(file: Location) -> float | None:

@@ -20,7 +20,7 @@ from det_lightning.checkpoint.layout import (
     require_complete,
 )
 from det_lightning.checkpoint.legacy import modernize
-from det_lightning.checkpoint.manifest import MANIFEST_KEY
+from det_lightning.checkpoint.manifest import CHECKSUM_KEY, MANIFEST_KEY, find_metadata_damage
 from det_lightning.checkpoint.state import read_trial_state
 from det_lightning.checkpoint.tensors import read_state
 from det_lightning.masking import mask
@@ -76,7 +76,10 @@ def _inspect_completeness(directory: pathlib.Path) -> dict[str, Any]:
 def _inspect_metadata(directory: pathlib.Path) -> dict[str, Any]:
     path = directory / METADATA_FILE
     metadata = read_json(path) if path.is_file() else {}
-    return {"metadata": mask({name: value for name, value in metadata.items() if name != MANIFEST_KEY})}
+    if (damage := find_metadata_damage(metadata)) is not None:
+        raise errors.IncompleteCheckpointError(f"{path} is damaged: {damage}.")
+    hidden = (MANIFEST_KEY, CHECKSUM_KEY)
+    return {"metadata": mask({name: value for name, value in metadata.items() if name not in hidden})}
 
 
 def _inspect_trial_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Determined 0.38 writes ``state_dict.pth``, ``trial_state.pkl``, ``load_data.json``, ``code/`` and, last of all,
 ``metadata.json``. det_lightning adds ``resume.pth``, with what an exact resume needs beyond that, and, in
-``metadata.json``, size and checksum of every file; Determined ignores both.
+``metadata.json``, size and checksum of every file and a checksum of the other entries; Determined ignores all of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from det_lightning import errors
 __all__ = [
     "BOOKKEEPING_DIR",
     "CODE_DIR",
+    "FILES_READ",
     "LIGHTNING_FILE",
     "LOAD_DATA_FILE",
     "METADATA_FILE",
@@ -47,6 +48,9 @@ BOOKKEEPING_DIR = ".det_lightning"
 STATE_FILES = (STATE_FILE, f"determined/{STATE_FILE}", f"pedl/{STATE_FILE}", "checkpoint.pt")
 #: What stood in the place of ``trial_state.pkl`` in older releases.
 WORKLOAD_FILE = "workload_sequencer.pkl"
+
+#: What is read of a checkpoint, besides ``metadata.json``, to go on from it.
+FILES_READ = (*STATE_FILES, TRIAL_STATE_FILE, LOAD_DATA_FILE, RESUME_FILE, LIGHTNING_FILE)
 
 # Far beyond what a trial needs; a larger one is damaged, or is meant to fill the memory.
 _MAX_SMALL_FILE_BYTES = 64 * 1024 * 1024

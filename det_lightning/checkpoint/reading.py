@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from det_lightning.checkpoint.layout import (
+    FILES_READ,
     LIGHTNING_FILE,
-    LOAD_DATA_FILE,
     RESUME_FILE,
-    STATE_FILES,
-    TRIAL_STATE_FILE,
     find_state_file,
     require_complete,
 )
@@ -28,8 +26,6 @@ from det_lightning.checkpoint.tensors import read_state
 __all__ = ["CheckpointContent", "load_checkpoint", "read_checkpoint"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
-
-_FILES_READ = [*STATE_FILES, TRIAL_STATE_FILE, LOAD_DATA_FILE, RESUME_FILE, LIGHTNING_FILE]
 
 
 @dataclasses.dataclass
@@ -119,6 +115,6 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Checkp
 
 def _compare_with_manifest(directory: pathlib.Path, trusted: bool) -> None:
     if not trusted:
-        require_unchanged(directory, _FILES_READ)
-    elif damage := find_damage(directory, _FILES_READ):
+        require_unchanged(directory, FILES_READ)
+    elif damage := find_damage(directory, FILES_READ):
         logger.warning("The trusted checkpoint %s is not as it was written: %s.", directory, "; ".join(damage))

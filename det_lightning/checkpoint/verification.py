@@ -9,6 +9,7 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.layout import (
+    FILES_READ,
     LIGHTNING_FILE,
     METADATA_FILE,
     RESUME_FILE,
@@ -17,7 +18,7 @@ from det_lightning.checkpoint.layout import (
     require_complete,
 )
 from det_lightning.checkpoint.legacy import read_load_data
-from det_lightning.checkpoint.manifest import MANIFEST_KEY, find_damage
+from det_lightning.checkpoint.manifest import MANIFEST_KEY, find_damage, find_unlisted
 from det_lightning.checkpoint.state import read_trial_state
 from det_lightning.checkpoint.tensors import read_state
 
@@ -72,6 +73,10 @@ def _compare_checksums(directory: pathlib.Path, verdict: Verdict) -> None:
     metadata = directory / METADATA_FILE
     if metadata.is_file():
         verdict.problems += find_damage(directory)
+        verdict.problems += [
+            f"{directory / name} is not listed in {METADATA_FILE}: it was added after the checkpoint was written"
+            for name in find_unlisted(directory, FILES_READ)
+        ]
         verdict.checksums = len(read_json(metadata).get(MANIFEST_KEY, {}))
 
 

@@ -16,8 +16,8 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint import layout
-from det_lightning.checkpoint.code import copy_code
-from det_lightning.checkpoint.manifest import MANIFEST_KEY, describe_files
+from det_lightning.checkpoint.code import CodeCopier
+from det_lightning.checkpoint.manifest import MANIFEST_KEY, describe_files, with_checksum
 from det_lightning.checkpoint.places import Place
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.checkpoint.storage import CheckpointStorage, new_id
@@ -74,7 +74,7 @@ class CheckpointFiles:
 
     def metadata(self, directory: pathlib.Path) -> dict[str, Any]:
         """Return the content of ``metadata.json`` for the files that lie in ``directory``."""
-        return {
+        entries = {
             "determined_version": _FORMAT_VERSION,
             "steps_completed": self.trial_state.batches_trained,
             "framework": f"torch-{torch.__version__}",
@@ -83,6 +83,7 @@ class CheckpointFiles:
             **self.notes,
             MANIFEST_KEY: describe_files(directory),
         }
+        return with_checksum(entries)
 
 
 class CheckpointWriter:
@@ -90,12 +91,17 @@ class CheckpointWriter:
 
     Args:
         storage: where to.
-        code_dir: the directory whose files are copied to ``code/``, less what its ``.detignore`` names.
+        code_dir: the directory whose files are copied to ``code/``, less what its ``.detignore`` names and what no
+            trial needs; see ``CodeCopier``.
+        code_with_secrets: copy files under whose names secrets are kept too, such as ``.env``.
     """
 
-    def __init__(self, storage: CheckpointStorage, code_dir: pathlib.Path | None = None) -> None:
+    def __init__(
+        self, storage: CheckpointStorage, code_dir: pathlib.Path | None = None, *, code_with_secrets: bool = False
+    ) -> None:
         self.storage = storage
-        self._code_dir = code_dir or pathlib.Path()
+        storage_dir = storage.root.local_path if storage.is_local else None
+        self._code = CodeCopier(code_dir, storage_dir, code_with_secrets)
 
     def write(
         self,
@@ -133,8 +139,7 @@ class CheckpointWriter:
             raise errors.CheckpointError(f"No checkpoint can be written in {self.storage}: {e}") from e
         try:
             with _writing_to(place.directory):
-                storage_dir = self.storage.root.local_path if self.storage.is_local else None
-                copy_code(self._code_dir, place.directory / layout.CODE_DIR, leave_out=storage_dir)
+                self._code.copy(place.directory / layout.CODE_DIR)
                 files.write(place.directory)
             if tell_written is not None:
                 tell_written(place.directory)
@@ -168,10 +173,6 @@ def _writing_to(directory: pathlib.Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list) and error.args[0]:
-        failed = error.args[0]  # of each file: source, target and reason
-        more = f" (and {len(failed) - 1} more files failed)" if len(failed) > 1 else ""
-        return f"{failed[0][-1]}{more}"
     if isinstance(error, RuntimeError) and "inline_container" in str(error):
         # torch does not tell what the system told it.
         return f"torch.save() could not write all of a file, as on a full disk or beyond a quota ({error})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import pathlib
 import warnings
@@ -13,17 +14,22 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint import layout
 from det_lightning.checkpoint.legacy import LoadData, modernize, read_load_data
-from det_lightning.checkpoint.manifest import require_unchanged
+from det_lightning.checkpoint.manifest import require_unchanged, require_unchanged_code, split_code
 from det_lightning.checkpoint.opening import open_checkpoint
 from det_lightning.checkpoint.tensors import read_state
 from det_lightning.compat import answering_determined
-from det_lightning.importing import import_from_path, load_class
+from det_lightning.importing import import_only, load_class
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.legacy_trial import adapt_legacy_trial, is_legacy_trial
 from det_lightning.pytorch.trial import PyTorchTrial
 from det_lightning.pytorch.weights import load_models
 
 __all__ = ["CheckpointLoadContext", "load_trial_from_checkpoint_path"]
+
+logger = logging.getLogger("det_lightning.checkpoint")
+
+# So many files are named in a message.
+_FEW = 5
 
 
 class CheckpointLoadContext(PyTorchTrialContext):
@@ -54,6 +60,12 @@ def load_trial_from_checkpoint_path(
 ) -> Any:
     """Build the trial of a checkpoint of any release since 0.12 and load its weights.
 
+    Without ``trial_class=`` this runs the code of the checkpoint: the trial's class is imported from the copy in
+    there. Give ``trial_class=`` for a checkpoint whose code you do not trust; nothing that it carries is run then.
+
+    Where the checkpoint has a manifest its code is compared with that first, and what is not listed there is not
+    imported; nor is what lies behind a link.
+
     Args:
         path: path or URL of the checkpoint's directory.
         trial_class: the trial's class; by default it is imported from the copy of the code in the checkpoint, with
@@ -71,7 +83,8 @@ def load_trial_from_checkpoint_path(
         as in Determined.
 
     Raises:
-        CheckpointNotFound, IncompleteCheckpointError, UnsafeCheckpointError: see ``read_checkpoint``.
+        CheckpointNotFound, IncompleteCheckpointError, UnsafeCheckpointError: see ``read_checkpoint``;
+            ``IncompleteCheckpointError`` also if the code to be imported is not what was written.
         StorageError: a URL can not be read.
         ValueError: the trial's class can not be imported from the checkpoint, or both spellings are used.
         InvalidCheckpointException: the weights do not fit the trial's models.
@@ -94,7 +107,7 @@ def load_trial_from_checkpoint_path(
             require_unchanged(directory, [state_file.relative_to(directory).as_posix(), layout.LOAD_DATA_FILE])
         modernize(state, str(state_file))
         with answering_determined():
-            chosen = trial_class or _import_trial_class(directory, load_data)
+            chosen = trial_class or _import_trial_class(directory, load_data, trusted)
             context = CheckpointLoadContext(load_data.hparams, load_data.experiment_config)
             trial = chosen(context, **trial_kwargs or {})
         adapt_legacy_trial(trial, context)
@@ -126,19 +139,30 @@ def _with_settings(
     )
 
 
-def _import_trial_class(directory: pathlib.Path, load_data: LoadData) -> type[PyTorchTrial]:
+def _import_trial_class(directory: pathlib.Path, load_data: LoadData, trusted: bool) -> type[PyTorchTrial]:
     code, spec = directory / layout.CODE_DIR, load_data.trial_cls_spec
     if spec is None:
         raise ValueError(
             f"{directory} does not tell the trial's class: up to 0.17.7 only Determined's platform knew it, and added "
             "it to what it downloaded. Pass trial_class=, and hparams= if the trial asks for any."
         )
+    if not trusted:
+        require_unchanged_code(directory)
+    files, others = split_code(directory)
+    unused = ", ".join(map(ascii, others[:_FEW])) + (f" and {len(others) - _FEW} more" if len(others) > _FEW else "")
+    if unused:
+        logger.warning(
+            "Not imported from the checkpoint %s, as it is a link or %s does not list it: %s.",
+            *(directory, layout.METADATA_FILE, unused),
+        )
     try:
-        with import_from_path(code):
+        with import_only(code, [directory / name for name in files]):
             trial_class = load_class(spec)
     except Exception as e:  # the import runs the trial's module, which may raise anything
+        beside = f" Not looked at, as links or not listed in {layout.METADATA_FILE}: {unused}." if unused else ""
         raise ValueError(
-            f"The trial class {spec} can not be imported from {code}: {type(e).__name__}: {e}. Pass it as trial_class="
+            f"The trial class {spec} can not be imported from {code}: {type(e).__name__}: {e}.{beside} Pass it as "
+            "trial_class="
         ) from e
     if not (isinstance(trial_class, type) and issubclass(trial_class, PyTorchTrial)):
         raise errors.InvalidCheckpointException(

@@ -147,6 +147,7 @@ class Trainer:
         *,
         checkpoint_storage: str | os.PathLike[str] | Mapping[str, Any] | CheckpointStorage | None = None,
         code_dir: str | os.PathLike[str] | None = None,
+        code_with_secrets: bool = False,
         trusted: bool = False,
         async_write: bool | None = None,
         retention: Retention | None = None,
@@ -172,6 +173,7 @@ class Trainer:
                 experiment configuration, or a ``CheckpointStorage``; by default Determined's own directory for local
                 runs.
             code_dir: the directory that is copied into each checkpoint; by default the working directory.
+            code_with_secrets: copy files under whose names secrets are kept too, such as ``.env``.
             trusted: unpickle anything that ``latest_checkpoint`` holds, running whatever code it asks for.
             async_write: write checkpoints while the training goes on; by default where the storage is remote.
             retention: which checkpoints to keep; by default what the configuration given as ``checkpoint_storage``
@@ -201,6 +203,7 @@ class Trainer:
             period=_or_never(checkpoint_period),
             storage=checkpoint_storage,
             code_dir=code_dir,
+            code_with_secrets=code_with_secrets,
             async_write=async_write,
             retention=retention,
         )

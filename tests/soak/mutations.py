@@ -141,7 +141,8 @@ def make_corpus(folder: Path) -> dict[str, Files]:
     ours = _read(folder / "storage" / name)
     record = {"id": "checkpoint", "trial": "trial", "steps_completed": 7, "order": 1.5, "metric": 0.5}
     ours[INDEX_FILE] = json.dumps({"metric": "m", "smaller_is_better": True, "checkpoints": [record]}).encode()
-    metadata = {name: value for name, value in json.loads(ours["metadata.json"]).items() if name != "files"}
+    metadata = json.loads(ours["metadata.json"])
+    del metadata["files"], metadata["metadata_crc32c"]
     plain = {**ours, "metadata.json": json.dumps(metadata).encode()}
     old = io.BytesIO()
     torch.save(make_state(old=True), old, _use_new_zipfile_serialization=False)

@@ -1,0 +1,452 @@
+"""What is copied into ``code/``, whatever lies in the working directory and whatever happens to it meanwhile."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState
+from det_lightning.checkpoint.code import CodeCopier
+from det_lightning.checkpoint.code_selection import CodeLimits
+
+PEM = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
+MODULE = "a_module_of_this_test"
+
+
+def touch(*paths: str, content: str = "content") -> None:
+    for path in map(Path, paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def files_below(directory: Path) -> list[str]:
+    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Any:
+    """Return a function that copies the working directory and returns the files of the copy."""
+
+    def copy(limits: CodeLimits | None = None, **arguments: Any) -> list[str]:
+        target = tmp_path / str(len(list(tmp_path.iterdir())))
+        CodeCopier(limits=limits, **arguments).copy(target)
+        return files_below(target)
+
+    return copy
+
+
+@pytest.fixture
+def module() -> Iterator[Any]:
+    """Return a function that imports ``MODULE`` from a directory."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def load(directory: Path) -> Any:
+            patch.syspath_prepend(str(directory))
+            return importlib.import_module(MODULE)
+
+        yield load
+    sys.modules.pop(MODULE, None)
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+
+
+# What is not a file
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        make_socket,
+        lambda path: path.symlink_to("."),
+        lambda path: path.symlink_to(path.name),
+        lambda path: path.symlink_to("nowhere"),
+        lambda path: path.symlink_to("/etc"),
+        lambda path: path.symlink_to("/etc/hosts"),
+        lambda path: path.symlink_to("/dev/zero"),
+    ],
+    ids=["FIFO", "socket", "link to its directory", "link to itself", "dangling link", "link to a directory",
+         "link to a file", "link to a device"],
+)  # fmt: skip
+def test_what_is_not_a_file_is_left_out_with_a_warning(
+    make: Any, copied: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch("kept.py", "package/kept.py")
+    make(Path("odd"))
+    make(Path("package/odd"))
+    assert copied() == ["kept.py", "package/kept.py"]
+    assert "odd (it is " in warnings_in(caplog)
+    assert "package/odd (it is " in warnings_in(caplog)
+
+
+def test_two_links_to_their_own_directory_are_not_followed_exponentially(copied: Any) -> None:
+    touch("kept.py")
+    for name in ("one", "two"):
+        Path(name).symlink_to(".")
+    assert copied() == ["kept.py"]
+
+
+def test_a_link_that_detignore_names_needs_no_warning(copied: Any, caplog: pytest.LogCaptureFixture) -> None:
+    touch("kept.py")
+    Path("data").symlink_to("/etc")
+    Path(".detignore").write_text("data/\n")
+    assert copied() == ["kept.py"]
+    assert warnings_in(caplog) == ""
+
+
+@pytest.mark.parametrize("name", ["back\\slash", "new\nline", b"not utf-8 \xff"])
+def test_a_name_that_not_every_storage_can_hold_is_left_out_and_shown_escaped(
+    name: str | bytes, copied: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch("kept.py")
+    Path(os.fsdecode(name)).write_text("content")
+    assert copied() == ["kept.py"]
+    assert "not every storage can hold its name" in warnings_in(caplog)
+    assert warnings_in(caplog).isprintable()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+@pytest.mark.parametrize("name", ["package/secret.txt", "package"])
+def test_what_may_not_be_read_is_left_out_with_a_warning(
+    name: str, copied: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch("kept.py", "package/secret.txt")
+    Path(name).chmod(0)
+    try:
+        assert copied() == ["kept.py"]
+    finally:
+        Path(name).chmod(0o700)
+    assert "Permission denied" in warnings_in(caplog)
+
+
+def test_files_that_come_and_go_meanwhile_end_nothing(copied: Any) -> None:
+    touch("kept.py")
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            for number in range(20):
+                touch(f"folder {number}/passing.py", f"passing {number}.py")
+            for number in range(20):
+                Path(f"folder {number}/passing.py").unlink()
+                Path(f"folder {number}").rmdir()
+                Path(f"passing {number}.py").unlink()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(40):
+            assert "kept.py" in copied()
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_directory_too_deep_for_its_copy_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    touch("kept.py")
+    here = os.open(".", os.O_RDONLY)
+    try:
+        for _ in range(25):  # longer than a path may be, seen from the top
+            Path("d" * 200).mkdir()
+            os.chdir("d" * 200)
+        touch("deep.py")
+    finally:
+        os.chdir(here)
+        os.close(here)
+    CodeCopier().copy(tmp_path / "code")
+    assert (tmp_path / "code" / "kept.py").exists()
+    assert "File name too long" in warnings_in(caplog)
+
+
+@pytest.mark.parametrize("code_dir", [None, Path("project")])
+def test_a_directory_that_is_gone_ends_no_training(
+    code_dir: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = CheckpointWriter(CheckpointStorage(tmp_path), code_dir)
+    if code_dir is None:
+        Path("gone").mkdir()
+        monkeypatch.chdir("gone")
+        Path("../gone").rmdir()
+    checkpoint = tmp_path / writer.write(CheckpointFiles({}, TrialState(), {}, {}))
+    assert files_below(checkpoint / "code") == []
+    assert "removed" in caplog.text if code_dir is None else "project" in caplog.text
+
+
+# .detignore
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "größe/\n".encode(),
+        b"\xef\xbb\xbf" + "größe/\n".encode(),
+        "größe/\n".encode("latin-1"),
+        "größe/\n".encode("utf-16"),
+        "größe/\r\n".encode("utf-16-le"),
+        "größe/\r\n".encode("utf-16-be"),
+        "!\nkept[\n\\\ngröße/\n".encode(),
+    ],
+    ids=["UTF-8", "UTF-8 with BOM", "Latin-1", "UTF-16", "UTF-16 LE", "UTF-16 BE", "lines that are no patterns"],
+)
+def test_detignore_is_understood_in_any_encoding(content: bytes, copied: Any) -> None:
+    touch("kept.py", "größe/large")
+    Path(".detignore").write_bytes(content)
+    assert copied() == ["kept.py"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path.name), lambda path: path.write_bytes(b"\xff\xfe\0")],
+    ids=["FIFO", "directory", "link to itself", "half a letter"],
+)
+def test_where_detignore_can_not_be_read_only_python_sources_are_copied(
+    make: Any, copied: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch("kept.py", "perhaps private.csv")
+    make(Path(".detignore"))
+    assert copied() == ["kept.py"]
+    assert ".detignore" in warnings_in(caplog)
+
+
+# Secrets
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".env", "deep/.env.production", ".netrc", ".aws/credentials", ".ssh/config", ".kaggle/kaggle.json", "kaggle.json",
+     "keys/id_ed25519", "server.pem", "tls.key", ".git-credentials", ".docker/config.json", ".pypirc", ".kube/config",
+     "my-service-account.json", ".bash_history"],
+)  # fmt: skip
+def test_secrets_are_left_out_unless_told_otherwise(name: str, copied: Any) -> None:
+    touch("kept.py", name)
+    assert copied() == ["kept.py"]
+    assert copied(with_secrets=True) == sorted(["kept.py", name])
+    top = name.split("/")[0] if name.startswith(".") else name.rpartition("/")[2]
+    Path(".detignore").write_text(f"!{top}\n")
+    assert copied() == sorted(["kept.py", name])
+
+
+def test_a_private_key_of_any_name_is_left_out_unless_told_otherwise(copied: Any) -> None:
+    touch("deploy", content=PEM)
+    touch("kept.py", content=f"EXAMPLE = '''{PEM}'''")
+    touch("id_rsa.pub", content="ssh-rsa AAAA")
+    assert copied() == ["id_rsa.pub", "kept.py"]
+    assert copied(with_secrets=True) == ["deploy", "id_rsa.pub", "kept.py"]
+    Path(".detignore").write_text("!/deploy\n")
+    assert copied() == ["deploy", "id_rsa.pub", "kept.py"]
+
+
+def test_an_example_of_an_environment_file_is_no_secret(copied: Any) -> None:
+    touch(".env.example", "settings.env/kept.py")
+    assert copied() == [".env.example", "settings.env/kept.py"]
+
+
+# Git
+
+
+def test_what_gitignore_names_is_left_out_in_a_work_tree_only(copied: Any) -> None:
+    touch("kept.py", "data/large", "package/data/large", "package/kept.txt")
+    Path(".gitignore").write_text("/data/\n")
+    Path("package/.gitignore").write_text("data/\n")
+    everything = [".gitignore", "data/large", "kept.py", "package/.gitignore", "package/data/large", "package/kept.txt"]
+    assert copied() == everything
+    subprocess.run(["git", "init", "-q"], check=True)
+    assert copied() == [".gitignore", "kept.py", "package/.gitignore", "package/kept.txt"]
+    Path(".detignore").write_text("!/data/\n")
+    assert copied() == [".gitignore", "data/large", "kept.py", "package/.gitignore", "package/kept.txt"]
+
+
+def test_the_same_files_are_left_out_as_by_git(copied: Any) -> None:
+    subprocess.run(["git", "init", "-q"], check=True)
+    touch("a.py", "a.txt", "src/b.py", "src/b.txt", "src/log/c.log", "src/log/kept.log", "out/d.py", "x y.txt", "x y")
+    touch("src/.gitignore", content="log/*\n!kept.log\n")
+    touch(".gitignore", content="*.txt\n!x*.txt\n/out\n\n# no pattern\nx\\ y\n")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--others", "--exclude-standard"], capture_output=True, text=True, check=True
+    ).stdout
+    assert copied() == sorted(filter(None, listed.split("\0")))
+
+
+def test_the_gitignore_of_a_directory_above_holds_too(copied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run(["git", "init", "-q"], check=True)
+    touch("project/kept.py", "project/left.csv")
+    touch(".gitignore", content="*.csv\n")
+    monkeypatch.chdir("project")
+    assert copied() == ["kept.py"]
+
+
+def test_a_working_directory_that_is_ignored_itself_is_copied(copied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run(["git", "init", "-q"], check=True)
+    touch("outputs/today/kept.py")
+    touch(".gitignore", content="outputs/\n")
+    monkeypatch.chdir("outputs/today")
+    assert copied() == ["kept.py"]
+
+
+# Modules
+
+
+@pytest.mark.parametrize("where", ["generated", ".cache/torch_extensions", "runs", ".aws", "large"])
+def test_a_file_from_which_a_module_was_imported_is_always_copied(where: str, copied: Any, module: Any) -> None:
+    touch(f"{where}/{MODULE}.py", f"{where}/other.csv", content="X = 1\n")
+    touch("kept.py")
+    touch(".gitignore", content="generated/\n")
+    subprocess.run(["git", "init", "-q"], check=True)
+    limits = None if where != "large" else CodeLimits(size_bytes=4)
+    assert f"{where}/{MODULE}.py" not in copied() or where == "large"
+    module(Path(where).resolve())
+    assert f"{where}/{MODULE}.py" in copied(limits)
+    assert f"{where}/other.csv" not in copied(limits)
+
+
+def test_a_module_that_was_imported_through_a_link_is_copied(copied: Any, module: Any, tmp_path: Path) -> None:
+    touch(str(tmp_path / "shared" / f"{MODULE}.py"), str(tmp_path / "shared" / "private.txt"), content="X = 1\n")
+    Path("shared").symlink_to(tmp_path / "shared")
+    module(Path("shared").absolute())
+    assert copied() == [f"shared/{MODULE}.py"]
+
+
+def test_a_module_is_copied_where_the_working_directory_is_the_storage(module: Any) -> None:
+    touch(f"generated/{MODULE}.py", content="X = 1\n")
+    touch(".gitignore", content="generated/\n")
+    subprocess.run(["git", "init", "-q"], check=True)
+    module(Path("generated").resolve())
+    for _ in range(2):
+        checkpoint = CheckpointWriter(CheckpointStorage(".")).write(CheckpointFiles({}, TrialState(), {}, {}))
+        assert files_below(Path(checkpoint, "code")) == [".gitignore", f"generated/{MODULE}.py"]
+
+
+def test_a_module_that_detignore_names_is_left_out(copied: Any, module: Any) -> None:
+    touch(f"private/{MODULE}.py", content="X = 1\n")
+    touch(".detignore", content="private/\n")
+    module(Path("private").resolve())
+    assert copied() == []
+
+
+def test_modules_of_an_environment_in_the_working_directory_are_left_out(copied: Any, module: Any) -> None:
+    touch(f"venv/lib/{MODULE}.py", f"lib/site-packages/{MODULE}.py", content="X = 1\n")
+    touch("venv/pyvenv.cfg")
+    Path(".gitignore").write_text("lib/\n")
+    subprocess.run(["git", "init", "-q"], check=True)
+    module(Path("venv/lib").resolve())
+    assert copied() == [".gitignore"]
+
+
+# What else no trial needs
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["wandb/run-1/log", "deep/wandb/x", "runs/events", "mlruns/0/meta.yaml", ".pytest_cache/x", ".ruff_cache/x",
+     "__pycache__/a.pyc", ".cache/x", "own_cache/x", "lightning_logs/x", "core", "core.1234", "node_modules/x.py"],
+)  # fmt: skip
+def test_results_caches_and_core_files_are_left_out(name: str, copied: Any) -> None:
+    touch("kept.py", "core/kept.py" if not name.startswith("core") else "deep/core/kept.py", name)
+    touch("own_cache/CACHEDIR.TAG", content="Signature: 8a477f597d28d172789f06886806bc55")
+    assert copied() == sorted(["kept.py", "core/kept.py" if not name.startswith("core") else "deep/core/kept.py"])
+
+
+# Sizes and permissions
+
+
+def test_of_a_large_directory_only_sources_are_copied_and_one_warning_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch("kept.py", "package/kept.py", "package/left.txt")
+    for name, size in (("data/large.bin", 80), ("weights.bin", 20)):
+        touch(name)
+        with Path(name).open("wb") as file:
+            file.truncate(size * 1024**2)
+    writer = CheckpointWriter(CheckpointStorage(tmp_path))
+    for _ in range(2):
+        checkpoint = tmp_path / writer.write(CheckpointFiles({}, TrialState(), {}, {}))
+        assert files_below(checkpoint / "code") == ["kept.py", "package/kept.py"]
+    (message,) = warnings_in(caplog).splitlines()
+    assert "only a part of the code" in message
+    assert "data/ (80.0 MiB), weights.bin (20.0 MiB)" in message
+    assert "95 MiB" in message
+    assert ".detignore" in message
+    Path(".detignore").write_text("data/\n")
+    assert "weights.bin" in files_below(tmp_path / writer.write(CheckpointFiles({}, TrialState(), {}, {})) / "code")
+
+
+def test_a_directory_of_many_files_is_not_walked_to_its_end(copied: Any, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(60):
+        touch(f"{number:02}/deep/deeper/left.py")
+    touch("kept.py", "left.csv")
+    assert copied(CodeLimits(entries=100)) == ["kept.py"]
+    assert "more than 100 files and directories" in warnings_in(caplog)
+
+
+def test_sources_themselves_are_limited(copied: Any) -> None:
+    touch("near.py", "some/where/far.py", content="x" * 600)
+    assert copied(CodeLimits(size_bytes=1000)) == ["near.py"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o027])
+def test_permissions_follow_the_umask(umask: int, tmp_path: Path) -> None:
+    touch("package/module.py", "run.sh", "read_only.txt", "private.txt")
+    Path("run.sh").chmod(0o777)
+    Path("read_only.txt").chmod(0o444)
+    Path("private.txt").chmod(0o600)
+    Path("package/module.py").chmod(0o666)
+    before = os.umask(umask)
+    try:
+        CodeCopier().copy(tmp_path / "code")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "code", *(tmp_path / "code").rglob("*"))}
+    directory = 0o777 & ~umask
+    assert modes == {
+        "code": directory,
+        "package": directory,
+        "module.py": 0o666 & ~umask,
+        "run.sh": 0o777 & ~umask,
+        "read_only.txt": (0o444 & ~umask) | 0o600,
+        "private.txt": 0o600,
+    }
+
+
+STARTED = """
+import sys
+from pathlib import Path
+from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState
+
+writer = CheckpointWriter(CheckpointStorage(sys.argv[1]))
+print("started", flush=True)
+while True:
+    writer.write(CheckpointFiles({}, TrialState(), {}, {}))
+"""
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_copying(signal_number: int, tmp_path: Path) -> None:
+    for name in "abcdefgh":
+        with Path(name).open("wb") as file:
+            file.truncate(11 * 1024**2)
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTED, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"started\n"
+        process.send_signal(signal_number)
+        assert process.wait(timeout=60) != 0
