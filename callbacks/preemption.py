@@ -13,9 +13,10 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from det_lightning.adapters.loop import exit_code_of
 from det_lightning.adapters.stopping import SAME_SIGNAL_S, end_by_signal, print_at_once
 from det_lightning.callbacks.attaching import require_trial_module
-from det_lightning.errors import PREEMPTED_EXIT_CODE
+from det_lightning.errors import PREEMPTED_EXIT_CODE, Preempted
 
 __all__ = ["PreemptionHandler"]
 
@@ -81,7 +82,13 @@ class PreemptionHandler(pl.Callback):
             logger.warning("PreemptionHandler has nothing to save with: add a DeterminedCheckpoint to the callbacks.")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Handle the signals, instead of Lightning, which would raise in the middle of a step."""
+        """Handle the signals, instead of Lightning, which would raise in the middle of a step.
+
+        Raises:
+            Preempted: SIGTERM has come since Lightning handles it, which would end the process with status 0.
+        """
+        if trainer.received_sigterm and trainer.world_size == 1:  # several ranks agree on it in Lightning's loop
+            raise Preempted(exit_code_of(trainer, self.exit_code))
         if threading.current_thread() is not threading.main_thread():
             logger.info("Signals can only be handled in the main thread; call request() to end this run early.")
             return
