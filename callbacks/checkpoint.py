@@ -260,7 +260,11 @@ class DeterminedCheckpoint(pl.Callback):
         self._abandoned = True
         if self._saver.is_under_way():
             logger.warning("A checkpoint is being written; the process waits for it. Ctrl-C would give it up.")
-        for checkpoint_id in self._saver.settle(wait=True):
+        try:
+            complete = self._saver.settle(wait=True)
+        finally:
+            self._abandoned = False  # the storage may be used on
+        for checkpoint_id in complete:
             run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
 
     def save_after_validation(self, run: TrialRun, metrics: dict[str, Any]) -> None:

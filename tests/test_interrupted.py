@@ -20,6 +20,7 @@ import pytest
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, RetryPolicy
+from det_lightning.checkpoint.background import BackgroundTask, all_signals_deferred
 from det_lightning.checkpoint.saver import CheckpointSaver
 from tests.storage.backends import FlakyFileSystem, files_of
 from tests.trials import SmallTrial
@@ -91,6 +92,23 @@ def test_an_interrupt_at_any_instruction_leaves_no_writer_that_never_ends(tmp_pa
         assert exit_status(save_and_end, storage, point) == 0, f"at instruction {point} of {instructions}"
         left = [path.name for path in storage.root.local_path.glob("*")]
         assert left == storage.list_ids(), f"at instruction {point} of {instructions}"
+
+
+def test_an_interrupted_wait_can_be_repeated() -> None:
+    """Thread.join() would take the thread for one that has ended."""
+    release = threading.Event()
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    try:
+        with all_signals_deferred():
+            task = BackgroundTask(lambda: release.wait(30), "held")
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR1]).start()
+        with pytest.raises(KeyboardInterrupt):
+            task.wait()
+        assert not task.is_done()
+        release.set()
+        assert task.result() is True
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def exit_status(work: Callable[..., None], *arguments: Any) -> int | None:
