@@ -16,6 +16,7 @@ from det_lightning import errors
 from det_lightning.adapters import loop
 from det_lightning.adapters.run import TrialRun
 from det_lightning.adapters.schedule import Action
+from det_lightning.adapters.stopping import interrupts_end_the_process
 from det_lightning.units import TrainUnit
 
 __all__ = ["Checkpointer", "RunDriver", "StopIterationGuard"]
@@ -194,8 +195,11 @@ class RunDriver:
         """Wait for a checkpoint that is under way; what ended the run is not to be hidden by its failure."""
         if self._checkpointer is None:
             return
+        # A KeyboardInterrupt means that Lightning ignores what comes after it.
+        interrupted = isinstance(exception, KeyboardInterrupt)
         try:
-            self._checkpointer.abandon(self.run)
+            with interrupts_end_the_process() if interrupted else contextlib.nullcontext():
+                self._checkpointer.abandon(self.run)
         except errors.CheckpointError as e:
             if e is not exception:
                 logger.error("The checkpoint that was under way when the run failed is lost: %s", e)

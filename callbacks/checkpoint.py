@@ -17,6 +17,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters.metrics import is_numerical_scalar
+from det_lightning.adapters.module import TrialModule
 from det_lightning.adapters.run import TrialRun
 from det_lightning.callbacks.attaching import require_trial_module
 from det_lightning.checkpoint.index import TrialIndex
@@ -113,6 +114,7 @@ class DeterminedCheckpoint(pl.Callback):
         self._trial = ""
         self._validated: tuple[int, float] | None = None
         self._untold = 0
+        self._abandoned = False
         in_background = not self.storage.is_local if async_write is None else async_write
         code = pathlib.Path(code_dir) if code_dir is not None else None
         writer = CheckpointWriter(self.storage, code, code_with_secrets=code_with_secrets)
@@ -139,16 +141,31 @@ class DeterminedCheckpoint(pl.Callback):
         self._validated = None
         self._trial = self._given_trial or inherited.get("trial") or str(uuid.uuid4())
         self._untold = 0
+        self._hurry_when_asked_to_end(trainer, require_trial_module(self, pl_module))
         if trainer.is_global_zero:
             self.storage.require_writable()
             self.storage.sweep()
             self._saver.keeper = self._make_keeper(resume.name if resume is not None else None)
+
+    def _hurry_when_asked_to_end(self, trainer: pl.Trainer, module: TrialModule) -> None:
+        """Pause no longer between the attempts at a storage that fails when the process was asked to end."""
+        self._abandoned = False
+
+        def is_ending() -> bool:
+            preempted = module.preemption is not None and module.preemption.requested
+            return self._abandoned or preempted or trainer.received_sigterm
+
+        self.storage.hurry_when(is_ending)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Make room for copies of the state that are written in the background."""
         context = require_trial_module(self, pl_module).trial_run.context
         if trainer.is_global_zero and not context.backend.is_sharded:
             self._saver.expect(context.models, context.optimizers)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Let go of the run: the storage may be used on."""
+        self.storage.hurry_when(lambda: False)
 
     def _make_keeper(self, resumed_from: str | None) -> CheckpointKeeper | None:
         if self._retention is None:
@@ -243,7 +260,14 @@ class DeterminedCheckpoint(pl.Callback):
             CheckpointError: it can not be written.
         """
         self._untold = 0
-        for checkpoint_id in self._saver.settle(wait=True):
+        self._abandoned = True
+        if self._saver.is_under_way():
+            logger.warning("A checkpoint is being written; the process waits for it. Ctrl-C would give it up.")
+        try:
+            complete = self._saver.settle(wait=True)
+        finally:
+            self._abandoned = False  # the storage may be used on
+        for checkpoint_id in complete:
             run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
 
     def save_after_validation(self, run: TrialRun, metrics: dict[str, Any]) -> None:

@@ -13,15 +13,14 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from det_lightning.adapters.loop import exit_code_of
+from det_lightning.adapters.stopping import SAME_SIGNAL_S, end_by_signal, print_at_once
 from det_lightning.callbacks.attaching import require_trial_module
-from det_lightning.errors import PREEMPTED_EXIT_CODE
+from det_lightning.errors import PREEMPTED_EXIT_CODE, Preempted
 
 __all__ = ["PreemptionHandler"]
 
 logger = logging.getLogger("det_lightning.preemption")
-
-# What GNU timeout and some launchers send twice, to a process and to its group, arrives within this time.
-_SAME_SIGNAL_S = 2.0
 
 _Handler = Callable[[int, FrameType | None], Any] | int | None
 
@@ -83,7 +82,13 @@ class PreemptionHandler(pl.Callback):
             logger.warning("PreemptionHandler has nothing to save with: add a DeterminedCheckpoint to the callbacks.")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Handle the signals, instead of Lightning, which would raise in the middle of a step."""
+        """Handle the signals, instead of Lightning, which would raise in the middle of a step.
+
+        Raises:
+            Preempted: SIGTERM has come since Lightning handles it, which would end the process with status 0.
+        """
+        if trainer.received_sigterm and trainer.world_size == 1:  # several ranks agree on it in Lightning's loop
+            raise Preempted(exit_code_of(trainer, self.exit_code))
         if threading.current_thread() is not threading.main_thread():
             logger.info("Signals can only be handled in the main thread; call request() to end this run early.")
             return
@@ -109,18 +114,19 @@ class PreemptionHandler(pl.Callback):
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if os.getpid() != self._process:  # a fork, such as a process that the trial started, has inherited this
-            _end_by(signum)
+            end_by_signal(signum)
         elif self._first_signal_s is None:
             self._requested, self._first_signal_s = True, now
-            # The low-level write: a signal may come in the middle of a log record.
             name = signal.Signals(signum).name
-            _print(f"det_lightning: {name} has come; process {self._process} saves and ends at the next boundary.\n")
+            print_at_once(
+                f"det_lightning: {name} has come; process {self._process} saves and ends at the next boundary.\n"
+            )
             before = self._before.get(signal.Signals(signum))
             if callable(before):
                 before(signum, frame)
-        elif now - self._first_signal_s > _SAME_SIGNAL_S:
-            _print(f"det_lightning: a second signal has come; process {self._process} ends at once.\n")
-            _end_by(signum)
+        elif now - self._first_signal_s > SAME_SIGNAL_S:
+            print_at_once(f"det_lightning: a second signal has come; process {self._process} ends at once.\n")
+            end_by_signal(signum)
 
 
 def _default_signals() -> list[int]:
@@ -137,15 +143,3 @@ def _checked(signals: Iterable[int]) -> tuple[signal.Signals, ...]:
             "SIGKILL and SIGSTOP reach no process."
         )
     return numbers
-
-
-def _end_by(signum: int) -> None:
-    signal.signal(signum, signal.SIG_DFL)
-    os.kill(os.getpid(), signum)
-
-
-def _print(message: str) -> None:
-    try:
-        os.write(2, message.encode())
-    except OSError:  # nobody reads it any more
-        return

@@ -143,6 +143,16 @@ def test_a_notice_that_is_no_signal(tmp_path: Path) -> None:
         train(tmp_path, trial_that(handler.request), callbacks=[handler])
 
 
+def test_a_signal_after_which_nothing_is_trained_is_no_success(tmp_path: Path) -> None:
+    class SignalAtStart(pl.Callback):
+        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(errors.Preempted) as raised:
+        train(tmp_path, callbacks=[SignalAtStart()])
+    assert raised.value.code == errors.PREEMPTED_EXIT_CODE
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

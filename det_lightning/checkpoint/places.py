@@ -86,6 +86,8 @@ class LocalPlace:
         self._forget()
 
     def abandon(self) -> None:
+        # First what makes it a complete one: cut off in the middle, this must not leave a damaged one.
+        (self.directory / METADATA_FILE).unlink(missing_ok=True)
         shutil.rmtree(self.directory, ignore_errors=True)
         self._forget()
 

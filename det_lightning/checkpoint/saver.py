@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import pathlib
 import pickle
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from det_lightning import errors
+from det_lightning.checkpoint.background import BackgroundTask, all_signals_deferred, dead_workers_deferred
 from det_lightning.checkpoint.keeper import CheckpointKeeper
 from det_lightning.checkpoint.snapshot import Snapshotter, tensors_in
 from det_lightning.checkpoint.storage import new_id
@@ -35,10 +35,9 @@ class CheckpointSaver:
         self.keeper = keeper
         self._writer = writer
         self._in_background = in_background
-        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._snapshotter = Snapshotter()
         self._has_room = False
-        self._under_way: concurrent.futures.Future[str] | None = None
+        self._under_way: BackgroundTask[str] | None = None
         self._complete: list[str] = []
 
     def expect(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -78,23 +77,30 @@ class CheckpointSaver:
 
         Raises:
             CheckpointError: this checkpoint, or the one before, can not be written.
+            RuntimeError: a worker of a loader died meanwhile; the checkpoint is written all the same.
         """
         self._collect(wait=True)
         checkpoint_id = checkpoint_id or new_id()
-        if not self._in_background:
-            self._complete.append(self._write(files, checkpoint_id, metric, tell_written))
-        elif tell_written is None:
-            copied = self._copy(files, checkpoint_id)
-            self._begin(lambda: self._write(CheckpointFiles(**copied), checkpoint_id, metric))
-        else:
-            self._write_then_commit(files, checkpoint_id, metric, tell_written)
+        with dead_workers_deferred():
+            if not self._in_background:
+                self._complete.append(self._write(files, checkpoint_id, metric, tell_written))
+            elif tell_written is None:
+                copied = self._copy(files, checkpoint_id)
+                self._begin(lambda: self._write(CheckpointFiles(**copied), checkpoint_id, metric))
+            else:
+                self._write_then_commit(files, checkpoint_id, metric, tell_written)
         return checkpoint_id
 
     def note_metric(self, steps_completed: int, metric: float) -> None:
         """Note the metric of a validation for the checkpoint that was written at the same batch, if there is one."""
         if self.keeper is not None:
             self._collect(wait=True)
-            self.keeper.note_metric(steps_completed, metric)
+            with dead_workers_deferred():
+                self.keeper.note_metric(steps_completed, metric)
+
+    def is_under_way(self) -> bool:
+        """Tell whether a checkpoint is being written in the background."""
+        return self._under_way is not None and not self._under_way.is_done()
 
     def settle(self, wait: bool = False) -> list[str]:
         """Return the ids of the checkpoints that have become complete since the last call.
@@ -112,16 +118,17 @@ class CheckpointSaver:
         return complete
 
     def _collect(self, wait: bool) -> None:
-        if self._under_way is None or not (wait or self._under_way.done()):
+        under_way = self._under_way
+        if under_way is None or not (wait or under_way.is_done()):
             return
-        assert self._thread is not None
-        with self._thread:  # it ends here, so that no run leaves one behind
-            under_way, self._under_way = self._under_way, None
+        under_way.wait()  # where this is interrupted, it is still under way
+        with all_signals_deferred():
+            self._under_way = None
             self._complete.append(under_way.result())
 
     def _begin(self, write: Callable[[], str]) -> None:
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-        self._under_way = self._thread.submit(write)
+        with all_signals_deferred():
+            self._under_way = BackgroundTask(write, name="checkpoint")
 
     def _copy(self, files: CheckpointFiles, checkpoint_id: str) -> dict[str, Any]:
         try:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import threading
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+
+from det_lightning.checkpoint.background import BackgroundTask, all_signals_deferred
 
 __all__ = ["Snapshotter", "tensors_in"]
 
@@ -23,14 +25,14 @@ class Snapshotter:
 
     def __init__(self) -> None:
         self._free: dict[_Kind, list[torch.Tensor]] = defaultdict(list)
-        self._reserving: list[threading.Thread] = []
+        self._reserving: list[BackgroundTask[None]] = []
 
     def reserve(self, tensors: Iterable[torch.Tensor]) -> None:
         """Ask in another thread for the memory of a copy of ``tensors``; the first then costs no more than others."""
         storages = {_key_of(tensor): _kind_of(tensor.untyped_storage()) for tensor in tensors if _is_plain(tensor)}
-        thread = threading.Thread(target=self._ask_for, args=[[*storages.values()]], name="checkpoint memory")
-        self._reserving.append(thread)
-        thread.start()
+        ask = functools.partial(self._ask_for, [*storages.values()])
+        with all_signals_deferred():
+            self._reserving.append(BackgroundTask(ask, name="checkpoint memory"))
 
     def _ask_for(self, kinds: list[_Kind]) -> None:
         # Where there is not enough the copy says so.
@@ -40,9 +42,9 @@ class Snapshotter:
 
     def wait(self) -> None:
         """Wait until what was reserved is there."""
-        for thread in self._reserving:
-            thread.join()
-        self._reserving.clear()
+        while self._reserving:
+            self._reserving[-1].wait()
+            self._reserving.pop().result()
 
     def copy(self, state: Any, leave: Iterable[torch.Tensor] = ()) -> Any:
         """Return a copy of ``state``: nested containers, tensors of any device, and whatever can be deep-copied.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import difflib
 import logging
 import os
@@ -77,6 +78,10 @@ class CheckpointStorage:
 
     def __str__(self) -> str:
         return str(self.root)
+
+    def hurry_when(self, is_ending: Callable[[], bool]) -> None:
+        """Give up soon on transfers that fail while ``is_ending`` tells that the process was asked to end."""
+        self.retry = dataclasses.replace(self.retry, is_ending=is_ending)
 
     # Writing and removing
 

@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import itertools
 import logging
 import pathlib
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -23,6 +25,10 @@ __all__ = ["RetryPolicy", "download", "upload"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
+# How often a transfer that pauses looks whether the run ends, and how long it pauses then.
+_POLL_S = 0.1
+_LAST_WAIT_S = 1.0
+
 # To try again would not help.
 _FINAL_ERRORS = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError, TypeError)
 _FINAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -34,6 +40,10 @@ _OWN_RANDOM = random.Random()
 Progress = Callable[[str, int], None]
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclasses.dataclass(frozen=True)
 class RetryPolicy:
     """How often, and after which pauses, a transfer is tried.
@@ -42,11 +52,14 @@ class RetryPolicy:
         attempts: number of attempts at each file.
         first_wait_s: pause after the first failure; each further one is twice as long, with some chance in it.
         longest_wait_s: longest pause.
+        is_ending: tells whether the process was asked to end. A transfer that fails is tried once more then, after a
+            pause of a second at most.
     """
 
     attempts: int = 6
     first_wait_s: float = 1.0
     longest_wait_s: float = 30.0
+    is_ending: Callable[[], bool] = dataclasses.field(default=_never, repr=False, compare=False)
 
     def call(self, what: str, action: Callable[[], Any]) -> Any:
         """Return what ``action`` returns, after as many attempts as it takes.
@@ -55,7 +68,8 @@ class RetryPolicy:
             StorageError: it failed for good; the last failure is its cause.
         """
         retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(self.attempts),
+            stop=self._make_stop(),
+            sleep=self._sleep,
             wait=self._wait,
             retry=tenacity.retry_if_exception(_may_pass),
             before_sleep=functools.partial(_tell_of_retry, what),
@@ -63,6 +77,17 @@ class RetryPolicy:
         )
         with explain_errors(what), _undisturbed_random():
             return retrying(action)
+
+    def _make_stop(self) -> Callable[[tenacity.RetryCallState], bool]:
+        failures_while_ending = itertools.count(1)
+        return lambda state: (
+            state.attempt_number >= self.attempts or (self.is_ending() and next(failures_while_ending) > 1)
+        )
+
+    def _sleep(self, wait_s: float) -> None:
+        since = time.monotonic()
+        while (slept := time.monotonic() - since) < wait_s and not (slept > _LAST_WAIT_S and self.is_ending()):
+            time.sleep(min(_POLL_S, wait_s - slept))
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         longest = min(self.first_wait_s * 2.0 ** (state.attempt_number - 1), self.longest_wait_s)

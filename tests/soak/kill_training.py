@@ -117,16 +117,16 @@ class RecordedTrial(SmallTrial):
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
-def train(folder: Path, variant: Variant, seed: int) -> None:
+def train(folder: Path, variant: Variant, seed: int, trial_class: type[RecordedTrial] = RecordedTrial) -> None:
     """Train to the end, from the newest checkpoint on, and write down how it ended."""
     storage = CheckpointStorage(folder / "storage")
     storage.root.local_path.mkdir(parents=True, exist_ok=True)
     # A checkpoint brings its random state with it; only the beginning needs the seed.
     seed_everything(3 if storage.newest() is None else seed)
-    RecordedTrial.record = folder / "record"
+    trial_class.record = folder / "record"
     searcher = {"searcher": {"metric": "validation_loss", "smaller_is_better": True}}
     with init(exp_conf=searcher, enable_tensorboard_logging=False) as context:
-        trial = RecordedTrial(context)
+        trial = trial_class(context)
         Trainer(trial, context, enable_progress_bar=False).fit(
             max_length=pytorch.Batch(LENGTH),
             validation_period=pytorch.Batch(5),
@@ -205,7 +205,7 @@ def kill_at_random(pid: int, folder: Path, rng: random.Random, usual_s: float) -
     # A mark comes before a checkpoint's first file, and goes after its last; an index comes after that.
     for is_there in rng.choice([(), (True,), (True,), (True, False)]):
         before, marks = time.monotonic(), folder / "storage" / BOOKKEEPING_DIR / "partial"
-        while time.monotonic() - before < 2.0 and _holds_any(marks) != is_there:
+        while time.monotonic() - before < 2.0 and holds_any(marks) != is_there:
             if has_ended(pid):
                 return False
     time.sleep(rng.choice([0.0, rng.uniform(0.0, 0.004), rng.uniform(0.0, 0.02)]))
@@ -213,7 +213,7 @@ def kill_at_random(pid: int, folder: Path, rng: random.Random, usual_s: float) -
     return os.waitpid(pid, 0)[1] != 0
 
 
-def _holds_any(folder: Path) -> bool:
+def holds_any(folder: Path) -> bool:
     try:
         return any(folder.iterdir())
     except FileNotFoundError:
@@ -301,7 +301,7 @@ def soak(kills: int, seed: int, folder: Path, variants: list[Variant] = VARIANTS
             folder / f"run{turn}", variant, rng, usual_s, min(often, kills - outcome.kills), outcome
         )
         if not outcome.findings:
-            findings = _compare(folder / f"run{turn}", straight, expected)
+            findings = compare(folder / f"run{turn}", straight, expected)
             outcome.findings += [f"run {turn} ({variant}): {finding}" for finding in findings]
             shutil.rmtree(folder / f"run{turn}")
         turn += 1
@@ -335,7 +335,7 @@ def _run_and_kill(
     return [f"{variant}, at the end: {finding}" for finding in look_at_the_end(storage, variant)]
 
 
-def _compare(folder: Path, straight: Path, expected: dict[str, set[str]]) -> list[str]:
+def compare(folder: Path, straight: Path, expected: dict[str, set[str]]) -> list[str]:
     if not (folder / "end").exists():
         return ["it did not come to its end"]
     findings = []

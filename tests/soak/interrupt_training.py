@@ -1,0 +1,295 @@
+"""Interrupts trainings with SIGINT and SIGTERM at random moments: each ends in time, and can be resumed bit-equal.
+
+python tests/soak/interrupt_training.py --moments 500
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import json
+import logging
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+from det_lightning import errors, pytorch
+from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.checkpoint.layout import BOOKKEEPING_DIR
+from tests.soak import kill_training
+from tests.soak.kill_training import RecordedTrial, Variant, compare, holds_any, look_at, read_record
+
+# A training that was interrupted has so long to end; what it writes here takes some milliseconds.
+LIMIT_S = 10.0
+# A training that nobody interrupts, on a machine that has other things to do.
+WHOLE_LIMIT_S = 300.0
+PHASES = ("start-up", "first batches", "training", "checkpoint write", "validation", "shut-down")
+VARIANTS = [
+    (Variant(async_write=True), 0),
+    (Variant(period=2), 0),
+    (Variant(period=2, async_write=True, retention=True), 0),
+    (Variant(period=3, async_write=True), 1),
+]
+
+fork = multiprocessing.get_context("fork")
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a soak found.
+
+    Attributes:
+        moments: number of trainings that were interrupted.
+        resumed: number of trainings that went on from the newest checkpoint to a bit-equal end.
+        slowest_s: the longest that a training took to end after its first signal, in seconds.
+        seconds: how long the soak took.
+        counts: how often each signal came in each phase.
+        statuses: how often each exit status ended a training.
+        findings: what must not be.
+    """
+
+    moments: int = 0
+    resumed: int = 0
+    slowest_s: float = 0.0
+    seconds: float = 0.0
+    counts: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
+    statuses: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
+    findings: list[str] = dataclasses.field(default_factory=list)
+
+
+class PhaseRecorder(pytorch.PyTorchCallback):
+    """Keeps a file that names the phase of the training."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def on_training_start(self) -> None:
+        self._file.write_text("first batches")
+
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+        self._file.write_text("training")
+
+    def on_validation_start(self) -> None:
+        self._file.write_text("validation")
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self._file.write_text("training")
+
+    def on_trial_shutdown(self) -> None:
+        self._file.write_text("shut-down")
+
+
+class PhasedTrial(RecordedTrial):
+    """The trial, which tells its phase."""
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {**super().build_callbacks(), "phases": PhaseRecorder(self.record.with_name("phase"))}
+
+
+def run(folder: Path, variant: Variant, workers: int, seed: int) -> None:
+    """Train in this process, which ends as any interpreter does; write down an error that no signal explains."""
+    os.setpgid(0, 0)
+    with (folder / "errors").open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(folder / "code")
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    PhasedTrial.num_workers = workers
+    try:
+        kill_training.train(folder, variant, seed, PhasedTrial)
+    except (KeyboardInterrupt, errors.Preempted):
+        raise
+    except BaseException:
+        (folder / "failure").write_text(traceback.format_exc())
+        raise
+
+
+def start(folder: Path, variant: Variant, workers: int, seed: int) -> multiprocessing.process.BaseProcess:
+    """Begin a training in a process that has imported all it needs."""
+    (folder / "code").mkdir(parents=True, exist_ok=True)
+    (folder / "phase").write_text("start-up")
+    process = fork.Process(target=run, args=(folder, variant, workers, seed))
+    process.start()
+    with contextlib.suppress(PermissionError, ProcessLookupError):  # it may have done so itself
+        os.setpgid(process.pid, process.pid)
+    return process
+
+
+def comes_to(phase: str, process: multiprocessing.process.BaseProcess, folder: Path) -> bool:
+    """Wait until a training is in a phase; return False if it has ended before."""
+    marks = folder / "storage" / BOOKKEEPING_DIR / "partial"
+    while process.is_alive():
+        if holds_any(marks) if phase == "checkpoint write" else (folder / "phase").read_text() == phase:
+            return True
+        time.sleep(0.0005)
+    return False
+
+
+def members(group: int) -> list[int]:
+    """Return the processes of a group that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+class Soak:
+    """Interrupts trainings.
+
+    Args:
+        folder: to work in; must be empty.
+        seed: another one interrupts at other moments.
+    """
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.outcome = Outcome()
+        self._folder = folder
+        self._rng = random.Random(seed)
+        self._turn = 0
+        self._usual_s = 0.0
+        self._records: dict[Path, dict[str, set[str]]] = {}
+
+    def go_on(self, moments: int) -> Outcome:
+        """Interrupt so many trainings; stop at the first finding."""
+        began = time.monotonic()
+        while self.outcome.moments < moments and not self.outcome.findings:
+            variant, workers = VARIANTS[self._turn % len(VARIANTS)]
+            if self._straight(workers) not in self._records:
+                self._train_straight(workers)
+            often = min(len(PHASES), moments - self.outcome.moments)
+            self._interrupt_one(self._folder / f"run{self._turn}", variant, workers, often)
+            self._turn += 1
+        self.outcome.seconds = time.monotonic() - began
+        return self.outcome
+
+    def _straight(self, workers: int) -> Path:
+        """Return the folder of a training that nobody interrupts; one with workers draws other random numbers."""
+        return self._folder / f"straight{workers}"
+
+    def _train_straight(self, workers: int) -> None:
+        since, folder = time.monotonic(), self._straight(workers)
+        process = start(folder, Variant(), workers, seed=3)
+        process.join(WHOLE_LIMIT_S)
+        self._usual_s = time.monotonic() - since
+        if process.exitcode != 0:
+            self._found(folder, f"the straight training ended with {process.exitcode}")
+            process.kill()
+        else:
+            self._records[folder] = read_record(folder)
+
+    def _interrupt_one(self, folder: Path, variant: Variant, workers: int, often: int) -> None:
+        """Interrupt a training again and again, then let it come to its end."""
+        phases = [PHASES[(self._turn + index) % len(PHASES)] for index in range(often)]
+        # The last one first would leave nothing to interrupt.
+        for begun, phase in enumerate(sorted(phases, key=PHASES.index)):
+            process = start(folder, variant, workers, seed=100 + begun)
+            if self._is_interrupted(process, folder, phase):
+                self._look_at(folder)
+            if self.outcome.findings:
+                return
+        process = start(folder, variant, workers, seed=200)
+        process.join(WHOLE_LIMIT_S)
+        if process.exitcode != 0:
+            process.kill()
+            self._found(folder, f"a training that went on ended with {process.exitcode} ({variant})")
+            return
+        straight = self._straight(workers)
+        for finding in compare(folder, straight, self._records[straight]):
+            self._found(folder, f"{variant}, at the end: {finding}")
+        self.outcome.resumed += 1
+        shutil.rmtree(folder)
+
+    def _is_interrupted(self, process: multiprocessing.process.BaseProcess, folder: Path, phase: str) -> bool:
+        """Send a signal in a phase; return False if the training has ended before."""
+        rng, pid = self._rng, process.pid
+        if phase in ("training", "checkpoint write", "validation"):
+            process.join(rng.uniform(0.0, 0.3 * self._usual_s))
+        if not comes_to(phase, process, folder):
+            return False
+        time.sleep(rng.choice([0.0, rng.uniform(0.0, 0.004), rng.uniform(0.0, 0.05)]))
+        number = rng.choice([signal.SIGINT, signal.SIGTERM])
+        # Ctrl-C reaches all processes of the group; and it is pressed more than once.
+        send = os.killpg if number == signal.SIGINT and rng.random() < 0.5 else os.kill
+        since = time.monotonic()
+        for pause_s in [0.0] if rng.random() < 0.7 else [0.0, rng.uniform(0.0, 0.05)]:
+            time.sleep(pause_s)
+            with contextlib.suppress(ProcessLookupError):
+                send(pid, number)
+        process.join(LIMIT_S)
+        took_s = time.monotonic() - since
+        what = f"{number.name} in {phase}"
+        if process.is_alive():
+            self._found(folder, f"{what}: process {pid} did not end within {LIMIT_S:.0f} s")
+            os.killpg(pid, signal.SIGKILL)
+            return True
+        while members(pid) and time.monotonic() < since + LIMIT_S:
+            time.sleep(0.05)
+        if left := members(pid):
+            self._found(folder, f"{what}: processes {left} are left")
+            os.killpg(pid, signal.SIGKILL)
+        self.outcome.moments += 1
+        self.outcome.slowest_s = max(self.outcome.slowest_s, took_s)
+        self.outcome.counts[what] += 1
+        self.outcome.statuses[str(process.exitcode)] += 1
+        return True
+
+    def _look_at(self, folder: Path) -> None:
+        """Look at what a training that was interrupted has left behind."""
+        if (folder / "failure").exists():
+            self._found(folder, (folder / "failure").read_text())
+        storage = CheckpointStorage(folder / "storage")
+        if storage.root.exists():
+            for finding in look_at(storage)[0]:
+                self._found(folder, finding)
+
+    def _found(self, folder: Path, finding: str) -> None:
+        said = (folder / "errors").read_text()[-3000:] if (folder / "errors").exists() else ""
+        self.outcome.findings.append(f"{folder.name}: {finding}\n{said}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--moments", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="file for the outcome")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    # As in a shell's foreground, however the soak itself was started.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = Soak(Path(folder).resolve(), args.seed).go_on(args.moments)
+    if args.json:
+        args.json.write_text(json.dumps(vars(outcome)))
+    for finding in outcome.findings:
+        print(f"--- {finding}")
+    print(", ".join(f"{count} {what}" for what, count in sorted(outcome.counts.items())))
+    print(f"exit statuses: {dict(sorted(outcome.statuses.items()))}")
+    print(
+        f"{outcome.moments} trainings interrupted, the slowest ended after {outcome.slowest_s:.1f} s; "
+        f"{outcome.resumed} resumed to a bit-equal end, in {outcome.seconds:.0f} s; {len(outcome.findings)} findings"
+    )
+    sys.exit(bool(outcome.findings))
+
+
+if __name__ == "__main__":
+    main()
