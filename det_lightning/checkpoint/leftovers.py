@@ -70,7 +70,8 @@ def sweep(root: Location) -> list[str]:
         if f".{suffix}" not in (MARK_SUFFIX, ".new") or not is_name(checkpoint_id) or not is_abandoned(marks / name):
             continue
         checkpoint = checkpoint_path(root, checkpoint_id)
-        if _is_incomplete(checkpoint):
+        # A mark that never got its final name is one whose writer had not begun.
+        if f".{suffix}" == MARK_SUFFIX and _is_incomplete(checkpoint):
             if not _is_own_partial(checkpoint):
                 continue
             logger.warning("Removing the incomplete checkpoint %s: its writer ended before it did.", escape(checkpoint))

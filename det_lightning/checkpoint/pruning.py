@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 
 from det_lightning import errors
@@ -14,6 +15,8 @@ from det_lightning.checkpoint.storage import CheckpointStorage
 from det_lightning.escaping import escape
 
 __all__ = ["PrunePlan", "carry_out", "plan_pruning"]
+
+logger = logging.getLogger("det_lightning.checkpoint")
 
 # One that is younger may still be being written, by a program that leaves no mark.
 _INCOMPLETE_AFTER_S = 3600.0
@@ -93,15 +96,13 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
         gone: list[str] = []
         try:
             for checkpoint_id in ids:
-                _delete(storage, checkpoint_id)
+                deleted += _delete(storage, checkpoint_id)
                 gone.append(checkpoint_id)
         finally:
             if gone:
                 index.remove(gone)
-        deleted += gone
     for checkpoint_id in plan.incomplete:
-        _delete(storage, checkpoint_id)
-        deleted.append(checkpoint_id)
+        deleted += _delete(storage, checkpoint_id)
     if plan.incomplete:
         storage.sweep()
     return deleted
@@ -165,8 +166,11 @@ def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[li
     return [one for one in ids if one in over], [one for one in ids if one not in over | whole]
 
 
-def _delete(storage: CheckpointStorage, checkpoint_id: str) -> None:
+def _delete(storage: CheckpointStorage, checkpoint_id: str) -> list[str]:
+    """Delete a checkpoint; return its id, or nothing if it was not there to be deleted."""
     try:
         storage.delete(checkpoint_id)
-    except errors.CheckpointNotFound:
-        return  # someone else was faster
+    except errors.CheckpointNotFound as e:  # someone else was faster, or it is none of ours
+        logger.warning("Not deleted: %s", e)
+        return []
+    return [checkpoint_id]

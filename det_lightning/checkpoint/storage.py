@@ -23,7 +23,7 @@ from det_lightning.checkpoint.layout import (
 )
 from det_lightning.checkpoint.leftovers import move_aside, remove_dead_stagings, remove_tree, sweep
 from det_lightning.checkpoint.location import Location, explain_errors
-from det_lightning.checkpoint.paths import bookkeeping_path, checkpoint_path, is_name, new_id
+from det_lightning.checkpoint.paths import bookkeeping_path, checkpoint_path, is_name, is_own_id, new_id
 from det_lightning.checkpoint.places import LocalPlace, Place, RemotePlace
 from det_lightning.checkpoint.transfer import RetryPolicy
 from det_lightning.escaping import escape
@@ -34,6 +34,8 @@ logger = logging.getLogger("det_lightning.checkpoint")
 
 # A directory with none of these is no checkpoint, nor what is left of one.
 _MARKERS = (METADATA_FILE, LOAD_DATA_FILE, RESUME_FILE, TRIAL_STATE_FILE, *STATE_FILES)
+# Other programs too write a metadata.json, or a checkpoint.pt, into directories with names of their own.
+_OWN_MARKERS = (LOAD_DATA_FILE, RESUME_FILE, TRIAL_STATE_FILE)
 
 # Requests under way at a time; an object store answers each after some milliseconds.
 _PARALLEL = 16
@@ -266,7 +268,7 @@ class CheckpointStorage:
                 f"{escape(place)} is a link{f' to {escape(target)}' if target else ''}, and nothing is deleted through "
                 "one. Delete the checkpoint itself by its id, or remove the link."
             )
-        if not files & set(_MARKERS):
+        if not files & set(_MARKERS if is_own_id(place.name) else _OWN_MARKERS):
             raise errors.CheckpointNotFound(f"{escape(place)} is no checkpoint, but another directory: it stays.")
         return files
 

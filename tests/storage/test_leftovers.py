@@ -152,7 +152,10 @@ def test_a_time_that_is_none_does_not_make_a_mark_an_abandoned_one(remote: Backe
 def test_only_a_checkpoint_is_deleted_by_its_id(backend: Backend) -> None:
     storage = backend.storage()
     kept = write(storage)
+    told = {"experiment": "e", "trial": "t", "steps_completed": 1, "time": 1.0}
     (storage.root / "datasets/images").write(b"precious")
+    (storage.root / "datasets/metadata.json").write(json.dumps(told).encode())
+    (storage.root / "datasets/checkpoint.pt").write(b"another program's")
     with pytest.raises(errors.CheckpointNotFound, match="datasets is no checkpoint, but another directory: it stays"):
         storage.delete("datasets")
     index = TrialIndex(storage.root, "e", "t")
@@ -160,7 +163,7 @@ def test_only_a_checkpoint_is_deleted_by_its_id(backend: Backend) -> None:
         index.add(CheckpointRecord(name, "t", steps, float(steps)))
     carry_out(plan_pruning(storage, Retention(0, 0, 1)), storage)
     assert (storage.root / "datasets/images").read() == b"precious"
-    assert storage.list_ids() == [kept]
+    assert kept in storage.list_ids()
 
 
 def test_a_removal_that_is_cut_off_leaves_no_part_of_a_checkpoint_and_the_next_run_finishes_it(tmp_path: Path) -> None:
