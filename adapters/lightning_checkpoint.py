@@ -14,9 +14,10 @@ from pytorch_lightning.plugins.io import CheckpointIO, TorchCheckpointIO
 from det_lightning import errors
 from det_lightning.checkpoint.conversion import from_lightning
 from det_lightning.checkpoint.location import Location, explain_errors
+from det_lightning.checkpoint.paths import checkpoint_path, new_id
 from det_lightning.checkpoint.reading import load_checkpoint
 from det_lightning.checkpoint.safe_values import allow_safe_values, finish
-from det_lightning.checkpoint.storage import CheckpointStorage, new_id
+from det_lightning.checkpoint.storage import CheckpointStorage
 from det_lightning.checkpoint.writer import CheckpointWriter
 from det_lightning.masking import mask_text
 
@@ -132,15 +133,20 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         # One for each storage, since a writer warns only once.
         new_writer = CheckpointWriter(storage, self._code_dir, code_with_secrets=self._code_with_secrets)
         writer = self._writers.setdefault(str(storage), new_writer)
-        if (storage.root / name).is_dir():
+        target = checkpoint_path(storage.root, name)
+        if target.is_dir() or (target.is_local and not target.exists()):
+            # Under its own name only once it is complete.
             storage.replace(name, by=writer.write(files, f"{name}-{new_id()}"))
         else:
             writer.write(files, name)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove the directory at ``path``, or a file of Lightning's."""
+        """Remove the directory at ``path``, or a file or link of Lightning's."""
         storage, name = self._storage_of(path)
-        if (storage.root / name).is_dir():
+        place = checkpoint_path(storage.root, name)
+        if place.is_local and place.link_target() is not None:
+            place.local_path.unlink()
+        elif place.is_dir():
             storage.delete(name)
         else:
             super().remove_checkpoint(path)

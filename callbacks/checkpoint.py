@@ -22,8 +22,6 @@ from det_lightning.adapters.run import TrialRun
 from det_lightning.callbacks.attaching import require_trial_module
 from det_lightning.checkpoint.index import TrialIndex
 from det_lightning.checkpoint.keeper import CheckpointKeeper
-from det_lightning.checkpoint.layout import METADATA_FILE
-from det_lightning.checkpoint.location import explain_errors
 from det_lightning.checkpoint.retention import Retention
 from det_lightning.checkpoint.saver import CheckpointSaver
 from det_lightning.checkpoint.storage import CheckpointStorage, new_id
@@ -177,7 +175,7 @@ class DeterminedCheckpoint(pl.Callback):
         if resumed_from is not None and all(record.id != resumed_from for record in index.records):
             # Its run may have been killed after its last file, before it was noted.
             metadata = self.storage.read_metadata(resumed_from)
-            if metadata.get("trial") == self._trial:
+            if metadata.get("trial") == self._trial and self.storage.is_complete(resumed_from):
                 metric = metadata.get("metric") or {}
                 keeper.note_written(resumed_from, metadata.get("steps_completed", 0), metric.get("value"))
         return keeper
@@ -185,9 +183,7 @@ class DeterminedCheckpoint(pl.Callback):
     def _finish_deletions(self, index: TrialIndex) -> None:
         """Remove what is left of checkpoints whose deletion was cut off; a run with nothing left to do never would."""
         for record in index.records:
-            with explain_errors(f"looking for {record.id} in {self.storage}"):
-                is_complete = (self.storage.root / record.id / METADATA_FILE).exists()
-            if not is_complete:
+            if not self.storage.is_complete(record.id):
                 with contextlib.suppress(errors.CheckpointNotFound):
                     self.storage.delete(record.id)
                 index.remove([record.id])

@@ -83,6 +83,33 @@ def test_the_code_is_that_of_the_given_directory(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "checkpoints/only.ckpt/code").iterdir()] == ["model_def.py"]
 
 
+def test_a_link_is_replaced_or_removed_and_the_checkpoint_that_it_leads_to_stays(tmp_path: Path) -> None:
+    def save(name: str) -> None:
+        saver = ModelCheckpoint(tmp_path, name, enable_version_counter=False)
+        fit(TrialModule(SmallTrial), saver, max_epochs=1, plugins=[DeterminedCheckpointIO(tmp_path / "no code")])
+
+    (tmp_path / "no code").mkdir()
+    save("kept")
+    before = {path: path.read_bytes() for path in (tmp_path / "kept.ckpt").rglob("*") if path.is_file()}
+    for name in ("saved.ckpt", "removed.ckpt"):
+        (tmp_path / name).symlink_to("kept.ckpt")
+    save("saved")
+    DeterminedCheckpointIO().remove_checkpoint(tmp_path / "removed.ckpt")
+    assert {path: path.read_bytes() for path in before} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.ckpt", "no code", "saved.ckpt"]
+    assert not (tmp_path / "saved.ckpt").is_symlink()
+    load_checkpoint(tmp_path / "saved.ckpt")
+
+
+def test_a_directory_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "data.ckpt").mkdir()
+    (tmp_path / "data.ckpt/precious").write_text("precious")
+    saver = ModelCheckpoint(tmp_path, "data", enable_version_counter=False)
+    with pytest.raises(errors.CheckpointNotFound, match="is no checkpoint, but another directory: it stays"):
+        fit(TrialModule(SmallTrial), saver, max_epochs=1, plugins=[DeterminedCheckpointIO(tmp_path / "data.ckpt")])
+    assert (tmp_path / "data.ckpt/precious").exists()
+
+
 def test_another_module_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidCheckpointException, match="no entry 'det_lightning'"):
         trainer(ModelCheckpoint(tmp_path), max_epochs=1, limit_train_batches=1, plugins=[DeterminedCheckpointIO()]).fit(

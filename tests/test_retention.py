@@ -276,6 +276,18 @@ def test_a_run_that_goes_on_remembers_what_was_kept(tmp_path: Path, stop: int) -
     assert run.kept() == expected(METRICS_OF_RUN, retention) == [4, 8, 12]
 
 
+def test_a_run_that_goes_on_from_a_link_counts_the_checkpoint_and_not_the_link(tmp_path: Path) -> None:
+    run, retention = Run(tmp_path, METRICS_OF_RUN), Retention(0, 2, 1)
+    run.fit(4, retention=Retention(0, 1, 1))
+    (first,) = CheckpointStorage(tmp_path).list_ids()
+    (tmp_path / "latest").symlink_to(first)
+    run.fit(12, latest="latest", retention=retention)
+    assert run.kept() == [4, 8, 12]
+    assert (tmp_path / "latest").readlink() == Path(first)
+    (index,) = read_indexes(CheckpointStorage(tmp_path).root)
+    assert [record.steps_completed for record in index.records] == [4, 8, 12]
+
+
 def test_another_run_in_the_same_storage_loses_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path, METRICS_OF_RUN)
     run.fit(6)

@@ -9,8 +9,8 @@ import re
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.location import Location, explain_errors
+from det_lightning.checkpoint.paths import bookkeeping_path
 from det_lightning.checkpoint.retention import CheckpointRecord
 
 __all__ = ["TrialIndex", "read_indexes"]
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def _index_dir(root: Location) -> Location:
-    return root / BOOKKEEPING_DIR / "index"
+    return bookkeeping_path(root, "index")
 
 
 class TrialIndex:
@@ -60,7 +60,7 @@ class TrialIndex:
         self.metric_name = metric_name
         self.smaller_is_better = smaller_is_better
         self._root = root
-        self._file = _index_dir(root) / experiment / f"{trial}.json"
+        self._file = bookkeeping_path(root, "index", experiment, f"{trial}.json")
         self._records = {record.id: record for record in _read(self._file)}
 
     @property

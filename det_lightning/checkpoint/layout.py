@@ -12,6 +12,7 @@ import pathlib
 from typing import Any
 
 from det_lightning import errors
+from det_lightning.escaping import escape
 
 __all__ = [
     "BOOKKEEPING_DIR",
@@ -65,7 +66,9 @@ def find_state_file(directory: pathlib.Path) -> pathlib.Path:
     for name in STATE_FILES:
         if (directory / name).is_file():
             return directory / name
-    raise errors.CheckpointNotFound(f"{directory} holds no checkpoint: {' and '.join(STATE_FILES)} are missing.")
+    raise errors.CheckpointNotFound(
+        f"{escape(directory)} holds no checkpoint: {' and '.join(STATE_FILES)} are missing."
+    )
 
 
 def require_complete(directory: pathlib.Path) -> None:
@@ -79,20 +82,20 @@ def require_complete(directory: pathlib.Path) -> None:
         IncompleteCheckpointError: a file is missing.
     """
     if not directory.is_dir():
-        raise errors.CheckpointNotFound(f"There is no checkpoint directory {directory}.")
+        raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(directory)}.")
     has_metadata = (directory / METADATA_FILE).is_file()
     try:
         find_state_file(directory)
     except errors.CheckpointNotFound as e:
         if has_metadata:
             raise errors.IncompleteCheckpointError(
-                f"{directory} is an incomplete checkpoint: {STATE_FILE} is missing; use another checkpoint."
+                f"{escape(directory)} is an incomplete checkpoint: {STATE_FILE} is missing; use another checkpoint."
             ) from e
         raise
     if not has_metadata and any((directory / name).exists() for name in (LOAD_DATA_FILE, RESUME_FILE)):
         raise errors.IncompleteCheckpointError(
-            f"{directory} is an incomplete checkpoint: {METADATA_FILE} is missing. It was not written to its end; use "
-            "an earlier checkpoint."
+            f"{escape(directory)} is an incomplete checkpoint: {METADATA_FILE} is missing. It was not written to its "
+            "end; use an earlier checkpoint."
         )
 
 
@@ -106,12 +109,12 @@ def read_bytes(path: pathlib.Path) -> bytes:
         size = path.stat().st_size
         if size > _MAX_SMALL_FILE_BYTES:
             raise errors.IncompleteCheckpointError(
-                f"{path} has {size:,} bytes; a checkpoint's file of that name has a few thousand. It is damaged, or "
-                "not what its name says."
+                f"{escape(path)} has {size:,} bytes; a checkpoint's file of that name has a few thousand. It is "
+                "damaged, or not what its name says."
             )
         return path.read_bytes()
     except OSError as e:
-        raise errors.IncompleteCheckpointError(f"{path} can not be read: {e}") from e
+        raise errors.IncompleteCheckpointError(f"{escape(path)} can not be read: {e}") from e
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -124,7 +127,9 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
         parsed = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as e:
-        raise errors.IncompleteCheckpointError(f"{path} can not be read, it may be damaged: {e}") from e
+        raise errors.IncompleteCheckpointError(f"{escape(path)} can not be read, it may be damaged: {e}") from e
     if not isinstance(parsed, dict):
-        raise errors.IncompleteCheckpointError(f"{path} should hold a JSON object; got {type(parsed).__name__}.")
+        raise errors.IncompleteCheckpointError(
+            f"{escape(path)} should hold a JSON object; got {type(parsed).__name__}."
+        )
     return parsed

@@ -116,15 +116,41 @@ class Location:
         return bool(self.fs.isdir(self.path))
 
     def list_names(self) -> list[str]:
-        """Return the names in this directory; none if there is no such directory."""
+        """Return the names in this directory, those of links left out; none if there is no such directory."""
+        return sorted(name for name, info in self._list().items() if not _is_link(info))
+
+    def list_links(self) -> dict[str, str]:
+        """Return the names of the links in this directory, and where each leads; empty text if that is not known."""
+        return {name: str(info.get("destination") or "") for name, info in self._list().items() if _is_link(info)}
+
+    def link_target(self) -> str | None:
+        """Return where this leads if it is a link, or empty text if that is not known; None if it is none."""
+        if self.is_local:
+            return str(self.local_path.readlink()) if self.local_path.is_symlink() else None
+        if self.is_object_store:
+            return None
+        parent = dataclasses.replace(self, path=self.path.rpartition("/")[0])
+        return parent.list_links().get(self.name)
+
+    def resolved(self) -> Location:
+        """Return what this leads to if it is a link on this machine, else this."""
+        if self.link_target() is None or not self.is_local:
+            return self
+        parent, target = self.local_path.parent, self.local_path.resolve()
+        # A neighbour is named as this is.
+        return dataclasses.replace(
+            self, path=str(parent / target.name if target.parent == parent.resolve() else target)
+        )
+
+    def _list(self) -> dict[str, Mapping[str, Any]]:
         self.fs.invalidate_cache()
         try:
-            paths = self.fs.ls(self.path, detail=False)
+            entries = self.fs.ls(self.path, detail=True)
         except FileNotFoundError:
-            return []
+            return {}
         # Object stores may list an object that stands for the directory itself.
-        below = {path.rstrip("/") for path in paths} - {self.path}
-        return sorted({path.rpartition("/")[2] for path in below} - {""})
+        found = {entry["name"].rstrip("/"): entry for entry in entries}
+        return {path.rpartition("/")[2]: info for path, info in found.items() if path != self.path and path}
 
     def find_files(self) -> dict[str, dict[str, Any]]:
         """Return what the file system tells of all files below this directory, by their paths from here."""
@@ -153,8 +179,9 @@ class Location:
         target = self.local_path
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        temporary.unlink(missing_ok=True)  # a link, perhaps
         try:
-            with temporary.open("wb") as file:
+            with temporary.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -175,6 +202,10 @@ class Location:
             if not self.is_object_store:
                 for path in [self.path, *sorted(self.fs.find(self.path, withdirs=True))][::-1]:
                     self.fs.rmdir(path)
+
+
+def _is_link(info: Mapping[str, Any]) -> bool:
+    return bool(info.get("islink")) or info.get("type") == "link"
 
 
 @contextlib.contextmanager

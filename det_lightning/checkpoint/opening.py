@@ -12,7 +12,9 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.layout import CODE_DIR
 from det_lightning.checkpoint.location import Location, explain_errors
+from det_lightning.checkpoint.paths import is_name
 from det_lightning.checkpoint.transfer import Progress, RetryPolicy, download
+from det_lightning.escaping import escape
 
 __all__ = ["open_checkpoint"]
 
@@ -38,18 +40,21 @@ def open_checkpoint(
     Raises:
         CheckpointNotFound: there is no such directory.
         StorageError: it can not be read.
-        UnsafeCheckpointError: the names of its files lead out of it.
+        UnsafeCheckpointError: the names of its files lead out of it, or one is that of a file and of a directory.
     """
     place = Location.parse(url, options)
     if place.is_local:
         if not place.local_path.is_dir():
-            raise errors.CheckpointNotFound(f"There is no checkpoint directory {place}.")
-        yield place.local_path
+            raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(place)}.")
+        # What goes on from a link goes on from the checkpoint that it leads to.
+        yield place.resolved().local_path
         return
-    with explain_errors(f"reading {place}"):
+    if not is_name(place.name):
+        raise errors.CheckpointNotFound(f"{place.name!r} in {escape(place)} cannot be the name of a checkpoint.")
+    with explain_errors(f"reading {escape(place)}"):
         names = [name for name in place.find_files() if with_code or not name.startswith(f"{CODE_DIR}/")]
     if not names:
-        raise errors.CheckpointNotFound(f"There is no checkpoint directory {place}.")
+        raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(place)}.")
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
         directory = pathlib.Path(folder) / place.name
         directory.mkdir()

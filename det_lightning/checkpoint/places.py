@@ -1,39 +1,32 @@
 """Where a checkpoint is written before it is complete, and how it becomes so, whole or not at all.
 
-A file in the storage's bookkeeping directory says that a checkpoint is being written. What it names and has no
-``metadata.json`` was never finished; :func:`sweep` removes that once its writer is gone.
+A mark in the storage's bookkeeping directory says that a checkpoint is being written. What it names and has no
+``metadata.json`` was never finished.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import pathlib
 import shutil
-import socket
 import tempfile
-import time
 from collections.abc import Iterator
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from det_lightning import errors
-from det_lightning.checkpoint.layout import BOOKKEEPING_DIR, METADATA_FILE
+from det_lightning.checkpoint.layout import LOAD_DATA_FILE, METADATA_FILE
+from det_lightning.checkpoint.leftovers import STAGING_MARK, STAGING_PREFIX, marks_path, remove_empty
 from det_lightning.checkpoint.location import Location
+from det_lightning.checkpoint.marks import MARK_SUFFIX, mark_content, write_locked
+from det_lightning.checkpoint.paths import checkpoint_path
 from det_lightning.checkpoint.transfer import RetryPolicy, upload
+from det_lightning.escaping import escape
 
-try:
-    import fcntl
-except ImportError:  # Windows; whether a writer lives is told by the age of its mark there
-    fcntl = None  # type: ignore[assignment]
-
-__all__ = ["LocalPlace", "Place", "RemotePlace", "find_writers", "partial_marks", "replaced_dir", "sweep"]
+__all__ = ["LocalPlace", "Place", "RemotePlace"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
-
-# No checkpoint takes so long to write.
-_ABANDONED_AFTER_S = 24 * 3600.0
 
 
 class Place(Protocol):
@@ -48,27 +41,13 @@ class Place(Protocol):
         """Remove what was written."""
 
 
-def partial_marks(root: Location) -> Location:
-    """Return the directory of the files that name the checkpoints which are being written."""
-    return root / BOOKKEEPING_DIR / "partial"
-
-
-def replaced_dir(root: Location) -> Location:
-    """Return the directory of checkpoints that others have taken the place of, until they are removed."""
-    return root / BOOKKEEPING_DIR / "replaced"
-
-
-def _mark() -> bytes:
-    return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}).encode()
-
-
 class LocalPlace:
     """The final directory, on a local disk. A lock on its mark tells others that the writer lives."""
 
     def __init__(self, root: Location, checkpoint_id: str) -> None:
-        self.directory = root.local_path / checkpoint_id
-        self._mark = (partial_marks(root) / f"{checkpoint_id}.json").local_path
-        self._lock = _write_locked(self._mark)
+        self.directory = checkpoint_path(root, checkpoint_id).local_path
+        self._mark = (marks_path(root) / f"{checkpoint_id}{MARK_SUFFIX}").local_path
+        self._lock = write_locked(self._mark)
         try:
             self.directory.mkdir(parents=True)
         except BaseException:
@@ -94,23 +73,28 @@ class LocalPlace:
     def _forget(self) -> None:
         self._mark.unlink(missing_ok=True)
         self._lock.close()
-        _remove_empty(self._mark.parent)
+        remove_empty(self._mark.parent)
 
 
 class RemotePlace:
-    """A temporary directory, uploaded on :meth:`commit`.
+    """A temporary directory, uploaded on :meth:`commit`. A lock on a file in it tells others that the writer lives.
 
     Raises:
         OSError: there is no room for it.
     """
 
     def __init__(self, root: Location, checkpoint_id: str, retry: RetryPolicy) -> None:
-        self._staging = pathlib.Path(tempfile.mkdtemp(prefix="det_lightning-"))
-        self.directory = self._staging / checkpoint_id
-        self.directory.mkdir()
-        self._target = root / checkpoint_id
-        self._mark = partial_marks(root) / f"{checkpoint_id}.json"
+        self._target = checkpoint_path(root, checkpoint_id)
+        self._mark = marks_path(root) / f"{checkpoint_id}{MARK_SUFFIX}"
         self._retry = retry
+        self._staging = pathlib.Path(tempfile.mkdtemp(prefix=STAGING_PREFIX))
+        self.directory = self._staging / checkpoint_id
+        try:
+            self._lock = write_locked(self._staging / STAGING_MARK)
+            self.directory.mkdir()
+        except BaseException:
+            shutil.rmtree(self._staging, ignore_errors=True)
+            raise
 
     def commit(self, metadata: dict[str, Any]) -> None:
         """Upload all files; where the storage fails for good, keep the local copy, which is complete.
@@ -118,117 +102,34 @@ class RemotePlace:
         Raises:
             StorageError: the storage failed; names the place of the copy.
         """
-        names = sorted(path.relative_to(self.directory).as_posix() for path in _files_below(self.directory))
+        names = {path.relative_to(self.directory).as_posix() for path in _files_below(self.directory)}
+        # What is cut off is known by the load data, which come first.
+        in_order = sorted(names, key=lambda name: (name != LOAD_DATA_FILE, name))
         Location.parse(self.directory / METADATA_FILE).write(_to_json(metadata))
         try:
-            self._retry.call(f"writing {self._mark}", lambda: self._mark.write(_mark()))
-            upload(self.directory, [*names, METADATA_FILE], self._target, self._retry)
+            self._retry.call(f"writing {escape(self._mark)}", lambda: self._mark.write(mark_content()))
+            upload(self.directory, [*in_order, METADATA_FILE], self._target, self._retry)
         except errors.StorageError as e:
+            self._keep_copy()
             raise errors.StorageError(
-                f"{e} The checkpoint is not in the storage; a complete copy is kept in {self.directory}."
+                f"{e} The checkpoint is not in the storage; a complete copy is kept in {escape(self.directory)}."
             ) from e
         self.abandon()
         try:
-            self._retry.call(f"removing {self._mark}", self._mark.remove)
+            self._retry.call(f"removing {escape(self._mark)}", self._mark.remove)
         except errors.StorageError as e:
-            logger.warning("The checkpoint %s is complete, but the mark of its writing stays: %s", self._target, e)
+            logger.warning(
+                "The checkpoint %s is complete, but the mark of its writing stays: %s", escape(self._target), e
+            )
 
     def abandon(self) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
+        self._lock.close()
 
-
-def sweep(root: Location) -> list[str]:
-    """Remove what writers left behind that are gone: killed, or cut off. Return the ids.
-
-    Only what det_lightning itself began to write is looked at.
-    """
-    swept = []
-    replaced_dir(root).remove()
-    marks = partial_marks(root)
-    for name in marks.list_names():
-        mark, checkpoint = marks / name, root / name.removesuffix(".json")
-        if not name.endswith((".json", ".new")) or not _is_abandoned(mark):
-            continue
-        if checkpoint.exists() and not (checkpoint / METADATA_FILE).exists():
-            logger.warning("Removing the incomplete checkpoint %s: its writer ended before it did.", checkpoint)
-            checkpoint.remove()
-            swept.append(checkpoint.name)
-        mark.remove()
-    if root.is_local:
-        _remove_empty(marks.local_path)
-    return swept
-
-
-def _remove_empty(marks: pathlib.Path) -> None:
-    """Where nothing else is kept, leave nothing behind beside the checkpoints."""
-    for folder in (marks, marks.parent):
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
-def find_writers(root: Location) -> dict[str, bool]:
-    """Return the ids of the checkpoints that someone began to write, and whether that writer may still be at it."""
-    marks = partial_marks(root)
-    names = [name for name in marks.list_names() if name.endswith(".json")]
-    return {name.removesuffix(".json"): not _is_abandoned(marks / name) for name in names}
-
-
-def _is_abandoned(mark: Location) -> bool:
-    try:
-        if mark.is_local:
-            with mark.local_path.open("r+b") as file:
-                lock_taken = _try_to_lock(file)
-            if lock_taken is not None:
-                return lock_taken
-        started = float(json.loads(mark.read())["started"])
-    except FileNotFoundError:  # its writer has just finished
-        return False
-    except PermissionError:  # another user's, who will sweep it
-        return False
-    except (ValueError, KeyError, TypeError):
-        return False
-    return time.time() - started > _ABANDONED_AFTER_S
-
-
-def _write_locked(mark: pathlib.Path) -> IO[bytes]:
-    """Write a mark that is locked before it gets the name under which others look for it."""
-    unnamed = mark.with_suffix(".new")
-    while True:
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            file = unnamed.open("w+b")
-        except FileNotFoundError:  # another writer has just removed the empty directory
-            continue
-        try:
-            file.write(_mark())
-            file.flush()
-            if _try_to_lock(file) is not False:
-                unnamed.replace(mark)
-                return file
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            unnamed.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # what could not be written yet
-                file.close()
-            raise
-        file.close()  # another run has taken it for one that was left behind, before it was locked
-
-
-def _try_to_lock(file: IO[bytes]) -> bool | None:
-    """Lock a file until it is closed or the process ends, however it does; False if another process has the lock.
-
-    None where the file system knows no locks.
-    """
-    if fcntl is None:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
+    def _keep_copy(self) -> None:
+        """Without its mark the directory is not taken for one that a killed writer left."""
+        (self._staging / STAGING_MARK).unlink(missing_ok=True)
+        self._lock.close()
 
 
 def _files_below(directory: pathlib.Path) -> Iterator[pathlib.Path]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 
 from det_lightning import errors
 from det_lightning.checkpoint.index import TrialIndex, read_indexes
+from det_lightning.checkpoint.leftovers import find_writers
 from det_lightning.checkpoint.location import explain_errors
-from det_lightning.checkpoint.places import find_writers
 from det_lightning.checkpoint.retention import CheckpointRecord, Retention
 from det_lightning.checkpoint.storage import CheckpointStorage
+from det_lightning.escaping import escape
 
 __all__ = ["PrunePlan", "carry_out", "plan_pruning"]
+
+logger = logging.getLogger("det_lightning.checkpoint")
 
 # One that is younger may still be being written, by a program that leaves no mark.
 _INCOMPLETE_AFTER_S = 3600.0
@@ -56,19 +60,22 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
         ValueError: trials of one experiment do not agree on which metrics are better.
     """
     complete = storage.list_ids()
+    there = set(complete)
     by_experiment: dict[str, list[TrialIndex]] = {}
     for index in _indexes_of(storage, complete):
         by_experiment.setdefault(index.experiment, []).append(index)
     by_rule: list[tuple[TrialIndex, list[str]]] = []
     kept: set[str] = set()
     for experiment, indexes in by_experiment.items():
-        superfluous = set(_choose(experiment, indexes, retention))
+        # An index may name what is gone by now, or was never a checkpoint: that is neither counted nor deleted.
+        records = {index.trial: [r for r in index.records if r.id in there] for index in indexes}
+        superfluous = set(_choose(experiment, indexes, [r for those in records.values() for r in those], retention))
         for index in indexes:
-            ids = [record.id for record in index.records]
+            ids = [record.id for record in records[index.trial]]
             by_rule.append((index, [checkpoint_id for checkpoint_id in ids if checkpoint_id in superfluous]))
             kept.update(set(ids) - superfluous)
     known = kept.union(*(ids for _, ids in by_rule))
-    abandoned, maybe_unfinished = _find_incomplete(storage, set(complete)) if incomplete else ([], [])
+    abandoned, maybe_unfinished = _find_incomplete(storage, there) if incomplete else ([], [])
     return PrunePlan(
         by_rule=[(index, ids) for index, ids in by_rule if ids],
         kept=sorted(kept),
@@ -89,15 +96,13 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
         gone: list[str] = []
         try:
             for checkpoint_id in ids:
-                _delete(storage, checkpoint_id)
+                deleted += _delete(storage, checkpoint_id)
                 gone.append(checkpoint_id)
         finally:
             if gone:
                 index.remove(gone)
-        deleted += gone
     for checkpoint_id in plan.incomplete:
-        _delete(storage, checkpoint_id)
-        deleted.append(checkpoint_id)
+        deleted += _delete(storage, checkpoint_id)
     if plan.incomplete:
         storage.sweep()
     return deleted
@@ -113,9 +118,12 @@ def _indexes_of(storage: CheckpointStorage, complete: list[str]) -> list[TrialIn
         if not isinstance(experiment, str) or not isinstance(trial, str):
             continue
         metric = metadata.get("metric") or {}
-        index = indexes.get((experiment, trial)) or TrialIndex(
-            storage.root, experiment, trial, metric.get("name"), metric.get("smaller_is_better", True)
-        )
+        try:
+            index = indexes.get((experiment, trial)) or TrialIndex(
+                storage.root, experiment, trial, metric.get("name"), metric.get("smaller_is_better", True)
+            )
+        except ValueError:  # no names that an index can have
+            continue
         index.include(
             CheckpointRecord(
                 id=checkpoint_id,
@@ -129,15 +137,18 @@ def _indexes_of(storage: CheckpointStorage, complete: list[str]) -> list[TrialIn
     return list(indexes.values())
 
 
-def _choose(experiment: str, indexes: list[TrialIndex], retention: Retention) -> list[str]:
+def _choose(
+    experiment: str, indexes: list[TrialIndex], records: list[CheckpointRecord], retention: Retention
+) -> list[str]:
     directions = {index.smaller_is_better for index in indexes}
     if len(directions) > 1:
-        described = ", ".join(f"{index.trial}: smaller_is_better={index.smaller_is_better}" for index in indexes)
+        described = ", ".join(
+            f"{escape(index.trial)}: smaller_is_better={index.smaller_is_better}" for index in indexes
+        )
         raise ValueError(
             f"The trials of experiment {experiment!r} do not agree on which metric is the better one ({described}). "
             "Correct their indexes, or delete by hand."
         )
-    records = [record for index in indexes for record in index.records]
     return retention.choose_to_delete(records, directions.pop())
 
 
@@ -155,8 +166,11 @@ def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[li
     return [one for one in ids if one in over], [one for one in ids if one not in over | whole]
 
 
-def _delete(storage: CheckpointStorage, checkpoint_id: str) -> None:
+def _delete(storage: CheckpointStorage, checkpoint_id: str) -> list[str]:
+    """Delete a checkpoint; return its id, or nothing if it was not there to be deleted."""
     try:
         storage.delete(checkpoint_id)
-    except errors.CheckpointNotFound:
-        return  # someone else was faster
+    except errors.CheckpointNotFound as e:  # someone else was faster, or it is none of ours
+        logger.warning("Not deleted: %s", e)
+        return []
+    return [checkpoint_id]

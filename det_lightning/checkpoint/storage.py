@@ -7,8 +7,6 @@ import dataclasses
 import difflib
 import logging
 import os
-import shutil
-import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,27 +16,31 @@ from det_lightning import errors
 from det_lightning.checkpoint.config import storage_from_config
 from det_lightning.checkpoint.info import CheckpointInfo, describe, modified, read_metadata
 from det_lightning.checkpoint.layout import (
-    BOOKKEEPING_DIR,
     LOAD_DATA_FILE,
     METADATA_FILE,
+    RESUME_FILE,
     STATE_FILES,
+    TRIAL_STATE_FILE,
 )
+from det_lightning.checkpoint.leftovers import move_aside, remove_dead_stagings, remove_tree, sweep
 from det_lightning.checkpoint.location import Location, explain_errors
-from det_lightning.checkpoint.places import LocalPlace, Place, RemotePlace, replaced_dir, sweep
+from det_lightning.checkpoint.paths import bookkeeping_path, checkpoint_path, is_name, is_own_id, new_id
+from det_lightning.checkpoint.places import LocalPlace, Place, RemotePlace
 from det_lightning.checkpoint.transfer import RetryPolicy
+from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
 
 __all__ = ["CheckpointStorage", "new_id"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
+# A directory with none of these is no checkpoint, nor what is left of one.
+_MARKERS = (METADATA_FILE, LOAD_DATA_FILE, RESUME_FILE, TRIAL_STATE_FILE, *STATE_FILES)
+# Other programs too write a metadata.json, or a checkpoint.pt, into directories with names of their own.
+_OWN_MARKERS = (LOAD_DATA_FILE, RESUME_FILE, TRIAL_STATE_FILE)
+
 # Requests under way at a time; an object store answers each after some milliseconds.
 _PARALLEL = 16
-
-
-def new_id() -> str:
-    """Return the id of a new checkpoint."""
-    return str(uuid.uuid4())
 
 
 class CheckpointStorage:
@@ -102,54 +104,71 @@ class CheckpointStorage:
             StorageError: it can not be; says why.
         """
         if not self.is_local:
-            probe = self.root / BOOKKEEPING_DIR / f"probe-{new_id()}"
-            self.retry.call(f"trying to write {probe}", lambda: probe.write(b"written to see whether it can be"))
-            self.retry.call(f"removing {probe}", probe.remove)
+            probe = bookkeeping_path(self.root, f"probe-{new_id()}")
+            self.retry.call(
+                f"trying to write {escape(probe)}", lambda: probe.write(b"to see whether it can be written")
+            )
+            self.retry.call(f"removing {escape(probe)}", probe.remove)
 
     def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint. Cut off in the middle it leaves an incomplete one, never a damaged one.
 
         Raises:
-            CheckpointNotFound: there is none of this id.
+            CheckpointNotFound: there is none of this id, or what is there is no checkpoint; nothing was removed.
             StorageError: the storage refuses.
         """
         place = self._place_of(checkpoint_id)
         if place is None:
             raise self._not_found(checkpoint_id)
+        files = self._require_own_files(place)
+        if self.is_local:
+            with explain_errors(f"removing {escape(place)}"):
+                remove_tree(move_aside(self.root, place.local_path))
+            return
         # In this order, for what is left of a checkpoint without its weights is never taken for one.
         for name in (METADATA_FILE, *STATE_FILES):
-            self.retry.call(f"removing {place}", (place / name).remove)
-        self.retry.call(f"removing {place}", place.remove)
+            if name in files:
+                self.retry.call(f"removing {escape(place)}", (place / name).remove)
+        self.retry.call(f"removing {escape(place)}", place.remove)
 
     def replace(self, checkpoint_id: str, by: str) -> None:
-        """Give the complete checkpoint ``by`` the id of another one, which is removed.
+        """Give the complete checkpoint ``by`` another id. What has that is removed; of a link, only the link is.
 
         On a local disk either of the two is there at any time; elsewhere both are until the first is removed.
 
         Raises:
+            CheckpointNotFound: an id is none, or what has ``checkpoint_id`` is no checkpoint.
             StorageError: the storage refuses.
         """
-        old, new = self.root / checkpoint_id, self.root / by
-        with explain_errors(f"replacing {old} by {new}"):
-            if self.is_local:
-                aside = (replaced_dir(self.root) / new_id()).local_path
-                aside.parent.mkdir(parents=True, exist_ok=True)
-                old.local_path.rename(aside)
-                new.local_path.rename(old.local_path)
-                shutil.rmtree(aside.parent, ignore_errors=True)
-            else:
+        old, new = checkpoint_path(self.root, checkpoint_id), checkpoint_path(self.root, by)
+        with explain_errors(f"replacing {escape(old)} by {escape(new)}"):
+            if not self.is_local:
                 self.delete(checkpoint_id)
                 new.fs.mv(new.path, old.path, recursive=True)
+                return
+            if old.link_target() is not None:
+                old.local_path.unlink()
+                new.local_path.rename(old.local_path)
+                return
+            aside = None
+            if old.is_dir():
+                self._require_own_files(old)
+                aside = move_aside(self.root, old.local_path)
+            new.local_path.rename(old.local_path)
+            if aside is not None:
+                remove_tree(aside)
 
     def sweep(self) -> list[str]:
         """Remove what writers left behind that were killed; return the ids."""
-        with explain_errors(f"looking for incomplete checkpoints in {self}"):
+        if not self.is_local:
+            remove_dead_stagings()
+        with explain_errors(f"looking for incomplete checkpoints in {escape(self)}"):
             return sweep(self.root)
 
     # Finding
 
     def list_ids(self, complete: bool = True) -> list[str]:
-        """Return the ids of the checkpoints, sorted.
+        """Return the ids of the checkpoints, sorted. A link to one is not one of them.
 
         Args:
             complete: only of those that were written to their end.
@@ -157,11 +176,30 @@ class CheckpointStorage:
         Raises:
             StorageError: the storage can not be read.
         """
-        with explain_errors(f"listing {self}"):
-            names = [name for name in self.root.list_names() if name != BOOKKEEPING_DIR]
+        with explain_errors(f"listing {escape(self)}"):
+            names = [name for name in self.root.list_names() if is_name(name)]
             marker_files = (METADATA_FILE,) if complete else (METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES)
             known = self._in_parallel(lambda name: any((self.root / name / m).exists() for m in marker_files), names)
         return [name for name, is_checkpoint in zip(names, known, strict=True) if is_checkpoint]
+
+    def list_links(self) -> dict[str, str]:
+        """Return the links beside the checkpoints, such as ``latest``, and where each leads.
+
+        Raises:
+            StorageError: the storage can not be read.
+        """
+        with explain_errors(f"listing {escape(self)}"):
+            return {name: target for name, target in sorted(self.root.list_links().items()) if is_name(name)}
+
+    def is_complete(self, checkpoint_id: str) -> bool:
+        """Tell whether there is a checkpoint of this id, not a link to one, that was written to its end.
+
+        Raises:
+            StorageError: the storage can not be read.
+        """
+        with explain_errors(f"looking for {escape(checkpoint_id)} in {escape(self)}"):
+            place = self._place_of(checkpoint_id)
+            return place is not None and place.link_target() is None and (place / METADATA_FILE).exists()
 
     def newest(self, job: str | None = None) -> str | None:
         """Return path or URL of the complete checkpoint that was written last; None if there is none.
@@ -190,7 +228,7 @@ class CheckpointStorage:
         return (self.root / max(candidates)[1]).url if candidates else None
 
     def find(self, id_or_path: str | os.PathLike[str]) -> str:
-        """Return path or URL of a checkpoint.
+        """Return path or URL of a checkpoint; that of the checkpoint itself where a link to one is named.
 
         Args:
             id_or_path: the id of a checkpoint in this storage, or path or URL of any checkpoint's directory.
@@ -203,15 +241,15 @@ class CheckpointStorage:
         place = self._place_of(name)
         if place is None and "/" in name:
             elsewhere = Location.parse(name, self.options)
-            with explain_errors(f"looking for {elsewhere}"):
+            with explain_errors(f"looking for {escape(elsewhere)}"):
                 place = elsewhere if elsewhere.is_dir() else None
         if place is None:
             raise self._not_found(name)
-        return place.url
+        return place.resolved().url
 
     def read_metadata(self, checkpoint_id: str) -> dict[str, Any]:
         """Return the content of ``metadata.json``; empty if it is missing or damaged."""
-        return read_metadata(self.root / checkpoint_id)
+        return read_metadata(checkpoint_path(self.root, checkpoint_id))
 
     def describe(self, checkpoint_ids: list[str]) -> list[CheckpointInfo]:
         """Return what can be told of checkpoints without reading them.
@@ -220,23 +258,38 @@ class CheckpointStorage:
             StorageError: the storage can not be read.
         """
 
-        with explain_errors(f"reading {self}"):
-            return self._in_parallel(lambda name: describe(self.root / name), checkpoint_ids)
+        with explain_errors(f"reading {escape(self)}"):
+            return self._in_parallel(lambda name: describe(checkpoint_path(self.root, name)), checkpoint_ids)
 
     # Parts
 
+    def _require_own_files(self, place: Location) -> set[str]:
+        """Return the names of the files of what is to be removed, which has to be a checkpoint itself."""
+        with explain_errors(f"looking for {escape(place)}"):
+            target = place.link_target()
+            files = set(place.find_files()) if target is None else set()
+        if target is not None:
+            raise errors.CheckpointNotFound(
+                f"{escape(place)} is a link{f' to {escape(target)}' if target else ''}, and nothing is deleted through "
+                "one. Delete the checkpoint itself by its id, or remove the link."
+            )
+        if not files & set(_MARKERS if is_own_id(place.name) else _OWN_MARKERS):
+            raise errors.CheckpointNotFound(f"{escape(place)} is no checkpoint, but another directory: it stays.")
+        return files
+
     def _place_of(self, name: str) -> Location | None:
-        if name in ("", ".", "..", BOOKKEEPING_DIR) or "/" in name or "\\" in name:
+        if not is_name(name):
             return None
-        with explain_errors(f"looking for {name} in {self}"):
-            return self.root / name if (self.root / name).is_dir() else None
+        place = checkpoint_path(self.root, name)
+        with explain_errors(f"looking for {escape(place)}"):
+            return place if place.is_dir() else None
 
     def _not_found(self, name: str) -> errors.CheckpointNotFound:
         known = self.list_ids()
         near = difflib.get_close_matches(name.rstrip("/").rpartition("/")[2], known, n=3, cutoff=0.3)
-        hint = f"Similar ids: {', '.join(near)}." if near else f"{len(known)} other checkpoints are there."
+        hint = f"Similar ids: {', '.join(map(escape, near))}." if near else f"{len(known)} other checkpoints are there."
         return errors.CheckpointNotFound(
-            f"There is no checkpoint {mask_url(name)!r}, neither as a directory nor as an id in {self}. {hint}"
+            f"There is no checkpoint {mask_url(name)!r}, neither as a directory nor as an id in {escape(self)}. {hint}"
         )
 
     def _in_parallel(self, function: Callable[[str], Any], names: list[str]) -> list[Any]:

@@ -19,6 +19,7 @@ import tenacity
 
 from det_lightning import errors
 from det_lightning.checkpoint.location import Location, explain_errors
+from det_lightning.escaping import escape
 from det_lightning.masking import mask_text
 
 __all__ = ["RetryPolicy", "download", "upload"]
@@ -144,7 +145,7 @@ def upload(
     """
     for name in names:
         file, place = source / name, target / name
-        retry.call(f"writing {place}", functools.partial(place.fs.put_file, str(file), place.path))
+        retry.call(f"writing {escape(place)}", functools.partial(place.fs.put_file, str(file), place.path))
         if progress is not None:
             progress(name, file.stat().st_size)
 
@@ -163,20 +164,31 @@ def download(
 
     Raises:
         StorageError: a file failed for good.
-        UnsafeCheckpointError: a name would lie outside of ``target``.
+        UnsafeCheckpointError: a name would lie outside of ``target``, or is that of a file and of a directory.
     """
     names = list(names)
     outside = [name for name in names if not _is_inside(name)]
     if outside:
         raise errors.UnsafeCheckpointError(
-            f"{source} holds files whose names lead out of it: {', '.join(map(repr, outside))}. Nothing was copied."
+            f"{escape(source)} holds files whose names lead out of it: {', '.join(map(repr, outside))}. Nothing was "
+            "copied."
+        )
+    twofold = sorted({parent for name in names for parent in _parents_of(name)} & set(names))
+    if twofold:
+        raise errors.UnsafeCheckpointError(
+            f"{escape(source)} holds files that have the name of a directory there: {', '.join(map(repr, twofold))}. "
+            "An object store can hold both, a disk cannot; remove or rename one of them. Nothing was copied."
         )
     for name in names:
         file, place = target / name, source / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        retry.call(f"reading {place}", functools.partial(place.fs.get_file, place.path, str(file)))
+        retry.call(f"reading {escape(place)}", functools.partial(place.fs.get_file, place.path, str(file)))
         if progress is not None:
             progress(name, file.stat().st_size)
+
+
+def _parents_of(name: str) -> Iterator[str]:
+    return (parent.as_posix() for parent in pathlib.PurePosixPath(name).parents)
 
 
 def _is_inside(name: str) -> bool:

@@ -18,9 +18,11 @@ from det_lightning import errors
 from det_lightning.checkpoint import layout
 from det_lightning.checkpoint.code import CodeCopier
 from det_lightning.checkpoint.manifest import MANIFEST_KEY, describe_files, with_checksum
+from det_lightning.checkpoint.paths import new_id
 from det_lightning.checkpoint.places import Place
 from det_lightning.checkpoint.state import TrialState
-from det_lightning.checkpoint.storage import CheckpointStorage, new_id
+from det_lightning.checkpoint.storage import CheckpointStorage
+from det_lightning.escaping import escape
 from det_lightning.masking import describe_masked
 
 __all__ = ["CheckpointFiles", "CheckpointWriter"]
@@ -136,7 +138,7 @@ class CheckpointWriter:
         try:
             place = self.storage.begin(checkpoint_id)
         except OSError as e:
-            raise errors.CheckpointError(f"No checkpoint can be written in {self.storage}: {e}") from e
+            raise errors.CheckpointError(f"No checkpoint can be written in {escape(self.storage)}: {e}") from e
         try:
             with _writing_to(place.directory):
                 self._code.copy(place.directory / layout.CODE_DIR)
@@ -169,7 +171,7 @@ def _writing_to(directory: pathlib.Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # the directory itself may be what is gone
             free = shutil.disk_usage(directory.parent).free
             room = f" The disk is full: {free:,} bytes are free." if free < _LITTLE_ROOM_BYTES else ""
-        raise errors.CheckpointError(f"Checkpoint {directory} can not be written: {_reason(e)}.{room}") from e
+        raise errors.CheckpointError(f"Checkpoint {escape(directory)} can not be written: {_reason(e)}.{room}") from e
 
 
 def _reason(error: Exception) -> str:

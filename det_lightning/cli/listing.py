@@ -19,11 +19,11 @@ __all__ = ["list_checkpoints"]
 
 
 def list_checkpoints(url: str, options: Mapping[str, Any], as_json: bool) -> None:
-    """Print what can be told of the checkpoints in a storage, the newest first."""
+    """Print what can be told of the checkpoints in a storage, the newest first; then the links beside them."""
     storage = open_storage(url, options)
-    found = _collect(storage)
+    found, links = _collect(storage), storage.list_links()
     if as_json:
-        print_json({"storage": str(storage), "checkpoints": found})
+        print_json({"storage": str(storage), "checkpoints": found, **({"links": links} if links else {})})
         return
     now = time.time()
     names = {entry["metric"]["name"] for entry in found if entry["metric"]}
@@ -41,7 +41,8 @@ def list_checkpoints(url: str, options: Mapping[str, Any], as_json: bool) -> Non
                 "yes" if entry["complete"] else "NO",
             ]
             for entry in found
-        ],
+        ]
+        + [[f"{name} -> {target or 'unknown'}", None, None, None, None, "link"] for name, target in links.items()],
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from det_lightning import errors
+from det_lightning.escaping import escape
 from det_lightning.masking import mask_text
 
 __all__ = [
@@ -58,7 +59,7 @@ def warn(text: str) -> None:
 def as_command_line(text: str) -> str:
     """Return a message of the library in one printable line, in the words of the command line."""
     line = " ".join(text.replace("pass trusted=True", "pass --trusted").split())
-    return _printable(line.replace("any_module=True", "--any-module"))
+    return escape(line.replace("any_module=True", "--any-module"))
 
 
 def print_json(content: Any) -> None:
@@ -67,9 +68,9 @@ def print_json(content: Any) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Write lines to the standard output."""
+    """Write lines to the standard output; what is not printable in one is escaped, line breaks included."""
     for line in lines:
-        typer.echo(_printable(line))
+        typer.echo(escape(line))
 
 
 def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
@@ -89,10 +90,10 @@ def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
     for index, column in enumerate(columns):
         is_number = column.startswith(">")
         justify: Any = "right" if is_number else "left"
-        heading = Text(_printable(column.removeprefix(">")))
+        heading = Text(escape(column.removeprefix(">")))
         table.add_column(heading, justify=justify, no_wrap=is_number or index == 0, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_printable("" if cell is None else str(cell))) for cell in row))
+        table.add_row(*(Text(escape("" if cell is None else cell)) for cell in row))
     console = Console(width=None if sys.stdout.isatty() else _ENDLESS)
     console.print(table)
 
@@ -146,13 +147,8 @@ def show_progress(what: str, total_bytes: int) -> Iterator[Callable[[str, int], 
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(_printable(what), total=total_bytes)
+        task = progress.add_task(escape(what), total=total_bytes)
         yield lambda _name, size: progress.advance(task, size)
-
-
-def _printable(text: str) -> str:
-    """Return ``text`` without what could steer a terminal; names and values may come from anywhere."""
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from det_lightning.cli.output import print_json, print_lines, warn
+from det_lightning.escaping import escape
 from det_lightning.porting import FilePort, Level, port_paths
 
 __all__ = ["port_project"]
@@ -91,7 +92,7 @@ def _harmless(line: str) -> str:
 def _tell_findings(ports: list[FilePort]) -> None:
     for port in ports:
         for found in port.findings:
-            place = f"{port.path}:{found.line}" if found.line else str(port.path)
+            place = f"{escape(port.path)}:{found.line}" if found.line else escape(port.path)
             warn(f"{place}: {found.level.value}: {found.reason}")
             warn(f"→ {found.advice}.")
 

@@ -12,6 +12,7 @@ from det_lightning.checkpoint.pruning import PrunePlan, carry_out, plan_pruning
 from det_lightning.checkpoint.retention import Retention
 from det_lightning.cli.finding import open_storage
 from det_lightning.cli.output import print_json, print_lines
+from det_lightning.escaping import escape
 
 __all__ = ["prune_storage"]
 
@@ -44,10 +45,10 @@ def prune_storage(
 def _ask(count: int, storage: str) -> bool:
     if not sys.stdin.isatty():
         raise ValueError(
-            f"{count} checkpoints in {storage} would be deleted, and there is no terminal to ask at. --yes deletes "
-            "them, --dry-run only lists them."
+            f"{count} checkpoints in {escape(storage)} would be deleted, and there is no terminal to ask at. --yes "
+            "deletes them, --dry-run only lists them."
         )
-    return typer.confirm(f"Delete {count} checkpoints in {storage}?", err=True)
+    return typer.confirm(f"Delete {count} checkpoints in {escape(storage)}?", err=True)
 
 
 def _describe(plan: PrunePlan) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from det_lightning.checkpoint.inspection import inspect_checkpoint
 from det_lightning.checkpoint.layout import CODE_DIR
-from det_lightning.cli.finding import find_checkpoint, list_sizes, opened
+from det_lightning.cli.finding import find_checkpoint, list_sizes, opened, with_name_of
 from det_lightning.cli.output import (
     as_command_line,
     describe_metric,
@@ -30,7 +30,7 @@ def show_checkpoint(url: str, options: Mapping[str, Any], trusted: bool, all_ten
     sizes = list_sizes(place)
     with opened(place, options) as directory:
         found = inspect_checkpoint(directory, trusted=trusted)
-    problems = [as_command_line(problem.replace(str(directory), str(place))) for problem in found["problems"]]
+    problems = [as_command_line(with_name_of(place, directory, problem)) for problem in found["problems"]]
     if as_json:
         print_json(_for_json({"path": str(place), "files": sizes, **found, "problems": problems}, all_tensors))
         return not problems

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from det_lightning.checkpoint.verification import Verdict, verify_checkpoint
-from det_lightning.cli.finding import find_checkpoints, opened
+from det_lightning.cli.finding import find_checkpoints, opened, with_name_of
 from det_lightning.cli.output import as_command_line, print_json, print_lines, print_table
 
 __all__ = ["verify_checkpoints"]
@@ -19,7 +19,7 @@ def verify_checkpoints(urls: Sequence[str], options: Mapping[str, Any], trusted:
     for place in places:
         with opened(place, options, with_code=True) as directory:
             verdict = verify_checkpoint(directory, trusted=trusted)
-        problems = [as_command_line(problem.replace(str(directory), str(place))) for problem in verdict.problems]
+        problems = [as_command_line(with_name_of(place, directory, problem)) for problem in verdict.problems]
         verdicts[str(place)] = Verdict(verdict.files, verdict.checksums, problems)
     if as_json:
         print_json({"checkpoints": [{"path": path, **_for_json(verdict)} for path, verdict in verdicts.items()]})

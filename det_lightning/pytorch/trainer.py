@@ -30,6 +30,7 @@ from det_lightning.checkpoint.retention import Retention
 from det_lightning.checkpoint.storage import CheckpointStorage
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.core.elastic import elastic_job, restarts
+from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
 from det_lightning.pytorch.agreement import require_same_trial
 from det_lightning.pytorch.context import PyTorchTrialContext
@@ -307,7 +308,7 @@ def _find_latest(
                 "torchrun an --rdzv-id, or pass latest_checkpoint='last'."
             )
         elif (newest := storage.newest(job=job)) is not None:
-            shown = mask_url(newest)
+            shown = escape(mask_url(newest))
             logger.warning("The script was restarted; the run goes on from its newest checkpoint, %s.", shown)
             return newest
     if latest is None:

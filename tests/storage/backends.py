@@ -187,15 +187,16 @@ def sftp_server() -> Iterator[dict[str, Any]]:
 
     class Files(paramiko.SFTPServerInterface):
         def list_folder(self, path: str) -> Any:
-            return _or_code(lambda: [*map(self._attributes, Path(path).iterdir())])
+            return _or_code(lambda: [self._attributes(one, follow=False) for one in Path(path).iterdir()])
 
         def stat(self, path: str) -> Any:
             return _or_code(lambda: self._attributes(Path(path)))
 
-        lstat = stat
+        def lstat(self, path: str) -> Any:
+            return _or_code(lambda: self._attributes(Path(path), follow=False))
 
-        def _attributes(self, path: Path) -> paramiko.SFTPAttributes:
-            return paramiko.SFTPAttributes.from_stat(path.stat(), path.name)
+        def _attributes(self, path: Path, follow: bool = True) -> paramiko.SFTPAttributes:
+            return paramiko.SFTPAttributes.from_stat(path.stat(follow_symlinks=follow), path.name)
 
         def open(self, path: str, flags: int, attributes: Any) -> Any:
             def open_it() -> paramiko.SFTPHandle:
