@@ -228,7 +228,7 @@ def _parameter(_screen: PickleScreen, data: Any, requires_grad: Any, hooks: Any,
     _require(isinstance(data, DescribedTensor), "tensor")
     _require_hooks(requires_grad, hooks)
     _require_attributes(state)
-    return DescribedTensor()
+    return DescribedTensor(state)
 
 
 def _from_type(screen: PickleScreen, function: Any, kind: Any, args: Any, state: Any) -> Any:
@@ -238,7 +238,7 @@ def _from_type(screen: PickleScreen, function: Any, kind: Any, args: Any, state:
         return CheckedElsewhere()
     _require(isinstance(made, DescribedTensor), "tensor")
     _require_attributes(state)
-    return made
+    return DescribedTensor((made, state))
 
 
 #: For each function, by its name, what checks its arguments.
