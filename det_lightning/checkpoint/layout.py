@@ -25,6 +25,7 @@ __all__ = [
     "TRIAL_STATE_FILE",
     "WORKLOAD_FILE",
     "find_state_file",
+    "is_shallow",
     "read_bytes",
     "read_json",
     "require_complete",
@@ -48,8 +49,10 @@ STATE_FILES = (STATE_FILE, f"determined/{STATE_FILE}", f"pedl/{STATE_FILE}", "ch
 #: What stood in the place of ``trial_state.pkl`` in older releases.
 WORKLOAD_FILE = "workload_sequencer.pkl"
 
-# Far beyond what a trial needs; a larger one is damaged, or is meant to fill the memory.
-_MAX_SMALL_FILE_BYTES = 64 * 1024 * 1024
+# Far beyond what a trial needs; a larger one is damaged, or meant to fill the memory: parsed, it takes 20 times that.
+_MAX_SMALL_FILE_BYTES = 16 * 1024 * 1024
+# Whoever goes through a value calls functions as deep as it is nested.
+_MAX_JSON_DEPTH = 100
 
 
 def find_state_file(directory: pathlib.Path) -> pathlib.Path:
@@ -123,4 +126,17 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         raise errors.IncompleteCheckpointError(f"{path} can not be read, it may be damaged: {e}") from e
     if not isinstance(parsed, dict):
         raise errors.IncompleteCheckpointError(f"{path} should hold a JSON object; got {type(parsed).__name__}.")
+    if not is_shallow(parsed):
+        raise errors.IncompleteCheckpointError(f"{path} is damaged: its values are nested over {_MAX_JSON_DEPTH} deep.")
     return parsed
+
+
+def is_shallow(value: Any) -> bool:
+    """Tell whether JSON is nested so little that any code can go through it."""
+    level = [value]
+    for _ in range(_MAX_JSON_DEPTH):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [part for parts in inner for part in parts if isinstance(part, dict | list)]
+        if not level:
+            return True
+    return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
 import warnings
@@ -12,9 +11,11 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint import layout
+from det_lightning.checkpoint.conversion import read_settings
 from det_lightning.checkpoint.legacy import LoadData, modernize, read_load_data
 from det_lightning.checkpoint.manifest import require_unchanged
 from det_lightning.checkpoint.opening import open_checkpoint
+from det_lightning.checkpoint.resume_values import require_resume
 from det_lightning.checkpoint.tensors import read_state
 from det_lightning.compat import answering_determined
 from det_lightning.importing import import_from_path, load_class
@@ -118,7 +119,9 @@ def _with_settings(
     resume_file = directory / layout.RESUME_FILE
     saved = {"hparams": load_data.hparams, "experiment_config": load_data.experiment_config}
     if load_data.hparams is None and resume_file.exists():
-        saved.update(json.loads(read_state(resume_file, trusted=trusted)["settings"]))
+        resume = read_state(resume_file, trusted=trusted)
+        require_resume(resume, str(resume_file))
+        saved.update(read_settings(resume, None))
     return dataclasses.replace(
         load_data,
         hparams=saved["hparams"] if hparams is None else hparams,
