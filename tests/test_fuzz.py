@@ -105,6 +105,7 @@ MADE_UP = {
     "beyond the storage": tensor(size=5),
     "before the storage": tensor(offset=-1),
     "a wide stride": tensor(size=2, stride=2**61),
+    "one number expanded without end": tensor(size=10**12, stride=0),
     "a nested tensor": rebuild("nested_tensor", tensor(), tensor(), tensor(), tensor()),
     "an empty quantized tensor without end": rebuild(
         "qtensor",

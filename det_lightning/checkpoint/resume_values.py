@@ -75,6 +75,8 @@ def require_resume_complete(resume: dict[str, Any], source: str) -> None:
         for name, (expected, is_right) in _EXPECTED_OF_START.items()
         if name not in start or not is_right(start[name])
     ]
+    if any(start.keys() - _EXPECTED_OF_START.keys() for start in starts):
+        mistakes.append(f"'journals' should tell {', '.join(_EXPECTED_OF_START)} of each pass, and nothing else")
     if mistakes:
         raise errors.IncompleteCheckpointError(f"{source} is damaged: {'; '.join(mistakes):.2000}.")
 

@@ -14,6 +14,7 @@ from det_lightning.checkpoint import layout
 from det_lightning.checkpoint.conversion import read_settings
 from det_lightning.checkpoint.legacy import LoadData, modernize, read_load_data
 from det_lightning.checkpoint.manifest import require_unchanged
+from det_lightning.checkpoint.nan_weights import warn_of_nan
 from det_lightning.checkpoint.opening import open_checkpoint
 from det_lightning.checkpoint.resume_values import require_resume
 from det_lightning.checkpoint.tensors import read_state
@@ -94,6 +95,7 @@ def load_trial_from_checkpoint_path(
         if not trusted:
             require_unchanged(directory, [state_file.relative_to(directory).as_posix(), layout.LOAD_DATA_FILE])
         modernize(state, str(state_file))
+        warn_of_nan(state, str(state_file))
         with answering_determined():
             chosen = trial_class or _import_trial_class(directory, load_data)
             context = CheckpointLoadContext(load_data.hparams, load_data.experiment_config)
