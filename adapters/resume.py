@@ -10,16 +10,19 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.adapters.events import TrialEvents
+from det_lightning.checkpoint.layout import RESUME_FILE
 from det_lightning.checkpoint.legacy import modernize
 from det_lightning.checkpoint.reading import CheckpointContent
+from det_lightning.checkpoint.resume_values import require_resume, require_resume_complete
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.masking import describe_masked, mask
 from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.random_state import restore_rng
+from det_lightning.pytorch.random_state import require_rng, restore_rng
 from det_lightning.pytorch.weights import (
     average_gradients,
     collect_gradients,
+    explaining,
     load_gradients,
     load_rest,
     load_schedulers,
@@ -121,7 +124,13 @@ class ResumePoint:
 
     @classmethod
     def from_checkpoint(cls, content: CheckpointContent) -> ResumePoint:
-        """Take a checkpoint in Determined's format."""
+        """Take a checkpoint in Determined's format.
+
+        Raises:
+            CheckpointError: values are missing or wrong; names them.
+        """
+        if content.resume is not None:
+            _require_exact(content.resume, str(content.directory / RESUME_FILE), content.trial_state)
         return cls(
             content.name,
             content.source,
@@ -134,19 +143,33 @@ class ResumePoint:
 
     @classmethod
     def from_lightning(cls, entry: dict[str, Any]) -> ResumePoint:
-        """Take the entry that a :class:`TrialModule` added to a checkpoint of Lightning's."""
-        trial_state = TrialState(**entry["extra"]["trial_state"])
+        """Take the entry that a :class:`TrialModule` added to a checkpoint of Lightning's.
+
+        Raises:
+            CheckpointError: values are missing or wrong; names them.
+        """
+        source = "the Lightning checkpoint"
+        parts = {name: entry.get(name) for name in ("extra", "state")} if isinstance(entry, dict) else {"entry": entry}
+        wrong = [f"{name!r} is a {type(part).__name__}" for name, part in parts.items() if not isinstance(part, dict)]
+        if wrong or "trial_state" not in entry["extra"]:
+            what = "; ".join(wrong) or "it lacks 'trial_state'"
+            raise errors.InvalidCheckpointException(f"What a TrialModule added to {source} is damaged: {what}.")
         # One that Determined wrote, and `det-lightning checkpoint export` converted, knows only that.
         extra = entry["extra"] if entry["extra"].keys() != {"trial_state"} else None
+        require_resume(entry["extra"], source)
+        trial_state = TrialState(**entry["extra"]["trial_state"])
+        if extra is not None:
+            _require_exact(extra, source, trial_state)
+        load_data = entry.get("load_data")
         return cls(
             entry.get("name", ""),
-            "the Lightning checkpoint",
+            source,
             entry["state"],
             trial_state,
             extra,
             has_weights=False,
             epochs_known=entry.get("epochs_known", True),
-            trial_class=(entry.get("load_data") or {}).get("trial_cls_spec"),
+            trial_class=load_data.get("trial_cls_spec") if isinstance(load_data, dict) else None,
         )
 
     def journal(self, rank: int) -> list[dict[str, Any]] | None:
@@ -180,6 +203,8 @@ class ResumePoint:
         Raises:
             InvalidCheckpointException: something does not fit; names what.
         """
+        if self.extra is None and "rng_state" in self.state:
+            require_rng(self.state["rng_state"], self.source)
         events.emit("on_checkpoint_load_start", self.state)
         if self.has_weights:
             modernize(self.state, self.source)
@@ -192,13 +217,30 @@ class ResumePoint:
             rank, saved = context.distributed.rank, self.extra["gradients"]
             gradients = [saved] if self.extra.get("world_size", 1) == 1 else saved
             sharded = context.backend.is_sharded
-            load_gradients(context, average_gradients(gradients) if sharded else _of_rank(gradients, rank))
-            context.precision.load_unfinished(self.extra.get("precision", {}))
+            with explaining(f"The gradients in {self.source}"):
+                load_gradients(context, average_gradients(gradients) if sharded else _of_rank(gradients, rank))
+                context.precision.load_unfinished(self.extra.get("precision", {}))
             restore_rng(_of_rank(self.extra["rng_states"], rank), context.device)
         elif "rng_state" in self.state:
             restore_rng(self.state["rng_state"], context.device)
         # The state may be large, and everything in it has its place now.
         self.state = {}
+
+
+def _require_exact(resume: dict[str, Any], source: str, trial_state: TrialState) -> None:
+    """Raise unless an exact resume finds all that it needs, and it belongs to ``trial_state``."""
+    require_resume_complete(resume, source)
+    batches = resume["trial_state"].get("batches_trained")
+    if batches != trial_state.batches_trained:
+        raise errors.InvalidCheckpointException(
+            f"{source} belongs to another checkpoint: that one was written after {batches} batches, this one after "
+            f"{trial_state.batches_trained}."
+        )
+    for rank, state in enumerate(resume["rng_states"]):
+        require_rng(state, f"{source}, of rank {rank}")
+    for journal in resume["journals"]:
+        for start in journal:
+            require_rng(start["rng"], f"{source}, of the pass at batch {start['first_batch']}")
 
 
 def require_same_checkpoint(distributed: DistributedContext, resume: ResumePoint | None) -> None:

@@ -696,3 +696,72 @@ def test_files_that_may_not_be_read(checkpoint: Path) -> None:
     checkpoint.parent.chmod(0)
     assert "Permission denied" in error_of("ls", checkpoint.parent)
     checkpoint.parent.chmod(0o700)
+
+
+# Odd metadata
+
+ODD_METADATA: dict[str, Any] = {
+    "a metric that is a list": {"metric": [1, 2]},
+    "a metric that is a text": {"metric": "loss"},
+    "a metric whose name is a list": {"metric": {"name": ["loss"], "value": 1.0}},
+    "a metric whose value is a list": {"metric": {"name": "loss", "value": [[1.0]]}},
+    "a metric of 400 digits": {"metric": {"name": "loss", "value": 10**400}},
+    "a metric that is NaN": {"metric": {"name": "loss", "value": float("nan")}},
+    "a direction that is none": {"metric": {"name": "loss", "value": 1.0, "smaller_is_better": "no"}},
+    "steps that are a text": {"steps_completed": "seven"},
+    "steps of 400 digits": {"steps_completed": 10**400},
+    "negative steps": {"steps_completed": -1},
+    "a time of 400 digits": {"time": 10**400},
+    "a time that is a text": {"time": "noon"},
+    "a time far away": {"time": 1e300},
+    "a trial that is a number": {"trial": 3},
+    "names that are no file's": {"trial": "../x", "experiment": "a/b"},
+    "an experiment that is a list": {"experiment": ["e"]},
+    "a framework that is a dict": {"framework": {"torch": 2}},
+    "deep values": {"more": json.loads("[" * 400 + "]" * 400)},
+}
+
+
+@pytest.mark.parametrize("by_determined", [True, False])
+@pytest.mark.parametrize("name", ODD_METADATA)
+def test_odd_metadata_ends_no_command(name: str, by_determined: bool, tmp_path: Path) -> None:
+    odd, fine = (write_checkpoint(tmp_path / "storage", steps, by_determined=by_determined) for steps in (5, 9))
+    file = odd / "metadata.json"
+    known = {"trial": "t", "experiment": "e", "time": 5.0, "metric": {"name": "loss", "value": 2.0}}
+    for checkpoint in (odd, fine):
+        content = {**json.loads((checkpoint / "metadata.json").read_text()), **known}
+        (checkpoint / "metadata.json").write_text(json.dumps(content))
+    file.write_text(json.dumps({**json.loads(file.read_text()), **ODD_METADATA[name]}))
+    damaged = int(name == "deep values")
+    for flags in ([], ["--json"]):
+        listed = run("ls", odd.parent, *flags).stdout
+        assert odd.name in listed
+        assert fine.name in listed
+        run("show", odd, *flags, ends_with=damaged)
+        run("verify", odd.parent, *flags, ends_with=damaged)
+        run("prune", odd.parent, "--dry-run", *flags)
+    run("export", odd, "--to", "weights", "-o", "file", ends_with=damaged)
+    run("prune", odd.parent, "--trial-best", "0", "--trial-latest", "0", "--yes")
+    assert not fine.exists()
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "3", '"text"', "null", "{", "[" * 100_000])
+def test_metadata_that_are_no_object_end_no_command(content: str, checkpoint: Path) -> None:
+    (checkpoint / "metadata.json").write_text(content)
+    for flags in ([], ["--json"]):
+        assert checkpoint.name in run("ls", checkpoint.parent, *flags).stdout
+        assert "metadata.json" in run("show", checkpoint, *flags, ends_with=1).stdout
+        assert "metadata.json" in run("verify", checkpoint.parent, *flags, ends_with=1).stdout
+        run("prune", checkpoint.parent, "--yes", *flags)
+    assert "metadata.json" in error_of("export", checkpoint, "--to", "weights", "-o", "file", ends_with=1)
+    assert checkpoint.exists()
+
+
+@pytest.mark.parametrize("value", [10**400, "fast", [0.1], float("nan"), None])
+def test_odd_learning_rates_end_no_command(value: Any, tmp_path: Path) -> None:
+    state = make_state()
+    state["optimizers_state_dict"][0]["param_groups"][0]["lr"] = value
+    state["lr_schedulers_state_dict"] = [{"last_epoch": value, "_last_lr": [value]}]
+    checkpoint = write_checkpoint(tmp_path, state=state)
+    assert "Optimizer 0: 1 parameter group(s)" in run("show", checkpoint).stdout
+    json_of("show", checkpoint)

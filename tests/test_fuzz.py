@@ -76,6 +76,10 @@ def nested(levels: int = 60) -> bytes:
     return b")" + b"".join(b"q%ch%c\x86" % (level, level) for level in range(levels))
 
 
+def nested_lists(levels: int) -> bytes:
+    return b"]" + b"".join(b"q%c0](h%ch%ce" % (level, level, level) for level in range(levels))
+
+
 MAKER = PickleMaker(random.Random(0))
 TENSOR_ARGS = (b"\x89", call(name_of("collections", "OrderedDict")))
 LAYOUT = name_of("torch.serialization", "_get_layout")
@@ -101,6 +105,7 @@ MADE_UP = {
     "beyond the storage": tensor(size=5),
     "before the storage": tensor(offset=-1),
     "a wide stride": tensor(size=2, stride=2**61),
+    "one number expanded without end": tensor(size=10**12, stride=0),
     "a nested tensor": rebuild("nested_tensor", tensor(), tensor(), tensor(), tensor()),
     "an empty quantized tensor without end": rebuild(
         "qtensor",
@@ -132,6 +137,11 @@ MADE_UP = {
         "parameter_with_state", tensor(), *TENSOR_ARGS, b"}(" + text("data") + tensor() + b"u"
     ),
     "a method that is none": call(name_of("collections", "OrderedDict")) + b"}(" + text("items") + b"Nub",
+    "a list that holds another one twice, and so on": nested_lists(40),
+    "such a list in an attribute of a parameter": rebuild(
+        "parameter_with_state", tensor(), *TENSOR_ARGS, b"}(" + text("mine") + nested_lists(40) + b"u"
+    ),
+    "a list that holds itself": b"]q\x50h\x50a",
     "a key that is never hashed": b"}" + nested() + b"Ns",
     "keys of one hash": b"}(" + b"".join(number(k * (2**61 - 1)) + b"N" for k in range(1, 2000)) + b"u",
     "a set of such": call(name_of("builtins", "set"), b"](" + nested() + b"e"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import fractions
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from det_lightning import errors
 from det_lightning.checkpoint.tensors import read_state
+from tests.soak import mutations
 
 BASE = torch.arange(100.0).reshape(10, 10)
 
@@ -69,3 +72,42 @@ def test_what_torch_saves_is_read(tmp_path: Path, name: str, zipped: bool) -> No
     found = read_state(path)["value"]
     assert type(found) is type(VALUES[name])
     assert repr(found) == repr(VALUES[name])
+
+
+def test_an_ordered_dict_keeps_its_attributes(tmp_path: Path) -> None:
+    state: Any = collections.OrderedDict(weight=torch.ones(2))
+    state._metadata = collections.OrderedDict({"": {"version": 2}})
+    state.written_by = {"tool": [1, 2]}
+    torch.save({"model": state}, tmp_path / "state.pth")
+    found = read_state(tmp_path / "state.pth")["model"]
+    assert vars(found) == vars(state)
+
+
+class Attributes(dict[str, Any]):
+    """A dict that pickles attributes which no plain dict has."""
+
+    def __reduce__(self) -> Any:
+        return dict, (), {"name": "value"}
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (Attributes(), "refers to dict, and reading that could run code"),
+        (fractions.Fraction(1, 2), "refers to fractions.Fraction, and reading that could run code"),
+    ],
+)
+def test_what_is_refused_is_named_in_a_sentence(value: Any, reason: str, tmp_path: Path) -> None:
+    torch.save({"value": value}, tmp_path / "state.pth")
+    with pytest.raises(errors.UnsafeCheckpointError) as raised:
+        read_state(tmp_path / "state.pth")
+    assert str(raised.value) == (
+        f"{tmp_path / 'state.pth'} {reason}. If you know where the file comes from, pass trusted=True."
+    )
+
+
+def test_attributes_of_what_can_have_none_are_damage(tmp_path: Path) -> None:
+    pickled = b"\x80\x02}X\x01\0\0\0w}}X\x01\0\0\0aK\x01sbs."
+    (tmp_path / "state.pth").write_bytes(mutations.made_up_archive(pickled))
+    with pytest.raises(errors.IncompleteCheckpointError, match="does not write attributes of a dict"):
+        read_state(tmp_path / "state.pth")

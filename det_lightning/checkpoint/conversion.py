@@ -18,6 +18,7 @@ from det_lightning.checkpoint.joined_models import join_models, split_models
 from det_lightning.checkpoint.layout import LOAD_DATA_FILE, read_json
 from det_lightning.checkpoint.legacy import modernize, read_load_data
 from det_lightning.checkpoint.reading import CheckpointContent
+from det_lightning.checkpoint.resume_values import find_mistakes
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.checkpoint.writer import CheckpointFiles
 from det_lightning.masking import mask
@@ -141,10 +142,15 @@ def read_settings(resume: Mapping[str, Any], load_data: Mapping[str, Any] | None
     names = ("hparams", "experiment_config")
     try:
         settings = json.loads(resume.get("settings") or "{}")
-        told = {name: value for name, value in (load_data or {}).items() if value is not None}
-        return {name: told.get(name, settings.get(name)) for name in names}
-    except (ValueError, TypeError, AttributeError) as e:
+    except (ValueError, TypeError, RecursionError) as e:
         raise errors.InvalidCheckpointException(f"The settings of a run should be JSON: {e}") from e
+    known = {name: value for name, value in (load_data or {}).items() if value is not None}
+    found = known if not isinstance(settings, dict) else {**settings, **known}
+    wrong = [f"{name!r} is {found[name]!r:.200}" for name in names if not isinstance(found.get(name), dict | None)]
+    if wrong or not isinstance(settings, dict):
+        what = "; ".join(wrong) or f"a {type(settings).__name__}"
+        raise errors.InvalidCheckpointException(f"The settings of a run should be JSON objects; they are {what}.")
+    return {name: found.get(name) for name in names}
 
 
 def _modern_state(content: CheckpointContent) -> dict[str, Any]:
@@ -177,10 +183,14 @@ def _from_trial(ckpt: Mapping[str, Any]) -> CheckpointFiles:
     lightning = _rest_of(ckpt)
     if unknown:
         lightning["state_dict"] = unknown
+    load_data = load_data or _load_data(**read_settings(extra, None))
+    trial_state = _trial_state_of(extra)
+    if mistakes := find_mistakes(extra):
+        raise errors.InvalidCheckpointException(f"The entry {TRIAL_KEY!r} is damaged: {'; '.join(mistakes)}.")
     return CheckpointFiles(
         state={_MODELS: models, _OPTIMIZERS: list(ckpt.get("optimizer_states") or []), **entry["state"]},
-        trial_state=_trial_state_of(extra),
-        load_data=mask(load_data or _load_data(**read_settings(extra, None))),
+        trial_state=trial_state,
+        load_data=mask(load_data),
         # Where Determined wrote the checkpoint, nothing else is known.
         resume=None if extra.keys() == {"trial_state"} else _without_secrets(extra),
         lightning=lightning,

@@ -6,14 +6,18 @@ import dataclasses
 import datetime
 import json
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.checkpoint.layout import LOAD_DATA_FILE, METADATA_FILE, RESUME_FILE, STATE_FILES
+from det_lightning.checkpoint.layout import LOAD_DATA_FILE, METADATA_FILE, RESUME_FILE, STATE_FILES, is_shallow
 from det_lightning.checkpoint.location import Location
 from det_lightning.checkpoint.manifest import find_metadata_damage
 
-__all__ = ["CheckpointInfo", "describe", "modified", "read_metadata"]
+__all__ = ["CheckpointInfo", "MetadataNotes", "describe", "modified", "notes_in", "read_metadata"]
+
+# Floats count exactly up to here.
+_MAX_STEPS = 2**53
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
@@ -37,6 +41,59 @@ class CheckpointInfo:
     written: float | None
 
 
+@dataclasses.dataclass(frozen=True)
+class MetadataNotes:
+    """What ``metadata.json`` notes of a checkpoint; None for what it does not note, or notes in an impossible way.
+
+    Attributes:
+        steps_completed: number of batches trained on.
+        metric_name: name of the searcher metric.
+        metric: its value, which may be NaN.
+        smaller_is_better: whether a smaller value is an improvement.
+        time_s: when it was written, in seconds since 1970.
+        trial: name of the trial.
+        experiment: name of the experiment.
+    """
+
+    steps_completed: int | None = None
+    metric_name: str | None = None
+    metric: float | None = None
+    smaller_is_better: bool = True
+    time_s: float | None = None
+    trial: str | None = None
+    experiment: str | None = None
+
+
+def notes_in(metadata: Mapping[str, Any]) -> MetadataNotes:
+    """Return what the content of ``metadata.json`` notes, with the types that it should have."""
+    steps, metric = metadata.get("steps_completed"), metadata.get("metric")
+    metric = metric if isinstance(metric, dict) else {}
+    time_s = _number(metadata.get("time"))
+    return MetadataNotes(
+        steps_completed=steps if type(steps) is int and 0 <= steps <= _MAX_STEPS else None,
+        metric_name=_text(metric.get("name")),
+        metric=_number(metric.get("value")),
+        smaller_is_better=metric.get("smaller_is_better") is not False,
+        time_s=time_s if time_s is not None and math.isfinite(time_s) else None,
+        trial=_text(metadata.get("trial")),
+        experiment=_text(metadata.get("experiment")),
+    )
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        float(value)
+    except OverflowError:
+        return None
+    return value
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 def describe(checkpoint: Location) -> CheckpointInfo:
     """Return what can be told of the checkpoint in a directory."""
     files = checkpoint.find_files()
@@ -58,7 +115,7 @@ def read_metadata(checkpoint: Location) -> dict[str, Any]:
         content = json.loads((checkpoint / METADATA_FILE).read())
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return {}
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or not is_shallow(content):
         return {}
     if (damage := find_metadata_damage(content)) is not None:
         logger.warning("The metadata of %s is damaged, and is not used: %s.", checkpoint, damage)

@@ -21,6 +21,7 @@ from det_lightning.checkpoint.layout import (
 )
 from det_lightning.checkpoint.legacy import modernize
 from det_lightning.checkpoint.manifest import CHECKSUM_KEY, MANIFEST_KEY, find_metadata_damage
+from det_lightning.checkpoint.resume_values import require_resume
 from det_lightning.checkpoint.state import read_trial_state
 from det_lightning.checkpoint.tensors import read_state
 from det_lightning.masking import mask
@@ -89,6 +90,8 @@ def _inspect_trial_state(directory: pathlib.Path, trusted: bool) -> dict[str, An
 
 def _inspect_resume(directory: pathlib.Path, load_data: dict[str, Any] | None, trusted: bool) -> dict[str, Any]:
     resume = _read_if_there(directory / RESUME_FILE, trusted)
+    if resume is not None:
+        require_resume(resume, str(directory / RESUME_FILE))
     return {"exact_resume": resume is not None, **mask(read_settings(resume or {}, load_data))}
 
 
@@ -136,16 +139,29 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _describe_optimizer(state: Mapping[Any, Any]) -> dict[str, Any]:
-    groups = [group for group in state.get("param_groups") or [] if isinstance(group, dict)]
+    groups = [group for group in _list(state.get("param_groups")) if isinstance(group, dict)]
     return {"groups": len(groups), "lr": [_number(group.get("lr")) for group in groups]}
 
 
 def _describe_scheduler(state: Mapping[Any, Any]) -> dict[str, Any]:
-    return {"last_epoch": _number(state.get("last_epoch")), "lr": [_number(lr) for lr in state.get("_last_lr") or []]}
+    return {"last_epoch": _number(state.get("last_epoch")), "lr": [_number(lr) for lr in _list(state.get("_last_lr"))]}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _number(value: Any) -> float | None:
-    """Return a learning rate or count, which may be a tensor."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
+    """Return a learning rate or count, which may be a tensor; None for what is not a number that can be shown."""
+    if (
+        isinstance(value, torch.Tensor)
+        and value.numel() == 1
+        and value.device.type != "meta"
+        and not value.is_complex()
+    ):
         value = value.item()
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
     return value if isinstance(value, int | float) else None

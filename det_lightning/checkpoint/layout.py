@@ -27,6 +27,7 @@ __all__ = [
     "TRIAL_STATE_FILE",
     "WORKLOAD_FILE",
     "find_state_file",
+    "is_shallow",
     "read_bytes",
     "read_json",
     "require_complete",
@@ -53,8 +54,10 @@ WORKLOAD_FILE = "workload_sequencer.pkl"
 #: What is read of a checkpoint, besides ``metadata.json``, to go on from it.
 FILES_READ = (*STATE_FILES, TRIAL_STATE_FILE, LOAD_DATA_FILE, RESUME_FILE, LIGHTNING_FILE)
 
-# Far beyond what a trial needs; a larger one is damaged, or is meant to fill the memory.
-_MAX_SMALL_FILE_BYTES = 64 * 1024 * 1024
+# Far beyond what a trial needs; a larger one is damaged, or meant to fill the memory: parsed, it takes 20 times that.
+_MAX_SMALL_FILE_BYTES = 16 * 1024 * 1024
+# Whoever goes through a value calls functions as deep as it is nested.
+_MAX_JSON_DEPTH = 100
 
 
 def find_state_file(directory: pathlib.Path) -> pathlib.Path:
@@ -132,4 +135,19 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         raise errors.IncompleteCheckpointError(
             f"{escape(path)} should hold a JSON object; got {type(parsed).__name__}."
         )
+    if not is_shallow(parsed):
+        raise errors.IncompleteCheckpointError(
+            f"{escape(path)} is damaged: its values are nested over {_MAX_JSON_DEPTH} deep."
+        )
     return parsed
+
+
+def is_shallow(value: Any) -> bool:
+    """Tell whether JSON is nested so little that any code can go through it."""
+    level = [value]
+    for _ in range(_MAX_JSON_DEPTH):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [part for parts in inner for part in parts if isinstance(part, dict | list)]
+        if not level:
+            return True
+    return False

@@ -18,6 +18,9 @@ _SINGLE_KEYS = {
     "lr_scheduler": "lr_schedulers_state_dict",
 }
 
+# The platform's entrypoint can be a command, too.
+_MAX_SPEC_CHARS = 100_000
+
 
 def modernize(state: dict[str, Any], source: str) -> None:
     """Bring the keys of a state into today's form, in place.
@@ -92,30 +95,43 @@ def read_load_data(directory: pathlib.Path) -> LoadData:
         content = read_json(load_data)
         _require_entries(load_data, content, ("hparams", "experiment_config", "trial_cls_spec"))
         spec = content["trial_cls_spec"]
-        source, is_trainer = load_data, bool(content.get("is_trainer", False))
+        source, is_trainer = load_data, content.get("is_trainer", False)
     else:
         content = read_json(metadata) if metadata.is_file() else {}
         config = content.get("experiment_config")
         spec = config.get("entrypoint") if isinstance(config, dict) else None
         source, is_trainer = metadata, False
-    for name in ("hparams", "experiment_config"):
-        if not isinstance(content.get(name), dict | None):
-            raise errors.IncompleteCheckpointError(
-                f"{source}: {name!r} should be an object; it is a {type(content[name]).__name__}."
-            )
-    if not isinstance(spec, str | None):
-        raise errors.IncompleteCheckpointError(f"{source}: the trial's class should be a string; got {spec!r:.200}.")
+    _require_load_data(source, content, spec)
     return LoadData(
         source=source,
         trial_cls_spec=spec,
         hparams=content.get("hparams"),
         experiment_config=content.get("experiment_config"),
-        is_trainer=is_trainer,
+        is_trainer=bool(is_trainer),
         may_be_functional=not load_data.is_file(),
     )
+
+
+def _require_load_data(source: pathlib.Path, content: dict[str, Any], spec: Any) -> None:
+    kinds: dict[str, tuple[Any, str]] = dict.fromkeys(("hparams", "experiment_config"), (dict | None, "an object"))
+    kinds["is_trainer"] = bool | None, "true or false"
+    kinds["trial_type"] = str | None, "a string"
+    wrong = [
+        f"{name!r} should be {expected}; it is a {type(content[name]).__name__}"
+        for name, (kind, expected) in kinds.items()
+        if not isinstance(content.get(name), kind)
+    ]
+    if not isinstance(spec, str | None):
+        wrong.append(f"the trial's class should be a string; got {spec!r:.200}")
+    if isinstance(spec, str) and len(spec) > _MAX_SPEC_CHARS:
+        wrong.append(f"the trial's class should be named by module:Class; got {len(spec):,} characters")
+    if wrong:
+        raise errors.IncompleteCheckpointError(f"{source}: {'; '.join(wrong)}.")
 
 
 def _require_entries(path: pathlib.Path, content: dict[str, Any], names: tuple[str, ...]) -> None:
     missing = [name for name in names if name not in content]
     if missing:
-        raise errors.IncompleteCheckpointError(f"{path} lacks {', '.join(missing)}; it has {sorted(content)}.")
+        raise errors.IncompleteCheckpointError(
+            f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(content)):.300}."
+        )

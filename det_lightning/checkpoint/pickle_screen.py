@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
@@ -162,13 +162,13 @@ class PickleScreen:
     def extend(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not list:
-            raise ValueError(f"{shown(target)} is no list")
+            raise ValueError(f"{shown(target)} is not a list")
         target.extend(items)
 
     def set_items(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if not isinstance(target, DescribedDict) or len(items) % 2:
-            raise ValueError(f"{shown(target)} is no dict, or a key has no value")
+            raise ValueError(f"{shown(target)} is not a dict, or a key has no value")
         for key in items[::2]:
             self.require_key(key)
         target.items += items
@@ -186,7 +186,7 @@ class PickleScreen:
             elif isinstance(part, int) and abs(part) > _MAX_OWN_HASH:
                 self._note_large_key(part)
             elif not isinstance(part, str | int | float | PlainValue | NamedGlobal | CheckedElsewhere | None):
-                raise ValueError(f"{shown(part)} can not be a key of a dict")
+                raise ValueError(f"{shown(part)} cannot be a key of a dict")
 
     def _note_large_key(self, key: int) -> None:
         if f"{key:x}" in self._large_keys:
@@ -205,7 +205,7 @@ class PickleScreen:
 
     def call(self, function: Any, args: Any) -> Any:
         if not isinstance(function, NamedGlobal) or type(args) is not tuple:
-            raise ValueError(f"{shown(function)} can not be called with {shown(args)}")
+            raise ValueError(f"{shown(function)} cannot be called with {shown(args)}")
         if function.full in self.believed:
             return CheckedElsewhere()
         check = self._calls.get(function.full)
@@ -215,28 +215,31 @@ class PickleScreen:
 
     def new(self) -> None:
         _args, kind = self.stack.pop(), self.stack.pop()
-        if not isinstance(kind, NamedGlobal) or kind.full not in self.believed:
-            raise pickle.UnpicklingError(
-                f"Can only create new object for classes that are declared safe: {shown(kind)}"
-            )
+        if not isinstance(kind, NamedGlobal):
+            raise ValueError(f"{shown(kind)} is not a class")
+        if kind.full not in self.believed:
+            raise pickle.UnpicklingError(f"Unsupported global: GLOBAL {kind.full}")
         self.stack.append(CheckedElsewhere())
 
     def build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, CheckedElsewhere):
             return
-        # A state_dict() has this attribute; another one could stand before a method.
-        if not (isinstance(target, DescribedDict) and target.ordered and isinstance(state, DescribedDict)) or [
-            key for key in state.items[::2] if key != "_metadata"
-        ]:
-            raise pickle.UnpicklingError(f"Can only build objects that are declared safe: {shown(target)}")
+        if not isinstance(target, DescribedDict) or not target.ordered or not isinstance(state, DescribedDict):
+            raise ValueError(f"torch.save does not write attributes of {shown(target)}")
+        names = state.items[::2]
+        # Such an attribute could stand before a method.
+        wrong = [name for name in names if not isinstance(name, str) or hasattr(OrderedDict, name)]
+        if wrong:
+            raise ValueError(f"an OrderedDict can have no attribute {shown(wrong[0])}")
+        target.attributes += state.items[1::2]
 
     # Storages
 
     def stored(self) -> None:
         saved = self.stack.pop()
         if type(saved) is not tuple or len(saved) not in (5, 6) or saved[0] != "storage" or self._claim is None:
-            raise ValueError(f"{shown(saved)} is no reference to a storage")
+            raise ValueError(f"{shown(saved)} is not a reference to a storage")
         _, kind, key, location, numel, *view = saved
         itemsize = _STORAGES.get(kind.full) if isinstance(kind, NamedGlobal) else None
         if itemsize is None or not isinstance(key, str) or not isinstance(location, str) or not is_count(numel):

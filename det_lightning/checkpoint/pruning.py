@@ -8,6 +8,7 @@ import time
 
 from det_lightning import errors
 from det_lightning.checkpoint.index import TrialIndex, read_indexes
+from det_lightning.checkpoint.info import MetadataNotes, notes_in
 from det_lightning.checkpoint.leftovers import find_writers
 from det_lightning.checkpoint.location import explain_errors
 from det_lightning.checkpoint.retention import CheckpointRecord, Retention
@@ -113,28 +114,34 @@ def _indexes_of(storage: CheckpointStorage, complete: list[str]) -> list[TrialIn
     indexes = {(index.experiment, index.trial): index for index in read_indexes(storage.root)}
     indexed = {record.id for index in indexes.values() for record in index.records}
     for checkpoint_id in complete:
-        metadata = {} if checkpoint_id in indexed else storage.read_metadata(checkpoint_id)
-        experiment, trial = metadata.get("experiment"), metadata.get("trial")
-        if not isinstance(experiment, str) or not isinstance(trial, str):
+        notes = notes_in({} if checkpoint_id in indexed else storage.read_metadata(checkpoint_id))
+        experiment, trial = notes.experiment, notes.trial
+        if experiment is None or trial is None:
             continue
-        metric = metadata.get("metric") or {}
-        try:
-            index = indexes.get((experiment, trial)) or TrialIndex(
-                storage.root, experiment, trial, metric.get("name"), metric.get("smaller_is_better", True)
-            )
-        except ValueError:  # no names that an index can have
+        index = indexes.get((experiment, trial)) or _begin_index(storage, notes)
+        if index is None:
             continue
         index.include(
             CheckpointRecord(
                 id=checkpoint_id,
                 trial=trial,
-                steps_completed=metadata.get("steps_completed", 0),
-                order=metadata.get("time", 0.0),
-                metric=metric.get("value"),
+                steps_completed=notes.steps_completed or 0,
+                order=notes.time_s or 0.0,
+                metric=notes.metric,
             )
         )
         indexes[experiment, trial] = index
     return list(indexes.values())
+
+
+def _begin_index(storage: CheckpointStorage, notes: MetadataNotes) -> TrialIndex | None:
+    """Return an index for the trial that metadata name; None if the names cannot be those of files."""
+    assert notes.experiment is not None
+    assert notes.trial is not None
+    try:
+        return TrialIndex(storage.root, notes.experiment, notes.trial, notes.metric_name, notes.smaller_is_better)
+    except ValueError:
+        return None
 
 
 def _choose(

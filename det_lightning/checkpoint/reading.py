@@ -19,7 +19,9 @@ from det_lightning.checkpoint.layout import (
 from det_lightning.checkpoint.legacy import read_load_data
 from det_lightning.checkpoint.location import Location
 from det_lightning.checkpoint.manifest import find_damage, require_unchanged
+from det_lightning.checkpoint.nan_weights import warn_of_nan
 from det_lightning.checkpoint.opening import open_checkpoint
+from det_lightning.checkpoint.resume_values import require_resume
 from det_lightning.checkpoint.state import TrialState, read_trial_state
 from det_lightning.checkpoint.tensors import read_state
 
@@ -97,11 +99,16 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Checkp
     def read_if_there(name: str) -> dict[str, Any] | None:
         return read_state(directory / name, trusted=trusted) if (directory / name).is_file() else None
 
+    state = read_state(state_file, trusted=trusted)
+    warn_of_nan(state, str(state_file))
+    resume = read_if_there(RESUME_FILE)
+    if resume is not None:
+        require_resume(resume, str(directory / RESUME_FILE))
     content = CheckpointContent(
         directory=directory,
-        state=read_state(state_file, trusted=trusted),
+        state=state,
         trial_state=trial_state,
-        resume=read_if_there(RESUME_FILE),
+        resume=resume,
         epochs_known=epochs_known,
         lightning=read_if_there(LIGHTNING_FILE),
         name=directory.name,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,7 +30,8 @@ class CheckpointRecord:
     @property
     def has_metric(self) -> bool:
         """Whether there is a value that can be compared."""
-        return self.metric is not None and not math.isnan(self.metric)
+        # Only NaN differs from itself; an integer may be too large for math.isnan().
+        return self.metric is not None and self.metric == self.metric
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Retention:
             smaller_is_better: whether a smaller metric is the better one.
         """
         by_age = sorted(records, key=lambda record: record.order)
-        sign = 1.0 if smaller_is_better else -1.0
-        best = sorted((r for r in by_age if r.has_metric), key=lambda record: sign * (record.metric or 0.0))
+        sign = 1 if smaller_is_better else -1
+        best = sorted((r for r in by_age if r.has_metric), key=lambda record: sign * (record.metric or 0))
         kept = {record.id for record in best[: self.experiment_best]}
         for trial in {record.trial for record in by_age}:
             kept.update([r.id for r in best if r.trial == trial][: self.trial_best])

@@ -37,6 +37,10 @@ _LAYOUTS = {"torch.strided": 0, "torch.sparse_coo": 3} | {
     f"torch.sparse_{kind}": 4 for kind in ("csr", "csc", "bsr", "bsc")
 }
 
+# An expanded tensor takes no memory itself, but each copy of it does.
+_MANY_ELEMENTS = 2**24
+_MAX_EXPANSION = 1000
+
 #: Classes and constants that may be named.
 NAMES = frozenset({*_QSCHEMES, *_TENSOR_CLASSES})
 
@@ -111,6 +115,8 @@ def _require_inside(storage: Any, offset: Any, size: Any, stride: Any, itemsize:
     _require_counts(stride, "stride")
     _require(len(size) == len(stride) and math.prod(size) < MAX_NUMEL, "size and stride")
     last = sum((length - 1) * step for length, step in zip(size, stride, strict=True)) if 0 not in size else -1
+    elements = storage.nbytes // (itemsize or storage.itemsize)
+    _require(math.prod(size) <= max(_MANY_ELEMENTS, _MAX_EXPANSION * elements), "a tensor repeats its few elements")
     _require(
         (offset + last + 1) * (itemsize or storage.itemsize) <= storage.nbytes, "a tensor reaches beyond its storage"
     )
@@ -228,7 +234,7 @@ def _parameter(_screen: PickleScreen, data: Any, requires_grad: Any, hooks: Any,
     _require(isinstance(data, DescribedTensor), "tensor")
     _require_hooks(requires_grad, hooks)
     _require_attributes(state)
-    return DescribedTensor()
+    return DescribedTensor(state)
 
 
 def _from_type(screen: PickleScreen, function: Any, kind: Any, args: Any, state: Any) -> Any:
@@ -238,7 +244,7 @@ def _from_type(screen: PickleScreen, function: Any, kind: Any, args: Any, state:
         return CheckedElsewhere()
     _require(isinstance(made, DescribedTensor), "tensor")
     _require_attributes(state)
-    return made
+    return DescribedTensor((made, state))
 
 
 #: For each function, by its name, what checks its arguments.

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from det_lightning import errors
 from det_lightning.checkpoint.layout import TRIAL_STATE_FILE, WORKLOAD_FILE, read_bytes
 
-__all__ = ["TrialState", "read_trial_state"]
+__all__ = ["MAX_COUNT", "TrialState", "find_wrong_counts", "read_trial_state"]
 
 # A dict of a few numbers has some hundred bytes.
 _MAX_BYTES = 64 * 1024
@@ -22,8 +22,8 @@ _NESTING = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET", "ADDITEMS", "DUP
 # At the first of these the unpickler stops by itself.
 _REFERRING = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
 
-# Counts of batches; Determined keeps them in columns of 32 bits.
-_MAX_COUNT = 2**53
+#: No run counts further; Determined keeps counts in columns of 32 bits.
+MAX_COUNT = 2**31 - 1
 
 
 @dataclasses.dataclass
@@ -130,14 +130,16 @@ def _checked(values: dict[str, Any], path: pathlib.Path) -> TrialState:
         )
     # Older releases counted in "steps_completed"; what they kept beyond our fields is of no use here.
     values = {"batches_trained": values.get("steps_completed"), **values}
-    known = {name: values.get(name) or 0 for name in names}
-    wrong = {
-        name: value
-        for name, value in known.items()
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT
-    }
-    if wrong:
-        raise errors.IncompleteCheckpointError(
-            f"{path} should hold counts, which are integers from 0; it has {_shown(wrong)}."
-        )
+    known = {name: 0 if values.get(name) is None else values[name] for name in names}
+    wrong = find_wrong_counts(known)
+    if wrong is not None:
+        raise errors.IncompleteCheckpointError(f"{path} {wrong}.")
     return TrialState(**known)
+
+
+def find_wrong_counts(counts: dict[str, Any]) -> str | None:
+    """Return what is wrong with values that should be counts, as a :class:`TrialState` has them; None if nothing."""
+    wrong = {name: value for name, value in counts.items() if type(value) is not int or not 0 <= value <= MAX_COUNT}
+    if not wrong:
+        return None
+    return f"should hold counts, which are integers from 0 to {MAX_COUNT}; it has {_shown(wrong)}"

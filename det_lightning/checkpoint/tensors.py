@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import io
 import pathlib
 import pickle
 import re
-import zipfile
-from typing import Any
+import zlib
+from collections.abc import Mapping
+from typing import IO, Any
 
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.safe_values import STAND_INS, allow_safe_values, finish
-from det_lightning.checkpoint.screening import screen
+from det_lightning.checkpoint.archive import Entry, PlainArchive, read_entries
+from det_lightning.checkpoint.safe_values import allow_safe_values, finish
+from det_lightning.checkpoint.screening import screen_archived, screen_old_format
 
 __all__ = ["read_state"]
+
+# With these bytes a file begins that torch reads as a zip archive.
+_ZIP_MAGIC = b"PK\x03\x04"
+# In an archive of torch.save: the pickle, and where the content of storages lies.
+_PICKLE, _STORAGES = "data.pkl", "data/"
+# What torch reads beyond these. Another entry can make it take the archive for a program.
+_SMALL_ENTRIES = ("version", "byteorder")
 
 # What torch's reader says of things that are not on its list.
 _UNSAFE = re.compile(
     r"Unsupported global: GLOBAL (?P<name>.+?)(?: was not|$)"
     r"|unsupported GLOBAL (?P<blocked>\S+)"
-    r"|(?P<call>call reduce for unrecognized function .+|Can only (?:create new object|build) .+)",
+    r"|call reduce for unrecognized function (?P<called>.+)"
+    r"|(?P<built>Can only (?:create new object|build) .+)",
     re.MULTILINE,
 )
-_CHUNK_BYTES = 16 * 1024 * 1024
 
 
 def read_state(path: pathlib.Path, *, trusted: bool = False, **torch_load_kwargs: Any) -> dict[str, Any]:
@@ -38,15 +48,12 @@ def read_state(path: pathlib.Path, *, trusted: bool = False, **torch_load_kwargs
         UnsafeCheckpointError: the file refers to other things and is not ``trusted``.
         IncompleteCheckpointError: the file is damaged or holds no dict.
     """
-    kwargs = {"map_location": "cpu", "weights_only": not trusted, **torch_load_kwargs}
+    kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False, **torch_load_kwargs}
     try:
-        _require_whole_archive(path)
-        if kwargs["weights_only"]:
-            screen(path, STAND_INS)
-        with allow_safe_values():
-            state = torch.load(path, **kwargs)
-            if kwargs["weights_only"]:
-                state = finish(state)
+        with path.open("rb", buffering=0) as file:
+            is_archive = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
+            file.seek(0)
+            state = _read_archive(path, file, kwargs) if is_archive else _read_old_format(path, file, kwargs)
     except errors.CheckpointError:
         raise
     except Exception as e:  # reading damaged bytes may raise anything
@@ -56,36 +63,83 @@ def read_state(path: pathlib.Path, *, trusted: bool = False, **torch_load_kwargs
     return state
 
 
-def _require_whole_archive(path: pathlib.Path) -> None:
-    """Raise if ``path`` is a zip archive, which torch writes since 1.6, and is damaged.
+def _load(source: Any, kwargs: dict[str, Any]) -> Any:
+    with allow_safe_values():
+        state = torch.load(source, **kwargs)
+        return finish(state) if kwargs["weights_only"] else state
 
-    torch itself reads on over a wrong checksum, and unpacks whatever size an archive promises.
-    """
-    if not zipfile.is_zipfile(path):
-        return
-    file_size = path.stat().st_size
-    with zipfile.ZipFile(path) as archive:
-        promised = sum(entry.file_size for entry in archive.infolist())
-        if promised > file_size:
-            raise errors.IncompleteCheckpointError(
-                f"{path} has {file_size:,} bytes and promises {promised:,}; torch.save compresses nothing. It is "
-                "damaged, or made to fill the memory."
-            )
-        for entry in archive.infolist():
-            with archive.open(entry) as record:
-                while record.read(_CHUNK_BYTES):
-                    pass  # the archive compares the checksum when it has seen the last byte
+
+def _read_archive(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]) -> Any:
+    """Read the format of torch since 1.6. torch compares no checksums, and is given what was looked at."""
+    entries = read_entries(file)
+    pickled = _read_pickle(file, entries)
+    if kwargs["weights_only"]:
+        storages = {name: entry for name, entry in entries.items() if name.startswith(_STORAGES)}
+        screen_archived(pickled, {name.removeprefix(_STORAGES): entry.size for name, entry in storages.items()})
+        entries = {name: entries[name] for name in (_PICKLE, *_SMALL_ENTRIES) if name in entries} | storages
+    with PlainArchive(file, entries, {_PICKLE: pickled}) as archive:
+        # Mapping into memory needs the file itself. What it holds was found to be the same for every reader.
+        state = _load(path if kwargs["mmap"] else archive, kwargs)
+        damaged = archive.find_damage()
+    if damaged:
+        raise ValueError(f"checksums of {len(damaged):,} entries differ, such as that of {damaged[0]!r:.100}")
+    return state
+
+
+def _read_pickle(file: IO[bytes], entries: Mapping[str, Entry]) -> bytes:
+    entry = entries.get(_PICKLE)
+    if entry is None:
+        raise ValueError(f"it holds no {_PICKLE}")
+    file.seek(entry.begin)
+    content = file.read(entry.size)
+    if len(content) < entry.size or zlib.crc32(content) != entry.crc32:
+        raise ValueError(f"the checksum of {_PICKLE} differs")
+    return content
+
+
+class _Stream(io.RawIOBase):
+    """The bytes of a file and nothing else of it: torch takes a file of the system for one of another format too."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._file.readinto(buffer)  # type: ignore[attr-defined]  # of an unbuffered file
+        return count
+
+
+def _read_old_format(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]) -> Any:
+    """Read a format of torch before 1.6. It has no checksums."""
+    if not kwargs["weights_only"]:
+        return _load(path, kwargs)
+    stream = io.BufferedReader(_Stream(file))
+    screen_old_format(stream, path.stat().st_size)
+    stream.seek(0)
+    return _load(stream, kwargs)
 
 
 def _explain(error: Exception, path: pathlib.Path) -> errors.CheckpointError:
-    refers_to = _UNSAFE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
-    if refers_to is not None:
+    unsafe = _UNSAFE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
+    if unsafe is not None:
+        name = unsafe["name"] or unsafe["blocked"] or unsafe["called"]
+        refers_to = (
+            f"refers to {name}, and reading that" if name else f"holds objects ({unsafe['built']}); reading them"
+        )
         return errors.UnsafeCheckpointError(
-            f"{path} refers to {refers_to['name'] or refers_to['blocked'] or refers_to['call']}, and reading that "
-            "could run code. If you know where the file comes from, pass trusted=True."
+            f"{path} {refers_to} could run code. If you know where the file comes from, pass trusted=True."
         )
     first_line = str(error).partition("\n")[0] or type(error).__name__
     return errors.IncompleteCheckpointError(
-        f"{path} can not be read, it is damaged or holds Python objects: {first_line}. If it should hold objects and "
-        "you know where it comes from, pass trusted=True."
+        f"{path} cannot be read, it is damaged or holds Python objects: {first_line:.500}. If it should hold objects "
+        "and you know where it comes from, pass trusted=True."
     )

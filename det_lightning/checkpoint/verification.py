@@ -19,6 +19,7 @@ from det_lightning.checkpoint.layout import (
 )
 from det_lightning.checkpoint.legacy import read_load_data
 from det_lightning.checkpoint.manifest import MANIFEST_KEY, find_damage, find_unlisted
+from det_lightning.checkpoint.resume_values import require_resume
 from det_lightning.checkpoint.state import read_trial_state
 from det_lightning.checkpoint.tensors import read_state
 
@@ -65,8 +66,14 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
     states = [path for path in (_state_file(directory), directory / RESUME_FILE, directory / LIGHTNING_FILE) if path]
     for path in states:
         if path.is_file():
-            attempt(lambda path=path: read_state(path, trusted=trusted))  # type: ignore[misc]
+            attempt(lambda path=path: _read(path, trusted))  # type: ignore[misc]
     return verdict
+
+
+def _read(path: pathlib.Path, trusted: bool) -> None:
+    content = read_state(path, trusted=trusted)
+    if path.name == RESUME_FILE:
+        require_resume(content, str(path))
 
 
 def _compare_checksums(directory: pathlib.Path, verdict: Verdict) -> None:

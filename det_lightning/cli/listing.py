@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import math
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from det_lightning.checkpoint.index import TrialIndex, read_indexes
-from det_lightning.checkpoint.info import CheckpointInfo
+from det_lightning.checkpoint.info import CheckpointInfo, notes_in
 from det_lightning.checkpoint.retention import CheckpointRecord
 from det_lightning.checkpoint.storage import CheckpointStorage
 from det_lightning.cli.finding import open_storage
@@ -54,22 +53,21 @@ def _collect(storage: CheckpointStorage) -> list[dict[str, Any]]:
 
 
 def _describe(info: CheckpointInfo, recorded: tuple[TrialIndex, CheckpointRecord] | None) -> dict[str, Any]:
-    metadata = info.metadata
-    metric, trial, experiment = metadata.get("metric"), metadata.get("trial"), metadata.get("experiment")
-    steps = metadata.get("steps_completed")
+    notes = notes_in(info.metadata)
+    trial, experiment, steps = notes.trial, notes.experiment, notes.steps_completed
+    metric = None if notes.metric is None else {"name": notes.metric_name, "value": notes.metric}
     if recorded is not None:
         index, record = recorded
         trial, experiment = index.trial, index.experiment
         steps = record.steps_completed if steps is None else steps
         if record.metric is not None:
             metric = {"name": index.metric_name, "value": record.metric}
-    told = metadata.get("time")
-    written = told if isinstance(told, int | float) and math.isfinite(told) else info.written
+    written = info.written if notes.time_s is None else notes.time_s
     return {
         "uuid": info.id,
         "complete": info.complete,
         "steps_completed": steps,
-        "metric": _plain_metric(metric),
+        "metric": metric,
         "size_bytes": info.size_bytes,
         "written_s": written,
         "written": _as_date(written),
@@ -83,7 +81,3 @@ def _as_date(time_s: float | None) -> str | None:
         return None if time_s is None else datetime.datetime.fromtimestamp(time_s, datetime.timezone.utc).isoformat()
     except (ValueError, OverflowError, OSError):  # not a time that a calendar knows
         return None
-
-
-def _plain_metric(metric: Any) -> dict[str, Any] | None:
-    return {"name": metric.get("name"), "value": metric.get("value")} if isinstance(metric, dict) else None

@@ -124,7 +124,7 @@ def describe_metric(metric: Any, with_name: bool = True) -> str | None:
     if not isinstance(metric, Mapping):
         return None
     value = metric.get("value")
-    shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+    shown = f"{value:.6g}" if isinstance(value, float) else f"{value!s:.60}"
     return f"{metric['name']}={shown}" if with_name and metric.get("name") else shown
 
 

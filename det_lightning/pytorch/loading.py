@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import pathlib
@@ -13,9 +12,12 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint import layout
+from det_lightning.checkpoint.conversion import read_settings
 from det_lightning.checkpoint.legacy import LoadData, modernize, read_load_data
 from det_lightning.checkpoint.manifest import require_unchanged, require_unchanged_code, split_code
+from det_lightning.checkpoint.nan_weights import warn_of_nan
 from det_lightning.checkpoint.opening import open_checkpoint
+from det_lightning.checkpoint.resume_values import require_resume
 from det_lightning.checkpoint.tensors import read_state
 from det_lightning.compat import answering_determined
 from det_lightning.importing import import_only, load_class
@@ -106,6 +108,7 @@ def load_trial_from_checkpoint_path(
         if not trusted:
             require_unchanged(directory, [state_file.relative_to(directory).as_posix(), layout.LOAD_DATA_FILE])
         modernize(state, str(state_file))
+        warn_of_nan(state, str(state_file))
         with answering_determined():
             chosen = trial_class or _import_trial_class(directory, load_data, trusted)
             context = CheckpointLoadContext(load_data.hparams, load_data.experiment_config)
@@ -131,7 +134,9 @@ def _with_settings(
     resume_file = directory / layout.RESUME_FILE
     saved = {"hparams": load_data.hparams, "experiment_config": load_data.experiment_config}
     if load_data.hparams is None and resume_file.exists():
-        saved.update(json.loads(read_state(resume_file, trusted=trusted)["settings"]))
+        resume = read_state(resume_file, trusted=trusted)
+        require_resume(resume, str(resume_file))
+        saved.update(read_settings(resume, None))
     return dataclasses.replace(
         load_data,
         hparams=saved["hparams"] if hparams is None else hparams,

@@ -6,14 +6,16 @@ import contextlib
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, Sampler
 
-__all__ = ["PassJournal", "ResumableBatchSampler", "capture_rng", "isolated_rng", "restore_rng"]
+from det_lightning import errors
+
+__all__ = ["PassJournal", "ResumableBatchSampler", "capture_rng", "isolated_rng", "require_rng", "restore_rng"]
 
 
 def capture_rng(device: torch.device | None = None) -> dict[str, Any]:
@@ -40,6 +42,47 @@ def restore_rng(state: dict[str, Any], device: torch.device | None = None) -> No
     random.setstate((version, tuple(internal), gauss))
     if device is not None and device.type == "cuda" and "gpu_rng_state" in state:
         torch.cuda.set_rng_state(state["gpu_rng_state"], device)
+
+
+def require_rng(state: Any, source: str) -> None:
+    """Raise unless :func:`restore_rng` can put a state back; the global generators stay as they are.
+
+    Raises:
+        InvalidCheckpointException: an entry is missing or wrong; names all of them.
+    """
+    mistakes = []
+    for name, attempt in _ATTEMPTS.items():
+        try:
+            attempt(state[name])
+        except (KeyError, TypeError, ValueError, RuntimeError, IndexError, OverflowError, AttributeError) as e:
+            mistakes.append(f"{name!r}: {'it is missing' if isinstance(e, KeyError) else str(e)[:200]}")
+    if mistakes:
+        raise errors.InvalidCheckpointException(f"The random state in {source} is damaged: {'; '.join(mistakes)}.")
+
+
+def _try_numpy(state: Any) -> None:
+    generator = np.random.RandomState()
+    generator.set_state(state)
+    position = generator.get_state(legacy=False)["state"]["pos"]
+    # numpy believes it, and reads beyond its memory.
+    if not 0 <= position <= _WORDS:
+        raise ValueError(f"the position should be from 0 to {_WORDS}; got {position}")
+
+
+def _try_python(state: Any) -> None:
+    version, internal, gauss = state
+    random.Random().setstate((version, tuple(internal), gauss))
+    if not isinstance(gauss, float | None):
+        raise TypeError(f"the next normal value should be a number; got a {type(gauss).__name__}")
+
+
+# Of the Mersenne Twister, which numpy's RandomState is.
+_WORDS = 624
+_ATTEMPTS: dict[str, Callable[[Any], Any]] = {
+    "cpu_rng_state": lambda state: torch.Generator().set_state(state),
+    "np_rng_state": _try_numpy,
+    "random_rng_state": _try_python,
+}
 
 
 @contextlib.contextmanager
@@ -84,16 +127,40 @@ def _capture_sampler(sampler: Any) -> dict[str, Any]:
 def _restore_sampler(sampler: Any, state: dict[str, Any]) -> None:
     current = _attributes_of(sampler)
     for name, value in state.items():
-        holder = current.get(name)
-        if isinstance(holder, torch.Generator | np.random.RandomState):
-            holder.set_state(value)
-        elif isinstance(holder, np.random.Generator):
-            holder.bit_generator.state = value
-        elif isinstance(holder, random.Random):
-            version, internal, gauss = value
-            holder.setstate((version, tuple(internal), gauss))
-        else:
-            setattr(sampler, name, value)
+        try:
+            _restore_attribute(sampler, name, current.get(name), value)
+        except (TypeError, ValueError, RuntimeError, KeyError, IndexError, OverflowError, AttributeError) as e:
+            raise errors.InvalidCheckpointException(
+                f"The checkpoint has a state for {name!r:.100} of {type(sampler).__name__} that it does not take: {e}"
+            ) from e
+
+
+def _restore_attribute(sampler: Any, name: str, holder: Any, value: Any) -> None:
+    if isinstance(holder, np.random.RandomState):
+        _try_numpy(value)
+        holder.set_state(value)
+    elif isinstance(holder, torch.Generator):
+        holder.set_state(value)
+    elif isinstance(holder, np.random.Generator):
+        position = value["state"].get("pos", 0)
+        if type(position) is not int or not 0 <= position <= _WORDS:
+            raise ValueError(f"the position should be from 0 to {_WORDS}")
+        holder.bit_generator.state = value
+    elif isinstance(holder, random.Random):
+        version, internal, gauss = value
+        holder.setstate((version, tuple(internal), gauss))
+    elif not isinstance(value, bool | int | float | str | None):
+        raise TypeError(f"a sampler's numbers and texts are kept; got a {type(value).__name__}")
+    elif holder is not None and not _are_alike(holder, value):
+        raise TypeError(f"it is {holder!r:.100} now; got {value!r:.100}")
+    else:
+        setattr(sampler, name, value)
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    return (
+        other is None or type(one) is type(other) or (isinstance(one, int | float) and isinstance(other, int | float))
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ __all__ = [
     "collect_gradients",
     "collect_rest",
     "collect_weights",
+    "explaining",
     "load_gradients",
     "load_models",
     "load_rest",
@@ -94,7 +97,11 @@ def load_state(
     Raises:
         InvalidCheckpointException: something does not fit; names everything that does not.
     """
-    load_optimizer = context.backend.load_optimizer
+
+    def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+        _require_numbers(saved)
+        context.backend.load_optimizer(optimizer, saved)
+
     _raise_if_any(
         [
             *_load_models(context, state),
@@ -119,11 +126,14 @@ def load_schedulers(context: PyTorchTrialContext, state: dict[str, Any], source:
 def load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], state: dict[str, Any]) -> None:
     """Load gradient and loss scalers and the callbacks; what is missing on one side is warned of."""
     if context.scaler is not None and "scaler_state_dict" in state:
-        context.scaler.load_state_dict(state["scaler_state_dict"])
+        with explaining("The state of the gradient scaler"):
+            _require_scale(state["scaler_state_dict"])
+            context.scaler.load_state_dict(state["scaler_state_dict"])
     elif (context.scaler is not None) != ("scaler_state_dict" in state):
         has, lacks = ("checkpoint", "trial") if context.scaler is None else ("trial", "checkpoint")
         logger.warning("The %s has a gradient scaler but the %s has none; its state is not restored.", has, lacks)
-    context.precision.load_state_dict(state)
+    with explaining("The state of the precision"):
+        context.precision.load_state_dict(state)
     saved = state.get("callbacks", {})
     for name, callback in callbacks.items():
         if name in saved:
@@ -152,6 +162,8 @@ def _load_models(context: PyTorchTrialContext, state: dict[str, Any]) -> list[st
 
 def _load_schedulers(context: PyTorchTrialContext, state: dict[str, Any]) -> list[str]:
     def load(scheduler: LRScheduler, saved: dict[str, Any]) -> None:
+        if not _is_number(saved.get("last_epoch", 0)):
+            raise ValueError(f"'last_epoch' should be a number; got {_shown(saved['last_epoch'])}")
         scheduler.load_state_dict(saved)
 
     return _load_each("learning rate scheduler", context.lr_schedulers, state, "lr_schedulers_state_dict", load)
@@ -169,6 +181,8 @@ def _load_each(
 ) -> list[str]:
     """Load what stands under ``key`` into ``targets``; return what does not fit, a sentence each."""
     states = state.get(key)
+    if isinstance(states, list) and not all(isinstance(one, dict) for one in states):
+        return [f"{key!r} should be a list of dicts; got {', '.join(type(one).__name__ for one in states):.200}"]
     if not isinstance(states, list):
         return [f"there is no list {key!r}; there is {', '.join(sorted(map(str, state))) or 'nothing'}"]
     if len(targets) != len(states):
@@ -177,7 +191,7 @@ def _load_each(
     for index, (target, saved) in enumerate(zip(targets, states, strict=True)):
         try:
             load(target, saved)
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
+        except _MISFITS as e:
             mismatches.append(f"{what} {index} ({type(target).__name__}): {e}")
     return mismatches
 
@@ -191,3 +205,64 @@ def _raise_if_any(mismatches: list[str], source: str, trial_class: str | None = 
             + f"\nIt is a checkpoint of another trial, "
             f"or the trial was changed.{written_by}"
         )
+
+
+@contextlib.contextmanager
+def explaining(what: str) -> Iterator[None]:
+    """Turn what torch raises about a state inside into an error that names it.
+
+    Raises:
+        InvalidCheckpointException: the state has wrong values.
+    """
+    try:
+        yield
+    except errors.CheckpointError:
+        raise
+    except _MISFITS as e:
+        raise errors.InvalidCheckpointException(
+            f"{what} cannot be loaded, it is damaged or of another trial: {type(e).__name__}: {e!s:.500}"
+        ) from e
+
+
+def _require_numbers(saved: dict[str, Any]) -> None:
+    """Raise if the learning rate or another number of an optimizer's group is none that it could step with."""
+    for index, group in enumerate(saved.get("param_groups") or []):
+        if not isinstance(group, dict):
+            raise ValueError(f"group {index} should be a dict; got a {type(group).__name__}")
+        for name in ("lr", "initial_lr", "weight_decay", "momentum"):
+            value = group.get(name)
+            if value is not None and not _is_number(value):
+                raise ValueError(f"{name!r} of group {index} should be a finite number; got {_shown(value)}")
+    if not isinstance(saved.get("state", {}), dict):
+        raise ValueError(f"its state should be a dict; got a {type(saved['state']).__name__}")
+
+
+def _require_scale(saved: Any) -> None:
+    # Of a scaler that is switched off there is nothing.
+    if saved and not (_is_number(saved["scale"]) and saved["scale"] > 0):
+        raise ValueError(f"'scale' should be a number above 0; got {_shown(saved['scale'])}")
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and value.device.type != "meta" and bool(torch.isfinite(value).all())
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.100}" if isinstance(value, float | str | None) else f"a {type(value).__name__} that is none"
+
+
+# What loading a state that does not fit raises.
+_MISFITS = (
+    RuntimeError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+)

@@ -465,6 +465,31 @@ def zip_of(entries: list[tuple[str, bytes]]) -> bytes:
     return buffer.getvalue()
 
 
+def archive_with_two_lists(listed: list[tuple[str, bytes]], hidden: list[tuple[str, bytes]], small: bool) -> bytes:
+    """Return an archive whose end leads to one list of entries, and whose ZIP64 locator to another one.
+
+    Args:
+        listed: entries in the list that stands where it should be.
+        hidden: entries in the other one.
+        small: the end of the archive names the first list itself; otherwise it leaves that to the record before it.
+    """
+    parts, lines = [], []
+    for entries in (hidden, listed):
+        base, packed = sum(map(len, parts)), zip_of(entries)
+        length, begin = struct.unpack("<II", packed[-10:-2])
+        directory = bytearray(packed[begin : begin + length])
+        for at in _find_all(packed[begin : begin + length], b"PK\x01\x02"):
+            struct.pack_into("<I", directory, at + 42, struct.unpack_from("<I", directory, at + 42)[0] + base)
+        record = struct.pack(
+            "<4sQ2H2I4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, len(entries), len(entries), length, base + begin
+        )
+        parts.append(packed[:begin] + directory + record)
+        lines.append((len(entries), length, base + begin))
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, len(parts[0]) - 56, 1)
+    count, length, begin = lines[1] if small else (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
+    return b"".join(parts) + locator + struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, count, count, length, begin, 0)
+
+
 def _old_parts(content: bytes) -> tuple[list[bytes], bytes]:
     file, parts = io.BytesIO(content), []
     for _ in range(5):
@@ -500,7 +525,7 @@ def change_archive(rng: random.Random, content: bytes) -> bytes:
     """Change what an archive says of its entries."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         entries = [(name, archive.read(name)) for name in archive.namelist()]
-    way = rng.randrange(8)
+    way = rng.randrange(10)
     at = rng.randrange(len(entries))
     name, data = entries[at]
     if way == 0:
@@ -522,6 +547,14 @@ def change_archive(rng: random.Random, content: bytes) -> bytes:
             (f"{name.partition('/')[0]}/{rng.choice(['.format_version', 'byteorder', 'constants.pkl'])}", b"big")
         )
     packed = zip_of(entries)
+    if way == 8:
+        other = [(name, PickleMaker(rng).state() if name.endswith("data.pkl") else data) for name, data in entries]
+        return archive_with_two_lists(*rng.sample([entries, other], 2), small=rng.random() < 0.5)
+    if way == 9:  # all entries of a list lie in the same place
+        patched = bytearray(packed)
+        for place in _find_all(packed, b"PK\x01\x02"):
+            patched[place + 42 : place + 46] = bytes(4)
+        return bytes(patched)
     if way == 6:
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

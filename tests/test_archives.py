@@ -1,0 +1,149 @@
+"""Of an archive the check and torch see the same bytes, or it is refused."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from det_lightning import errors
+from det_lightning.checkpoint.tensors import read_state
+from tests.soak import mutations
+from tests.soak.mutations import call, name_of, number, storage_ref, text, tuple_of
+
+HARMLESS = b"\x80\x02}" + text("w") + b"K\x01s."
+LARGE = b"\x80\x02}" + text("w") + call(name_of("builtins", "bytearray"), number(3 * 10**9)) + b"s."
+
+
+def entries_with(pickled: bytes) -> list[tuple[str, bytes]]:
+    return [("archive/data.pkl", pickled), ("archive/data/0", b"x" * 64), ("archive/version", b"3\n")]
+
+
+def refused(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    with pytest.raises(errors.IncompleteCheckpointError) as raised:
+        read_state(path)
+    assert str(path) in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_an_archive_with_two_lists_of_entries_is_refused(small: bool, tmp_path: Path) -> None:
+    for listed, hidden in ((HARMLESS, LARGE), (LARGE, HARMLESS)):
+        content = mutations.archive_with_two_lists(entries_with(listed), entries_with(hidden), small)
+        assert "two lists of its entries" in refused(tmp_path / "state.pth", content)
+
+
+def test_an_end_that_leads_elsewhere_than_the_record_before_it_is_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "state.pth")
+    content = bytearray((tmp_path / "state.pth").read_bytes())
+    struct.pack_into("<I", content, len(content) - 6, 0)
+    assert "two lists of its entries" in refused(tmp_path / "other.pth", bytes(content))
+
+
+def test_entries_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
+    content = bytearray(mutations.zip_of([(f"archive/data/{i}", b"x" * 64) for i in range(3)]))
+    for at in range(len(content) - 4):
+        if content[at : at + 4] == b"PK\x01\x02":
+            struct.pack_into("<I", content, at + 42, 0)
+    assert "another one" in refused(tmp_path / "state.pth", bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([("archive/data.pkl", HARMLESS), ("Archive/version", b"3\n")], "one directory"),
+        ([("archive/data.pkl", HARMLESS), ("archive/DATA.PKL", LARGE)], "twice"),
+        ([("archive/version", b"3\n")], "holds no data.pkl"),
+        ([("archive/data.pkl", HARMLESS), ("archive/byteorder", b"middle"), ("archive/version", b"3\n")], "middle"),
+    ],
+    ids=["two roots", "capitals", "no pickle", "no byte order"],
+)
+def test_entries_that_torch_does_not_write_are_refused(
+    entries: list[tuple[str, bytes]], message: str, tmp_path: Path
+) -> None:
+    assert message in refused(tmp_path / "state.pth", mutations.zip_of(entries))
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_an_archive_is_the_whole_file(place: str, tmp_path: Path) -> None:
+    archive = mutations.zip_of(entries_with(HARMLESS))
+    refused(tmp_path / "state.pth", archive + b"x" * 50 if place == "after" else archive[:4] + b"x" * 50 + archive)
+
+
+def test_a_packed_archive_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", HARMLESS)
+        archive.writestr("archive/data/0", bytes(50_000_000))
+    assert "promises 50,000" in refused(tmp_path / "state.pth", buffer.getvalue())
+
+
+def test_an_entry_that_makes_it_a_program_has_no_effect(tmp_path: Path) -> None:
+    content = mutations.zip_of([*entries_with(HARMLESS), ("archive/constants.pkl", LARGE), ("archive/code/x.py", b"")])
+    (tmp_path / "state.pth").write_bytes(content)
+    assert read_state(tmp_path / "state.pth") == {"w": 1}
+
+
+def test_a_file_of_the_old_format_is_not_taken_for_a_tar_archive(tmp_path: Path) -> None:
+    """Before its first release torch wrote tar archives; a file can be one of those and of the format after it."""
+    head = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}X"
+    member = tarfile.TarInfo("placeholder")
+    member.size = 0
+    block = bytearray(member.tobuf(tarfile.USTAR_FORMAT))
+    text_length = 512 - len(head) - 4
+    block[: len(head) + 4] = head + struct.pack("<I", text_length)
+    total = sum(block[:148]) + 8 * 32 + sum(block[156:])
+    block[148:156] = b"%06o\0 " % total
+    rest = b"Ns." + HARMLESS + b"\x80\x02]."
+    (tmp_path / "state.pth").write_bytes(bytes(block) + rest + bytes(1024))
+    assert read_state(tmp_path / "state.pth") == {"w": 1}
+
+
+@pytest.mark.parametrize("entry", ["data.pkl", "data/0"])
+def test_a_wrong_checksum_is_noticed(entry: str, tmp_path: Path) -> None:
+    path = tmp_path / "state.pth"
+    torch.save({"w": torch.arange(1000)}, path)
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        header = archive.getinfo(f"state/{entry}").header_offset
+    begin = header + 30 + sum(struct.unpack_from("<2H", content, header + 26))
+    content[begin + 20] ^= 1
+    assert "checksum" in refused(tmp_path / "other.pth", bytes(content))
+
+
+def test_a_file_that_is_mapped_into_memory_is_looked_at_too(tmp_path: Path) -> None:
+    path = tmp_path / "state.pth"
+    torch.save({"w": torch.arange(1000), "n": np.arange(3)}, path)
+    assert torch.equal(read_state(path, mmap=True)["w"], torch.arange(1000))
+    content = mutations.archive_with_two_lists(entries_with(HARMLESS), entries_with(LARGE), True)
+    path.write_bytes(content)
+    with pytest.raises(errors.IncompleteCheckpointError, match="two lists"):
+        read_state(path, mmap=True)
+
+
+def test_storages_beyond_the_first_megabyte_and_empty_ones_are_read(tmp_path: Path) -> None:
+    state = {"large": torch.randn(700_000), "empty": torch.empty(0), "small": torch.ones(1)}
+    torch.save(state, tmp_path / "state.pth")
+    found = read_state(tmp_path / "state.pth")
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_a_refused_storage_names_itself(tmp_path: Path) -> None:
+    tensor = call(
+        name_of("torch._utils", "_rebuild_tensor_v2"),
+        storage_ref(numel=10**6),
+        number(0),
+        tuple_of(number(1)),
+        tuple_of(number(1)),
+        b"\x89",
+        call(name_of("collections", "OrderedDict")),
+    )
+    content = mutations.made_up_archive(b"\x80\x02}" + text("w") + tensor + b"s.")
+    assert "should have 4,000,000 bytes" in refused(tmp_path / "state.pth", content)
