@@ -19,14 +19,10 @@ from collections.abc import Iterator
 from typing import IO, Any, Protocol
 
 from det_lightning import errors
+from det_lightning.checkpoint.file_locks import try_to_lock
 from det_lightning.checkpoint.layout import BOOKKEEPING_DIR, METADATA_FILE
 from det_lightning.checkpoint.location import Location
 from det_lightning.checkpoint.transfer import RetryPolicy, upload
-
-try:
-    import fcntl
-except ImportError:  # Windows; whether a writer lives is told by the age of its mark there
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["LocalPlace", "Place", "RemotePlace", "find_writers", "partial_marks", "replaced_dir", "sweep"]
 
@@ -175,7 +171,7 @@ def _is_abandoned(mark: Location) -> bool:
     try:
         if mark.is_local:
             with mark.local_path.open("r+b") as file:
-                lock_taken = _try_to_lock(file)
+                lock_taken = try_to_lock(file)
             if lock_taken is not None:
                 return lock_taken
         started = float(json.loads(mark.read())["started"])
@@ -200,7 +196,7 @@ def _write_locked(mark: pathlib.Path) -> IO[bytes]:
         try:
             file.write(_mark())
             file.flush()
-            if _try_to_lock(file) is not False:
+            if try_to_lock(file) is not False:
                 unnamed.replace(mark)
                 return file
         except FileNotFoundError:
@@ -211,22 +207,6 @@ def _write_locked(mark: pathlib.Path) -> IO[bytes]:
                 file.close()
             raise
         file.close()  # another run has taken it for one that was left behind, before it was locked
-
-
-def _try_to_lock(file: IO[bytes]) -> bool | None:
-    """Lock a file until it is closed or the process ends, however it does; False if another process has the lock.
-
-    None where the file system knows no locks.
-    """
-    if fcntl is None:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
 
 
 def _files_below(directory: pathlib.Path) -> Iterator[pathlib.Path]:
