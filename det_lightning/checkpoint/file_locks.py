@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import weakref
 from typing import IO
 
@@ -11,7 +12,9 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["try_to_lock"]
+__all__ = ["make_directory", "try_to_lock"]
+
+_MOST_ATTEMPTS = 100
 
 _held: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
 
@@ -32,6 +35,22 @@ def try_to_lock(file: IO[bytes]) -> bool | None:
         return None
     _held.add(file)
     return True
+
+
+def make_directory(path: pathlib.Path) -> None:
+    """Make a directory that other processes make and, while it is empty, remove at the same time.
+
+    Raises:
+        OSError: it can not be made.
+    """
+    for attempt in range(_MOST_ATTEMPTS):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, FileNotFoundError):
+            if attempt == _MOST_ATTEMPTS - 1 or path.is_file():
+                raise
+        else:
+            return
 
 
 def _leave_to_parent() -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import IO, Any, Protocol
 
 from det_lightning import errors
-from det_lightning.checkpoint.file_locks import try_to_lock
+from det_lightning.checkpoint.file_locks import make_directory, try_to_lock
 from det_lightning.checkpoint.layout import BOOKKEEPING_DIR, METADATA_FILE
 from det_lightning.checkpoint.location import Location
 from det_lightning.checkpoint.transfer import RetryPolicy, upload
@@ -188,7 +188,7 @@ def _write_locked(mark: pathlib.Path) -> IO[bytes]:
     """Write a mark that is locked before it gets the name under which others look for it."""
     unnamed = mark.with_suffix(".new")
     while True:
-        mark.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(mark.parent)
         try:
             file = unnamed.open("w+b")
         except FileNotFoundError:  # another writer has just removed the empty directory
