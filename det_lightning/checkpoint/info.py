@@ -11,7 +11,12 @@ from typing import Any
 from det_lightning.checkpoint.layout import LOAD_DATA_FILE, METADATA_FILE, RESUME_FILE, STATE_FILES
 from det_lightning.checkpoint.location import Location
 
-__all__ = ["CheckpointInfo", "describe", "modified", "read_metadata"]
+__all__ = ["CheckpointInfo", "describe", "modified", "plausible_time", "read_metadata"]
+
+
+# No file is of the year 10000, and no clock is wrong by more than a day and nobody notices.
+_LATEST_TIME_S = 253402300800.0
+_TOLERANCE_S = 86400.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +65,19 @@ def read_metadata(checkpoint: Location) -> dict[str, Any]:
 def modified(file: Location) -> float | None:
     """Return when a file was modified, in seconds since 1970; None if the file system does not tell."""
     return _time_of(file.fs.info(file.path))
+
+
+def plausible_time(told: Any, written: float | None) -> float | None:
+    """Return the time that metadata tell, in seconds since 1970; None if the checkpoint cannot be of that time.
+
+    Args:
+        told: what stands there.
+        written: when the storage says that its files were written; None if it does not.
+    """
+    if not isinstance(told, int | float) or isinstance(told, bool):
+        return None
+    latest = _LATEST_TIME_S if written is None else written + _TOLERANCE_S
+    return float(told) if 0 <= told <= latest else None
 
 
 def _time_of(info: Mapping[str, Any]) -> float | None:
