@@ -6,10 +6,11 @@ import dataclasses
 import time
 
 from det_lightning import errors
-from det_lightning.checkpoint.index import TrialIndex, read_indexes
+from det_lightning.checkpoint.index import TrialIndex, read_indexes, record_from_metadata
 from det_lightning.checkpoint.location import explain_errors
 from det_lightning.checkpoint.places import find_writers
-from det_lightning.checkpoint.retention import CheckpointRecord, Retention
+from det_lightning.checkpoint.retention import Retention
+from det_lightning.checkpoint.run_claims import delete_unless_used, is_trial_live, is_used
 from det_lightning.checkpoint.storage import CheckpointStorage
 
 __all__ = ["PrunePlan", "carry_out", "plan_pruning"]
@@ -28,6 +29,7 @@ class PrunePlan:
         incomplete: ids of checkpoints that were never finished.
         maybe_unfinished: ids of incomplete ones that may still be being written, and stay.
         unknown: ids of complete checkpoints of which neither an index nor their metadata tell the trial; they stay.
+        in_use: ids that the rule does not keep, but a live run has written or goes on from; they stay.
     """
 
     by_rule: list[tuple[TrialIndex, list[str]]]
@@ -35,6 +37,7 @@ class PrunePlan:
     incomplete: list[str]
     maybe_unfinished: list[str]
     unknown: list[str]
+    in_use: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def to_delete(self) -> list[str]:
@@ -61,13 +64,16 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
         by_experiment.setdefault(index.experiment, []).append(index)
     by_rule: list[tuple[TrialIndex, list[str]]] = []
     kept: set[str] = set()
+    in_use: list[str] = []
     for experiment, indexes in by_experiment.items():
         superfluous = set(_choose(experiment, indexes, retention))
         for index in indexes:
             ids = [record.id for record in index.records]
-            by_rule.append((index, [checkpoint_id for checkpoint_id in ids if checkpoint_id in superfluous]))
             kept.update(set(ids) - superfluous)
-    known = kept.union(*(ids for _, ids in by_rule))
+            used = _find_used(storage, index, superfluous)
+            in_use += used
+            by_rule.append((index, [name for name in ids if name in superfluous and name not in used]))
+    known = kept.union(in_use, *(ids for _, ids in by_rule))
     abandoned, maybe_unfinished = _find_incomplete(storage, set(complete)) if incomplete else ([], [])
     return PrunePlan(
         by_rule=[(index, ids) for index, ids in by_rule if ids],
@@ -75,6 +81,7 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
         incomplete=[checkpoint_id for checkpoint_id in abandoned if checkpoint_id not in known],
         maybe_unfinished=maybe_unfinished,
         unknown=[checkpoint_id for checkpoint_id in complete if checkpoint_id not in known],
+        in_use=in_use,
     )
 
 
@@ -88,16 +95,12 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
     for index, ids in plan.by_rule:
         gone: list[str] = []
         try:
-            for checkpoint_id in ids:
-                _delete(storage, checkpoint_id)
-                gone.append(checkpoint_id)
+            gone += (checkpoint_id for checkpoint_id in ids if _delete(storage, checkpoint_id))
         finally:
             if gone:
                 index.remove(gone)
         deleted += gone
-    for checkpoint_id in plan.incomplete:
-        _delete(storage, checkpoint_id)
-        deleted.append(checkpoint_id)
+    deleted += [checkpoint_id for checkpoint_id in plan.incomplete if _delete(storage, checkpoint_id)]
     if plan.incomplete:
         storage.sweep()
     return deleted
@@ -116,15 +119,7 @@ def _indexes_of(storage: CheckpointStorage, complete: list[str]) -> list[TrialIn
         index = indexes.get((experiment, trial)) or TrialIndex(
             storage.root, experiment, trial, metric.get("name"), metric.get("smaller_is_better", True)
         )
-        index.include(
-            CheckpointRecord(
-                id=checkpoint_id,
-                trial=trial,
-                steps_completed=metadata.get("steps_completed", 0),
-                order=metadata.get("time", 0.0),
-                metric=metric.get("value"),
-            )
-        )
+        index.include(record_from_metadata(storage.root / checkpoint_id, trial, metadata))
         indexes[experiment, trial] = index
     return list(indexes.values())
 
@@ -141,6 +136,14 @@ def _choose(experiment: str, indexes: list[TrialIndex], retention: Retention) ->
     return retention.choose_to_delete(records, directions.pop())
 
 
+def _find_used(storage: CheckpointStorage, index: TrialIndex, superfluous: set[str]) -> list[str]:
+    """Return those of the superfluous checkpoints of a trial that live runs need, or count on."""
+    ids = [record.id for record in index.records if record.id in superfluous]
+    if ids and is_trial_live(storage.root, index.experiment, index.trial):
+        return ids
+    return [checkpoint_id for checkpoint_id in ids if is_used(storage.root, checkpoint_id)]
+
+
 def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[list[str], list[str]]:
     """Return the ids of incomplete checkpoints: those that nobody writes any more, and the others."""
     with explain_errors(f"looking for incomplete checkpoints in {storage}"):
@@ -155,8 +158,9 @@ def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[li
     return [one for one in ids if one in over], [one for one in ids if one not in over | whole]
 
 
-def _delete(storage: CheckpointStorage, checkpoint_id: str) -> None:
+def _delete(storage: CheckpointStorage, checkpoint_id: str) -> bool:
+    """Remove a checkpoint unless a run has begun to use it; tell whether it is gone."""
     try:
-        storage.delete(checkpoint_id)
+        return delete_unless_used(storage, checkpoint_id)
     except errors.CheckpointNotFound:
-        return  # someone else was faster
+        return True  # someone else was faster
