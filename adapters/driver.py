@@ -63,8 +63,14 @@ class Checkpointer(Protocol):
     def settle(self, run: TrialRun, wait: bool = False) -> None:
         """Tell the trial of checkpoints that have become complete; raise where one can not be written."""
 
+    def finish(self, run: TrialRun) -> None:
+        """Wait, on every rank, until all is written; raise where a checkpoint can not be written or has vanished."""
+
     def abandon(self, run: TrialRun) -> None:
         """Finish on this rank what is under way, when the run has failed."""
+
+    def close(self) -> None:
+        """Give up what the run claims in the storage; called at its end, however it ended."""
 
 
 @contextlib.contextmanager
@@ -160,7 +166,7 @@ class RunDriver:
         self.run.end_workload()
         self._save_unsaved()
         if self._checkpointer is not None:
-            self._checkpointer.settle(self.run, wait=True)
+            self._checkpointer.finish(self.run)
 
     def abandon(self, exception: BaseException) -> None:
         """End the run after an exception; save what was trained if the trial itself wanted to end."""
@@ -207,6 +213,8 @@ class RunDriver:
     def close(self) -> None:
         """End the run, and leave the trainer's flags as the user had set them."""
         self._trainer.check_val_every_n_epoch = self._users_flag
+        if self._checkpointer is not None:
+            self._checkpointer.close()
         self.run.shut_down()
 
     def _save_unsaved(self) -> None:

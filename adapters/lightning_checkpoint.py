@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytorch_lightning.__version__ import version as lightning_version
@@ -14,14 +15,18 @@ from pytorch_lightning.plugins.io import CheckpointIO, TorchCheckpointIO
 from det_lightning import errors
 from det_lightning.checkpoint.conversion import from_lightning
 from det_lightning.checkpoint.location import Location, explain_errors
+from det_lightning.checkpoint.manifest import find_damage
+from det_lightning.checkpoint.opening import open_checkpoint
 from det_lightning.checkpoint.paths import checkpoint_path, new_id
-from det_lightning.checkpoint.reading import load_checkpoint
+from det_lightning.checkpoint.reading import CheckpointContent, load_checkpoint
 from det_lightning.checkpoint.safe_values import allow_safe_values, finish
 from det_lightning.checkpoint.storage import CheckpointStorage
 from det_lightning.checkpoint.writer import CheckpointWriter
 from det_lightning.masking import mask_text
 
 __all__ = ["DETERMINED_KEY", "DeterminedCheckpointIO", "TrialCheckpointIO"]
+
+logger = logging.getLogger("det_lightning.checkpoint")
 
 #: Where a loaded Determined checkpoint stands in the dict that Lightning passes around.
 DETERMINED_KEY = "determined_checkpoint"
@@ -44,14 +49,22 @@ class TrialCheckpointIO(CheckpointIO):
         inner: Lightning's own reader and writer.
         trusted: unpickle anything, running whatever code a checkpoint asks for.
         options: what the file system of a URL needs to know; see ``CheckpointStorage``.
+        newest_first: paths or URLs of checkpoints; where one of them is damaged the next one is read.
     """
 
-    def __init__(self, inner: CheckpointIO, trusted: bool = False, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        inner: CheckpointIO,
+        trusted: bool = False,
+        options: Mapping[str, Any] | None = None,
+        newest_first: Sequence[str] = (),
+    ) -> None:
         self.inner = inner
         # Lightning tells where it restores from.
         logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_WITHOUT_SECRETS)
         self.trusted = trusted
         self.options = dict(options or {})
+        self._newest_first = list(newest_first)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Read the file or directory at a path or URL. ``weights_only=False`` trusts it.
@@ -69,7 +82,7 @@ class TrialCheckpointIO(CheckpointIO):
             # A TrialModule's entry holds numpy's random state, which Lightning does not know to be harmless.
             with allow_safe_values():
                 return dict(finish(self.inner.load_checkpoint(path, map_location, weights_only)))
-        content = load_checkpoint(path, self.options, trusted=self.trusted or weights_only is False)
+        content = self._load(str(path), trusted=self.trusted or weights_only is False)
         return {
             "pytorch-lightning_version": lightning_version,
             "epoch": content.trial_state.epochs_trained,
@@ -80,6 +93,32 @@ class TrialCheckpointIO(CheckpointIO):
             "callbacks": (content.lightning or {}).get("callbacks", {}),
             DETERMINED_KEY: content,
         }
+
+    def _load(self, path: str, trusted: bool) -> CheckpointContent:
+        """Read a checkpoint; where it is damaged, and there is one before it, read that.
+
+        Raises:
+            CheckpointError: none can be read; tells of the first one.
+        """
+        position = self._newest_first.index(path) if path in self._newest_first else len(self._newest_first)
+        failures: list[errors.CheckpointError] = []
+        for candidate, before in itertools.pairwise([path, *self._newest_first[position + 1 :], None]):
+            assert candidate is not None
+            try:
+                return load_checkpoint(candidate, self.options, trusted=trusted)
+            except errors.CheckpointError as e:
+                failures.append(e)
+                if before is None or not self._is_damaged(candidate, e):
+                    break
+                logger.warning("Checkpoint %s is damaged: %s The run goes on from the one before, %s.", path, e, before)
+        raise failures[0]
+
+    def _is_damaged(self, path: str, error: errors.CheckpointError) -> bool:
+        if isinstance(error, errors.UnsafeCheckpointError):
+            # Flipped bits may look like a reference to code.
+            with open_checkpoint(path, self.options) as directory:
+                return bool(find_damage(directory))
+        return isinstance(error, errors.IncompleteCheckpointError | errors.CheckpointNotFound)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a file of Lightning's."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -61,6 +61,8 @@ class TrialModule(pl.LightningModule):
         context: the context of a trial that was built already.
         trusted: unpickle anything that a checkpoint holds, running whatever code it asks for.
         storage_options: what the file system needs to know when ``ckpt_path=`` is a URL, such as ``endpoint_url``.
+        newest_first: paths or URLs of checkpoints, as ``CheckpointStorage.newest_first()`` yields them: where that of
+            ``ckpt_path=`` is one of them and damaged, the run goes on from the next one, with a warning.
 
     Raises:
         TypeError: ``trial`` is no trial, or a period is no ``Batch`` or ``Epoch``.
@@ -84,6 +86,7 @@ class TrialModule(pl.LightningModule):
         context: PyTorchTrialContext | None = None,
         trusted: bool = False,
         storage_options: Mapping[str, Any] | None = None,
+        newest_first: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -100,7 +103,9 @@ class TrialModule(pl.LightningModule):
             },
         )
         self.options = loop.RunOptions(max_length, validation_period, reporting_period, step_zero_validation, test_mode)
-        self._wrap_checkpoint_io = functools.partial(TrialCheckpointIO, trusted=trusted, options=storage_options)
+        self._wrap_checkpoint_io = functools.partial(
+            TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first
+        )
         self.trial: PyTorchTrial | None = None
         self._runnable: PyTorchTrial | None = None
         self.context: PyTorchTrialContext | None = None

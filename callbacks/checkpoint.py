@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
 import os
 import pathlib
-import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -23,9 +21,11 @@ from det_lightning.callbacks.attaching import require_trial_module
 from det_lightning.checkpoint.index import TrialIndex
 from det_lightning.checkpoint.keeper import CheckpointKeeper
 from det_lightning.checkpoint.retention import Retention
+from det_lightning.checkpoint.run_claims import RunClaims, sweep_claims
 from det_lightning.checkpoint.saver import CheckpointSaver
 from det_lightning.checkpoint.storage import CheckpointStorage, new_id
 from det_lightning.checkpoint.writer import CheckpointFiles, CheckpointWriter
+from det_lightning.core.distributed import DistributedContext
 from det_lightning.units import TrainUnit
 
 __all__ = ["POLICIES", "DeterminedCheckpoint"]
@@ -56,7 +56,7 @@ class DeterminedCheckpoint(pl.Callback):
             all of them.
         experiment: name of the experiment, whose trials retention compares; by default the trial is alone.
         trial: name of the trial; by default a run that goes on from a checkpoint is one trial with the run that wrote
-            it. Only one run at a time may have the name.
+            it, unless that one, or another that goes on from it, still lives. Only one run at a time may have the name.
         job: name of the job, by which ``storage.newest(job=...)`` finds its checkpoints again.
 
     Attributes:
@@ -109,7 +109,9 @@ class DeterminedCheckpoint(pl.Callback):
         self._experiment = experiment
         self._given_trial = trial
         self._job = job
+        self._claims = RunClaims(self.storage)
         self._trial = ""
+        self._lineage: dict[str, Any] = {}
         self._validated: tuple[int, float] | None = None
         self._untold = 0
         self._abandoned = False
@@ -119,31 +121,48 @@ class DeterminedCheckpoint(pl.Callback):
         self._saver = CheckpointSaver(writer, in_background)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Offer to write the checkpoints of the module.
+        """Offer to write the checkpoints of the module; keep other runs from deleting what it goes on from.
 
         Raises:
             TypeError: the module is no :class:`TrialModule`.
+            StorageError: the storage refuses.
         """
         require_trial_module(self, pl_module).attach(checkpointer=self)
+        if stage == "fit" and trainer.is_global_zero and trainer.ckpt_path:
+            self.protect(trainer.ckpt_path)
+
+    def protect(self, path: str | os.PathLike[str]) -> bool:
+        """Keep other runs from deleting a checkpoint until this run ends; return False if one does so now.
+
+        Args:
+            path: path or URL of its directory.
+
+        Raises:
+            StorageError: the storage refuses.
+        """
+        return self._claims.use(path)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find out which trial this is, and remove what its killed predecessors left behind.
 
         Raises:
-            StorageError: a remote storage can not be written to.
+            StorageError: a remote storage can not be written to, or a live run has the name of the trial.
         """
         resume = require_trial_module(self, pl_module).resume_point
         inherited = (resume.extra if resume is not None else None) or {}
         # Compare with the best value of the run that this one goes on from.
         self.best_value = inherited.get("best_value")
         self._validated = None
-        self._trial = self._given_trial or inherited.get("trial") or str(uuid.uuid4())
         self._untold = 0
         self._hurry_when_asked_to_end(trainer, require_trial_module(self, pl_module))
         if trainer.is_global_zero:
             self.storage.require_writable()
             self.storage.sweep()
-            self._saver.keeper = self._make_keeper(resume.name if resume is not None else None)
+            sweep_claims(self.storage.root)
+            self._trial = self._claims.claim_trial(self._experiment, self._given_trial, inherited.get("trial"))
+            parent = resume.name if resume is not None and resume.name else None
+            self._lineage = self._claims.trace_back(trainer.ckpt_path, parent)
+            self._saver.keeper = self._make_keeper(parent)
 
     def _hurry_when_asked_to_end(self, trainer: pl.Trainer, module: TrialModule) -> None:
         """Pause no longer between the attempts at a storage that fails when the process was asked to end."""
@@ -170,23 +189,9 @@ class DeterminedCheckpoint(pl.Callback):
             return None
         experiment = self._experiment or self._trial
         index = TrialIndex(self.storage.root, experiment, self._trial, self._metric, self._smaller_is_better)
-        self._finish_deletions(index)
-        keeper = CheckpointKeeper(self.storage, index, self._retention)
-        if resumed_from is not None and all(record.id != resumed_from for record in index.records):
-            # Its run may have been killed after its last file, before it was noted.
-            metadata = self.storage.read_metadata(resumed_from)
-            if metadata.get("trial") == self._trial and self.storage.is_complete(resumed_from):
-                metric = metadata.get("metric") or {}
-                keeper.note_written(resumed_from, metadata.get("steps_completed", 0), metric.get("value"))
+        keeper = CheckpointKeeper(self.storage, index, self._retention, self._claims.run_id)
+        keeper.catch_up(resumed_from)
         return keeper
-
-    def _finish_deletions(self, index: TrialIndex) -> None:
-        """Remove what is left of checkpoints whose deletion was cut off; a run with nothing left to do never would."""
-        for record in index.records:
-            if not self.storage.is_complete(record.id):
-                with contextlib.suppress(errors.CheckpointNotFound):
-                    self.storage.delete(record.id)
-                index.remove([record.id])
 
     def save(self, run: TrialRun) -> None:
         """Write a checkpoint of ``run``, or begin to.
@@ -213,7 +218,7 @@ class DeterminedCheckpoint(pl.Callback):
     ) -> tuple[CheckpointFiles, float | None]:
         steps, value = self._validated or (-1, None)
         metric = value if steps == run.state.batches_trained else None
-        notes: dict[str, Any] = {"trial": self._trial, "experiment": self._experiment or self._trial}
+        notes = {"trial": self._trial, "experiment": self._experiment or self._trial, **self._lineage}
         if self._job is not None:
             notes["job"] = self._job
         if metric is not None:
@@ -233,21 +238,35 @@ class DeterminedCheckpoint(pl.Callback):
         Raises:
             CheckpointError: it can not be written; on every rank.
         """
+        distributed = run.context.distributed
+        # Not every connection can be used by two threads, as that which writes in the background is one.
+        if distributed.rank == 0 and (not self._untold or self.storage.root.is_object_store):
+            self._claims.renew()
         if not self._untold:
             return
-        distributed = run.context.distributed
-        outcome = distributed.broadcast(self._settle_chief(wait) if distributed.rank == 0 else None)
-        if isinstance(outcome, errors.CheckpointError):
-            raise outcome
-        self._untold -= len(outcome)
-        for checkpoint_id in outcome:
+        complete = _on_chief(distributed, lambda: self._saver.settle(wait))
+        self._untold -= len(complete)
+        for checkpoint_id in complete:
             run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
 
-    def _settle_chief(self, wait: bool) -> list[str] | errors.CheckpointError:
-        try:
-            return self._saver.settle(wait)
-        except errors.CheckpointError as e:
-            return e
+    def finish(self, run: TrialRun) -> None:
+        """Wait until all is written, and look for what this run has written.
+
+        Raises:
+            CheckpointError: a checkpoint can not be written.
+            StorageError: some have vanished; names them.
+        """
+        self.settle(run, wait=True)
+        _on_chief(run.context.distributed, self._saver.finish)
+
+    def close(self) -> None:
+        """Give up the name of the trial, and what keeps others from deleting checkpoints."""
+        self._claims.release()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Give up the name of the trial if the run failed before it began; otherwise that is done at its end."""
+        if require_trial_module(self, pl_module).driver is None:
+            self.close()
 
     def abandon(self, run: TrialRun) -> None:
         """Finish what is under way on this rank, when the run has failed and the other ranks may be gone.
@@ -301,3 +320,17 @@ class DeterminedCheckpoint(pl.Callback):
         if better:
             self.best_value = now
         return better
+
+
+def _on_chief(distributed: DistributedContext, action: Callable[[], Any]) -> Any:
+    """Return what ``action`` returns on the chief, on every rank; raise a CheckpointError on every rank."""
+    outcome = None
+    if distributed.rank == 0:
+        try:
+            outcome = action()
+        except errors.CheckpointError as e:
+            outcome = e
+    outcome = distributed.broadcast(outcome)
+    if isinstance(outcome, errors.CheckpointError):
+        raise outcome
+    return outcome

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from det_lightning import errors, pytorch
+from det_lightning import pytorch
 from det_lightning.checkpoint import (
     CheckpointFiles,
     CheckpointRecord,
@@ -111,8 +111,8 @@ def test_all_wrong_numbers_are_named() -> None:
 # The keeper
 
 
-def files_of(steps: int) -> CheckpointFiles:
-    return CheckpointFiles({}, TrialState(batches_trained=steps), {}, None)
+def files_of(steps: int, notes: dict[str, Any] | None = None) -> CheckpointFiles:
+    return CheckpointFiles({}, TrialState(batches_trained=steps), {}, None, notes=notes or {})
 
 
 def keeper_of(storage: CheckpointStorage, trial: str, retention: Retention) -> CheckpointKeeper:
@@ -189,18 +189,29 @@ def test_a_metric_counts_for_the_latest_checkpoint_only(tmp_path: Path) -> None:
         b'{"checkpoints": [{"id": "x", "trial": "t", "steps_completed": 1, "order": "late"}]}',
         b'{"checkpoints": [{"id": "x", "trial": "t", "steps_completed": 1, "order": 1, "metric": "good"}]}',
         b'{"checkpoints": [{"id": ["x"], "trial": "t", "steps_completed": 1, "order": 1}]}',
+        b'{"checkpoints": [{"id": "x", "trial": "t", "steps_completed": 1, "order": 1e300}]}',
     ],
     ids=lambda content: content[:60].decode(errors="replace") or "empty",
 )
-def test_a_damaged_index_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_index_is_made_again_from_the_checkpoints(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     storage = CheckpointStorage(tmp_path)
+    notes = {"experiment": "experiment", "trial": "trial"}
+    metrics = {steps: {"name": "loss", "value": value} for steps, value in ((1, 3.0), (2, 1.0), (3, 2.0))}
+    ids = [CheckpointWriter(storage).write(files_of(steps, {**notes, "metric": metrics[steps]})) for steps in metrics]
+    CheckpointWriter(storage).write(files_of(9, {**notes, "trial": "other"}))
     file = tmp_path / ".det_lightning/index/experiment/trial.json"
     file.parent.mkdir(parents=True)
     file.write_bytes(content)
-    with pytest.raises(errors.StorageError, match=f"The index {file} is damaged: .* Remove it to begin a new one"):
-        keeper_of(storage, "trial", Retention())
-    with pytest.raises(errors.StorageError, match=f"The index {file} is damaged"):
-        keeper_of(storage, "other", Retention()).note_written(CheckpointWriter(storage).write(files_of(1)), 1, None)
+    (index,) = read_indexes(storage.root)
+    assert [(record.id, record.metric) for record in index.records] == [*zip(ids, (3.0, 1.0, 2.0), strict=True)]
+    assert index.metric_name == "loss"
+    assert f"The index {file} is damaged" in caplog.text
+    keeper_of(storage, "trial", Retention()).note_metric(3, 2.0)
+    keeper_of(storage, "trial", Retention()).note_written(CheckpointWriter(storage).write(files_of(4, notes)), 4, None)
+    (index,) = read_indexes(storage.root)
+    assert [record.steps_completed for record in index.records] == [2, 4]
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a" * 129, "ü"])

@@ -14,10 +14,11 @@ from det_lightning.checkpoint.layout import LOAD_DATA_FILE, METADATA_FILE, RESUM
 from det_lightning.checkpoint.location import Location
 from det_lightning.checkpoint.manifest import find_metadata_damage
 
-__all__ = ["CheckpointInfo", "MetadataNotes", "describe", "modified", "notes_in", "read_metadata"]
-
 # Floats count exactly up to here.
 _MAX_STEPS = 2**53
+# No file is of the year 10000, and no clock is wrong by more than a day without anybody noticing.
+_LATEST_TIME_S = 253402300800.0
+_TOLERANCE_S = 86400.0
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
@@ -126,6 +127,19 @@ def read_metadata(checkpoint: Location) -> dict[str, Any]:
 def modified(file: Location) -> float | None:
     """Return when a file was modified, in seconds since 1970; None if the file system does not tell."""
     return _time_of(file.fs.info(file.path))
+
+
+def plausible_time(told: Any, written: float | None) -> float | None:
+    """Return the time that metadata tell, in seconds since 1970; None if the checkpoint cannot be of that time.
+
+    Args:
+        told: what stands there.
+        written: when the storage says that its files were written; None if it does not.
+    """
+    if not isinstance(told, int | float) or isinstance(told, bool):
+        return None
+    latest = _LATEST_TIME_S if written is None else written + _TOLERANCE_S
+    return float(told) if 0 <= told <= latest else None
 
 
 def _time_of(info: Mapping[str, Any]) -> float | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 
 from det_lightning import errors
 from det_lightning.checkpoint.index import TrialIndex
+from det_lightning.checkpoint.info import notes_in
 from det_lightning.checkpoint.retention import CheckpointRecord, Retention
+from det_lightning.checkpoint.run_claims import delete_unless_used
 from det_lightning.checkpoint.storage import CheckpointStorage
 
 __all__ = ["CheckpointKeeper"]
@@ -24,15 +27,42 @@ class CheckpointKeeper:
         storage: where the checkpoints are.
         index: the trial's.
         retention: the rule.
+        run_id: of the run; what other live runs go on from is not deleted.
     """
 
-    def __init__(self, storage: CheckpointStorage, index: TrialIndex, retention: Retention) -> None:
+    def __init__(
+        self, storage: CheckpointStorage, index: TrialIndex, retention: Retention, run_id: str | None = None
+    ) -> None:
         self._storage = storage
         self._index = index
         self._retention = retention
+        self._run_id = run_id
 
-    def note_written(self, checkpoint_id: str, steps_completed: int, metric: float | None) -> None:
-        """Note a complete checkpoint, then delete what need not be kept any more."""
+    def catch_up(self, resumed_from: str | None) -> None:
+        """Do what an earlier run was killed before: note its latest checkpoint, finish deletions.
+
+        Args:
+            resumed_from: id of the checkpoint that the run goes on from, if any.
+
+        Raises:
+            StorageError: the storage can not be read.
+        """
+        # A run with nothing left to do writes nothing, after which the deletions would be tried again.
+        for record in self._index.records:
+            if not self._storage.is_complete(record.id):
+                with contextlib.suppress(errors.CheckpointNotFound):
+                    self._storage.delete(record.id)
+                self._index.remove([record.id])
+        if resumed_from is None or any(record.id == resumed_from for record in self._index.records):
+            return
+        if not self._storage.is_complete(resumed_from):
+            return
+        notes = notes_in(self._storage.read_metadata(resumed_from))
+        if notes.trial == self._index.trial:
+            self.note_written(resumed_from, notes.steps_completed or 0, notes.metric)
+
+    def note_written(self, checkpoint_id: str, steps_completed: int, metric: float | None) -> list[str]:
+        """Note a complete checkpoint, then delete what need not be kept any more; return the ids."""
         latest = max((record.order for record in self._index.records), default=0.0)
         self._index.add(
             CheckpointRecord(
@@ -44,14 +74,13 @@ class CheckpointKeeper:
                 metric=metric,
             )
         )
-        self._delete_the_rest()
+        return self._delete_the_rest()
 
-    def note_metric(self, steps_completed: int, metric: float) -> None:
-        """Note the metric of a validation that came after the checkpoint of the same batch."""
-        if self._index.note_metric(steps_completed, metric):
-            self._delete_the_rest()
+    def note_metric(self, steps_completed: int, metric: float) -> list[str]:
+        """Note the metric of a validation that came after the checkpoint of the same batch; return what was deleted."""
+        return self._delete_the_rest() if self._index.note_metric(steps_completed, metric) else []
 
-    def _delete_the_rest(self) -> None:
+    def _delete_the_rest(self) -> list[str]:
         own = {record.id for record in self._index.records}
         records = self._index.experiment_records()
         deleted = []
@@ -59,7 +88,9 @@ class CheckpointKeeper:
             if checkpoint_id not in own:
                 continue
             try:
-                self._storage.delete(checkpoint_id)
+                if not delete_unless_used(self._storage, checkpoint_id, self._run_id):
+                    logger.info("Checkpoint %s stays for now: another run goes on from it.", checkpoint_id)
+                    continue
             except errors.CheckpointNotFound:
                 logger.warning("Checkpoint %s was deleted by someone else.", checkpoint_id)
             except errors.StorageError as e:
@@ -69,3 +100,4 @@ class CheckpointKeeper:
             deleted.append(checkpoint_id)
         if deleted:
             self._index.remove(deleted)
+        return deleted

@@ -15,12 +15,8 @@ import socket
 import time
 from typing import IO
 
+from det_lightning.checkpoint.file_locks import make_directory, try_to_lock
 from det_lightning.checkpoint.location import Location
-
-try:
-    import fcntl
-except ImportError:  # Windows; whether a writer lives is told by the age of its mark there
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["MARK_SUFFIX", "is_abandoned", "mark_content", "write_locked"]
 
@@ -40,7 +36,7 @@ def is_abandoned(mark: Location) -> bool:
     try:
         if mark.is_local:
             with _open(mark.local_path, os.O_RDWR) as file:
-                lock_taken = _try_to_lock(file)
+                lock_taken = try_to_lock(file)
             if lock_taken is not None:
                 return lock_taken
         started = json.loads(mark.read())["started"]
@@ -58,7 +54,7 @@ def write_locked(mark: pathlib.Path) -> IO[bytes]:
     """Write a mark that is locked before it gets the name under which others look for it."""
     unnamed = mark.with_suffix(".new")
     while True:
-        mark.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(mark.parent)
         try:
             file = _open(unnamed, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         except FileNotFoundError:  # another writer has just removed the empty directory
@@ -66,7 +62,7 @@ def write_locked(mark: pathlib.Path) -> IO[bytes]:
         try:
             file.write(mark_content())
             file.flush()
-            if _try_to_lock(file) is not False:
+            if try_to_lock(file) is not False:
                 unnamed.replace(mark)
                 return file
         except FileNotFoundError:
@@ -82,19 +78,3 @@ def write_locked(mark: pathlib.Path) -> IO[bytes]:
 def _open(path: pathlib.Path, flags: int) -> IO[bytes]:
     """Open a mark for reading and writing, and nothing that a link in its place leads to."""
     return os.fdopen(os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666), "r+b")
-
-
-def _try_to_lock(file: IO[bytes]) -> bool | None:
-    """Lock a file until it is closed or the process ends, however it does; False if another process has the lock.
-
-    None where the file system knows no locks.
-    """
-    if fcntl is None:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True

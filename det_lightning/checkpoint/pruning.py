@@ -7,11 +7,12 @@ import logging
 import time
 
 from det_lightning import errors
-from det_lightning.checkpoint.index import TrialIndex, read_indexes
+from det_lightning.checkpoint.index import TrialIndex, read_indexes, record_from_metadata
 from det_lightning.checkpoint.info import MetadataNotes, notes_in
 from det_lightning.checkpoint.leftovers import find_writers
 from det_lightning.checkpoint.location import explain_errors
 from det_lightning.checkpoint.retention import CheckpointRecord, Retention
+from det_lightning.checkpoint.run_claims import delete_unless_used, is_trial_live, is_used
 from det_lightning.checkpoint.storage import CheckpointStorage
 from det_lightning.escaping import escape
 
@@ -33,6 +34,7 @@ class PrunePlan:
         incomplete: ids of checkpoints that were never finished.
         maybe_unfinished: ids of incomplete ones that may still be being written, and stay.
         unknown: ids of complete checkpoints of which neither an index nor their metadata tell the trial; they stay.
+        in_use: ids that the rule does not keep, but a live run has written or goes on from; they stay.
     """
 
     by_rule: list[tuple[TrialIndex, list[str]]]
@@ -40,6 +42,7 @@ class PrunePlan:
     incomplete: list[str]
     maybe_unfinished: list[str]
     unknown: list[str]
+    in_use: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def to_delete(self) -> list[str]:
@@ -67,15 +70,18 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
         by_experiment.setdefault(index.experiment, []).append(index)
     by_rule: list[tuple[TrialIndex, list[str]]] = []
     kept: set[str] = set()
+    in_use: list[str] = []
     for experiment, indexes in by_experiment.items():
         # An index may name what is gone by now, or was never a checkpoint: that is neither counted nor deleted.
         records = {index.trial: [r for r in index.records if r.id in there] for index in indexes}
         superfluous = set(_choose(experiment, indexes, [r for those in records.values() for r in those], retention))
         for index in indexes:
             ids = [record.id for record in records[index.trial]]
-            by_rule.append((index, [checkpoint_id for checkpoint_id in ids if checkpoint_id in superfluous]))
             kept.update(set(ids) - superfluous)
-    known = kept.union(*(ids for _, ids in by_rule))
+            used = _find_used(storage, index, superfluous & there)
+            in_use += used
+            by_rule.append((index, [name for name in ids if name in superfluous and name not in used]))
+    known = kept.union(in_use, *(ids for _, ids in by_rule))
     abandoned, maybe_unfinished = _find_incomplete(storage, there) if incomplete else ([], [])
     return PrunePlan(
         by_rule=[(index, ids) for index, ids in by_rule if ids],
@@ -83,6 +89,7 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
         incomplete=[checkpoint_id for checkpoint_id in abandoned if checkpoint_id not in known],
         maybe_unfinished=maybe_unfinished,
         unknown=[checkpoint_id for checkpoint_id in complete if checkpoint_id not in known],
+        in_use=in_use,
     )
 
 
@@ -97,13 +104,13 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
         gone: list[str] = []
         try:
             for checkpoint_id in ids:
-                deleted += _delete(storage, checkpoint_id)
-                gone.append(checkpoint_id)
+                if _delete(storage, checkpoint_id):
+                    gone.append(checkpoint_id)
         finally:
             if gone:
                 index.remove(gone)
-    for checkpoint_id in plan.incomplete:
-        deleted += _delete(storage, checkpoint_id)
+        deleted += gone
+    deleted += [checkpoint_id for checkpoint_id in plan.incomplete if _delete(storage, checkpoint_id)]
     if plan.incomplete:
         storage.sweep()
     return deleted
@@ -114,22 +121,15 @@ def _indexes_of(storage: CheckpointStorage, complete: list[str]) -> list[TrialIn
     indexes = {(index.experiment, index.trial): index for index in read_indexes(storage.root)}
     indexed = {record.id for index in indexes.values() for record in index.records}
     for checkpoint_id in complete:
-        notes = notes_in({} if checkpoint_id in indexed else storage.read_metadata(checkpoint_id))
+        metadata = {} if checkpoint_id in indexed else storage.read_metadata(checkpoint_id)
+        notes = notes_in(metadata)
         experiment, trial = notes.experiment, notes.trial
         if experiment is None or trial is None:
             continue
         index = indexes.get((experiment, trial)) or _begin_index(storage, notes)
         if index is None:
             continue
-        index.include(
-            CheckpointRecord(
-                id=checkpoint_id,
-                trial=trial,
-                steps_completed=notes.steps_completed or 0,
-                order=notes.time_s or 0.0,
-                metric=notes.metric,
-            )
-        )
+        index.include(record_from_metadata(storage.root / checkpoint_id, trial, metadata))
         indexes[experiment, trial] = index
     return list(indexes.values())
 
@@ -159,6 +159,14 @@ def _choose(
     return retention.choose_to_delete(records, directions.pop())
 
 
+def _find_used(storage: CheckpointStorage, index: TrialIndex, superfluous: set[str]) -> list[str]:
+    """Return those of the superfluous checkpoints of a trial that live runs need, or count on."""
+    ids = [record.id for record in index.records if record.id in superfluous]
+    if ids and is_trial_live(storage.root, index.experiment, index.trial):
+        return ids
+    return [checkpoint_id for checkpoint_id in ids if is_used(storage.root, checkpoint_id)]
+
+
 def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[list[str], list[str]]:
     """Return the ids of incomplete checkpoints: those that nobody writes any more, and the others."""
     with explain_errors(f"looking for incomplete checkpoints in {storage}"):
@@ -173,11 +181,10 @@ def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[li
     return [one for one in ids if one in over], [one for one in ids if one not in over | whole]
 
 
-def _delete(storage: CheckpointStorage, checkpoint_id: str) -> list[str]:
-    """Delete a checkpoint; return its id, or nothing if it was not there to be deleted."""
+def _delete(storage: CheckpointStorage, checkpoint_id: str) -> bool:
+    """Remove a checkpoint, unless a run has begun to use it; tell whether it was removed."""
     try:
-        storage.delete(checkpoint_id)
+        return delete_unless_used(storage, checkpoint_id)
     except errors.CheckpointNotFound as e:  # someone else was faster, or it is none of ours
         logger.warning("Not deleted: %s", e)
-        return []
-    return [checkpoint_id]
+        return False

@@ -16,6 +16,7 @@ from det_lightning.checkpoint.keeper import CheckpointKeeper
 from det_lightning.checkpoint.snapshot import Snapshotter, tensors_in
 from det_lightning.checkpoint.storage import new_id
 from det_lightning.checkpoint.writer import CheckpointFiles, CheckpointWriter
+from det_lightning.checkpoint.written import WrittenCheckpoints
 
 __all__ = ["CheckpointSaver"]
 
@@ -34,6 +35,7 @@ class CheckpointSaver:
     ) -> None:
         self.keeper = keeper
         self._writer = writer
+        self._written = WrittenCheckpoints(writer.storage)
         self._in_background = in_background
         self._snapshotter = Snapshotter()
         self._has_room = False
@@ -80,6 +82,7 @@ class CheckpointSaver:
             RuntimeError: a worker of a loader died meanwhile; the checkpoint is written all the same.
         """
         self._collect(wait=True)
+        self._written.look()
         checkpoint_id = checkpoint_id or new_id()
         with dead_workers_deferred():
             if not self._in_background:
@@ -96,11 +99,21 @@ class CheckpointSaver:
         if self.keeper is not None:
             self._collect(wait=True)
             with dead_workers_deferred():
-                self.keeper.note_metric(steps_completed, metric)
+                self._written.discard(self.keeper.note_metric(steps_completed, metric))
 
     def is_under_way(self) -> bool:
         """Tell whether a checkpoint is being written in the background."""
         return self._under_way is not None and not self._under_way.is_done()
+
+    def finish(self) -> None:
+        """End the run: wait for the checkpoint that is under way, and look for all that were written.
+
+        Raises:
+            CheckpointError: it can not be written.
+            StorageError: some have vanished; names them.
+        """
+        self._collect(wait=True)
+        self._written.require_all()
 
     def settle(self, wait: bool = False) -> list[str]:
         """Return the ids of the checkpoints that have become complete since the last call.
@@ -165,6 +178,8 @@ class CheckpointSaver:
         self._begin(commit)
 
     def _keep(self, files: CheckpointFiles, checkpoint_id: str, metric: float | None) -> str:
+        self._written.add(checkpoint_id)
         if self.keeper is not None:
-            self.keeper.note_written(checkpoint_id, files.trial_state.batches_trained, metric)
+            deleted = self.keeper.note_written(checkpoint_id, files.trial_state.batches_trained, metric)
+            self._written.discard(deleted)
         return checkpoint_id

@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import platformdirs
@@ -23,6 +23,7 @@ from det_lightning.checkpoint.layout import (
     TRIAL_STATE_FILE,
 )
 from det_lightning.checkpoint.leftovers import move_aside, remove_dead_stagings, remove_tree, sweep
+from det_lightning.checkpoint.lineage import Ancestry, newest_first
 from det_lightning.checkpoint.location import Location, explain_errors
 from det_lightning.checkpoint.paths import bookkeeping_path, checkpoint_path, is_name, is_own_id, new_id
 from det_lightning.checkpoint.places import LocalPlace, Place, RemotePlace
@@ -202,7 +203,14 @@ class CheckpointStorage:
             return place is not None and place.link_target() is None and (place / METADATA_FILE).exists()
 
     def newest(self, job: str | None = None) -> str | None:
-        """Return path or URL of the complete checkpoint that was written last; None if there is none.
+        """Return path or URL of the newest complete checkpoint; None if there is none. See :meth:`newest_first`."""
+        return next(self.newest_first(job), None)
+
+    def newest_first(self, job: str | None = None) -> Iterator[str]:
+        """Yield paths or URLs of the complete checkpoints, the newest first.
+
+        Of checkpoints that go on from one another it is the one with the most batches. Of runs that do not it is the
+        one that was written to last, as the storage's own file times tell.
 
         Args:
             job: look only at those that a job of this name wrote.
@@ -210,22 +218,43 @@ class CheckpointStorage:
         Raises:
             StorageError: the storage can not be read.
         """
-        ids = self.list_ids()
 
-        def age_of(checkpoint_id: str) -> tuple[float, int] | None:
+        def ancestry_of(checkpoint_id: str) -> Ancestry | None:
             metadata = self.read_metadata(checkpoint_id)
             if job is not None and metadata.get("job") != job:
                 return None
-            written = metadata.get("time")
-            if not isinstance(written, float):
-                written = modified(self.root / checkpoint_id / METADATA_FILE) or 0.0
-            steps = metadata.get("steps_completed")
-            return written, steps if isinstance(steps, int) else 0
+            return Ancestry.from_metadata(checkpoint_id, metadata, self._written(checkpoint_id))
 
+        ids = self.list_ids()
         with explain_errors(f"reading {self}"):
-            ages = self._in_parallel(age_of, ids)
-        candidates = [(age, checkpoint_id) for age, checkpoint_id in zip(ages, ids, strict=True) if age is not None]
-        return (self.root / max(candidates)[1]).url if candidates else None
+            known = self._in_parallel(ancestry_of, ids)
+        for checkpoint_id in newest_first(ancestry for ancestry in known if ancestry is not None):
+            yield (self.root / checkpoint_id).url
+
+    def _written(self, checkpoint_id: str) -> float | None:
+        try:
+            return modified(self.root / checkpoint_id / METADATA_FILE)
+        except FileNotFoundError:  # another run has just deleted it
+            return None
+
+    def find_missing(self, checkpoint_ids: Sequence[str]) -> list[str]:
+        """Return those of the ids of complete checkpoints that are not there.
+
+        Elsewhere than on a local disk all but the last are looked for in one listing, which does not tell whether they
+        are complete.
+
+        Raises:
+            StorageError: the storage can not be read.
+        """
+        looked_at = checkpoint_ids if self.is_local else checkpoint_ids[-1:]
+
+        def find() -> list[str]:
+            names = self.root.list_names() if checkpoint_ids else []
+            torn = {name for name in looked_at if not (self.root / name / METADATA_FILE).exists()}
+            return sorted(set(checkpoint_ids) - set(names) | torn, key=checkpoint_ids.index)
+
+        missing: list[str] = self.retry.call(f"looking for checkpoints in {self}", find)
+        return missing
 
     def find(self, id_or_path: str | os.PathLike[str]) -> str:
         """Return path or URL of a checkpoint; that of the checkpoint itself where a link to one is named.

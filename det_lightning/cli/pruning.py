@@ -60,6 +60,8 @@ def _describe(plan: PrunePlan) -> list[str]:
     ]
     lines += [f"delete {checkpoint_id}  incomplete" for checkpoint_id in plan.incomplete]
     lines.append(f"{len(plan.kept)} kept by the rule.")
+    if plan.in_use:
+        lines.append(f"{len(plan.in_use)} in use by runs that go on: left alone.")
     if plan.maybe_unfinished:
         lines.append(f"{len(plan.maybe_unfinished)} incomplete, and perhaps still being written: left alone.")
     if plan.unknown:
@@ -73,6 +75,7 @@ def _for_json(plan: PrunePlan, deleted: list[str], dry_run: bool) -> dict[str, A
         "to_delete": plan.to_delete,
         "deleted": deleted,
         "kept": plan.kept,
+        "in_use": plan.in_use,
         "perhaps_being_written": plan.maybe_unfinished,
         "not_in_an_index": plan.unknown,
     }

@@ -45,6 +45,11 @@ logger = logging.getLogger("det_lightning.pytorch")
 # A script may train several trials, and takes up each where it was when it is restarted.
 _fits = itertools.count(1)
 
+# More damaged checkpoints in a row are no accident.
+_MOST_FALLBACKS = 10
+# Each time another run deletes the newest checkpoint it has written a newer one.
+_MOST_TRIES = 10
+
 
 @contextlib.contextmanager
 def init(
@@ -153,6 +158,7 @@ class Trainer:
         async_write: bool | None = None,
         retention: Retention | None = None,
         preemption: bool = True,
+        fall_back: bool = True,
     ) -> None:
         """Train, validate and checkpoint.
 
@@ -166,7 +172,8 @@ class Trainer:
             checkpoint_policy: after which validations to checkpoint: ``"best"``, ``"all"`` or ``"none"``. ``"best"``
                 needs the metric's name in ``exp_conf["searcher"]["metric"]``; without it all validations count.
             latest_checkpoint: id, path or URL of a checkpoint to go on from, at the very next batch. ``"last"`` is the
-                newest complete one in the storage; without any the run begins anew.
+                newest complete one in the storage, see ``CheckpointStorage.newest_first``; without any the run begins
+                anew.
             step_zero_validation: validate before the first batch.
             test_mode: train one batch, validate one batch, checkpoint, and end.
             profiling_enabled: Determined's system profiler needs a master; a warning says so.
@@ -181,13 +188,15 @@ class Trainer:
                 says, otherwise all of them.
             preemption: save the run and end when ``SIGTERM`` or ``SIGUSR1`` comes; see ``PreemptionHandler``. One among
                 the ``callbacks`` of the trainer is used in any case.
+            fall_back: where the newest checkpoint is damaged, go on from the one before, with a warning that names
+                both; if False that is an error. A checkpoint that ``latest_checkpoint`` names is never exchanged.
 
         Raises:
             ValueError: ``max_length`` is missing, or ``checkpoint_policy`` unknown.
             TypeError: a period is no ``Batch`` or ``Epoch``, or ``max_length`` not one of an int.
             InvalidExperimentException: the trial can not be trained; names why.
             CheckpointError: ``latest_checkpoint`` is missing, torn, unsafe, or of another trial; or a checkpoint can
-                not be written.
+                not be written, or is not there any more at the end.
             Preempted: the process was asked to end, and the run is saved.
         """
         if max_length is None:
@@ -208,26 +217,55 @@ class Trainer:
             async_write=async_write,
             retention=retention,
         )
-        storage = self.checkpoints.storage
+        try:
+            self._fit(
+                self.checkpoints,
+                self._choose_checkpoint(self.checkpoints, latest_checkpoint, job, fall_back),
+                preemption,
+                max_length=max_length,
+                validation_period=_or_never(validation_period),
+                reporting_period=reporting_period,
+                step_zero_validation=step_zero_validation,
+                test_mode=test_mode,
+                trusted=trusted,
+            )
+        finally:
+            self.checkpoints.close()
+
+    def _choose_checkpoint(
+        self,
+        checkpoints: DeterminedCheckpoint,
+        latest: str | os.PathLike[str] | None,
+        job: str | None,
+        fall_back: bool,
+    ) -> list[str]:
+        """Return the checkpoint to go on from, which others may not delete now, and those before it; on every rank."""
+        distributed = self._context.distributed
+        found: list[str] = []
+        if distributed.rank == 0:
+            for _ in range(_MOST_TRIES):
+                found = _find_latest(checkpoints.storage, latest, job, most=_MOST_FALLBACKS if fall_back else 1)
+                # Another run may have found a newer one in the meantime, and deletes this.
+                if not found or checkpoints.protect(found[0]):
+                    break
+        chosen: list[str] = distributed.broadcast(found)
+        return chosen
+
+    def _fit(
+        self, checkpoints: DeterminedCheckpoint, newest_first: list[str], preemption: bool, **options: Any
+    ) -> None:
         module = TrialModule(
             self._trial,
             context=self._context,
-            max_length=max_length,
-            validation_period=_or_never(validation_period),
-            reporting_period=reporting_period,
-            step_zero_validation=step_zero_validation,
-            test_mode=test_mode,
-            trusted=trusted,
-            storage_options=storage.options,
+            storage_options=checkpoints.storage.options,
+            newest_first=newest_first,
+            **options,
         )
-        distributed = self._context.distributed
-        chief = distributed.rank == 0
-        path = distributed.broadcast(_find_latest(storage, latest_checkpoint, job) if chief else None)
         # What Lightning imports when it is set up may draw random numbers.
         with isolated_rng(), _quiet_lightning():
-            trainer = self._lightning_trainer(self.checkpoints, preemption)
+            trainer = self._lightning_trainer(checkpoints, preemption)
         with _quiet_lightning(), contextlib.suppress(errors.ShouldExit), interrupts_come_through():
-            trainer.fit(module, ckpt_path=path)
+            trainer.fit(module, ckpt_path=newest_first[0] if newest_first else None)
 
     def _checkpoint_callback(self, policy: str, **arguments: Any) -> DeterminedCheckpoint:
         searcher = self._searcher()
@@ -299,21 +337,22 @@ def _quiet_lightning() -> Iterator[None]:
 
 
 def _find_latest(
-    storage: CheckpointStorage, latest: str | os.PathLike[str] | None, job: str | None = None
-) -> str | None:
+    storage: CheckpointStorage, latest: str | os.PathLike[str] | None, job: str | None, most: int
+) -> list[str]:
+    """Return the checkpoint to go on from and, where the newest was asked for, those before it, ``most`` in all."""
     if restarts():
         if job is None:
             logger.warning(
                 "The script was restarted, but its job has no id, so its checkpoints are not known from others. Give "
                 "torchrun an --rdzv-id, or pass latest_checkpoint='last'."
             )
-        elif (newest := storage.newest(job=job)) is not None:
-            shown = escape(mask_url(newest))
+        elif newest := [*itertools.islice(storage.newest_first(job), most)]:
+            shown = escape(mask_url(newest[0]))
             logger.warning("The script was restarted; the run goes on from its newest checkpoint, %s.", shown)
             return newest
     if latest is None:
-        return None
-    return storage.newest() if latest == "last" else storage.find(latest)
+        return []
+    return [*itertools.islice(storage.newest_first(), most)] if latest == "last" else [storage.find(latest)]
 
 
 def _or_never(period: TrainUnit | None) -> TrainUnit:

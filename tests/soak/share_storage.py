@@ -1,0 +1,212 @@
+"""Runs that go on from one checkpoint at the same time, in one storage, some of them killed and started again.
+
+None loses a checkpoint that it needs, all end with the weights of a training that had the storage for itself, and what
+is left of each trial is what retention keeps.
+
+python tests/soak/share_storage.py --rounds 50
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+from det_lightning import pytorch
+from det_lightning.checkpoint import CheckpointStorage, Retention, read_checkpoint
+from det_lightning.checkpoint.index import read_indexes
+from det_lightning.checkpoint.layout import BOOKKEEPING_DIR
+
+# Imported here, and not by each of the processes that begin.
+from det_lightning.pytorch.trainer import Trainer, init
+from tests.soak.kill_training import wait
+from tests.trials import SmallTrial, seed_everything, weights_of
+
+FIRST_PART, LENGTH = 3, 14
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a soak found.
+
+    Attributes:
+        rounds: number of storages that were shared.
+        ends: number of runs that came to their end.
+        kills: number of runs that were killed.
+        trials: number of trials that the runs were.
+        seconds: how long it took.
+        findings: what must not be.
+    """
+
+    rounds: int = 0
+    ends: int = 0
+    kills: int = 0
+    trials: int = 0
+    seconds: float = 0.0
+    findings: list[str] = dataclasses.field(default_factory=list)
+
+
+def train(folder: Path, name: str, length: int, latest: str | None, async_write: bool) -> None:
+    """Train, and write down the weights at the end."""
+    seed_everything(3 if latest is None else 99)
+    with init(enable_tensorboard_logging=False) as context:
+        trial = SmallTrial(context)
+        Trainer(trial, context, enable_progress_bar=False).fit(
+            max_length=pytorch.Batch(length),
+            checkpoint_period=pytorch.Batch(1),
+            validation_period=pytorch.Batch(5),
+            checkpoint_policy="none",
+            latest_checkpoint=latest,
+            checkpoint_storage=folder / "storage",
+            code_dir=folder / "code",
+            async_write=async_write,
+            retention=Retention(0, 0, 1),
+        )
+    (folder / f"end-{name}").write_text(repr(weights_of(trial).tolist()))
+
+
+def start(folder: Path, name: str, length: int, latest: str | None, async_write: bool = False) -> int:
+    """Begin a run in a process that has imported all it needs; return its id."""
+    (folder / "code").mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        with (folder / "log").open("a") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.chdir(folder / "code")
+        logging.disable(logging.CRITICAL)
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+        train(folder, name, length, latest, async_write)
+        code = 0
+    except BaseException:
+        (folder / f"failure-{name}").write_text(traceback.format_exc())
+    finally:
+        os._exit(code)
+
+
+def share(folder: Path, runs: int, rng: random.Random, outcome: Outcome) -> None:
+    """Let several runs go on from one checkpoint, kill one of them or none, and look at what is left."""
+    wait(start(folder, "first", FIRST_PART, None))
+    storage = CheckpointStorage(folder / "storage")
+    common = storage.newest()
+    if common is None:
+        outcome.findings.append((folder / "failure-first").read_text())
+        return
+    started = [start(folder, str(number), LENGTH, common, rng.random() < 0.5) for number in range(runs)]
+    if rng.random() < 0.7:
+        time.sleep(rng.uniform(0.0, 0.5))
+        os.kill(started[0], signal.SIGKILL)
+        killed = os.waitpid(started[0], 0)[1] != 0
+        outcome.kills += killed
+        if killed:
+            # What it went on from may be gone with it, and a newer one of any of the runs does as well.
+            started[0] = start(folder, "0", LENGTH, "last")
+        else:
+            del started[0]
+    for pid in started:
+        wait(pid)
+    outcome.findings += look_at(folder, storage, [str(number) for number in range(runs)])
+    outcome.ends += len([*folder.glob("end-*")]) - 1
+    outcome.trials += len(read_indexes(storage.root))
+
+
+def look_at(folder: Path, storage: CheckpointStorage, names: list[str]) -> list[str]:
+    """Return what is wrong after all runs have ended."""
+    findings = [path.read_text() for path in folder.glob("failure-*")]
+    complete = storage.list_ids()
+    for checkpoint_id in complete:
+        try:
+            read_checkpoint(storage.root.local_path / checkpoint_id)
+        except Exception as e:  # any is wrong here
+            findings.append(f"{checkpoint_id} is complete and can not be read: {e!r}")
+    noted = {record.id: index.trial for index in read_indexes(storage.root) for record in index.records}
+    steps = {name: storage.read_metadata(name) for name in complete}
+    for index in read_indexes(storage.root):
+        ends = [steps[record.id]["steps_completed"] for record in index.records if record.id in steps]
+        if len(index.records) != len(ends):
+            findings.append(
+                f"the index of {index.trial} has {len(index.records)} checkpoints, of which {ends} are there"
+            )
+    if unknown := [name for name in complete if name not in noted]:
+        findings.append(f"no index knows {unknown}")
+    written_by_runs = {metadata["run"] for metadata in steps.values() if metadata["steps_completed"] == LENGTH}
+    if not written_by_runs:
+        findings.append("none of the checkpoints is that of an end")
+    left = [path.name for path in (storage.root.local_path / BOOKKEEPING_DIR).iterdir()]
+    if left != ["index"]:
+        findings.append(f"left behind: {left}")
+    if missing := [name for name in names if not (folder / f"end-{name}").exists()]:
+        findings.append(f"runs {missing} did not come to their end")
+    return findings
+
+
+def soak(rounds: int, seed: int, folder: Path, runs: int = 2) -> Outcome:
+    """Let runs share storages; all must end with the weights of a run that was alone.
+
+    Args:
+        rounds: number of storages.
+        seed: another one lets other things happen at other moments.
+        folder: to work in; must be empty.
+        runs: number of runs in each storage.
+    """
+    outcome, began, rng = Outcome(), time.monotonic(), random.Random(seed)
+    wait(start(folder / "alone", "alone", LENGTH, None))
+    expected = (folder / "alone" / "end-alone").read_text()
+    for number in range(rounds):
+        here = folder / f"round{number}"
+        share(here, runs, rng, outcome)
+        for path in here.glob("end-*"):
+            if path.name != "end-first" and path.read_text() != expected:
+                outcome.findings.append(f"round {number}: {path.name} has other weights")
+        outcome.rounds += 1
+        if outcome.findings:
+            break
+        shutil.rmtree(here)
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--runs", type=int, default=2, help="in each storage")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="file for the outcome")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = soak(args.rounds, args.seed, Path(folder).resolve(), args.runs)
+    if args.json:
+        args.json.write_text(json.dumps(vars(outcome)))
+    for finding in outcome.findings:
+        print(f"--- {finding}")
+    print(
+        f"{outcome.rounds} storages shared by {args.runs} runs each: {outcome.ends} ends, {outcome.kills} kills, "
+        f"{outcome.trials} trials, in {outcome.seconds:.0f} s; {len(outcome.findings)} findings"
+    )
+    sys.exit(bool(outcome.findings))
+
+
+if __name__ == "__main__":
+    main()
