@@ -12,7 +12,14 @@ from collections.abc import Iterable, Iterator
 
 from det_lightning.checkpoint.code_rules import CodeRules, GitIgnores
 from det_lightning.checkpoint.imported_files import files_imported_from
-from det_lightning.checkpoint.layout import BOOKKEEPING_DIR, CODE_DIR, LOAD_DATA_FILE, METADATA_FILE, STATE_FILES
+from det_lightning.checkpoint.layout import (
+    BOOKKEEPING_DIR,
+    CODE_DIR,
+    LOAD_DATA_FILE,
+    METADATA_FILE,
+    STAGING_MARK,
+    STATE_FILES,
+)
 
 __all__ = ["CodeLimits", "CodeSelection", "select_code"]
 
@@ -20,7 +27,7 @@ _SOURCE_SUFFIXES = (".py", ".pyi")
 # Names that a storage does not give back as they are, or that a reader refuses.
 _ODD_NAME = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
 # A directory that holds one of these is an environment or a cache.
-_MARKERS = {"pyvenv.cfg", "conda-meta", "CACHEDIR.TAG"}
+_MARKERS = {"pyvenv.cfg", "conda-meta", "CACHEDIR.TAG", STAGING_MARK}
 
 
 @dataclasses.dataclass(frozen=True)

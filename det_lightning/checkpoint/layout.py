@@ -22,6 +22,7 @@ __all__ = [
     "LOAD_DATA_FILE",
     "METADATA_FILE",
     "RESUME_FILE",
+    "STAGING_MARK",
     "STATE_FILE",
     "STATE_FILES",
     "TRIAL_STATE_FILE",
@@ -45,6 +46,8 @@ RESUME_FILE = "resume.pth"
 LIGHTNING_FILE = "lightning.pth"
 #: Ours: beside the checkpoints of a storage, what is known of them as a whole.
 BOOKKEEPING_DIR = ".det_lightning"
+#: In the staging directory of a writer to a remote storage; locked while the writer lives.
+STAGING_MARK = ".det_lightning-writer.json"
 
 #: Where releases put the state, the newest first.
 STATE_FILES = (STATE_FILE, f"determined/{STATE_FILE}", f"pedl/{STATE_FILE}", "checkpoint.pt")

@@ -14,14 +14,13 @@ import shutil
 import stat
 import tempfile
 
-from det_lightning.checkpoint.layout import CODE_DIR, LOAD_DATA_FILE, METADATA_FILE
+from det_lightning.checkpoint.layout import CODE_DIR, LOAD_DATA_FILE, METADATA_FILE, STAGING_MARK
 from det_lightning.checkpoint.location import Location
 from det_lightning.checkpoint.marks import MARK_SUFFIX, is_abandoned
 from det_lightning.checkpoint.paths import bookkeeping_path, checkpoint_path, is_name, is_own_id, new_id
 from det_lightning.escaping import escape
 
 __all__ = [
-    "STAGING_MARK",
     "STAGING_PREFIX",
     "find_writers",
     "marks_path",
@@ -36,8 +35,6 @@ logger = logging.getLogger("det_lightning.checkpoint")
 
 #: Begins the names of the temporary directories of writers to remote storages.
 STAGING_PREFIX = "det_lightning-"
-#: Stands in each of them, and is locked while its writer lives.
-STAGING_MARK = "writer.json"
 
 # "replaced" is the name of earlier releases.
 _REMOVED_DIRS = ("removed", "replaced")

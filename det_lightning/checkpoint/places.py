@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from det_lightning import errors
-from det_lightning.checkpoint.layout import LOAD_DATA_FILE, METADATA_FILE
-from det_lightning.checkpoint.leftovers import STAGING_MARK, STAGING_PREFIX, marks_path, remove_empty
+from det_lightning.checkpoint.layout import LOAD_DATA_FILE, METADATA_FILE, STAGING_MARK
+from det_lightning.checkpoint.leftovers import STAGING_PREFIX, marks_path, remove_empty
 from det_lightning.checkpoint.location import Location
 from det_lightning.checkpoint.marks import MARK_SUFFIX, mark_content, write_locked
 from det_lightning.checkpoint.paths import checkpoint_path

@@ -25,6 +25,8 @@ from tests.storage.backends import QUICK, Backend, FlakyFileSystem, all_paths, b
 ROOT = Path(__file__).parents[2]
 LONG_AGO = json.dumps({"host": "gone", "pid": 1, "started": time.time() - 1e6}).encode()
 
+OWN_ID = "0b7f3c1e-52a9-4d0c-8f6e-9a1d2c3b4e5f"
+
 
 def content(root: Path) -> dict[str, bytes]:
     return {
@@ -61,14 +63,14 @@ def test_a_name_that_leads_elsewhere_is_no_id(backend: Backend, name: str) -> No
 @pytest.mark.parametrize(
     ("name", "own"),
     [
-        (new_id(), True),
-        (f"epoch=1-step=20-{new_id()}", True),
+        (OWN_ID, True),
+        (f"epoch=1-step=20-{OWN_ID}", True),
         ("epoch=1-step=20", False),
-        (f"epoch{new_id()}", False),
-        (f"../{new_id()}", False),
-        (f"../x-{new_id()}", False),
-        (f"{new_id()}.new", False),
-        (new_id().upper(), False),
+        (f"epoch{OWN_ID}", False),
+        (f"../{OWN_ID}", False),
+        (f"../x-{OWN_ID}", False),
+        (f"{OWN_ID}.new", False),
+        (OWN_ID.upper(), False),
     ],
 )
 def test_own_ids_are_known_from_other_names(name: str, own: bool) -> None:
@@ -257,12 +259,14 @@ def test_other_temporary_directories_stay(staging: Path, flaky: Backend, tmp_pat
     (staging / "det_lightning-notes").mkdir()
     (staging / "det_lightning-notes/file").write_text("precious")
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/writer.json").write_bytes(LONG_AGO)
+    (tmp_path / "elsewhere/.det_lightning-writer.json").write_bytes(LONG_AGO)
     (staging / "det_lightning-link").symlink_to(tmp_path / "elsewhere")
     (staging / "other").mkdir()
-    (staging / "other/writer.json").write_bytes(LONG_AGO)
+    (staging / "other/.det_lightning-writer.json").write_bytes(LONG_AGO)
     (staging / "det_lightning-linked mark").mkdir()
-    (staging / "det_lightning-linked mark/writer.json").symlink_to(tmp_path / "elsewhere/writer.json")
+    (staging / "det_lightning-linked mark/.det_lightning-writer.json").symlink_to(
+        tmp_path / "elsewhere/.det_lightning-writer.json"
+    )
     before = sorted(os.fspath(path) for path in tmp_path.rglob("*"))
     flaky.storage().sweep()
     assert sorted(os.fspath(path) for path in tmp_path.rglob("*")) == before
