@@ -19,9 +19,9 @@ from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO
 from det_lightning.adapters.lightning_entry import entry_of, take_up
 from det_lightning.adapters.precision import take_precision
 from det_lightning.adapters.reporting import LightningReporter
-from det_lightning.adapters.resume import ResumePoint
-from det_lightning.adapters.run import Reporter, TrialRun
-from det_lightning.adapters.stopping import Preemption
+from det_lightning.engine.resume import ResumePoint
+from det_lightning.engine.run import Reporter, TrialRun
+from det_lightning.engine.stopping import Preemption
 from det_lightning.masking import mask
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.legacy_trial import original_trial

@@ -7,7 +7,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from det_lightning.adapters.metrics import scalars_of
+from det_lightning.engine.metrics import scalars_of
 
 __all__ = ["LightningReporter"]
 

@@ -14,9 +14,7 @@ import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors
-from det_lightning.adapters.metrics import is_numerical_scalar
 from det_lightning.adapters.module import TrialModule
-from det_lightning.adapters.run import TrialRun
 from det_lightning.callbacks.attaching import require_trial_module
 from det_lightning.checkpoint.index import TrialIndex
 from det_lightning.checkpoint.keeper import CheckpointKeeper
@@ -25,7 +23,9 @@ from det_lightning.checkpoint.run_claims import RunClaims, sweep_claims
 from det_lightning.checkpoint.saver import CheckpointSaver
 from det_lightning.checkpoint.storage import CheckpointStorage, new_id
 from det_lightning.checkpoint.writer import CheckpointFiles, CheckpointWriter
-from det_lightning.core.distributed import DistributedContext
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.engine.metrics import is_numerical_scalar
+from det_lightning.engine.run import TrialRun
 from det_lightning.units import TrainUnit
 
 __all__ = ["POLICIES", "DeterminedCheckpoint"]

@@ -5,7 +5,7 @@ import random
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from det_lightning.core.cluster import ClusterInfo, TrialInfo, get_cluster_info
+from det_lightning.core._cluster import ClusterInfo, TrialInfo, get_cluster_info
 from det_lightning.errors import InvalidHP
 from det_lightning.importing import import_from_path
 

@@ -200,7 +200,7 @@ def test_settings_that_are_none_are_named(settings: str, trained: Path) -> None:
 
 
 def test_what_a_trial_module_added_to_a_file_is_checked() -> None:
-    from det_lightning.adapters.resume import ResumePoint
+    from det_lightning.engine.resume import ResumePoint
 
     for entry in (None, {"extra": 3, "state": {}}, {"extra": {}, "state": {}}, {"extra": {"trial_state": {"x": 1}}}):
         with pytest.raises(errors.CheckpointError):

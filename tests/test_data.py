@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, TensorDataset
 
-from det_lightning.adapters.datamodule import TrainStream, ValidationStream
+from det_lightning.engine.data_stream import TrainStream, ValidationStream
 from det_lightning.pytorch import DataLoader, data_length, to_device
 from det_lightning.pytorch.random_state import PassJournal
 

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from det_lightning.core import DistributedContext, session
+from det_lightning.core import DistributedContext, _session
 
 LAYOUTS = [(1, 2), (1, 3), (1, 4), (2, 1), (2, 2)]  # nodes, processes on each
 TIMEOUT_S = 60.0
@@ -31,8 +31,8 @@ TIMEOUT_S = 60.0
 @pytest.fixture(autouse=True)
 def short_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chief whose other rank has died in a test need not wait long for it."""
-    monkeypatch.setattr(session, "_LINGER_S", 3.0)
-    monkeypatch.setattr(session, "_LINGER_AFTER_FAILURE_S", 1.0)
+    monkeypatch.setattr(_session, "_LINGER_S", 3.0)
+    monkeypatch.setattr(_session, "_LINGER_AFTER_FAILURE_S", 1.0)
 
 
 def free_port() -> int:
@@ -475,7 +475,7 @@ def _die_in_process(rank: int, port: int, dying: int, others_are_ready: Any, res
     if rank == dying:
         others_are_ready.wait(TIMEOUT_S)
         os.kill(os.getpid(), signal.SIGKILL)
-    session._LINGER_AFTER_FAILURE_S = 0.5
+    _session._LINGER_AFTER_FAILURE_S = 0.5
     assert context._session is not None
     context._session.timeout_s = 2.0
     others_are_ready.set()

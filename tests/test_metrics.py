@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning import errors
-from det_lightning.adapters.metrics import (
+from det_lightning.core import DistributedContext
+from det_lightning.engine.metrics import (
     MetricWindow,
     average_metrics,
     reduce_validation_metrics,
     scalars_of,
     to_numpy,
 )
-from det_lightning.core import DistributedContext
 from det_lightning.pytorch import Reducer
 
 floats = st.floats(-1e6, 1e6, width=32)

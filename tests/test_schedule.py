@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.adapters.schedule import Action, Boundary, Schedule
 from det_lightning.checkpoint.state import TrialState
+from det_lightning.engine.schedule import Action, Boundary, Schedule
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 TRAIN, VALIDATE, CHECKPOINT, REPORT = Boundary

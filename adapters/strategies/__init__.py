@@ -9,16 +9,16 @@ from det_lightning.adapters.strategies.ddp import FIND_UNUSED, PerModelDDPStrate
 from det_lightning.adapters.strategies.environment import ContextEnvironment
 from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.horovod import HorovodStrategy
-from det_lightning.adapters.strategies.horovod_processes import (
+from det_lightning.adapters.strategies.per_model import PerModelStrategy
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.distributed.horovod import HorovodBackend
+from det_lightning.distributed.horovod_processes import (
     connect_horovod,
     horovod_context,
     horovod_is_wanted,
     refuse_horovod,
 )
-from det_lightning.adapters.strategies.model_horovod import HorovodBackend
-from det_lightning.adapters.strategies.per_model import PerModelStrategy
-from det_lightning.adapters.strategies.torch_processes import device_of, is_one_of_several, torchrun_context
-from det_lightning.core.distributed import DistributedContext
+from det_lightning.distributed.torch_processes import device_of, is_one_of_several, torchrun_context
 from det_lightning.pytorch.backend import Backend, LocalBackend
 
 __all__ = [

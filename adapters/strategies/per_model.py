@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from pytorch_lightning.strategies import DDPStrategy
 
-from det_lightning.core.distributed import DistributedContext
-from det_lightning.core.ports import free_port
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._ports import free_port
 from det_lightning.pytorch.backend import Backend
 
 __all__ = ["PerModelStrategy"]

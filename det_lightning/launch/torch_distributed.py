@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from det_lightning.core.ports import free_port
+from det_lightning.core._ports import free_port
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.launch.command_line import as_command, asks_for_help, gpus_or_one, problem_of, split
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from det_lightning import errors
-from det_lightning.core.distributed import DistributedContext
+from det_lightning.core._distributed import DistributedContext
 
 __all__ = ["Wrapped", "require_same_model", "require_same_trial"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.core.distributed import DistributedContext
+from det_lightning.core._distributed import DistributedContext
 from det_lightning.pytorch.backend import Backend, LocalBackend
 from det_lightning.pytorch.level_models import apply_level, check_parts, configured_parts, put_back, wrapped_ones
 from det_lightning.pytorch.precision import (

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.core.distributed import DistributedContext
+from det_lightning.core._distributed import DistributedContext
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.pytorch.backend import Backend, parameters_of
 from det_lightning.pytorch.data import to_device

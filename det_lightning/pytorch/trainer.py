@@ -19,7 +19,6 @@ from pytorch_lightning.strategies import Strategy
 
 from det_lightning import errors
 from det_lightning.adapters.module import TrialModule
-from det_lightning.adapters.stopping import interrupts_come_through
 from det_lightning.adapters.strategies import backend_of, connected, strategy_of
 from det_lightning.callbacks.checkpoint import POLICIES, DeterminedCheckpoint
 from det_lightning.callbacks.metrics import DeterminedTensorBoard
@@ -28,8 +27,9 @@ from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
 from det_lightning.checkpoint.retention import Retention
 from det_lightning.checkpoint.storage import CheckpointStorage
-from det_lightning.core.distributed import DistributedContext
-from det_lightning.core.elastic import elastic_job, restarts
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._elastic import elastic_job, restarts
+from det_lightning.engine.stopping import interrupts_come_through
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
 from det_lightning.pytorch.agreement import require_same_trial

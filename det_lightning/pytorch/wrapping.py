@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from det_lightning import errors
-from det_lightning.core.distributed import DistributedContext
+from det_lightning.core._distributed import DistributedContext
 from det_lightning.pytorch.agreement import require_same_model
 from det_lightning.pytorch.amp import AmpContext
 from det_lightning.pytorch.backend import Backend

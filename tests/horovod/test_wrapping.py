@@ -10,14 +10,14 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters.strategies import backend_of, connected, distributed_for
-from det_lightning.adapters.strategies import horovod_processes as processes
-from det_lightning.core.distributed import DistributedContext
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.distributed import horovod_processes as processes
 from det_lightning.pytorch.backend import Backend, LocalBackend
 
 
 @pytest.fixture
 def backend(needs_horovod: None) -> Backend:
-    from det_lightning.adapters.strategies.model_horovod import HorovodBackend
+    from det_lightning.distributed.horovod import HorovodBackend
 
     return HorovodBackend(torch.device("cpu"))
 

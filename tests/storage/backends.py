@@ -27,7 +27,7 @@ from det_lightning.checkpoint import (
     RetryPolicy,
     TrialState,
 )
-from det_lightning.core.ports import free_port
+from det_lightning.core._ports import free_port
 
 QUICK = RetryPolicy(first_wait_s=0.01)
 

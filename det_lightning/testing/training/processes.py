@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from det_lightning.core.ports import free_port
+from det_lightning.core._ports import free_port
 from det_lightning.testing.training.loading import ImportedTrial
 from det_lightning.testing.training.running import RunPlan, TrialSetup
 from det_lightning.testing.training.shares import RankResult

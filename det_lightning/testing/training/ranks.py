@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from det_lightning.core.distributed import DistributedContext
+from det_lightning.core._distributed import DistributedContext
 from det_lightning.testing.training.loading import ImportedTrial
 from det_lightning.testing.training.running import RunPlan, TrialSetup, train
 from det_lightning.testing.training.shares import RankResult, without_chance

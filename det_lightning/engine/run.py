@@ -9,21 +9,21 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters.building import require_trainable
-from det_lightning.adapters.datamodule import TrialData
-from det_lightning.adapters.events import TrialEvents
-from det_lightning.adapters.metrics import (
+from det_lightning.checkpoint.snapshot import tensors_in
+from det_lightning.checkpoint.state import TrialState
+from det_lightning.engine.data_stream import TrialData
+from det_lightning.engine.events import TrialEvents
+from det_lightning.engine.metrics import (
     MetricWindow,
     average_metrics,
     average_over_ranks,
     reduce_validation_metrics,
     to_numpy,
 )
-from det_lightning.adapters.resume import ResumePoint, load_data_of, require_same_checkpoint, resume_payload
-from det_lightning.adapters.schedule import Action, Boundary, Schedule
-from det_lightning.adapters.stopping import EarlyEnd, Preemption
-from det_lightning.adapters.validation import Evaluation
-from det_lightning.checkpoint.snapshot import tensors_in
-from det_lightning.checkpoint.state import TrialState
+from det_lightning.engine.resume import ResumePoint, load_data_of, require_same_checkpoint, resume_payload
+from det_lightning.engine.schedule import Action, Boundary, Schedule
+from det_lightning.engine.stopping import EarlyEnd, Preemption
+from det_lightning.engine.validation import Evaluation
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.legacy_trial import original_trial
 from det_lightning.pytorch.random_state import capture_rng

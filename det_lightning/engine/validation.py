@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from det_lightning.adapters.metrics import MetricWindow, to_numpy
+from det_lightning.engine.metrics import MetricWindow, to_numpy
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.legacy_trial import original_trial
 from det_lightning.pytorch.trial import PyTorchTrial

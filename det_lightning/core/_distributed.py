@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from det_lightning.core.place import (
+from det_lightning.core._topology import (
     OF_DEEPSPEED,
     OF_TORCHRUN,
     Place,
@@ -15,9 +15,9 @@ from det_lightning.core.place import (
 )
 
 if TYPE_CHECKING:
-    from det_lightning.core.exchange import Exchange
-    from det_lightning.core.session import Session
-    from det_lightning.core.store import StoreAddress
+    from det_lightning.core._exchange import Exchange
+    from det_lightning.core._session import Session
+    from det_lightning.core._store import StoreAddress
 
 __all__ = ["DistributedContext"]
 
@@ -236,8 +236,8 @@ class DistributedContext:
 
     def _meet(self, place: Place, address: StoreAddress, timeout_s: float) -> None:
         """Wait for the other ranks, and check that all have the same idea of who is where."""
-        from det_lightning.core.exchange import Exchange  # brings torch, which a single process does not need
-        from det_lightning.core.session import Session
+        from det_lightning.core._exchange import Exchange  # brings torch, which a single process does not need
+        from det_lightning.core._session import Session
 
         self._session = session = Session(address, place.rank, place.size, timeout_s)
         try:
@@ -254,7 +254,7 @@ class DistributedContext:
 
 
 def _store_address(place: Place, chief_ip: str | None, pub_port: int | None, port_offset: int) -> StoreAddress:
-    from det_lightning.core.store import StoreAddress, agent_store  # brings torch
+    from det_lightning.core._store import StoreAddress, agent_store  # brings torch
 
     one_node = place.cross_size == 1
     if address := agent_store(place.rank, place.size, one_node):

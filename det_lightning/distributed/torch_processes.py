@@ -7,7 +7,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from det_lightning.core.distributed import DistributedContext
+from det_lightning.core._distributed import DistributedContext
 
 __all__ = ["device_of", "is_one_of_several", "torchrun_context"]
 

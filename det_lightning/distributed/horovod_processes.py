@@ -9,9 +9,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from det_lightning.core.distributed import DistributedContext
-from det_lightning.core.place import Place
-from det_lightning.core.ports import free_port
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._ports import free_port
+from det_lightning.core._topology import Place
 
 __all__ = ["connect_horovod", "horovod_context", "horovod_is_wanted", "place_of", "refuse_horovod"]
 

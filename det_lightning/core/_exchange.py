@@ -8,8 +8,8 @@ import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from det_lightning.core.session import Session
-from det_lightning.core.store import Store, look, pauses
+from det_lightning.core._session import Session
+from det_lightning.core._store import Store, look, pauses
 
 __all__ = ["Exchange"]
 

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 from torch.distributed import DistNetworkError
 
-from det_lightning.core.store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
+from det_lightning.core._store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
 
 __all__ = ["Leaver", "Session"]
 

@@ -13,14 +13,14 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from det_lightning import errors
-from det_lightning.adapters.strategies.sharded_states import (
+from det_lightning.distributed.sharded_states import (
     gather_optimizer,
     gather_tensors,
     load_into_model,
     load_into_optimizer,
     shard_like,
 )
-from det_lightning.adapters.strategies.whole_parameters import WholeParameters, clear_first, units_of
+from det_lightning.distributed.whole_parameters import WholeParameters, clear_first, units_of
 from det_lightning.pytorch.backend import WeightCasting, parameters_of
 from det_lightning.pytorch.precision.half_weights import replace_parameters
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from det_lightning import errors
-from det_lightning.core.distributed import DistributedContext
+from det_lightning.core._distributed import DistributedContext
 from det_lightning.pytorch.reducers import Reducer, simple_reduce
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.adapters.strategies.horovod_processes import connect_horovod
-from det_lightning.adapters.strategies.horovod_sharing import share_state, share_tensors
+from det_lightning.distributed.horovod_broadcast import share_state, share_tensors
+from det_lightning.distributed.horovod_processes import connect_horovod
 from det_lightning.pytorch.backend import LocalBackend, parameters_of
 
 __all__ = ["HorovodBackend"]

@@ -1,0 +1,1 @@
+"""How a trial trains, without Lightning: run, schedule, metrics, validation, data, events, resume, stopping."""
