@@ -14,8 +14,8 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters import loop
+from det_lightning.engine.boundary import Action
 from det_lightning.engine.run import TrialRun
-from det_lightning.engine.schedule import Action
 from det_lightning.engine.stopping import interrupts_end_the_process
 from det_lightning.units import TrainUnit
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning.checkpoint.state import TrialState
-from det_lightning.engine.schedule import Action, Boundary, Schedule
+from det_lightning.engine.boundary import Action, BoundaryActions, Phase
+from det_lightning.engine.schedule import Boundary, Schedule
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 TRAIN, VALIDATE, CHECKPOINT, REPORT = Boundary
@@ -93,7 +94,9 @@ def carry_out(
 ) -> list[Action]:
     """Do what the schedule asks for; ``stop_after`` decides, from what was done, whether the trial wants to stop."""
     done: list[Action] = []
-    for action in schedule.actions(due, state, lambda: stop_after is not None and stop_after(done)):
+    actions = BoundaryActions(schedule, state, lambda: stop_after is not None and stop_after(done))
+    actions.begin(due)
+    while (action := actions.next()) is not None:
         done.append(action)
         if action is Action.VALIDATE:
             state.last_val = state.batches_trained
@@ -132,10 +135,23 @@ def test_what_is_current_is_not_repeated() -> None:
 
 def test_a_checkpoint_made_during_the_validation_is_not_made_again() -> None:
     state = TrialState(batches_trained=10)
-    actions = Schedule(Batch(100)).actions([VALIDATE, CHECKPOINT], state, lambda: False)
-    assert next(actions) is Action.VALIDATE
+    actions = BoundaryActions(Schedule(Batch(100)), state, lambda: False)
+    actions.begin([VALIDATE, CHECKPOINT])
+    assert actions.next() is Action.VALIDATE
     state.last_val = state.last_ckpt = 10  # the policy "all" checkpoints after each validation
-    assert list(actions) == []
+    assert actions.next() is None
+    assert actions.phase is Phase.TRAINING
+
+
+@given(schedules, st.lists(st.sampled_from(list(Boundary)), unique=True).map(sorted), st.lists(st.booleans()))
+def test_every_boundary_leads_back_to_training_or_stops_the_run_once(
+    schedule: Schedule, due: list[Boundary], wishes: list[bool]
+) -> None:
+    answers = iter(wishes)
+    done = carry_out(schedule, due, TrialState(batches_trained=10), stop_after=lambda _: next(answers, False))
+    assert done.count(Action.STOP) <= 1
+    assert Action.STOP not in done[:-1]
+    assert max(map(done.count, done), default=0) <= 1
 
 
 @pytest.mark.parametrize(

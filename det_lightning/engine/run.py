@@ -1,8 +1,8 @@
-"""One run of a trial: its batches, workloads and boundaries. Knows no Lightning; a TrialModule drives it."""
+"""One run of a trial: its batches, workloads and boundaries. Imports no Lightning; a TrialModule drives it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +11,7 @@ from det_lightning import errors
 from det_lightning.adapters.building import require_trainable
 from det_lightning.checkpoint.snapshot import tensors_in
 from det_lightning.checkpoint.state import TrialState
+from det_lightning.engine.boundary import Action, BoundaryActions
 from det_lightning.engine.data_stream import TrialData
 from det_lightning.engine.events import TrialEvents
 from det_lightning.engine.metrics import (
@@ -21,7 +22,7 @@ from det_lightning.engine.metrics import (
     to_numpy,
 )
 from det_lightning.engine.resume import ResumePoint, load_data_of, require_same_checkpoint, resume_payload
-from det_lightning.engine.schedule import Action, Boundary, Schedule
+from det_lightning.engine.schedule import Boundary, Schedule
 from det_lightning.engine.stopping import EarlyEnd, Preemption
 from det_lightning.engine.validation import Evaluation
 from det_lightning.pytorch.context import PyTorchTrialContext
@@ -30,7 +31,7 @@ from det_lightning.pytorch.random_state import capture_rng
 from det_lightning.pytorch.trial import PyTorchTrial
 from det_lightning.pytorch.weights import collect_rest, collect_weights
 
-__all__ = ["BatchLimit", "Reporter", "TrialRun"]
+__all__ = ["Reporter", "TrialRun"]
 
 
 class Reporter(Protocol):
@@ -43,13 +44,6 @@ class Reporter(Protocol):
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Take the metrics of a validation after ``steps_completed`` batches."""
-
-
-class BatchLimit(Protocol):
-    """Says, after each batch, whether the driver wants control back though no boundary was reached."""
-
-    def __call__(self) -> bool:
-        """Tell whether to stop here."""
 
 
 class TrialRun:
@@ -94,9 +88,9 @@ class TrialRun:
         self._counts_records = type(original_trial(trial)).get_batch_length is not PyTorchTrial.get_batch_length
         self._in_workload = False
         self._due: list[Boundary] = []
-        self._actions: Iterator[Action] = iter(())
         self._rng_before_final_validation: dict[str, Any] | None = None
         self.early_end = EarlyEnd(context, preemption)
+        self._actions = BoundaryActions(schedule, self.state, self.early_end.agree)
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
         require_trainable(trial, context)
@@ -138,7 +132,7 @@ class TrialRun:
             self._resume.apply(self.context, self.events)
         self.context.backend.begin_training()
         self.events.emit("on_training_start")
-        self._actions = self.schedule.actions([], self.state, self.early_end.agree)
+        self._actions.begin([])
 
     def is_complete(self) -> bool:
         """Tell whether training has reached its length."""
@@ -152,12 +146,12 @@ class TrialRun:
 
     # Training
 
-    def train(self, batches: Iterator[Any], give_back: BatchLimit) -> int:
-        """Train up to the next boundary or the end of the epoch, or until ``give_back`` says so.
+    def train(self, batches: Iterator[Any], yields: Callable[[], bool]) -> int:
+        """Train up to the next boundary or the end of the epoch, or until the driver wants control back.
 
         Args:
             batches: the rest of an epoch of a :class:`TrainStream`.
-            give_back: see :class:`BatchLimit`.
+            yields: asked after each batch whether the driver wants control back though no boundary was reached.
 
         Returns:
             The number of batches trained on.
@@ -176,7 +170,7 @@ class TrialRun:
                 self.events.start_epoch(epoch_idx)
             train_batch(batch, epoch_idx, batch_idx)
             state.batches_trained = batch_idx + 1
-            if batch_idx + 1 == stop or give_back():
+            if batch_idx + 1 == stop or yields():
                 break
         if state.batches_trained == epoch_end:
             self.events.emit("on_training_epoch_end", epoch_idx)
@@ -242,11 +236,11 @@ class TrialRun:
             reporter.report_training(self.state.batches_trained, avg_metrics, batch_metrics)
         self._add_position(avg_metrics)
         self.events.emit("on_training_workload_end", avg_metrics=avg_metrics, batch_metrics=batch_metrics)
-        self._actions = self.schedule.actions(self._due, self.state, self.early_end.agree)
+        self._actions.begin(self._due)
 
     def next_action(self) -> Action | None:
         """Return what is to be done next before training goes on; None when it can."""
-        action = next(self._actions, None)
+        action = self._actions.next()
         if action is Action.VALIDATE and Boundary.VALIDATE not in self._due and self.is_complete():
             # A run that goes on from here with a greater length would not have validated: it needs this state.
             self._rng_before_final_validation = capture_rng(self.context.device)

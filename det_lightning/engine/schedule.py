@@ -1,15 +1,15 @@
-"""When to report, validate, checkpoint and stop. Plain Python: knows neither Lightning nor torch."""
+"""When to report, validate, checkpoint and stop. Plain Python: imports neither Lightning nor torch."""
 
 from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container
 
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.units import Batch, Epoch, TrainUnit
 
-__all__ = ["Action", "Boundary", "Schedule"]
+__all__ = ["Boundary", "Schedule"]
 
 
 class Boundary(enum.IntEnum):
@@ -19,14 +19,6 @@ class Boundary(enum.IntEnum):
     VALIDATE = 1
     CHECKPOINT = 2
     REPORT = 3
-
-
-class Action(enum.Enum):
-    """What has to be done at a boundary."""
-
-    VALIDATE = "validate"
-    CHECKPOINT = "checkpoint"
-    STOP = "stop"
 
 
 class Schedule:
@@ -92,30 +84,6 @@ class Schedule:
             return False
         trained = state.batches_trained if isinstance(self.max_length, Batch) else state.epochs_trained
         return trained >= self.max_length.value
-
-    def actions(self, due: list[Boundary], state: TrialState, stop_requested: Callable[[], bool]) -> Iterator[Action]:
-        """Yield what is to be done at the ``due`` boundaries, one after the other.
-
-        Each action must be done before the next is asked for: what was validated or checkpointed meanwhile is seen
-        in ``state`` and not repeated. Whether to stop is asked after every boundary; then nothing is left to do but a
-        checkpoint. The run is over when the last action is STOP.
-        """
-        for boundary in due:
-            if boundary is Boundary.VALIDATE and state.last_val != state.batches_trained:
-                yield Action.VALIDATE
-            if boundary is Boundary.CHECKPOINT and state.last_ckpt != state.batches_trained:
-                yield Action.CHECKPOINT
-            if stop_requested():
-                if state.last_ckpt != state.batches_trained:
-                    yield Action.CHECKPOINT
-                yield Action.STOP
-                return
-        if self.is_complete(state):
-            if state.last_val != state.batches_trained:
-                yield Action.VALIDATE
-            if state.last_ckpt != state.batches_trained:
-                yield Action.CHECKPOINT
-            yield Action.STOP
 
 
 def _next_multiple(steps: int, unit: TrainUnit) -> int:

@@ -45,8 +45,8 @@ class Evaluation:
         self._names = None
         self.records = 0
 
-    def evaluate(self, batches: Iterator[Any], give_back: Callable[[], bool]) -> bool:
-        """Evaluate batches until there are no more, or ``give_back`` says so.
+    def evaluate(self, batches: Iterator[Any], yields: Callable[[], bool]) -> bool:
+        """Evaluate batches until there are no more, or the driver wants control back.
 
         Returns:
             Whether the validation is over.
@@ -55,7 +55,7 @@ class Evaluation:
             self._evaluate_batch(batch)
             if self._single_batch:
                 return True
-            if give_back():
+            if yields():
                 return False
         return True
 
