@@ -7,7 +7,7 @@ from typing import Any
 from pytorch_lightning.strategies import Strategy
 
 from det_lightning import errors
-from det_lightning.adapters.strategies import backend_for, distributed_for
+from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.pytorch.agreement import require_same_trial
 from det_lightning.pytorch.context import PyTorchTrialContext
 from det_lightning.pytorch.legacy_trial import adapt_legacy_trial, interface_mistakes, original_trial
@@ -61,10 +61,11 @@ class TrialBuilder:
             InvalidExperimentException: the trial chooses a precision too.
         """
         if self._context is None:
+            processes = TrainingProcesses.of_trainer(strategy)
             self._context = PyTorchTrialContext(
                 **self._context_kwargs,
-                backend=backend_for(strategy),
-                distributed=distributed_for(strategy),
+                backend=processes.backend,
+                distributed=processes.distributed,
                 enable_tensorboard_logging=False,
             )
         is_new = isinstance(self._trial, type)

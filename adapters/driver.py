@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -13,20 +13,23 @@ import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors
-from det_lightning.adapters import loop
+from det_lightning.adapters import flags, lightning_internals
+from det_lightning.adapters.progress import BarRefresh
 from det_lightning.engine.boundary import Action
 from det_lightning.engine.run import TrialRun
-from det_lightning.engine.stopping import interrupts_end_the_process
+from det_lightning.engine.signals import interrupts_end_the_process
 from det_lightning.units import TrainUnit
 
 __all__ = ["Checkpointer", "RunDriver", "StopIterationGuard"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
-# A Lightning step holds many batches; it ends after this time, so that progress bars and signals are served.
-_STEP_TIME_S = 0.1
 # All ranks come to the same end at about the same time, if they do.
 _MEETING_TIME_S = 10.0
+
+
+def _always() -> bool:
+    return True
 
 
 class StopIterationGuard:
@@ -92,28 +95,54 @@ class RunDriver:
         checkpointer: what writes checkpoints; None to write none.
 
     Attributes:
-        counts_batches: a callback looks at the batch index that Lightning counts.
+        shows_each_batch: a callback has to see every training batch, so that a step holds just one.
     """
 
     def __init__(self, trainer: pl.Trainer, run: TrialRun, checkpointer: Checkpointer | None) -> None:
         self.run = run
-        self.counts_batches = loop.counts_batches(trainer)
+        self.shows_each_batch = flags.needs_each_batch(trainer, "train")
+        self._shows_each_validation_batch = flags.needs_each_batch(trainer, "validation")
         self._trainer = trainer
+        self._bars = BarRefresh(trainer)
         self._checkpointer = checkpointer
-        self._per_batch = {stage: loop.needs_each_batch(trainer, stage) for stage in ("train", "validation")}
         self._validation_metrics: dict[str, Any] = {}
         self._users_flag = trainer.check_val_every_n_epoch
 
-    def give_back(self, stage: str) -> Callable[[], bool]:
-        """Return the answer to whether a step of ``stage`` has to end though no boundary was reached."""
-        if self._per_batch[stage]:
-            return lambda: True
-        deadline, clock = time.monotonic() + _STEP_TIME_S, time.monotonic
-        max_steps = self._trainer.max_steps
-        if stage == "validation" or max_steps == -1:
-            return lambda: clock() > deadline
-        context = self.run.context
-        return lambda: clock() > deadline or context.optimizer_steps >= max_steps
+    def ends_training_step(self) -> Callable[[], bool]:
+        """Return what is asked after each batch: whether the step has to end though no boundary was reached.
+
+        Unless the process is asked to end, the answers depend on the data and the flags only: equal runs take equal
+        steps.
+        """
+        if self.shows_each_batch:
+            return _always
+        context, state, bars = self.run.context, self.run.state, self._bars
+        is_asked_to_end = self._is_asked_to_end
+        max_steps = self._trainer.max_steps if self._trainer.max_steps != -1 else sys.maxsize
+        epoch_len = context.position.epoch_length()
+
+        def ends() -> bool:
+            if bars.any_drawn and bars.is_due():
+                bars.draw_training(state.batches_trained % epoch_len)
+            return context.optimizer_steps >= max_steps or is_asked_to_end()
+
+        return ends
+
+    def ends_validation_step(self) -> Callable[[], bool]:
+        """Return the same for validation batches."""
+        if self._shows_each_validation_batch:
+            return _always
+        evaluation, bars = self.run.evaluation, self._bars
+
+        def ends() -> bool:
+            if bars.any_drawn and bars.is_due():
+                bars.draw_validation(evaluation.batches_evaluated)
+            return False
+
+        return ends
+
+    def _is_asked_to_end(self) -> bool:
+        return self.run.early_end.may_come_now() or self._trainer.received_sigterm
 
     @_invalid_hp_ends_the_run()
     def act(self) -> bool:
@@ -125,7 +154,7 @@ class RunDriver:
                 if self._trainer.enable_validation:
                     return True
             elif action is Action.STOP:
-                loop.end_training(self._trainer, early=self.run.early_end.preempted)
+                lightning_internals.end_training(self._trainer, early=self.run.early_end.preempted)
             elif self._checkpointer is not None:
                 self._checkpointer.save(self.run)
         return False
@@ -133,9 +162,9 @@ class RunDriver:
     def end_step(self, trained: int) -> None:
         """Note the end of a step of ``trained`` batches; end the workload where there is a boundary."""
         run = self.run
-        loop.move_to(self._trainer, run.state, run.context.optimizer_steps, extra_batches=trained - 1)
+        lightning_internals.move_to(self._trainer, run.state, run.context.optimizer_steps, extra_batches=trained - 1)
         if run.early_end.must_come_now(run.at_boundary()):
-            loop.end_training(self._trainer, early=True)
+            lightning_internals.end_training(self._trainer, early=True)
         if run.at_boundary() or self._lightning_ends_here():
             run.end_workload()
 

@@ -12,7 +12,7 @@ import torch
 from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
-from det_lightning.adapters import loop
+from det_lightning.adapters import flags, lightning_internals
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.driver import Checkpointer, RunDriver, StopIterationGuard
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO
@@ -102,7 +102,13 @@ class TrialModule(pl.LightningModule):
                 "trial_seed": trial_seed,
             },
         )
-        self.options = loop.RunOptions(max_length, validation_period, reporting_period, step_zero_validation, test_mode)
+        self.options = flags.RunOptions(
+            max_length=max_length,
+            validation_period=validation_period,
+            reporting_period=reporting_period,
+            step_zero_validation=step_zero_validation,
+            test_mode=test_mode,
+        )
         self._wrap_checkpoint_io = functools.partial(
             TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first
         )
@@ -124,8 +130,8 @@ class TrialModule(pl.LightningModule):
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that can not work; attach what ends a trial's run after an exception."""
-        loop.refuse_unsupported_flags(self.trainer)
-        loop.keep_ranks_independent(self.trainer)
+        flags.refuse_unsupported_flags(self.trainer)
+        lightning_internals.keep_ranks_independent(self.trainer)
         self._model_precision = take_precision(self.trainer)
         self.checkpointer, self.reporters, self.resume_point, self.driver = None, [], None, None
         self.preemption = None
@@ -137,7 +143,7 @@ class TrialModule(pl.LightningModule):
         if not isinstance(strategy.checkpoint_io, TrialCheckpointIO):
             strategy.checkpoint_io = self._wrap_checkpoint_io(strategy.checkpoint_io)
         # A sanity check would tell the trial's callbacks of a validation that Determined does not do.
-        self.trainer.num_sanity_val_steps = 0
+        lightning_internals.skip_sanity_check(self.trainer)
 
     def configure_model(self) -> None:
         """Build the trial, on the device that Lightning chose."""
@@ -175,28 +181,29 @@ class TrialModule(pl.LightningModule):
         """Load the checkpoint into the trial; validate where that is due before the first batch."""
         driver, run = self._driving(), self.trial_run
         run.begin_training()
-        loop.move_to(self.trainer, run.state, run.context.optimizer_steps)
-        loop.move_to_epoch(self.trainer, run.state.epochs_trained)
-        loop.allow_validation(self.trainer, due=False)
+        lightning_internals.move_to(self.trainer, run.state, run.context.optimizer_steps)
+        lightning_internals.move_to_epoch(self.trainer, run.state.epochs_trained)
+        lightning_internals.allow_validation(self.trainer, due=False)
         step_zero = self.options.step_zero_validation and run.state.batches_trained == 0
         if (step_zero and self.trainer.enable_validation) or driver.act():
-            loop.run_validation(self.trainer)
+            lightning_internals.run_validation(self.trainer)
 
     def training_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Train up to the next boundary or the end of the epoch."""
         with StopIterationGuard():
             driver, run = self._driving(), self.trial_run
-            # Lightning's iterator counts for the callbacks, and costs more than all else that is done for a batch.
-            counted = driver.counts_batches
-            batches = (batch for batch, *_ in dataloader_iter) if counted else run.data.training.rest_of_epoch()
-            driver.end_step(run.train(batches, driver.give_back("train")))
+            # Lightning's iterator keeps the batch for its callbacks, and costs more than all else done for a batch.
+            shown = driver.shows_each_batch
+            batches = (batch for batch, *_ in dataloader_iter) if shown else run.data.training.rest_of_epoch()
+            driver.end_step(run.train(batches, driver.ends_training_step()))
+            lightning_internals.show_batch_index(dataloader_iter, run.latest_batch_of_epoch())
             if run.at_epoch_end():
-                dataloader_iter.data_fetcher.done = True  # type: ignore[attr-defined]
+                lightning_internals.end_epoch(dataloader_iter)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Do what is due at the boundary; leave a validation to Lightning's loop."""
         with StopIterationGuard():
-            loop.allow_validation(self.trainer, due=self._driving().act())
+            lightning_internals.allow_validation(self.trainer, due=self._driving().act())
 
     def on_train_end(self) -> None:
         """Report and save what is left, however the training ended."""
@@ -214,7 +221,7 @@ class TrialModule(pl.LightningModule):
             if run.early_end.preempted and self.preemption is not None:
                 # Together, for a launcher ends the others when the first one ends.
                 run.context.distributed.broadcast(None)
-                raise errors.Preempted(loop.exit_code_of(self.trainer, self.preemption.exit_code))
+                raise errors.Preempted(lightning_internals.exit_code_of(self.trainer, self.preemption.exit_code))
 
     # Validation
 
@@ -238,14 +245,14 @@ class TrialModule(pl.LightningModule):
             run = self.trial_run
             if run.evaluation.by_batch:
                 batches = (batch for batch, *_ in dataloader_iter)
-                over = run.evaluation.evaluate(batches, self._driving().give_back("validation"))
+                over = run.evaluation.evaluate(batches, self._driving().ends_validation_step())
                 if over and not self.options.test_mode:
                     run.data.validation.run_out()
             else:
                 run.evaluation.evaluate_full_dataset(run.data.validation_loader)
                 over = True
             if over:
-                dataloader_iter.data_fetcher.done = True  # type: ignore[attr-defined]
+                lightning_internals.end_epoch(dataloader_iter)
 
     def on_validation_epoch_end(self) -> None:
         """Reduce and log the metrics of the validation."""
@@ -312,7 +319,7 @@ class TrialModule(pl.LightningModule):
     def _start_run(self) -> None:
         trial, context = self._built()
         period = None if self.checkpointer is None else self.checkpointer.period
-        schedule = loop.schedule_of(self.trainer, self.options, context.position, period)
+        schedule = flags.schedule_of(self.trainer, self.options, context.position, period)
         reporters = [LightningReporter(self), *self.reporters]
         run = TrialRun(trial, context, schedule, reporters, self.resume_point, self.preemption)
         self.driver = RunDriver(self.trainer, run, self.checkpointer)

@@ -7,6 +7,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from det_lightning.adapters import lightning_internals
 from det_lightning.engine.metrics import scalars_of
 
 __all__ = ["LightningReporter"]
@@ -33,10 +34,7 @@ class LightningReporter:
         trainer = self._module.trainer
         scalars = scalars_of(avg_metrics)
         self._training_names.update(scalars)
-        tensors = _as_tensors(scalars)
-        trainer.callback_metrics.update(tensors)
-        trainer.logged_metrics.update(tensors)
-        trainer.progress_bar_metrics.update(scalars)
+        lightning_internals.publish_metrics(trainer, _as_tensors(scalars), scalars)
         for logger in trainer.loggers:
             logger.log_metrics({**scalars, "epoch": trainer.current_epoch}, step=steps_completed)
             logger.save()

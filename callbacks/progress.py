@@ -11,22 +11,10 @@ __all__ = ["TrialProgressBar"]
 
 
 class TrialProgressBar(TQDMProgressBar):
-    """Lightning's bar, for a trial: one line per epoch that stays, with the metrics reported last.
-
-    It is drawn when a step of Lightning's ends, at most some ten times a second.
-    """
-
-    #: The bar asks the module how far it has come, and not Lightning's data fetcher.
-    reads_trial_position = True
+    """Lightning's bar, for a trial: one line per epoch that stays, with the metrics reported last."""
 
     def __init__(self) -> None:
         super().__init__(leave=True)
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Show how far into the epoch the trial is."""
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, trainer.fit_loop.batch_idx)
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
         """Leave out the version number that Lightning shows."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.core.optimizer import LightningOptimizer
 from pytorch_lightning.strategies import StrategyRegistry
 from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
+from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.distributed.fsdp import FSDPBackend, Policy
 from det_lightning.distributed.sharded_states import gather_optimizer, gather_tensors, load_into_optimizer
@@ -52,7 +52,7 @@ class PerModelFSDPStrategy(PerModelStrategy):
         Raises:
             UnsupportedTrainerFlags: ``sync_batchnorm`` is set, which would replace modules that are sharded already.
         """
-        if self._layer_sync is not None:
+        if lightning_internals.converts_batch_norms(self):
             raise errors.UnsupportedTrainerFlags(
                 "pl.Trainer can not train a trial with sync_batchnorm=True and strategy='trial_fsdp': call "
                 "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before wrap_model()."
@@ -80,7 +80,7 @@ class PerModelFSDPStrategy(PerModelStrategy):
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the whole state of an optimizer on the chief, and nothing elsewhere."""
-        return gather_optimizer(optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer)
+        return gather_optimizer(lightning_internals.unwrapped_optimizer(optimizer))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load the whole states of all optimizers."""

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.strategies import ParallelStrategy, StrategyRegistry
 
 from det_lightning import errors
+from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.strategies.environment import ContextEnvironment
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.distributed.horovod import HorovodBackend
@@ -57,7 +57,7 @@ class HorovodStrategy(ParallelStrategy):
 
     def set_world_ranks(self) -> None:
         """Tell Lightning which process may print and log."""
-        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
+        lightning_internals.set_printing_rank(self.global_rank)
 
     @property
     def is_distributed(self) -> bool:
@@ -96,7 +96,7 @@ class HorovodStrategy(ParallelStrategy):
             UnsupportedTrainerFlags: ``sync_batchnorm`` is set, which needs ``torch.distributed``; or the module is no
                 ``TrialModule``, so that nothing would exchange its gradients.
         """
-        if self._layer_sync is not None:
+        if lightning_internals.converts_batch_norms(self):
             raise errors.UnsupportedTrainerFlags(
                 "pl.Trainer can not train with sync_batchnorm=True and strategy='horovod'; use "
                 "horovod.torch.SyncBatchNorm in the model."

@@ -224,6 +224,10 @@ class TrialRun:
         """Tell whether the latest batch was the last of its epoch."""
         return self.state.batches_trained % self.context.position.epoch_length() == 0
 
+    def latest_batch_of_epoch(self) -> int:
+        """Return the index, within its epoch, of the latest batch."""
+        return (self.state.batches_trained - 1) % self.context.position.epoch_length()
+
     def end_workload(self) -> None:
         """Reduce and report the metrics of the workload."""
         if not self._in_workload:

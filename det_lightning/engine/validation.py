@@ -45,6 +45,11 @@ class Evaluation:
         self._names = None
         self.records = 0
 
+    @property
+    def batches_evaluated(self) -> int:
+        """Number of batches that this rank has evaluated in the present validation."""
+        return len(self._window)
+
     def evaluate(self, batches: Iterator[Any], yields: Callable[[], bool]) -> bool:
         """Evaluate batches until there are no more, or the driver wants control back.
 

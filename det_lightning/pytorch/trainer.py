@@ -18,8 +18,9 @@ from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.strategies import Strategy
 
 from det_lightning import errors
+from det_lightning.adapters.lightning_internals import interrupts_come_through, quiet_hints
 from det_lightning.adapters.module import TrialModule
-from det_lightning.adapters.strategies import backend_of, connected, strategy_of
+from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.callbacks.checkpoint import POLICIES, DeterminedCheckpoint
 from det_lightning.callbacks.metrics import DeterminedTensorBoard
 from det_lightning.callbacks.preemption import PreemptionHandler
@@ -29,7 +30,6 @@ from det_lightning.checkpoint.retention import Retention
 from det_lightning.checkpoint.storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._elastic import elastic_job, restarts
-from det_lightning.engine.stopping import interrupts_come_through
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
 from det_lightning.pytorch.agreement import require_same_trial
@@ -88,14 +88,14 @@ def init(
         random.seed(trial_seed)
         np.random.seed(trial_seed)
         torch.manual_seed(trial_seed)
-    distributed = connected(distributed, strategy)
+    processes = TrainingProcesses.of_script(distributed, strategy)
     context = PyTorchTrialContext(
         hparams=hparams,
         exp_conf=exp_conf,
         trial_seed=trial_seed,
         aggregation_frequency=aggregation_frequency,
-        distributed=distributed,
-        backend=backend_of(distributed, strategy),
+        distributed=processes.distributed,
+        backend=processes.backend,
         enable_tensorboard_logging=enable_tensorboard_logging,
         tensorboard_path=tensorboard_path,
     )
@@ -262,9 +262,9 @@ class Trainer:
             **options,
         )
         # What Lightning imports when it is set up may draw random numbers.
-        with isolated_rng(), _quiet_lightning():
+        with isolated_rng(), quiet_hints():
             trainer = self._lightning_trainer(checkpoints, preemption)
-        with _quiet_lightning(), contextlib.suppress(errors.ShouldExit), interrupts_come_through():
+        with quiet_hints(), contextlib.suppress(errors.ShouldExit), interrupts_come_through():
             trainer.fit(module, ckpt_path=newest_first[0] if newest_first else None)
 
     def _checkpoint_callback(self, policy: str, **arguments: Any) -> DeterminedCheckpoint:
@@ -299,7 +299,7 @@ class Trainer:
             "accelerator": "cuda" if device.type == "cuda" else "cpu",
             "devices": [device.index or 0] if device.type == "cuda" else context.distributed.local_size,
             "num_nodes": context.distributed.cross_size,
-            "strategy": strategy_of(context.distributed, context.backend),
+            "strategy": TrainingProcesses(context.distributed, context.backend).make_strategy(),
             "max_epochs": -1,
             "num_sanity_val_steps": 0,
             "inference_mode": False,
@@ -322,18 +322,6 @@ class Trainer:
             callbacks.append(TrialProgressBar())
         defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
         return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)
-
-
-@contextlib.contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    """Keep Lightning's hints about devices and products off the screen of who did not ask for Lightning."""
-    hints = logging.getLogger("pytorch_lightning.utilities.rank_zero")
-    level = hints.level
-    hints.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        hints.setLevel(level)
 
 
 def _find_latest(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from det_lightning import errors
-from det_lightning.adapters.strategies import backend_of, connected, distributed_for
+from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.distributed import horovod_processes as processes
 from det_lightning.pytorch.backend import Backend, LocalBackend
@@ -96,13 +96,13 @@ def test_an_optimizer_that_can_not_be_made_anew_is_refused(backend: Backend) -> 
 
 def test_one_process_of_horovod_trains_as_one(needs_horovod: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USE_HOROVOD", "1")
-    assert isinstance(backend_of(DistributedContext(), "trial_ddp"), LocalBackend)
+    assert isinstance(TrainingProcesses.of_script(DistributedContext(), "trial_ddp").backend, LocalBackend)
     with pytest.raises(ValueError, match="Horovod connects 1"):
 
         class Two:
             size = 2
 
-        backend_of(Two(), "trial_ddp")  # type: ignore[arg-type]
+        TrainingProcesses.of_script(Two(), "trial_ddp")  # type: ignore[arg-type]
 
 
 # What follows needs no Horovod.
@@ -111,7 +111,7 @@ def test_one_process_of_horovod_trains_as_one(needs_horovod: None, monkeypatch: 
 def test_horovod_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
     with pytest.raises(ImportError, match=r"det-lightning\[horovod\].*build_horovod.sh"):
-        connected(None, "horovod")
+        TrainingProcesses.of_script(None, "horovod")
 
 
 @pytest.mark.parametrize("other", ["USE_TORCH_DISTRIBUTED", "TORCHELASTIC_RUN_ID"])
@@ -128,6 +128,6 @@ def test_another_strategy_is_refused_under_horovod(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setenv(variable, "1")
     with pytest.raises(ValueError, match="trial_fsdp.*" + variable):
-        connected(None, "trial_fsdp")
+        TrainingProcesses.of_script(None, "trial_fsdp")
     with pytest.raises(ValueError, match="single_device.*" + variable):
-        distributed_for(SingleDeviceStrategy())
+        TrainingProcesses.of_trainer(SingleDeviceStrategy())

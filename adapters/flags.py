@@ -1,13 +1,11 @@
-"""The few places of Lightning's own loops that a trial reads and moves."""
+"""What the flags and callbacks of ``pl.Trainer`` mean for a trial: schedule, granularity of a step, refusals."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import Any
 
 import pytorch_lightning as pl
-from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning.callbacks import (
     BaseFinetuning,
     BatchSizeFinder,
@@ -17,32 +15,16 @@ from pytorch_lightning.callbacks import (
     ProgressBar,
     StochasticWeightAveraging,
 )
-from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
 from det_lightning.adapters.precision import TRIAL_PRECISIONS
-from det_lightning.adapters.strategies import TRIAL_STRATEGIES, trains_many
-from det_lightning.checkpoint.state import TrialState
+from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
 from det_lightning.engine.schedule import Schedule
 from det_lightning.pytorch.position import TrainingPosition
 from det_lightning.units import Batch, Epoch, TrainUnit
 
-__all__ = [
-    "RunOptions",
-    "TrialEpochLoop",
-    "allow_validation",
-    "counts_batches",
-    "end_training",
-    "exit_code_of",
-    "keep_ranks_independent",
-    "move_to",
-    "move_to_epoch",
-    "needs_each_batch",
-    "refuse_unsupported_flags",
-    "run_validation",
-    "schedule_of",
-]
+__all__ = ["RunOptions", "needs_each_batch", "refuse_unsupported_flags", "schedule_of"]
 
 # Callbacks that change optimizers, their steps or the batch size, which are the trial's.
 _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
@@ -95,8 +77,9 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
             f"use one of {', '.join(TRIAL_PRECISIONS)}, or choose a precision in the trial's __init__",
         ),
         f"strategy={type(trainer.strategy).__name__} on {trainer.world_size} devices": (
-            trainer.world_size > 1 and not trains_many(trainer.strategy),
-            f"use one that knows a trial's models: strategy={' or '.join(map(repr, TRIAL_STRATEGIES))}",
+            trainer.world_size > 1 and not isinstance(trainer.strategy, TRIAL_STRATEGIES),
+            "use one that trains a trial's models: strategy="
+            + " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES),
         ),
     }
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
@@ -108,26 +91,6 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
     ]
     if found:
         raise errors.UnsupportedTrainerFlags("pl.Trainer can not train a trial with " + "; and with ".join(found) + ".")
-
-
-class TrialEpochLoop(_TrainingEpochLoop):
-    """Lightning's loop over an epoch, whose steps begin without an exchange between the ranks.
-
-    Steps hold as many batches as fit into some time, so ranks may take different numbers of them. That a process was
-    asked to end is agreed on at the trial's boundaries.
-    """
-
-    def _broadcast_sigterm_tensor(self) -> None:
-        """Leave it to the boundaries."""
-
-
-def keep_ranks_independent(trainer: pl.Trainer) -> None:
-    """Make the ranks of a run meet at the trial's boundaries only, not at each of Lightning's steps."""
-    before = trainer.fit_loop.epoch_loop
-    if trainer.world_size > 1 and not isinstance(before, TrialEpochLoop):
-        trainer.fit_loop.epoch_loop = TrialEpochLoop(trainer, before.min_steps, before.max_steps)
-        # Lightning has told it already where the validation data come from.
-        trainer.fit_loop.epoch_loop.val_loop = before.val_loop
 
 
 class _InEpochSchedule:
@@ -190,69 +153,6 @@ def _validation_period_of(trainer: pl.Trainer, position: TrainingPosition) -> Tr
     return Batch(_InEpochSchedule(position, interval, every_epochs))
 
 
-def allow_validation(trainer: pl.Trainer, due: bool) -> None:
-    """Let Lightning's fit loop validate after the present step, or keep it from doing so.
-
-    The loop validates by its own flags. With no epochs to count and an interval of one step it does so after every
-    step, with an interval of so many epochs never.
-    """
-    trainer.val_check_batch = 1
-    trainer.check_val_every_n_epoch = None if due else sys.maxsize
-
-
-def run_validation(trainer: pl.Trainer) -> None:
-    """Run Lightning's validation loop from outside of a training step."""
-    trainer.validating = True
-    trainer.fit_loop.epoch_loop.val_loop.run()
-    trainer.training = True
-
-
-def end_training(trainer: pl.Trainer, early: bool) -> None:
-    """End the training after the present step.
-
-    Args:
-        trainer: whose training ends.
-        early: also where ``min_epochs`` or ``min_steps`` are not reached.
-    """
-    trainer.should_stop = True
-    if early:
-        trainer.fit_loop.min_epochs = None
-        trainer.fit_loop.epoch_loop.min_steps = None
-
-
-def exit_code_of(trainer: pl.Trainer, exit_code: int) -> int:
-    """Return what this process has to end with for the run to end with ``exit_code``.
-
-    Lightning's launcher kills the process that it was called in when one of those it has started ends with an error.
-    """
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    return 0 if isinstance(environment, LightningEnvironment) and environment.local_rank() > 0 else exit_code
-
-
-def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_batches: int = 0) -> None:
-    """Make Lightning's counters agree with the trial's.
-
-    Args:
-        trainer: whose ``global_step``, ``batch_idx`` and logging step are moved.
-        state: how far the trial has come.
-        optimizer_steps: number of optimizer steps of the run.
-        extra_batches: number of batches of the present step beyond the one that Lightning counts.
-    """
-    epoch_loop = trainer.fit_loop.epoch_loop
-    progress = epoch_loop.manual_optimization.optim_step_progress.total
-    progress.ready = progress.completed = optimizer_steps
-    if extra_batches > 0:
-        epoch_loop.batch_progress.increment_by(extra_batches)
-    # The loop's way of taking over a logging step from a checkpoint; it adds 1 at the end of a step.
-    epoch_loop.on_load_checkpoint({"_batches_that_stepped": state.batches_trained})
-
-
-def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
-    """Make ``trainer.current_epoch`` agree with a trial that goes on from a checkpoint."""
-    current: Any = trainer.fit_loop.epoch_progress.current
-    current.ready = current.started = current.processed = current.completed = epochs_trained
-
-
 def needs_each_batch(trainer: pl.Trainer, stage: str) -> bool:
     """Tell whether a callback has to see every single batch of ``stage`` ("train" or "validation").
 
@@ -264,14 +164,6 @@ def needs_each_batch(trainer: pl.Trainer, stage: str) -> bool:
         for callback in _callbacks_of(trainer)
         if not isinstance(callback, ProgressBar) and not _saves_by_epoch(callback)
         for hook in _PER_BATCH_HOOKS[stage]
-    )
-
-
-def counts_batches(trainer: pl.Trainer) -> bool:
-    """Tell whether a callback looks at the batch index that Lightning's data fetcher counts."""
-    return needs_each_batch(trainer, "train") or any(
-        isinstance(callback, ProgressBar) and not getattr(callback, "reads_trial_position", False)
-        for callback in _callbacks_of(trainer)
     )
 
 

@@ -1,0 +1,208 @@
+"""Every reach into Lightning that is not documented API, in one place; each has a contract test.
+
+A new release of Lightning that moves one of these breaks ``tests/adapters/test_lightning_internals.py`` by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_utilities.core.rank_zero import rank_zero_only
+from pytorch_lightning.core.optimizer import LightningOptimizer
+from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+from pytorch_lightning.strategies import ParallelStrategy
+
+from det_lightning.checkpoint.state import TrialState
+
+__all__ = [
+    "TrialEpochLoop",
+    "allow_validation",
+    "converts_batch_norms",
+    "end_epoch",
+    "end_training",
+    "exit_code_of",
+    "interrupts_come_through",
+    "keep_ranks_independent",
+    "move_to",
+    "move_to_epoch",
+    "publish_metrics",
+    "quiet_hints",
+    "run_validation",
+    "set_printing_rank",
+    "show_batch_index",
+    "skip_sanity_check",
+    "unwrapped_optimizer",
+]
+
+
+# Loops
+
+
+class TrialEpochLoop(_TrainingEpochLoop):
+    """Lightning's loop over an epoch, whose steps begin without an exchange between the ranks.
+
+    The ranks agree on a request to end at the trial's boundaries.
+    """
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Leave it to the boundaries."""
+
+
+def keep_ranks_independent(trainer: pl.Trainer) -> None:
+    """Make the ranks of a run meet at the trial's boundaries only, not at each of Lightning's steps."""
+    before = trainer.fit_loop.epoch_loop
+    if trainer.world_size > 1 and not isinstance(before, TrialEpochLoop):
+        trainer.fit_loop.epoch_loop = TrialEpochLoop(trainer, before.min_steps, before.max_steps)
+        # The validation loop already holds the source of its data.
+        trainer.fit_loop.epoch_loop.val_loop = before.val_loop
+
+
+def skip_sanity_check(trainer: pl.Trainer) -> None:
+    """Leave out the validation before the first batch, which Determined does not do."""
+    trainer.num_sanity_val_steps = 0
+
+
+def allow_validation(trainer: pl.Trainer, due: bool) -> None:
+    """Let Lightning's fit loop validate after the present step, or keep it from doing so.
+
+    The loop validates by its own flags. With no epochs to count and an interval of one step it does so after every
+    step, with an interval of so many epochs never.
+    """
+    trainer.val_check_batch = 1
+    trainer.check_val_every_n_epoch = None if due else sys.maxsize
+
+
+def run_validation(trainer: pl.Trainer) -> None:
+    """Run Lightning's validation loop from outside of a training step."""
+    trainer.validating = True
+    trainer.fit_loop.epoch_loop.val_loop.run()
+    trainer.training = True
+
+
+def end_epoch(dataloader_iter: Any) -> None:
+    """Make the present step the last one of its epoch, or of its validation."""
+    dataloader_iter.data_fetcher.done = True
+
+
+def show_batch_index(dataloader_iter: Any, batch_idx: int) -> None:
+    """Make ``batch_idx`` the index that Lightning passes to callbacks at the end of the present step."""
+    # An iterator that is not drawn from does not count.
+    dataloader_iter.data_fetcher._batch_idx = batch_idx
+
+
+def end_training(trainer: pl.Trainer, early: bool) -> None:
+    """End the training after the present step.
+
+    Args:
+        trainer: whose training ends.
+        early: also where ``min_epochs`` or ``min_steps`` are not reached.
+    """
+    trainer.should_stop = True
+    if early:
+        trainer.fit_loop.min_epochs = None
+        trainer.fit_loop.epoch_loop.min_steps = None
+
+
+def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_batches: int = 0) -> None:
+    """Make Lightning's counters agree with the trial's.
+
+    Args:
+        trainer: whose ``global_step``, ``batch_idx`` and logging step are moved.
+        state: how far the trial has come.
+        optimizer_steps: number of optimizer steps of the run.
+        extra_batches: number of batches of the present step beyond the one that Lightning counts.
+    """
+    epoch_loop = trainer.fit_loop.epoch_loop
+    progress = epoch_loop.manual_optimization.optim_step_progress.total
+    progress.ready = optimizer_steps
+    progress.completed = optimizer_steps
+    if extra_batches > 0:
+        epoch_loop.batch_progress.increment_by(extra_batches)
+    # The loop's way of restoring a logging step from a checkpoint; it adds 1 at the end of a step.
+    epoch_loop.on_load_checkpoint({"_batches_that_stepped": state.batches_trained})
+
+
+def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
+    """Make ``trainer.current_epoch`` agree with a trial that goes on from a checkpoint."""
+    current: Any = trainer.fit_loop.epoch_progress.current
+    current.ready = current.started = current.processed = current.completed = epochs_trained
+
+
+# Metrics and logging
+
+
+def publish_metrics(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
+    """Show metrics to callbacks and progress bars without a pass through Lightning's result collection.
+
+    Args:
+        trainer: whose metrics are set.
+        tensors: 0-d float64 tensors, for ``callback_metrics`` and ``logged_metrics``.
+        scalars: the same values, for progress bars.
+    """
+    trainer.callback_metrics.update(tensors)
+    trainer.logged_metrics.update(tensors)
+    trainer.progress_bar_metrics.update(scalars)
+
+
+@contextlib.contextmanager
+def quiet_hints() -> Iterator[None]:
+    """Keep Lightning's hints about devices and products off the screen of users who did not ask for Lightning."""
+    hints = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    level = hints.level
+    hints.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        hints.setLevel(level)
+
+
+# Processes
+
+
+def set_printing_rank(rank: int) -> None:
+    """Tell Lightning's ``rank_zero_only`` which rank this process is."""
+    rank_zero_only.rank = rank  # type: ignore[attr-defined]
+
+
+def exit_code_of(trainer: pl.Trainer, exit_code: int) -> int:
+    """Return what this process has to end with for the run to end with ``exit_code``.
+
+    Lightning's launcher kills the process that it was called in when one of those it has started ends with an error.
+    """
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    return 0 if isinstance(environment, LightningEnvironment) and environment.local_rank() > 0 else exit_code
+
+
+@contextlib.contextmanager
+def interrupts_come_through() -> Iterator[None]:
+    """Raise a ``KeyboardInterrupt`` that Lightning turns into an exit, and handle the next Ctrl-C as before."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as e:
+        interrupt = e.__context__
+        if type(e) is not SystemExit or not isinstance(interrupt, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, handler)
+        raise interrupt from None
+
+
+# Strategies
+
+
+def converts_batch_norms(strategy: ParallelStrategy) -> bool:
+    """Tell whether ``sync_batchnorm=True`` makes a strategy replace modules."""
+    return strategy._layer_sync is not None
+
+
+def unwrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer that Lightning has wrapped, if it has."""
+    return optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer

@@ -1,0 +1,128 @@
+"""The processes that train one trial: their exchange of objects, their backend, and Lightning's strategy for them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch.distributed as dist
+from pytorch_lightning.strategies import Strategy
+
+from det_lightning.adapters.strategies.ddp import FIND_UNUSED, PerModelDDPStrategy
+from det_lightning.adapters.strategies.environment import ContextEnvironment
+from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
+from det_lightning.adapters.strategies.horovod import HorovodStrategy
+from det_lightning.adapters.strategies.per_model import PerModelStrategy
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.distributed.horovod import HorovodBackend
+from det_lightning.distributed.horovod_processes import (
+    connect_horovod,
+    horovod_context,
+    horovod_is_wanted,
+    refuse_horovod,
+)
+from det_lightning.distributed.torch_processes import device_of, is_one_of_several, torchrun_context
+from det_lightning.pytorch.backend import Backend, LocalBackend
+
+__all__ = ["TRIAL_STRATEGIES", "TrainingProcesses"]
+
+_PER_MODEL = (PerModelDDPStrategy, PerModelFSDPStrategy)
+#: The strategies that train a trial in several processes.
+TRIAL_STRATEGIES = (*_PER_MODEL, HorovodStrategy)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingProcesses:
+    """The processes of a run, made from what a script says (:meth:`of_script`) or from Lightning's side.
+
+    Attributes:
+        distributed: rank and size, and the exchange of objects.
+        backend: places models and keeps them equal.
+    """
+
+    distributed: DistributedContext
+    backend: Backend
+
+    @classmethod
+    def of_script(cls, distributed: DistributedContext | None, strategy: str | Strategy) -> TrainingProcesses:
+        """Take the processes of a run that its script has launched.
+
+        Args:
+            distributed: the processes; by default those of Horovod if it is asked for, or those of torchrun if it has
+                started this one, which are connected if they are not yet; otherwise this one alone.
+            strategy: how they train: a name of ``pl.Trainer(strategy=...)``, or a strategy with options.
+
+        Raises:
+            ImportError: Horovod is asked for, and not installed.
+            ValueError: no such strategy is known; Horovod is asked for together with something else; nothing connects
+                the processes; or a node has more of them than GPUs.
+        """
+        if _is_horovod(strategy):
+            return _of_horovod(distributed)
+        chosen = _chosen(strategy)
+        if distributed is None:
+            distributed = torchrun_context() if is_one_of_several() else DistributedContext()
+        if distributed.size == 1:
+            return cls(distributed, LocalBackend())
+        if not dist.is_initialized():
+            raise ValueError(
+                f"init(distributed=...) has {distributed.size} processes, and torch.distributed does not connect them. "
+                "Call torch.distributed.init_process_group('gloo') (or 'nccl') before init()."
+            )
+        return cls(distributed, chosen.make_backend(device_of(distributed.local_rank)))
+
+    @classmethod
+    def of_trainer(cls, strategy: Strategy) -> TrainingProcesses:
+        """Take the processes that a strategy of ``pl.Trainer`` has launched.
+
+        Raises:
+            ValueError: the environment asks for Horovod, and it was not chosen.
+        """
+        if not isinstance(strategy, HorovodStrategy):
+            refuse_horovod(getattr(strategy, "strategy_name", type(strategy).__name__))
+        device = strategy.root_device
+        if isinstance(strategy, TRIAL_STRATEGIES):
+            return cls(strategy.make_distributed(), strategy.make_backend(device))
+        return cls(DistributedContext(), LocalBackend(device))
+
+    def make_strategy(self) -> Strategy | str:
+        """Return a new strategy for ``pl.Trainer`` that takes the processes as they are and launches none."""
+        if self.distributed.size == 1:
+            return "auto"
+        if isinstance(self.backend, HorovodBackend):
+            return HorovodStrategy()
+        kind = PerModelFSDPStrategy if self.backend.is_sharded else PerModelDDPStrategy
+        return kind(cluster_environment=ContextEnvironment(self.distributed))
+
+
+def _of_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
+    distributed = horovod_context() if distributed is None else distributed
+    size = connect_horovod().size()
+    if size != distributed.size:
+        raise ValueError(
+            f"init(distributed=...) has {distributed.size} process(es), and Horovod connects {size}. Leave it out, or "
+            "pass DistributedContext.from_horovod(horovod.torch)."
+        )
+    backend = LocalBackend() if size == 1 else HorovodBackend(device_of(distributed.local_rank))
+    return TrainingProcesses(distributed, backend)
+
+
+def _is_horovod(strategy: str | Strategy) -> bool:
+    """Tell whether a run trains with Horovod: as chosen, or where nothing was, as the environment says."""
+    if isinstance(strategy, HorovodStrategy) or strategy == HorovodStrategy.strategy_name:
+        return True
+    if strategy == PerModelDDPStrategy.strategy_name:  # the default
+        return horovod_is_wanted()
+    refuse_horovod(strategy if isinstance(strategy, str) else type(strategy).__name__)
+    return False
+
+
+def _chosen(strategy: str | Strategy) -> PerModelStrategy:
+    if isinstance(strategy, _PER_MODEL):
+        return strategy
+    if strategy == FIND_UNUSED:
+        return PerModelDDPStrategy(find_unused_parameters=True)
+    for known in _PER_MODEL:
+        if strategy == known.strategy_name:
+            return known()
+    names = " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES)
+    raise ValueError(f"strategy must be {names}; got {strategy!r}.")

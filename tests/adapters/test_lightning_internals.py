@@ -1,0 +1,221 @@
+"""What the adapters rely on in Lightning beyond its documentation: one test for each reach, by its name."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_only
+from pytorch_lightning.demos.boring_classes import BoringModel
+from pytorch_lightning.strategies import DDPStrategy
+
+from det_lightning.adapters import lightning_internals
+from det_lightning.checkpoint.state import TrialState
+
+
+class Watched(BoringModel):
+    """Trains manually, several batches a step where a test wants it to, and records what Lightning does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.validations: list[int] = []
+        self.steps = 0
+
+    def training_step(self, dataloader_iter: Iterator[Any]) -> None:
+        self.steps += 1
+        self.train_one(next(dataloader_iter)[0])
+        self.after_batch(dataloader_iter)
+
+    def train_one(self, batch: torch.Tensor) -> None:
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        self.manual_backward(self.step(batch))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
+        """Leave it at one batch."""
+
+    def on_validation_start(self) -> None:
+        self.validations.append(self.steps)
+
+
+def make_trainer(**flags: Any) -> pl.Trainer:
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    defaults = {"accelerator": "cpu", "max_epochs": 1, "limit_train_batches": 6, "limit_val_batches": 1}
+    return pl.Trainer(**{**defaults, **dict.fromkeys(off, False), **flags})
+
+
+def test_skip_sanity_check() -> None:
+    class Module(Watched):
+        def setup(self, stage: str) -> None:
+            lightning_internals.skip_sanity_check(self.trainer)
+
+    module = Module()
+    make_trainer().fit(module)
+    assert module.validations == [6]
+
+
+def test_allow_validation() -> None:
+    class Module(Watched):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            lightning_internals.allow_validation(self.trainer, due=self.steps in (2, 5))
+
+    module = Module()
+    make_trainer(num_sanity_val_steps=0).fit(module)
+    assert module.validations == [2, 5]
+
+
+def test_run_validation() -> None:
+    class Module(Watched):
+        def on_train_start(self) -> None:
+            lightning_internals.run_validation(self.trainer)
+            assert self.trainer.training
+
+    module = Module()
+    make_trainer(num_sanity_val_steps=0).fit(module)
+    assert module.validations == [0, 6]
+
+
+def test_end_epoch() -> None:
+    class Module(Watched):
+        def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
+            if self.steps == 4:
+                lightning_internals.end_epoch(dataloader_iter)
+
+    module = Module()
+    make_trainer().fit(module)
+    assert module.steps == 4
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_end_training(early: bool) -> None:
+    class Module(Watched):
+        def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
+            if self.steps == 2:
+                lightning_internals.end_training(self.trainer, early=early)
+
+    module = Module()
+    make_trainer(min_steps=5, max_epochs=3).fit(module)
+    assert module.steps == (2 if early else 6)  # the epoch has 6
+
+
+def test_show_batch_index_and_move_to() -> None:
+    """A step that holds two batches looks, from outside, as if there had been a step for each."""
+    ended: list[tuple[int, int]] = []
+    state = TrialState()
+
+    class Module(Watched):
+        def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
+            self.train_one(next(dataloader_iter)[0])
+            state.batches_trained += 2
+            lightning_internals.move_to(self.trainer, state, state.batches_trained, extra_batches=1)
+            lightning_internals.show_batch_index(dataloader_iter, state.batches_trained - 1)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            ended.append((batch_idx, self.trainer.fit_loop.batch_idx))
+
+    module = Module()
+    trainer = make_trainer()
+    trainer.fit(module)
+    assert ended == [(1, 1), (3, 3), (5, 5)]
+    assert trainer.global_step == 6
+
+
+def test_move_to_epoch() -> None:
+    class Module(Watched):
+        def on_train_start(self) -> None:
+            lightning_internals.move_to_epoch(self.trainer, 3)
+
+    module = Module()
+    trainer = make_trainer(max_epochs=5)
+    trainer.fit(module)
+    assert trainer.current_epoch == 5
+    assert module.steps == 2 * 6
+
+
+def test_keep_ranks_independent_leaves_a_single_process_alone() -> None:
+    trainer = make_trainer()
+    before = trainer.fit_loop.epoch_loop
+    lightning_internals.keep_ranks_independent(trainer)
+    assert trainer.fit_loop.epoch_loop is before
+    # The hook that the loop of several processes leaves out is there to be left out.
+    assert callable(type(before)._broadcast_sigterm_tensor)
+    loop = lightning_internals.TrialEpochLoop(trainer, before.min_steps, before.max_steps)
+    assert loop._broadcast_sigterm_tensor() is None
+
+
+def test_publish_metrics() -> None:
+    class Module(Watched):
+        def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
+            lightning_internals.publish_metrics(self.trainer, {"loss": torch.tensor(0.5)}, {"loss": 0.5})
+            assert self.trainer.progress_bar_metrics["loss"] == 0.5
+
+    trainer = make_trainer()
+    trainer.fit(Module())
+    assert trainer.callback_metrics["loss"] == trainer.logged_metrics["loss"] == 0.5
+
+
+def test_quiet_hints(caplog: pytest.LogCaptureFixture) -> None:
+    make_trainer()
+    assert "GPU available" in caplog.text
+    caplog.clear()
+    with lightning_internals.quiet_hints():
+        make_trainer()
+    assert "GPU available" not in caplog.text
+    assert logging.getLogger("pytorch_lightning.utilities.rank_zero").level != logging.WARNING
+
+
+def test_set_printing_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    lightning_internals.set_printing_rank(3)
+    printed: list[str] = []
+    rank_zero_only(printed.append)("only rank 0 prints this")
+    assert not printed
+
+
+def test_exit_code_of_a_single_process() -> None:
+    assert lightning_internals.exit_code_of(make_trainer(), 75) == 75
+
+
+def test_interrupts_come_through() -> None:
+    class Module(Watched):
+        def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
+            raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), lightning_internals.interrupts_come_through():
+        make_trainer().fit(Module())
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_converts_batch_norms() -> None:
+    synchronized = make_trainer(strategy=DDPStrategy(), sync_batchnorm=True).strategy
+    plain = make_trainer(strategy=DDPStrategy()).strategy
+    assert isinstance(synchronized, DDPStrategy)
+    assert isinstance(plain, DDPStrategy)
+    assert lightning_internals.converts_batch_norms(synchronized)
+    assert not lightning_internals.converts_batch_norms(plain)
+
+
+def test_unwrapped_optimizer() -> None:
+    class Module(Watched):
+        def on_train_start(self) -> None:
+            wrapped = self.optimizers()
+            assert isinstance(lightning_internals.unwrapped_optimizer(wrapped), torch.optim.SGD)  # type: ignore[arg-type]
+
+    make_trainer().fit(Module())
+    plain = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+    assert lightning_internals.unwrapped_optimizer(plain) is plain
+
+
+def test_every_reach_has_a_test() -> None:
+    tested = "\n".join(name for name in globals() if name.startswith("test_"))
+    untested = [name for name in lightning_internals.__all__ if name not in tested and name != "TrialEpochLoop"]
+    assert not untested

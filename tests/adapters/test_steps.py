@@ -1,0 +1,86 @@
+"""How many batches a Lightning step of a trial holds: the data and the flags decide, and no clock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import RichProgressBar, TQDMProgressBar
+
+from det_lightning import errors, pytorch
+from det_lightning.adapters import TrialModule
+from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
+from tests.trials import EPOCH_LEN, SmallTrial
+
+
+class SlowTrial(SmallTrial):
+    """Its batches take their time."""
+
+    seconds = 0.06
+    trained = 0
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        time.sleep(self.seconds)
+        self.trained += 1
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class CountingModule(TrialModule):
+    steps = 0
+
+    def training_step(self, dataloader_iter: Any) -> None:
+        self.steps += 1
+        super().training_step(dataloader_iter)
+
+
+def fit(module: TrialModule, **flags: Any) -> None:
+    off = ("logger", "enable_checkpointing", "enable_model_summary")
+    bars = any(isinstance(callback, pl.callbacks.ProgressBar) for callback in flags.get("callbacks", []))
+    pl.Trainer(accelerator="cpu", **{**dict.fromkeys(off, False), "enable_progress_bar": bars, **flags}).fit(module)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.06])
+def test_slow_batches_take_as_many_steps_as_fast_ones(seconds: float) -> None:
+    class Trial(SlowTrial):
+        pass
+
+    Trial.seconds = seconds
+    module = CountingModule(Trial, reporting_period=pytorch.Batch(5))
+    fit(module, max_epochs=2)
+    # Boundaries after batches 5, 7 (the epoch's end), 10 and 14.
+    assert module.steps == 4
+
+
+@pytest.mark.parametrize("bar_class", [TQDMProgressBar, RichProgressBar])
+def test_a_progress_bar_moves_within_a_step(bar_class: Any) -> None:
+    shown: list[int] = []
+
+    class Bar(bar_class):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            shown.append(batch_idx)
+            super().on_train_batch_end(trainer, module, outputs, batch, batch_idx)
+
+    module = CountingModule(SlowTrial, reporting_period=pytorch.Batch(100))
+    fit(module, max_epochs=1, callbacks=[Bar()])
+    assert module.steps == 1
+    assert len(shown) > 1
+    assert shown == sorted(shown)
+    assert shown[-1] == EPOCH_LEN - 1
+
+
+def test_sigterm_is_noticed_at_the_next_batch(tmp_path: Any) -> None:
+    class Trial(SlowTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            if batch_idx == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    module = CountingModule(Trial, reporting_period=pytorch.Batch(100))
+    with pytest.raises(errors.Preempted):
+        fit(module, max_epochs=3, callbacks=[DeterminedCheckpoint(tmp_path, policy="none"), PreemptionHandler()])
+    assert isinstance(module.trial, Trial)
+    assert module.trial.trained == 3
