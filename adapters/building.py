@@ -1,4 +1,4 @@
-"""Building a trial for a device, and refusing one that can not be trained."""
+"""Building a trial for the device that Lightning chose."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from typing import Any
 
 from pytorch_lightning.strategies import Strategy
 
-from det_lightning import errors
 from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.pytorch.agreement import require_same_trial
 from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.legacy_trial import adapt_legacy_trial, interface_mistakes, original_trial
+from det_lightning.pytorch.legacy_trial import adapt_legacy_trial
 from det_lightning.pytorch.precision import WholeModelPrecision
 from det_lightning.pytorch.trial import PyTorchTrial
 
-__all__ = ["TrialBuilder", "require_trainable"]
+__all__ = ["TrialBuilder"]
 
 
 class TrialBuilder:
@@ -82,33 +81,3 @@ class TrialBuilder:
         """Tell the other ranks of an error, if the context was made here; who made another one does so too."""
         if self._owns_context and self._context is not None:
             self._context.distributed.abandon(error)
-
-
-def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
-    """Raise if the trial can not be trained.
-
-    Raises:
-        InvalidExperimentException: no model or no optimizer is wrapped, or not exactly one of ``evaluate_batch`` and
-            ``evaluate_full_dataset`` is overridden; all that is wrong is named.
-    """
-    trial_class = type(original_trial(trial))
-    name = trial_class.__name__
-    mistakes = interface_mistakes(trial)
-    if not context.models:
-        mistakes.append(f"{name} has no wrapped model; pass each model through context.wrap_model() in __init__")
-    if not context.optimizers:
-        mistakes.append(
-            f"{name} has no wrapped optimizer; pass each optimizer through context.wrap_optimizer() in __init__"
-        )
-    overridden = [
-        method
-        for method in ("evaluate_batch", "evaluate_full_dataset")
-        if getattr(trial_class, method) is not getattr(PyTorchTrial, method)
-    ]
-    if len(overridden) != 1:
-        mistakes.append(
-            f"{name} must override exactly one of evaluate_batch() and evaluate_full_dataset(); it overrides "
-            f"{' and '.join(overridden) or 'neither'}"
-        )
-    if mistakes:
-        raise errors.InvalidExperimentException("; ".join(mistakes) + ".")

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import torch
 
 from det_lightning import errors
-from det_lightning.adapters.building import require_trainable
 from det_lightning.checkpoint.snapshot import tensors_in
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.engine.boundary import Action, BoundaryActions
@@ -21,6 +20,7 @@ from det_lightning.engine.metrics import (
     reduce_validation_metrics,
     to_numpy,
 )
+from det_lightning.engine.requirements import require_trainable
 from det_lightning.engine.resume import ResumePoint, load_data_of, require_same_checkpoint, resume_payload
 from det_lightning.engine.schedule import Boundary, Schedule
 from det_lightning.engine.stopping import EarlyEnd, Preemption
