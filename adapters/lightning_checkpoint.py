@@ -13,15 +13,15 @@ from pytorch_lightning.__version__ import version as lightning_version
 from pytorch_lightning.plugins.io import CheckpointIO, TorchCheckpointIO
 
 from det_lightning import errors
-from det_lightning.checkpoint.conversion import from_lightning
-from det_lightning.checkpoint.location import Location, explain_errors
-from det_lightning.checkpoint.manifest import find_damage
-from det_lightning.checkpoint.opening import open_checkpoint
-from det_lightning.checkpoint.paths import checkpoint_path, new_id
-from det_lightning.checkpoint.reading import CheckpointContent, load_checkpoint
-from det_lightning.checkpoint.safe_values import allow_safe_values, finish
-from det_lightning.checkpoint.storage import CheckpointStorage
-from det_lightning.checkpoint.writer import CheckpointWriter
+from det_lightning.checkpoint.format.lightning_file import from_lightning
+from det_lightning.checkpoint.format.manifest import find_damage
+from det_lightning.checkpoint.safe_load.numpy_values import allow_safe_values, finish
+from det_lightning.checkpoint.safe_load.reading import CheckpointContent, load_checkpoint
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.local_copy import open_checkpoint
+from det_lightning.checkpoint.storage.location import Location, explain_errors
+from det_lightning.checkpoint.storage.paths import checkpoint_path, new_id
+from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.masking import mask_text
 
 __all__ = ["DETERMINED_KEY", "DeterminedCheckpointIO", "TrialCheckpointIO"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY
-from det_lightning.checkpoint.conversion import TRIAL_KEY
-from det_lightning.checkpoint.joined_models import split_models
-from det_lightning.checkpoint.legacy import modernize
-from det_lightning.checkpoint.reading import CheckpointContent
+from det_lightning.checkpoint.format.joined_models import split_models
+from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
+from det_lightning.checkpoint.format.upgrade import modernize
+from det_lightning.checkpoint.safe_load.reading import CheckpointContent
 from det_lightning.engine.resume import ResumePoint
 from det_lightning.engine.run import TrialRun
 from det_lightning.pytorch.context import PyTorchTrialContext

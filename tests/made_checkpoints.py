@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState
-from det_lightning.checkpoint.layout import read_json
+from det_lightning.checkpoint.format.layout import read_json
 
 LOAD_DATA = {
     "trial_type": "PyTorchTrial",

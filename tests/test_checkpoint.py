@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
-from det_lightning.checkpoint.layout import read_json
+from det_lightning.checkpoint.format.layout import read_json
 
 STATE: dict[str, Any] = {
     "models_state_dict": [{"weight": torch.arange(3.0), "half": torch.ones(2, dtype=torch.bfloat16)}],

@@ -25,8 +25,8 @@ from moto.server import ThreadedMotoServer
 from typer.testing import CliRunner, Result
 
 from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
-from det_lightning.checkpoint.index import TrialIndex
-from det_lightning.checkpoint.retention import CheckpointRecord
+from det_lightning.checkpoint.retention.rule import CheckpointRecord
+from det_lightning.checkpoint.retention.trial_index import TrialIndex
 from det_lightning.cli.app import app
 from tests.made_checkpoints import assert_equal, forget_checksums, make_files, make_state, write_checkpoint
 

@@ -19,8 +19,8 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
-from det_lightning.checkpoint.layout import read_json
-from det_lightning.checkpoint.verification import verify_checkpoint
+from det_lightning.checkpoint.format.layout import read_json
+from det_lightning.checkpoint.safe_load.verification import verify_checkpoint
 from det_lightning.importing import import_only, load_class
 from det_lightning.pytorch import PyTorchTrial, load_trial_from_checkpoint_path
 from tests.made_checkpoints import forget_checksums

@@ -24,7 +24,8 @@ from det_lightning.checkpoint import (
     TrialState,
     read_checkpoint,
 )
-from det_lightning.checkpoint.conversion import (
+from det_lightning.checkpoint.format.exports import export_lightning, export_safetensors, export_weights
+from det_lightning.checkpoint.format.lightning_file import (
     TRIAL_KEY,
     collect_load_data,
     from_lightning,
@@ -32,8 +33,7 @@ from det_lightning.checkpoint.conversion import (
     to_lightning,
     to_weights,
 )
-from det_lightning.checkpoint.exporting import export_lightning, export_safetensors, export_weights
-from det_lightning.checkpoint.tensors import read_state
+from det_lightning.checkpoint.safe_load.state_file import read_state
 from tests.made_checkpoints import LOAD_DATA, assert_equal, forget_checksums, make_state, write_checkpoint
 from tests.trials import SmallTrial, seed_everything, weights_of
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention
-from det_lightning.checkpoint.index import TrialIndex, read_indexes
-from det_lightning.checkpoint.retention import CheckpointRecord
+from det_lightning.checkpoint.retention.rule import CheckpointRecord
+from det_lightning.checkpoint.retention.trial_index import TrialIndex, read_indexes
 from tests.trials import SmallTrial, seed_everything
 
 SCRIPT = Path(__file__).parent / "soak" / "kill_training.py"

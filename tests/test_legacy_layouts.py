@@ -11,7 +11,7 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
-from det_lightning.checkpoint.conversion import to_weights
+from det_lightning.checkpoint.format.lightning_file import to_weights
 from det_lightning.pytorch import load_trial_from_checkpoint_path
 from tests import layouts
 from tests.layouts import HPARAMS, LAYOUTS, Layout

@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import CheckpointStorage
-from det_lightning.checkpoint.config import storage_from_config
-from det_lightning.checkpoint.location import Location, explain_errors
+from det_lightning.checkpoint.storage.location import Location, explain_errors
+from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from det_lightning.cli.app import app
 from det_lightning.masking import MASK, leave_out_masked, mask, mask_text, mask_url
 from det_lightning.secret_names import is_secret_name

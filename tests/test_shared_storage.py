@@ -16,10 +16,10 @@ import pytest
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention
-from det_lightning.checkpoint.index import read_indexes
-from det_lightning.checkpoint.leases import Lease
-from det_lightning.checkpoint.pruning import carry_out, plan_pruning
-from det_lightning.checkpoint.run_claims import RunClaims, delete_unless_used, sweep_claims
+from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
+from det_lightning.checkpoint.retention.run_claims import RunClaims, delete_unless_used, sweep_claims
+from det_lightning.checkpoint.retention.trial_index import read_indexes
+from det_lightning.checkpoint.storage.leases import Lease
 from tests.storage.backends import write
 from tests.trials import SmallTrial, seed_everything
 
@@ -172,7 +172,7 @@ def test_pruning_leaves_alone_what_live_runs_write_and_go_on_from(tmp_path: Path
 CLAIMS = """
 import os, sys, time
 from det_lightning.checkpoint import CheckpointStorage
-from det_lightning.checkpoint.run_claims import RunClaims
+from det_lightning.checkpoint.retention.run_claims import RunClaims
 
 claims = RunClaims(CheckpointStorage(sys.argv[1]))
 print(claims.claim_trial(None, None, "trial"), flush=True)
@@ -203,7 +203,7 @@ def test_the_name_of_a_killed_run_is_free_at_once_even_if_its_workers_live(tmp_p
 ADDS = """
 import sys
 from det_lightning.checkpoint import CheckpointRecord, CheckpointStorage
-from det_lightning.checkpoint.index import TrialIndex
+from det_lightning.checkpoint.retention.trial_index import TrialIndex
 
 index = TrialIndex(CheckpointStorage(sys.argv[1]).root, "experiment", "trial")
 sys.stdin.readline()

@@ -4,29 +4,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from det_lightning.checkpoint.info import CheckpointInfo
-    from det_lightning.checkpoint.opening import open_checkpoint
-    from det_lightning.checkpoint.reading import CheckpointContent, load_checkpoint, read_checkpoint
-    from det_lightning.checkpoint.retention import CheckpointRecord, Retention
-    from det_lightning.checkpoint.state import TrialState
-    from det_lightning.checkpoint.storage import CheckpointStorage
-    from det_lightning.checkpoint.transfer import RetryPolicy
-    from det_lightning.checkpoint.writer import CheckpointFiles, CheckpointWriter
+    from det_lightning.checkpoint.format.trial_state import TrialState
+    from det_lightning.checkpoint.retention.rule import CheckpointRecord, Retention
+    from det_lightning.checkpoint.safe_load.reading import CheckpointContent, load_checkpoint, read_checkpoint
+    from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+    from det_lightning.checkpoint.storage.local_copy import open_checkpoint
+    from det_lightning.checkpoint.storage.metadata import CheckpointInfo
+    from det_lightning.checkpoint.storage.transfer import RetryPolicy
+    from det_lightning.checkpoint.storage.writer import CheckpointFiles, CheckpointWriter
 
 # Where each name comes from: a tool that only lists checkpoints must not wait for torch.
-_HOMES = {
-    "CheckpointContent": "reading",
-    "CheckpointFiles": "writer",
-    "CheckpointInfo": "info",
-    "CheckpointRecord": "retention",
-    "CheckpointStorage": "storage",
-    "CheckpointWriter": "writer",
-    "Retention": "retention",
-    "RetryPolicy": "transfer",
-    "TrialState": "state",
-    "load_checkpoint": "reading",
-    "open_checkpoint": "opening",
-    "read_checkpoint": "reading",
+_MODULES = {
+    "CheckpointContent": "safe_load.reading",
+    "CheckpointFiles": "storage.writer",
+    "CheckpointInfo": "storage.metadata",
+    "CheckpointRecord": "retention.rule",
+    "CheckpointStorage": "storage.checkpoint_storage",
+    "CheckpointWriter": "storage.writer",
+    "Retention": "retention.rule",
+    "RetryPolicy": "storage.transfer",
+    "TrialState": "format.trial_state",
+    "load_checkpoint": "safe_load.reading",
+    "open_checkpoint": "storage.local_copy",
+    "read_checkpoint": "safe_load.reading",
 }
 
 __all__ = [
@@ -46,6 +46,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

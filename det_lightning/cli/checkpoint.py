@@ -148,7 +148,7 @@ def prune(
     alone. Do not use it on the storage of a trial that is running.
     """
     with report_errors():
-        from det_lightning.checkpoint.retention import Retention
+        from det_lightning.checkpoint.retention.rule import Retention
         from det_lightning.cli.pruning import prune_storage
 
         retention = Retention(experiment_best, trial_best, trial_latest)

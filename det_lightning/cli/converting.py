@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint import exporting
-from det_lightning.checkpoint.conversion import from_lightning
-from det_lightning.checkpoint.location import Location, explain_errors
-from det_lightning.checkpoint.reading import read_checkpoint
-from det_lightning.checkpoint.storage import CheckpointStorage
-from det_lightning.checkpoint.tensors import read_state
-from det_lightning.checkpoint.writer import CheckpointWriter
+from det_lightning.checkpoint.format import exports as exporting
+from det_lightning.checkpoint.format.lightning_file import from_lightning
+from det_lightning.checkpoint.safe_load.reading import read_checkpoint
+from det_lightning.checkpoint.safe_load.state_file import read_state
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.location import Location, explain_errors
+from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.cli.finding import find_checkpoint, opened
 from det_lightning.cli.output import print_json, print_lines, show_progress, warn
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.checkpoint.index import TrialIndex, read_indexes
-from det_lightning.checkpoint.info import CheckpointInfo, notes_in
-from det_lightning.checkpoint.retention import CheckpointRecord
-from det_lightning.checkpoint.storage import CheckpointStorage
+from det_lightning.checkpoint.retention.rule import CheckpointRecord
+from det_lightning.checkpoint.retention.trial_index import TrialIndex, read_indexes
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.metadata import CheckpointInfo, notes_in
 from det_lightning.cli.finding import open_storage
 from det_lightning.cli.output import describe_age, describe_metric, describe_size, print_json, print_table
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import typer
 
-from det_lightning.checkpoint.pruning import PrunePlan, carry_out, plan_pruning
-from det_lightning.checkpoint.retention import Retention
+from det_lightning.checkpoint.retention.pruning import PrunePlan, carry_out, plan_pruning
+from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.cli.finding import open_storage
 from det_lightning.cli.output import print_json, print_lines
 from det_lightning.escaping import escape

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.layout import RESUME_FILE
-from det_lightning.checkpoint.legacy import modernize
-from det_lightning.checkpoint.reading import CheckpointContent
-from det_lightning.checkpoint.resume_values import require_resume, require_resume_complete
-from det_lightning.checkpoint.state import TrialState
+from det_lightning.checkpoint.format.layout import RESUME_FILE
+from det_lightning.checkpoint.format.resume_values import require_resume, require_resume_complete
+from det_lightning.checkpoint.format.trial_state import TrialState
+from det_lightning.checkpoint.format.upgrade import modernize
+from det_lightning.checkpoint.safe_load.reading import CheckpointContent
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.engine.events import TrialEvents
 from det_lightning.masking import describe_masked, mask

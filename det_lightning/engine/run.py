@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.snapshot import tensors_in
-from det_lightning.checkpoint.state import TrialState
+from det_lightning.checkpoint.format.trial_state import TrialState
+from det_lightning.checkpoint.storage.snapshot import tensors_in
 from det_lightning.engine.boundary import Action, BoundaryActions
 from det_lightning.engine.data_stream import TrialData
 from det_lightning.engine.events import TrialEvents

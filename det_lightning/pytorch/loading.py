@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint import layout
-from det_lightning.checkpoint.conversion import read_settings
-from det_lightning.checkpoint.legacy import LoadData, modernize, read_load_data
-from det_lightning.checkpoint.manifest import require_unchanged, require_unchanged_code, split_code
-from det_lightning.checkpoint.nan_weights import warn_of_nan
-from det_lightning.checkpoint.opening import open_checkpoint
-from det_lightning.checkpoint.resume_values import require_resume
-from det_lightning.checkpoint.tensors import read_state
+from det_lightning.checkpoint.format import layout
+from det_lightning.checkpoint.format.lightning_file import read_settings
+from det_lightning.checkpoint.format.manifest import require_unchanged, require_unchanged_code, split_code
+from det_lightning.checkpoint.format.resume_values import require_resume
+from det_lightning.checkpoint.format.upgrade import LoadData, modernize, read_load_data
+from det_lightning.checkpoint.safe_load.nan_weights import warn_of_nan
+from det_lightning.checkpoint.safe_load.state_file import read_state
+from det_lightning.checkpoint.storage.local_copy import open_checkpoint
 from det_lightning.compat import answering_determined
 from det_lightning.importing import import_only, load_class
 from det_lightning.pytorch.context import PyTorchTrialContext

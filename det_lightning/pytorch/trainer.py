@@ -26,8 +26,8 @@ from det_lightning.callbacks.metrics import DeterminedTensorBoard
 from det_lightning.callbacks.preemption import PreemptionHandler
 from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
-from det_lightning.checkpoint.retention import Retention
-from det_lightning.checkpoint.storage import CheckpointStorage
+from det_lightning.checkpoint.retention.rule import Retention
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._elastic import elastic_job, restarts
 from det_lightning.escaping import escape

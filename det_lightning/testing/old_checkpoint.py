@@ -12,7 +12,7 @@ import numpy as np
 
 from det_lightning import errors
 from det_lightning.checkpoint import load_checkpoint, open_checkpoint
-from det_lightning.checkpoint.layout import METADATA_FILE
+from det_lightning.checkpoint.format.layout import METADATA_FILE
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BrokenPromise
 from det_lightning.testing.training.running import ObservedRun, RunPlan, TrialSetup, train, validate

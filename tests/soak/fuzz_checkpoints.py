@@ -33,10 +33,10 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import load_checkpoint, read_checkpoint
-from det_lightning.checkpoint.index import read_indexes
-from det_lightning.checkpoint.inspection import inspect_checkpoint
-from det_lightning.checkpoint.location import Location
-from det_lightning.checkpoint.verification import verify_checkpoint
+from det_lightning.checkpoint.retention.trial_index import read_indexes
+from det_lightning.checkpoint.safe_load.inspection import inspect_checkpoint
+from det_lightning.checkpoint.safe_load.verification import verify_checkpoint
+from det_lightning.checkpoint.storage.location import Location
 from tests.soak.mutations import SENTINEL, Files, make_corpus, make_input, write_files
 
 MEMORY_BYTES = 6 << 30

@@ -31,7 +31,7 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage
-from det_lightning.checkpoint.layout import BOOKKEEPING_DIR
+from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from tests.soak import kill_training
 from tests.soak.kill_training import RecordedTrial, Variant, compare, holds_any, look_at, read_record
 

@@ -28,7 +28,7 @@ import torch
 
 from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention, read_checkpoint
-from det_lightning.checkpoint.layout import BOOKKEEPING_DIR
+from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 
 # Imported here, and not by each of the processes that begin.
 from det_lightning.pytorch.trainer import Trainer, init

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState, load_checkpoint
-from det_lightning.checkpoint.saver import CheckpointSaver
-from det_lightning.checkpoint.snapshot import Snapshotter
+from det_lightning.checkpoint.storage.saving import CheckpointSaver
+from det_lightning.checkpoint.storage.snapshot import Snapshotter
 from tests.storage.backends import Backend, FlakyFileSystem, equal, files_of
 
 # Snapshots

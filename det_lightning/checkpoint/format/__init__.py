@@ -1,0 +1,1 @@
+"""The files of a checkpoint: names, content, checksums, older layouts, the copy of the code."""

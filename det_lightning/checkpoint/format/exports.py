@@ -1,0 +1,110 @@
+"""Writing a checkpoint as a single file that other programs read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from det_lightning import errors
+from det_lightning.checkpoint.format.lightning_file import collect_load_data, to_lightning, to_weights
+from det_lightning.checkpoint.safe_load.reading import CheckpointContent
+
+__all__ = ["export_lightning", "export_safetensors", "export_weights"]
+
+
+def export_weights(content: CheckpointContent, file: pathlib.Path) -> None:
+    """Write the weights with ``torch.save``; see ``to_weights`` for their names.
+
+    Raises:
+        InvalidCheckpointException: models are missing.
+        StorageError: the file can not be written.
+    """
+    weights = to_weights(content)
+    with _replacing(file) as unfinished:
+        torch.save(weights, unfinished)
+
+
+def export_lightning(content: CheckpointContent, file: pathlib.Path) -> None:
+    """Write a ``.ckpt`` file of Lightning's; see ``to_lightning``.
+
+    Raises:
+        InvalidCheckpointException: models, optimizers or schedulers are missing.
+        StorageError: the file can not be written.
+    """
+    ckpt = to_lightning(content, collect_load_data(content.directory))
+    with _replacing(file) as unfinished:
+        torch.save(ckpt, unfinished)
+
+
+def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[str]:
+    """Write the weights in the safetensors format; see ``to_weights`` for their names.
+
+    Tensors that share memory become separate ones. The header tells the checkpoint's id, how many batches it was
+    trained on, and the trial's class.
+
+    Returns:
+        The names of what is no tensor and was left out, such as ``_extra_state``.
+
+    Raises:
+        CheckpointError: the library is not installed, or a tensor has a type that the format does not know.
+        StorageError: the file can not be written.
+    """
+    try:
+        from safetensors.torch import save_file
+    except ImportError as e:
+        raise errors.CheckpointError(
+            "Writing safetensors needs a library that is not installed: pip install 'det-lightning[safetensors]'"
+        ) from e
+    weights = to_weights(content)
+    metadata = {
+        "format": "pt",
+        "checkpoint": content.name,
+        "steps_completed": str(content.trial_state.batches_trained),
+        "trial_class": str(collect_load_data(content.directory).get("trial_cls_spec") or ""),
+    }
+    left_out = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
+    with _replacing(file) as unfinished:
+        try:
+            save_file(_separate_tensors(weights), unfinished, metadata)
+        except OSError:
+            raise
+        except Exception as e:  # the library's errors have no common base
+            raise errors.CheckpointError(f"{content.directory} can not be written as safetensors: {e}") from e
+    return left_out
+
+
+def _separate_tensors(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors, dense in memory and none of them a view of another one's."""
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, value in weights.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        tensor = value.detach()
+        if tensor.layout is torch.strided:
+            tensor = tensor.contiguous()
+            address = tensor.untyped_storage().data_ptr()
+            tensor = tensor.clone() if address in seen else tensor
+            seen.add(address)
+        tensors[name] = tensor
+    return tensors
+
+
+@contextlib.contextmanager
+def _replacing(file: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Give a place for the content of ``file``, which takes its place when it is whole."""
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.touch()
+        yield unfinished
+        unfinished.replace(file)
+    except (OSError, RuntimeError) as e:  # torch.save reports a full disk by a RuntimeError
+        raise errors.StorageError(f"{file} can not be written: {e}") from e
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()

@@ -1,0 +1,211 @@
+"""Size and checksum of every file of a checkpoint, kept in its ``metadata.json``, and a checksum of that file itself.
+
+Checkpoints that Determined wrote have neither, and those of earlier releases of det_lightning no checksum of
+``metadata.json``: what is not there is not compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import google_crc32c
+
+from det_lightning import errors
+from det_lightning.checkpoint.format.layout import CODE_DIR, METADATA_FILE, read_json
+
+__all__ = [
+    "CHECKSUM_KEY",
+    "MANIFEST_KEY",
+    "describe_files",
+    "find_damage",
+    "find_metadata_damage",
+    "find_unlisted",
+    "require_unchanged",
+    "require_unchanged_code",
+    "split_code",
+    "with_checksum",
+]
+
+#: Entries of ``metadata.json``: the manifest, and the checksum of all other entries.
+MANIFEST_KEY = "files"
+CHECKSUM_KEY = "metadata_crc32c"
+
+_CHUNK_BYTES = 16 * 1024 * 1024
+
+
+def describe_files(directory: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """Return size and CRC-32C of every file below ``directory``, by its path from there.
+
+    CRC-32C is the checksum that object stores report too.
+    """
+    names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    return {
+        name: {"bytes": (directory / name).stat().st_size, "crc32c": _checksum(directory / name)}
+        for name in names
+        if name != METADATA_FILE
+    }
+
+
+def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of ``metadata.json`` with a checksum of its entries added."""
+    # As it will be read: JSON has fewer types, and keys are strings.
+    entries = json.loads(json.dumps(metadata, default=str))
+    return {**entries, CHECKSUM_KEY: _checksum_of_entries(entries)}
+
+
+def find_metadata_damage(metadata: Mapping[str, Any]) -> str | None:
+    """Return how the content of ``metadata.json`` differs from what was written; None if there is no checksum."""
+    if CHECKSUM_KEY not in metadata:
+        return None
+    expected = metadata[CHECKSUM_KEY]
+    try:
+        found = _checksum_of_entries({name: value for name, value in metadata.items() if name != CHECKSUM_KEY})
+    except (RecursionError, ValueError):  # far deeper, or with larger numbers, than anything that was written
+        return f"{METADATA_FILE} holds what was never written there"
+    if found == expected:
+        return None
+    return f"the entries of {METADATA_FILE} have the checksum {found} in place of {expected!r:.200}"
+
+
+def find_damage(directory: pathlib.Path, names: Sequence[str] | None = None) -> list[str]:
+    """Compare files, and ``metadata.json``, with what the latter says of them; return what differs, a sentence each.
+
+    Args:
+        directory: the checkpoint's.
+        names: files to look at; by default all that are listed. Those that are not listed are passed over, and a
+            checkpoint that Determined wrote lists none.
+
+    Raises:
+        IncompleteCheckpointError: ``metadata.json`` cannot be read.
+    """
+    metadata = _read_metadata(directory)
+    listed = _manifest_of(directory, metadata) or {}
+    chosen = listed if names is None else {name: listed[name] for name in names if name in listed}
+    found = [find_metadata_damage(metadata), *(_compare(directory, name, entry) for name, entry in chosen.items())]
+    return [damage for damage in found if damage is not None]
+
+
+def require_unchanged(directory: pathlib.Path, names: Sequence[str]) -> None:
+    """Raise if one of the files, or ``metadata.json``, is not what the latter says.
+
+    Raises:
+        IncompleteCheckpointError: names every such file, and what differs.
+    """
+    damage = find_damage(directory, names)
+    if damage:
+        raise errors.IncompleteCheckpointError(
+            f"The checkpoint {directory} is damaged: {'; '.join(damage)}. Use another checkpoint; or, if it was "
+            f"changed on purpose, take {MANIFEST_KEY!r} and {CHECKSUM_KEY!r} out of {METADATA_FILE}, after which "
+            "nothing is compared."
+        )
+
+
+def require_unchanged_code(directory: pathlib.Path) -> None:
+    """Raise if one of the files of ``code/`` is not what ``metadata.json`` says; see :func:`require_unchanged`."""
+    listed = _manifest_of(directory, _read_metadata(directory)) or {}
+    require_unchanged(directory, [name for name in listed if name.startswith(f"{CODE_DIR}/")])
+
+
+def find_unlisted(directory: pathlib.Path, names: Iterable[str] = ()) -> list[str]:
+    """Return the paths of what lies in a checkpoint without being listed in its manifest, where it has one.
+
+    Args:
+        directory: the checkpoint's.
+        names: paths to look for besides all in ``code/``.
+
+    Raises:
+        IncompleteCheckpointError: ``metadata.json`` cannot be read.
+    """
+    listed = _manifest_of(directory, _read_metadata(directory))
+    if listed is None:
+        return []
+    present = [*(name for name in names if os.path.lexists(directory / name)), *_paths_in_code(directory)]
+    return [name for name in present if name not in listed]
+
+
+def split_code(directory: pathlib.Path) -> tuple[list[str], list[str]]:
+    """Return the paths of the files in ``code/`` that may be imported, and of what else lies there.
+
+    The first are those in the manifest, or, of a checkpoint that has none, all that are there. Links are not followed.
+
+    Raises:
+        IncompleteCheckpointError: ``metadata.json`` cannot be read.
+    """
+    listed = _manifest_of(directory, _read_metadata(directory))
+    present = _paths_in_code(directory)
+    usable = [name for name, is_file in present.items() if is_file and (listed is None or name in listed)]
+    return usable, sorted(present.keys() - {*usable})
+
+
+def _paths_in_code(directory: pathlib.Path) -> dict[str, bool]:
+    """Return what lies in ``code/``, directories aside, and whether it is a file and not a link or the like."""
+    code = directory / CODE_DIR
+    if code.is_symlink():
+        return {CODE_DIR: False}
+    found = {}
+    for folder, folders, files in os.walk(code):
+        for path in (pathlib.Path(folder, name) for name in (*folders, *files)):
+            if path.is_symlink() or not path.is_dir():
+                found[path.relative_to(directory).as_posix()] = path.is_file() and not path.is_symlink()
+    return dict(sorted(found.items()))
+
+
+def _read_metadata(directory: pathlib.Path) -> dict[str, Any]:
+    path = directory / METADATA_FILE
+    return read_json(path) if path.is_file() else {}
+
+
+def _manifest_of(directory: pathlib.Path, metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    manifest = metadata.get(MANIFEST_KEY)
+    if MANIFEST_KEY in metadata and not isinstance(manifest, dict):
+        raise errors.IncompleteCheckpointError(
+            f"{directory / METADATA_FILE}: {MANIFEST_KEY!r} should be an object; got {manifest!r:.200}."
+        )
+    return manifest
+
+
+def _compare(directory: pathlib.Path, name: str, entry: Any) -> str | None:
+    path = directory / name
+    if ".." in pathlib.PurePosixPath(name).parts or pathlib.PurePosixPath(name).is_absolute():
+        return f"{METADATA_FILE} lists {json.dumps(name)}, which lies outside of the checkpoint"
+    if not isinstance(entry, dict) or not {"bytes", "crc32c"} <= entry.keys():
+        return f"{METADATA_FILE} describes {name} by {entry!r:.200}"
+    try:
+        if _leads_through_link(directory, name):
+            return f"{name} is a link"
+        if not path.is_file():
+            return f"{name} is missing"
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            return f"{name} has {size:,} bytes in place of {entry['bytes']!r:.200}"
+        found = _checksum(path)
+    except OSError as e:  # such as a name that is too long
+        return f"{name:.200} cannot be read: {e.strerror}"
+    if found != entry["crc32c"]:
+        return f"{name} has the checksum {found} in place of {entry['crc32c']}"
+    return None
+
+
+def _leads_through_link(directory: pathlib.Path, name: str) -> bool:
+    """Return whether a file of ``code/`` is a link, or lies behind one; other files may be links."""
+    path = pathlib.PurePosixPath(name)
+    if path.parts[:1] != (CODE_DIR,):
+        return False
+    return any((directory / part).is_symlink() for part in (path, *path.parents) if part.name)
+
+
+def _checksum(path: pathlib.Path) -> str:
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            checksum = google_crc32c.extend(checksum, chunk)
+    return f"{checksum:08x}"
+
+
+def _checksum_of_entries(entries: Mapping[str, Any]) -> str:
+    content = json.dumps(entries, sort_keys=True, separators=(",", ":"))
+    return f"{google_crc32c.value(content.encode('ascii')):08x}"

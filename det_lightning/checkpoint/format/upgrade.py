@@ -1,0 +1,137 @@
+"""The layouts of older releases, brought into the form of the newest."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE, read_json
+
+__all__ = ["LoadData", "modernize", "read_load_data"]
+
+# Up to 0.12.12 a trial had one model, one optimizer and one scheduler, and no lists of them.
+_SINGLE_KEYS = {
+    "model_state_dict": "models_state_dict",
+    "optimizer_state_dict": "optimizers_state_dict",
+    "lr_scheduler": "lr_schedulers_state_dict",
+}
+
+# The platform's entrypoint can be a command, too.
+_MAX_SPEC_CHARS = 100_000
+
+
+def modernize(state: dict[str, Any], source: str) -> None:
+    """Bring the keys of a state into today's form, in place.
+
+    Raises:
+        InvalidCheckpointException: a key is there in both forms, or holds something else than it should.
+    """
+    both = [f"{old!r} and {new!r}" for old, new in _SINGLE_KEYS.items() if old in state and new in state]
+    if both:
+        raise errors.InvalidCheckpointException(
+            f"{source} holds both {' and both '.join(both)}; no release of Determined wrote such a file."
+        )
+    _require_kinds(state, source)
+    is_old = any(old in state for old in _SINGLE_KEYS)
+    for old, new in _SINGLE_KEYS.items():
+        if old in state:
+            single = state.pop(old)
+            state[new] = [] if single is None else [single]
+        elif is_old:
+            state.setdefault(new, [])
+
+
+def _require_kinds(state: dict[str, Any], source: str) -> None:
+    kinds = {**dict.fromkeys(_SINGLE_KEYS.values(), list), "callbacks": dict, "rng_state": dict}
+    wrong = [f"{key!r} should be a {kind.__name__}" for key, kind in kinds.items() if not _is(state.get(key), kind)]
+    for key, inner in (("optimizers_state_dict", "param_groups"), ("lr_schedulers_state_dict", "_last_lr")):
+        for one in state.get(key) or [] if not wrong else []:
+            if isinstance(one, dict) and not _is(one.get(inner), list):
+                wrong.append(f"{inner!r} in {key!r} should be a list")
+    if wrong:
+        raise errors.InvalidCheckpointException(
+            f"{source} is damaged, or is no checkpoint of a trial: {'; '.join(wrong)}."
+        )
+
+
+def _is(value: Any, kind: type) -> bool:
+    return value is None or isinstance(value, kind)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadData:
+    """How to build the trial of a checkpoint again.
+
+    Attributes:
+        source: the file that told it.
+        trial_cls_spec: the trial's class, as ``"module:QualName"``; None where nothing tells.
+        hparams: its hyperparameters.
+        experiment_config: its experiment configuration.
+        is_trainer: the script called ``Trainer`` itself; otherwise the platform built the trial, by the
+            configuration.
+        may_be_functional: it may be a trial of the interface before 0.12.13, with a ``build_model`` method.
+    """
+
+    source: pathlib.Path
+    trial_cls_spec: str | None
+    hparams: dict[str, Any] | None
+    experiment_config: dict[str, Any] | None
+    is_trainer: bool
+    may_be_functional: bool
+
+
+def read_load_data(directory: pathlib.Path) -> LoadData:
+    """Read how to build the trial of the checkpoint in ``directory``.
+
+    Since 0.17.8 ``load_data.json`` tells it. Before, ``metadata.json`` did, which the download from the platform added.
+
+    Raises:
+        IncompleteCheckpointError: a file is damaged, or lacks an entry.
+    """
+    load_data, metadata = directory / LOAD_DATA_FILE, directory / METADATA_FILE
+    if load_data.is_file():
+        content = read_json(load_data)
+        _require_entries(load_data, content, ("hparams", "experiment_config", "trial_cls_spec"))
+        spec = content["trial_cls_spec"]
+        source, is_trainer = load_data, content.get("is_trainer", False)
+    else:
+        content = read_json(metadata) if metadata.is_file() else {}
+        config = content.get("experiment_config")
+        spec = config.get("entrypoint") if isinstance(config, dict) else None
+        source, is_trainer = metadata, False
+    _require_load_data(source, content, spec)
+    return LoadData(
+        source=source,
+        trial_cls_spec=spec,
+        hparams=content.get("hparams"),
+        experiment_config=content.get("experiment_config"),
+        is_trainer=bool(is_trainer),
+        may_be_functional=not load_data.is_file(),
+    )
+
+
+def _require_load_data(source: pathlib.Path, content: dict[str, Any], spec: Any) -> None:
+    kinds: dict[str, tuple[Any, str]] = dict.fromkeys(("hparams", "experiment_config"), (dict | None, "an object"))
+    kinds["is_trainer"] = bool | None, "true or false"
+    kinds["trial_type"] = str | None, "a string"
+    wrong = [
+        f"{name!r} should be {expected}; it is a {type(content[name]).__name__}"
+        for name, (kind, expected) in kinds.items()
+        if not isinstance(content.get(name), kind)
+    ]
+    if not isinstance(spec, str | None):
+        wrong.append(f"the trial's class should be a string; got {spec!r:.200}")
+    if isinstance(spec, str) and len(spec) > _MAX_SPEC_CHARS:
+        wrong.append(f"the trial's class should be named by module:Class; got {len(spec):,} characters")
+    if wrong:
+        raise errors.IncompleteCheckpointError(f"{source}: {'; '.join(wrong)}.")
+
+
+def _require_entries(path: pathlib.Path, content: dict[str, Any], names: tuple[str, ...]) -> None:
+    missing = [name for name in names if name not in content]
+    if missing:
+        raise errors.IncompleteCheckpointError(
+            f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(content)):.300}."
+        )

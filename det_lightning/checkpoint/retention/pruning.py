@@ -1,0 +1,190 @@
+"""Deleting checkpoints after the fact, by the same rule that a run applies."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+
+from det_lightning import errors
+from det_lightning.checkpoint.retention.rule import CheckpointRecord, Retention
+from det_lightning.checkpoint.retention.run_claims import delete_unless_used, is_trial_live, is_used
+from det_lightning.checkpoint.retention.trial_index import TrialIndex, read_indexes, record_from_metadata
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.leftovers import find_writers
+from det_lightning.checkpoint.storage.location import explain_errors
+from det_lightning.checkpoint.storage.metadata import MetadataNotes, notes_in
+from det_lightning.escaping import escape
+
+__all__ = ["PrunePlan", "carry_out", "plan_pruning"]
+
+logger = logging.getLogger("det_lightning.checkpoint")
+
+# One that is younger may still be being written, by a program that leaves no mark.
+_INCOMPLETE_AFTER_S = 3600.0
+
+
+@dataclasses.dataclass
+class PrunePlan:
+    """What is to be deleted.
+
+    Attributes:
+        by_rule: each trial's index, with the ids in it that the rule does not keep.
+        kept: ids that the rule keeps.
+        incomplete: ids of checkpoints that were never finished.
+        maybe_unfinished: ids of incomplete ones that may still be being written, and stay.
+        unknown: ids of complete checkpoints of which neither an index nor their metadata tell the trial; they stay.
+        in_use: ids that the rule does not keep, but a live run has written or goes on from; they stay.
+    """
+
+    by_rule: list[tuple[TrialIndex, list[str]]]
+    kept: list[str]
+    incomplete: list[str]
+    maybe_unfinished: list[str]
+    unknown: list[str]
+    in_use: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def to_delete(self) -> list[str]:
+        """All ids that are to be deleted."""
+        return [checkpoint_id for _, ids in self.by_rule for checkpoint_id in ids] + self.incomplete
+
+
+def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: bool = False) -> PrunePlan:
+    """Decide what to delete; delete nothing.
+
+    Args:
+        storage: the checkpoints.
+        retention: the rule, applied to each experiment.
+        incomplete: delete checkpoints that were not written to their end, if their writer is known to be gone, or is
+            not known and wrote nothing for an hour.
+
+    Raises:
+        StorageError: the storage can not be read.
+        ValueError: trials of one experiment do not agree on which metrics are better.
+    """
+    complete = storage.list_ids()
+    there = set(complete)
+    by_experiment: dict[str, list[TrialIndex]] = {}
+    for index in _indexes_of(storage, complete):
+        by_experiment.setdefault(index.experiment, []).append(index)
+    by_rule: list[tuple[TrialIndex, list[str]]] = []
+    kept: set[str] = set()
+    in_use: list[str] = []
+    for experiment, indexes in by_experiment.items():
+        # An index may name what is gone by now, or was never a checkpoint: that is neither counted nor deleted.
+        records = {index.trial: [r for r in index.records if r.id in there] for index in indexes}
+        superfluous = set(_choose(experiment, indexes, [r for those in records.values() for r in those], retention))
+        for index in indexes:
+            ids = [record.id for record in records[index.trial]]
+            kept.update(set(ids) - superfluous)
+            used = _find_used(storage, index, superfluous & there)
+            in_use += used
+            by_rule.append((index, [name for name in ids if name in superfluous and name not in used]))
+    known = kept.union(in_use, *(ids for _, ids in by_rule))
+    abandoned, maybe_unfinished = _find_incomplete(storage, there) if incomplete else ([], [])
+    return PrunePlan(
+        by_rule=[(index, ids) for index, ids in by_rule if ids],
+        kept=sorted(kept),
+        incomplete=[checkpoint_id for checkpoint_id in abandoned if checkpoint_id not in known],
+        maybe_unfinished=maybe_unfinished,
+        unknown=[checkpoint_id for checkpoint_id in complete if checkpoint_id not in known],
+        in_use=in_use,
+    )
+
+
+def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
+    """Delete what ``plan`` names, and take it out of the indexes; return the ids.
+
+    Raises:
+        StorageError: the storage refuses; what was deleted until then is taken out of its index.
+    """
+    deleted = []
+    for index, ids in plan.by_rule:
+        gone: list[str] = []
+        try:
+            for checkpoint_id in ids:
+                if _delete(storage, checkpoint_id):
+                    gone.append(checkpoint_id)
+        finally:
+            if gone:
+                index.remove(gone)
+        deleted += gone
+    deleted += [checkpoint_id for checkpoint_id in plan.incomplete if _delete(storage, checkpoint_id)]
+    if plan.incomplete:
+        storage.sweep()
+    return deleted
+
+
+def _indexes_of(storage: CheckpointStorage, complete: list[str]) -> list[TrialIndex]:
+    """Return the indexes of all trials, with what was written without retention, as far as its metadata tell."""
+    indexes = {(index.experiment, index.trial): index for index in read_indexes(storage.root)}
+    indexed = {record.id for index in indexes.values() for record in index.records}
+    for checkpoint_id in complete:
+        metadata = {} if checkpoint_id in indexed else storage.read_metadata(checkpoint_id)
+        notes = notes_in(metadata)
+        experiment, trial = notes.experiment, notes.trial
+        if experiment is None or trial is None:
+            continue
+        index = indexes.get((experiment, trial)) or _begin_index(storage, notes)
+        if index is None:
+            continue
+        index.include(record_from_metadata(storage.root / checkpoint_id, trial, metadata))
+        indexes[experiment, trial] = index
+    return list(indexes.values())
+
+
+def _begin_index(storage: CheckpointStorage, notes: MetadataNotes) -> TrialIndex | None:
+    """Return an index for the trial that metadata name; None if the names cannot be those of files."""
+    assert notes.experiment is not None
+    assert notes.trial is not None
+    try:
+        return TrialIndex(storage.root, notes.experiment, notes.trial, notes.metric_name, notes.smaller_is_better)
+    except ValueError:
+        return None
+
+
+def _choose(
+    experiment: str, indexes: list[TrialIndex], records: list[CheckpointRecord], retention: Retention
+) -> list[str]:
+    directions = {index.smaller_is_better for index in indexes}
+    if len(directions) > 1:
+        described = ", ".join(
+            f"{escape(index.trial)}: smaller_is_better={index.smaller_is_better}" for index in indexes
+        )
+        raise ValueError(
+            f"The trials of experiment {experiment!r} do not agree on which metric is the better one ({described}). "
+            "Correct their indexes, or delete by hand."
+        )
+    return retention.choose_to_delete(records, directions.pop())
+
+
+def _find_used(storage: CheckpointStorage, index: TrialIndex, superfluous: set[str]) -> list[str]:
+    """Return those of the superfluous checkpoints of a trial that live runs need, or count on."""
+    ids = [record.id for record in index.records if record.id in superfluous]
+    if ids and is_trial_live(storage.root, index.experiment, index.trial):
+        return ids
+    return [checkpoint_id for checkpoint_id in ids if is_used(storage.root, checkpoint_id)]
+
+
+def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[list[str], list[str]]:
+    """Return the ids of incomplete checkpoints: those that nobody writes any more, and the others."""
+    with explain_errors(f"looking for incomplete checkpoints in {storage}"):
+        writers = find_writers(storage.root)
+    ids = [checkpoint_id for checkpoint_id in storage.list_ids(complete=False) if checkpoint_id not in complete]
+    latest = time.time() - _INCOMPLETE_AFTER_S
+    unmarked = storage.describe([checkpoint_id for checkpoint_id in ids if checkpoint_id not in writers])
+    old = {info.id for info in unmarked if not info.complete and info.written is not None and info.written < latest}
+    # Releases up to 0.17.7 wrote no file that says that a checkpoint is complete.
+    whole = {info.id for info in unmarked if info.complete}
+    over = old | {checkpoint_id for checkpoint_id, lives in writers.items() if not lives}
+    return [one for one in ids if one in over], [one for one in ids if one not in over | whole]
+
+
+def _delete(storage: CheckpointStorage, checkpoint_id: str) -> bool:
+    """Remove a checkpoint, unless a run has begun to use it; tell whether it was removed."""
+    try:
+        return delete_unless_used(storage, checkpoint_id)
+    except errors.CheckpointNotFound as e:  # someone else was faster, or it is none of ours
+        logger.warning("Not deleted: %s", e)
+        return False

@@ -1,0 +1,167 @@
+"""What is inside of a checkpoint, told without building the trial."""
+
+from __future__ import annotations
+
+import pathlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from det_lightning import errors
+from det_lightning.checkpoint.format.layout import (
+    LIGHTNING_FILE,
+    METADATA_FILE,
+    RESUME_FILE,
+    find_state_file,
+    read_json,
+    require_complete,
+)
+from det_lightning.checkpoint.format.lightning_file import collect_load_data, read_settings
+from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, MANIFEST_KEY, find_metadata_damage
+from det_lightning.checkpoint.format.resume_values import require_resume
+from det_lightning.checkpoint.format.trial_state import read_trial_state
+from det_lightning.checkpoint.format.upgrade import modernize
+from det_lightning.checkpoint.safe_load.state_file import read_state
+from det_lightning.masking import mask
+
+__all__ = ["inspect_checkpoint"]
+
+_RNG_NAMES = {
+    "cpu_rng_state": "torch",
+    "gpu_rng_state": "torch on the GPU",
+    "np_rng_state": "numpy",
+    "random_rng_state": "random",
+}
+
+
+def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dict[str, Any]:
+    """Return what a checkpoint holds, as far as its files can be read; values that JSON knows.
+
+    Args:
+        directory: the checkpoint's.
+        trusted: unpickle anything, running whatever code the files ask for.
+
+    Returns:
+        ``problems`` lists what can not be read, a sentence each; where it is empty all else is there: ``metadata``,
+        ``load_data``, ``hparams``, ``experiment_config``, ``trial_state``, ``models`` (with a list ``tensors`` each),
+        ``optimizers``, ``lr_schedulers``, ``callbacks``, ``rng_states``, ``gradient_scaler``, ``exact_resume``,
+        ``lightning``. Secrets of the configuration and the hyperparameters are masked.
+    """
+    problems: list[str] = []
+    found: dict[str, Any] = {"problems": problems}
+
+    def attempt(read: Callable[[], dict[str, Any]]) -> None:
+        try:
+            found.update(read())
+        except errors.CheckpointError as e:
+            if str(e) not in problems:
+                problems.append(str(e))
+
+    attempt(lambda: _inspect_completeness(directory))
+    attempt(lambda: _inspect_metadata(directory))
+    attempt(lambda: {"load_data": mask(collect_load_data(directory))})
+    attempt(lambda: _inspect_trial_state(directory, trusted))
+    attempt(lambda: _inspect_state(directory, trusted))
+    attempt(lambda: _inspect_resume(directory, found.get("load_data"), trusted))
+    attempt(lambda: {"lightning": _read_if_there(directory / LIGHTNING_FILE, trusted) is not None})
+    return found
+
+
+def _inspect_completeness(directory: pathlib.Path) -> dict[str, Any]:
+    require_complete(directory)
+    return {"complete": True}
+
+
+def _inspect_metadata(directory: pathlib.Path) -> dict[str, Any]:
+    path = directory / METADATA_FILE
+    metadata = read_json(path) if path.is_file() else {}
+    if (damage := find_metadata_damage(metadata)) is not None:
+        raise errors.IncompleteCheckpointError(f"{path} is damaged: {damage}.")
+    hidden = (MANIFEST_KEY, CHECKSUM_KEY)
+    return {"metadata": mask({name: value for name, value in metadata.items() if name not in hidden})}
+
+
+def _inspect_trial_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
+    state, epochs_known = read_trial_state(directory, trusted=trusted)
+    return {"trial_state": {**vars(state), **({} if epochs_known else {"epochs_trained": None})}}
+
+
+def _inspect_resume(directory: pathlib.Path, load_data: dict[str, Any] | None, trusted: bool) -> dict[str, Any]:
+    resume = _read_if_there(directory / RESUME_FILE, trusted)
+    if resume is not None:
+        require_resume(resume, str(directory / RESUME_FILE))
+    return {"exact_resume": resume is not None, **mask(read_settings(resume or {}, load_data))}
+
+
+def _read_if_there(path: pathlib.Path, trusted: bool) -> dict[str, Any] | None:
+    return read_state(path, trusted=trusted) if path.is_file() else None
+
+
+def _inspect_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
+    try:
+        path = find_state_file(directory)
+    except errors.CheckpointNotFound:
+        return {}  # reported already, as what makes the checkpoint incomplete
+    state = read_state(path, trusted=trusted)
+    modernize(state, str(path))
+    return {
+        "models": [_describe_model(weights) for weights in _dicts(state, "models_state_dict")],
+        "optimizers": [_describe_optimizer(one) for one in _dicts(state, "optimizers_state_dict")],
+        "lr_schedulers": [_describe_scheduler(one) for one in _dicts(state, "lr_schedulers_state_dict")],
+        "callbacks": sorted(map(str, state.get("callbacks") or {})),
+        "rng_states": [_RNG_NAMES.get(str(name), str(name)) for name in state.get("rng_state") or {}],
+        "gradient_scaler": "scaler_state_dict" in state,
+    }
+
+
+def _dicts(state: Mapping[str, Any], key: str) -> list[dict[Any, Any]]:
+    found = state.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _describe_model(weights: Mapping[Any, Any]) -> dict[str, Any]:
+    tensors = {str(name): value for name, value in weights.items() if isinstance(value, torch.Tensor)}
+    dtypes: Counter[str] = Counter()
+    for tensor in tensors.values():
+        dtypes[_dtype(tensor)] += tensor.numel()
+    return {
+        "values": sum(dtypes.values()),
+        "dtypes": dict(dtypes),
+        "tensors": [{"name": n, "shape": list(t.shape), "dtype": _dtype(t)} for n, t in tensors.items()],
+        "other_entries": sorted(str(name) for name in weights if str(name) not in tensors),
+    }
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _describe_optimizer(state: Mapping[Any, Any]) -> dict[str, Any]:
+    groups = [group for group in _list(state.get("param_groups")) if isinstance(group, dict)]
+    return {"groups": len(groups), "lr": [_number(group.get("lr")) for group in groups]}
+
+
+def _describe_scheduler(state: Mapping[Any, Any]) -> dict[str, Any]:
+    return {"last_epoch": _number(state.get("last_epoch")), "lr": [_number(lr) for lr in _list(state.get("_last_lr"))]}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _number(value: Any) -> float | None:
+    """Return a learning rate or count, which may be a tensor; None for what is not a number that can be shown."""
+    if (
+        isinstance(value, torch.Tensor)
+        and value.numel() == 1
+        and value.device.type != "meta"
+        and not value.is_complex()
+    ):
+        value = value.item()
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+    return value if isinstance(value, int | float) else None

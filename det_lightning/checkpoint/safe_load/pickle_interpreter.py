@@ -1,0 +1,308 @@
+"""Following a pickle with descriptions in place of values, so that nothing it asks for is made.
+
+The operations are those of protocol 2, in which ``torch.save`` writes; see the standard library's ``pickletools``.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+import torch
+
+from det_lightning.checkpoint.safe_load.descriptions import (
+    CheckedElsewhere,
+    DescribedDict,
+    DescribedStorage,
+    NamedGlobal,
+    PlainValue,
+    is_count,
+    shown,
+)
+
+__all__ = ["PickleScreen"]
+
+# A longer text is not looked at, but for its length.
+_SHORT_TEXT_BYTES = 4096
+# A key of a dict is a name or number, or a few of them.
+_MAX_KEY_PARTS = 256
+# Python's integers beyond this have the hashes of smaller ones. Many of one hash make a dict slow.
+_MAX_OWN_HASH = 2**61 - 2
+_MAX_SAME_HASH = 100
+
+# Classes of storages, and the bytes of one element.
+_ITEMSIZES = {
+    1: ("Char", "Byte", "Bool", "QUInt8", "QInt8", "QUInt4x2", "QUInt2x4"),
+    2: ("Half", "BFloat16", "Short"),
+    4: ("Float", "Int", "QInt32"),
+    8: ("Double", "Long", "ComplexFloat"),
+    16: ("ComplexDouble",),
+}
+_STORAGES = {f"torch.{kind}Storage": size for size, kinds in _ITEMSIZES.items() for kind in kinds}
+_STORAGES["torch.storage.UntypedStorage"] = 1
+
+
+class PickleScreen:
+    """Follows one pickle.
+
+    Args:
+        file: where it begins.
+        size: bytes that may follow.
+        claim: is told the key and the number of bytes of each storage, and says whether there is one.
+        believed: names of what may be called with anything.
+        calls: for each function that may be called, what checks its arguments and describes its result.
+        names: of classes and constants that a pickle may name and not call.
+
+    Attributes:
+        believed: as given.
+        stack: what was described and is not part of anything yet.
+        memo: what was described and may be referred to again.
+    """
+
+    def __init__(
+        self,
+        file: IO[bytes],
+        size: int,
+        claim: Callable[[Any, int], bool] | None = None,
+        believed: frozenset[str] = frozenset(),
+        calls: Mapping[str, Callable[..., Any]] | None = None,
+        names: frozenset[str] = frozenset(),
+    ) -> None:
+        self._file = file
+        self._size = size
+        self._claim = claim
+        self.believed = believed
+        self._calls = calls or {}
+        self._names = names | _STORAGES.keys()
+        self._storages: dict[Any, DescribedStorage] = {}
+        self.stack: list[Any] = []
+        self._outer: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        self._large_keys: set[str] = set()
+        self._hashes: Counter[int] = Counter()
+
+    def run(self) -> Any:
+        """Return what the pickle describes.
+
+        Raises:
+            pickle.UnpicklingError: it refers to something that is not known to be safe.
+            ValueError, and others: it is no pickle, or not one of ``torch.save``.
+        """
+        while True:
+            code = self.read(1)
+            if code == pickle.STOP:
+                return self.stack.pop()
+            step = _STEPS.get(code)
+            if step is None:
+                raise ValueError(f"torch.save does not write the pickle operation {code!r}")
+            step(self)
+
+    def read(self, count: int) -> bytes:
+        if count > self._size:
+            raise EOFError("it ends in the middle of a value")
+        content = self._file.read(count)
+        if len(content) < count:
+            raise EOFError("it ends in the middle of a value")
+        return content
+
+    def _read_line(self) -> str:
+        line = self._file.readline(_SHORT_TEXT_BYTES)
+        if not line.endswith(b"\n"):
+            raise ValueError("a name is not ended")
+        return line[:-1].decode("utf-8")
+
+    # Values without parts
+
+    def integer(self, layout: str) -> int:
+        number: int = struct.unpack(layout, self.read(struct.calcsize(layout)))[0]
+        return number
+
+    def text(self, count: int) -> None:
+        content = self.read(count)
+        self.stack.append(content.decode("utf-8", "surrogatepass") if count <= _SHORT_TEXT_BYTES else "(a long text)")
+
+    def long(self) -> None:
+        self.stack.append(int.from_bytes(self.read(self.integer("<B")), "little", signed=True))
+
+    def old_text(self) -> None:
+        self.stack.append(self.read(self.integer("<B")).decode("latin-1"))
+
+    def push_name(self) -> None:
+        module, name = self._read_line(), self._read_line()
+        full = f"{'builtins' if module == '__builtin__' else module}.{name}"
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        known = full in self._calls or full in self._names or is_dtype
+        if not known and full not in self.believed:
+            # In the words of torch, which the caller understands.
+            raise pickle.UnpicklingError(f"Unsupported global: GLOBAL {full.removeprefix('builtins.')}")
+        self.stack.append(NamedGlobal(full))
+
+    # Containers
+
+    def mark(self) -> None:
+        self._outer.append(self.stack)
+        self.stack = []
+
+    def pop_mark(self) -> list[Any]:
+        items, self.stack = self.stack, self._outer.pop()
+        return items
+
+    def marked_tuple(self) -> None:
+        items = tuple(self.pop_mark())
+        self.stack.append(items)
+
+    def tuple(self, count: int) -> None:
+        if len(self.stack) < count:
+            raise IndexError("too few values")
+        self.stack[-count:] = [tuple(self.stack[-count:])]
+
+    def extend(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is not list:
+            raise ValueError(f"{shown(target)} is not a list")
+        target.extend(items)
+
+    def set_items(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, DescribedDict) or len(items) % 2:
+            raise ValueError(f"{shown(target)} is not a dict, or a key has no value")
+        for key in items[::2]:
+            self.require_key(key)
+        target.items += items
+
+    def require_key(self, key: Any) -> None:
+        """Raise unless a key is hashed in no time; a tuple of tuples can take any."""
+        pending, parts = [key], 1
+        while pending:
+            part = pending.pop()
+            if type(part) is tuple:
+                parts += len(part)
+                if parts > _MAX_KEY_PARTS:
+                    raise ValueError("a key of a dict has too many parts")
+                pending.extend(part)
+            elif isinstance(part, int) and abs(part) > _MAX_OWN_HASH:
+                self._note_large_key(part)
+            elif not isinstance(part, str | int | float | PlainValue | NamedGlobal | CheckedElsewhere | None):
+                raise ValueError(f"{shown(part)} cannot be a key of a dict")
+
+    def _note_large_key(self, key: int) -> None:
+        if f"{key:x}" in self._large_keys:
+            return
+        self._large_keys.add(f"{key:x}")
+        self._hashes[hash(key)] += 1
+        if self._hashes[hash(key)] > _MAX_SAME_HASH:
+            raise ValueError("the keys of a dict are made to be slow")
+
+    # Calls
+
+    def reduce(self) -> None:
+        args = self.stack.pop()
+        function = self.stack.pop()
+        self.stack.append(self.call(function, args))
+
+    def call(self, function: Any, args: Any) -> Any:
+        if not isinstance(function, NamedGlobal) or type(args) is not tuple:
+            raise ValueError(f"{shown(function)} cannot be called with {shown(args)}")
+        if function.full in self.believed:
+            return CheckedElsewhere()
+        check = self._calls.get(function.full)
+        if check is None:
+            raise ValueError(f"torch.save does not write a call of {function.full}")
+        return check(self, *args)
+
+    def new(self) -> None:
+        _args, kind = self.stack.pop(), self.stack.pop()
+        if not isinstance(kind, NamedGlobal):
+            raise ValueError(f"{shown(kind)} is not a class")
+        if kind.full not in self.believed:
+            raise pickle.UnpicklingError(f"Unsupported global: GLOBAL {kind.full}")
+        self.stack.append(CheckedElsewhere())
+
+    def build(self) -> None:
+        state, target = self.stack.pop(), self.stack[-1]
+        if isinstance(target, CheckedElsewhere):
+            return
+        if not isinstance(target, DescribedDict) or not target.ordered or not isinstance(state, DescribedDict):
+            raise ValueError(f"torch.save does not write attributes of {shown(target)}")
+        names = state.items[::2]
+        # Such an attribute could stand before a method.
+        wrong = [name for name in names if not isinstance(name, str) or hasattr(OrderedDict, name)]
+        if wrong:
+            raise ValueError(f"an OrderedDict can have no attribute {shown(wrong[0])}")
+        target.attributes += state.items[1::2]
+
+    # Storages
+
+    def stored(self) -> None:
+        saved = self.stack.pop()
+        if type(saved) is not tuple or len(saved) not in (5, 6) or saved[0] != "storage" or self._claim is None:
+            raise ValueError(f"{shown(saved)} is not a reference to a storage")
+        _, kind, key, location, numel, *view = saved
+        itemsize = _STORAGES.get(kind.full) if isinstance(kind, NamedGlobal) else None
+        if itemsize is None or not isinstance(key, str) or not isinstance(location, str) or not is_count(numel):
+            raise ValueError("a reference to a storage has other parts")
+        storage = self._find_storage(key, itemsize, numel)
+        if view and view[0] is not None:
+            storage = self._find_view(storage, view[0])
+        self.stack.append(storage)
+
+    def _find_storage(self, key: str, itemsize: int, numel: int) -> DescribedStorage:
+        assert self._claim is not None
+        found = self._storages.get(key)
+        if found is None:
+            if not self._claim(key, numel * itemsize):
+                raise ValueError(
+                    f"the storage {key!r:.100} should have {numel * itemsize:,} bytes, which are not there"
+                )
+            found = self._storages[key] = DescribedStorage(itemsize, numel * itemsize)
+        if (found.itemsize, found.nbytes) != (itemsize, numel * itemsize):
+            raise ValueError(f"the storage {key!r:.100} has two sizes")
+        return found
+
+    def _find_view(self, storage: DescribedStorage, view: Any) -> DescribedStorage:
+        if type(view) is not tuple or len(view) != 3 or not isinstance(view[0], str) or view[0] in self._storages:
+            raise ValueError("a reference to a part of a storage has other parts")
+        _, offset, numel = view
+        if not is_count(offset) or not is_count(numel) or (offset + numel) * storage.itemsize > storage.nbytes:
+            raise ValueError("a part of a storage lies outside of it")
+        return DescribedStorage(storage.itemsize, numel * storage.itemsize)
+
+
+_STEPS: dict[bytes, Callable[[PickleScreen], Any]] = {
+    pickle.PROTO: lambda s: s.read(1),
+    pickle.NONE: lambda s: s.stack.append(None),
+    pickle.NEWTRUE: lambda s: s.stack.append(True),
+    pickle.NEWFALSE: lambda s: s.stack.append(False),
+    pickle.BININT: lambda s: s.stack.append(s.integer("<i")),
+    pickle.BININT1: lambda s: s.stack.append(s.integer("<B")),
+    pickle.BININT2: lambda s: s.stack.append(s.integer("<H")),
+    pickle.BINFLOAT: lambda s: s.stack.append(struct.unpack(">d", s.read(8))[0]),
+    pickle.LONG1: PickleScreen.long,
+    pickle.BINUNICODE: lambda s: s.text(s.integer("<I")),
+    pickle.SHORT_BINSTRING: PickleScreen.old_text,
+    pickle.GLOBAL: PickleScreen.push_name,
+    pickle.EMPTY_TUPLE: lambda s: s.stack.append(()),
+    pickle.EMPTY_LIST: lambda s: s.stack.append([]),
+    pickle.EMPTY_DICT: lambda s: s.stack.append(DescribedDict()),
+    pickle.EMPTY_SET: lambda s: s.stack.append(CheckedElsewhere()),
+    pickle.MARK: PickleScreen.mark,
+    pickle.TUPLE: PickleScreen.marked_tuple,
+    pickle.TUPLE1: lambda s: s.tuple(1),
+    pickle.TUPLE2: lambda s: s.tuple(2),
+    pickle.TUPLE3: lambda s: s.tuple(3),
+    pickle.APPEND: lambda s: s.extend([s.stack.pop()]),
+    pickle.APPENDS: lambda s: s.extend(s.pop_mark()),
+    pickle.SETITEM: lambda s: s.set_items([s.stack.pop(-2), s.stack.pop()]),
+    pickle.SETITEMS: lambda s: s.set_items(s.pop_mark()),
+    pickle.BINPUT: lambda s: s.memo.__setitem__(s.integer("<B"), s.stack[-1]),
+    pickle.LONG_BINPUT: lambda s: s.memo.__setitem__(s.integer("<I"), s.stack[-1]),
+    pickle.BINGET: lambda s: s.stack.append(s.memo[s.integer("<B")]),
+    pickle.LONG_BINGET: lambda s: s.stack.append(s.memo[s.integer("<I")]),
+    pickle.REDUCE: PickleScreen.reduce,
+    pickle.NEWOBJ: PickleScreen.new,
+    pickle.BUILD: PickleScreen.build,
+    pickle.BINPERSID: PickleScreen.stored,
+}

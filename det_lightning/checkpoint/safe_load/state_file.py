@@ -1,0 +1,145 @@
+"""Reading the files that ``torch.save`` wrote, without running what they carry."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import pickle
+import re
+import zlib
+from collections.abc import Mapping
+from typing import IO, Any
+
+import torch
+
+from det_lightning import errors
+from det_lightning.checkpoint.safe_load.archive import Entry, PlainArchive, read_entries
+from det_lightning.checkpoint.safe_load.numpy_values import allow_safe_values, finish
+from det_lightning.checkpoint.safe_load.pickle_check import screen_archived, screen_old_format
+
+__all__ = ["read_state"]
+
+# With these bytes a file begins that torch reads as a zip archive.
+_ZIP_MAGIC = b"PK\x03\x04"
+# In an archive of torch.save: the pickle, and where the content of storages lies.
+_PICKLE, _STORAGES = "data.pkl", "data/"
+# What torch reads beyond these. Another entry can make it take the archive for a program.
+_SMALL_ENTRIES = ("version", "byteorder")
+
+# What torch's reader says of things that are not on its list.
+_UNSAFE = re.compile(
+    r"Unsupported global: GLOBAL (?P<name>.+?)(?: was not|$)"
+    r"|unsupported GLOBAL (?P<blocked>\S+)"
+    r"|call reduce for unrecognized function (?P<called>.+)"
+    r"|(?P<built>Can only (?:create new object|build) .+)",
+    re.MULTILINE,
+)
+
+
+def read_state(path: pathlib.Path, *, trusted: bool = False, **torch_load_kwargs: Any) -> dict[str, Any]:
+    """Read a file that ``torch.save`` wrote: tensors, numpy values and plain Python containers.
+
+    Args:
+        path: the file.
+        trusted: unpickle anything, running whatever code the file asks for.
+        **torch_load_kwargs: arguments of ``torch.load``; tensors go to the CPU by default.
+
+    Raises:
+        UnsafeCheckpointError: the file refers to other things and is not ``trusted``.
+        IncompleteCheckpointError: the file is damaged or holds no dict.
+    """
+    kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False, **torch_load_kwargs}
+    try:
+        with path.open("rb", buffering=0) as file:
+            is_archive = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
+            file.seek(0)
+            state = _read_archive(path, file, kwargs) if is_archive else _read_old_format(path, file, kwargs)
+    except errors.CheckpointError:
+        raise
+    except Exception as e:  # reading damaged bytes may raise anything
+        raise _explain(e, path) from e
+    if not isinstance(state, dict):
+        raise errors.IncompleteCheckpointError(f"{path} should hold a dict; it holds a {type(state).__name__}.")
+    return state
+
+
+def _load(source: Any, kwargs: dict[str, Any]) -> Any:
+    with allow_safe_values():
+        state = torch.load(source, **kwargs)
+        return finish(state) if kwargs["weights_only"] else state
+
+
+def _read_archive(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]) -> Any:
+    """Read the format of torch since 1.6. torch compares no checksums, and is given what was looked at."""
+    entries = read_entries(file)
+    pickled = _read_pickle(file, entries)
+    if kwargs["weights_only"]:
+        storages = {name: entry for name, entry in entries.items() if name.startswith(_STORAGES)}
+        screen_archived(pickled, {name.removeprefix(_STORAGES): entry.size for name, entry in storages.items()})
+        entries = {name: entries[name] for name in (_PICKLE, *_SMALL_ENTRIES) if name in entries} | storages
+    with PlainArchive(file, entries, {_PICKLE: pickled}) as archive:
+        # Mapping into memory needs the file itself. What it holds was found to be the same for every reader.
+        state = _load(path if kwargs["mmap"] else archive, kwargs)
+        damaged = archive.find_damage()
+    if damaged:
+        raise ValueError(f"checksums of {len(damaged):,} entries differ, such as that of {damaged[0]!r:.100}")
+    return state
+
+
+def _read_pickle(file: IO[bytes], entries: Mapping[str, Entry]) -> bytes:
+    entry = entries.get(_PICKLE)
+    if entry is None:
+        raise ValueError(f"it holds no {_PICKLE}")
+    file.seek(entry.begin)
+    content = file.read(entry.size)
+    if len(content) < entry.size or zlib.crc32(content) != entry.crc32:
+        raise ValueError(f"the checksum of {_PICKLE} differs")
+    return content
+
+
+class _Stream(io.RawIOBase):
+    """The bytes of a file and nothing else of it: torch takes a file of the system for one of another format too."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._file.readinto(buffer)  # type: ignore[attr-defined]  # of an unbuffered file
+        return count
+
+
+def _read_old_format(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]) -> Any:
+    """Read a format of torch before 1.6. It has no checksums."""
+    if not kwargs["weights_only"]:
+        return _load(path, kwargs)
+    stream = io.BufferedReader(_Stream(file))
+    screen_old_format(stream, path.stat().st_size)
+    stream.seek(0)
+    return _load(stream, kwargs)
+
+
+def _explain(error: Exception, path: pathlib.Path) -> errors.CheckpointError:
+    unsafe = _UNSAFE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
+    if unsafe is not None:
+        name = unsafe["name"] or unsafe["blocked"] or unsafe["called"]
+        refers_to = (
+            f"refers to {name}, and reading that" if name else f"holds objects ({unsafe['built']}); reading them"
+        )
+        return errors.UnsafeCheckpointError(
+            f"{path} {refers_to} could run code. If you know where the file comes from, pass trusted=True."
+        )
+    first_line = str(error).partition("\n")[0] or type(error).__name__
+    return errors.IncompleteCheckpointError(
+        f"{path} cannot be read, it is damaged or holds Python objects: {first_line:.500}. If it should hold objects "
+        "and you know where it comes from, pass trusted=True."
+    )

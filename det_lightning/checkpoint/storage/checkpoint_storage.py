@@ -1,0 +1,329 @@
+"""A storage of checkpoints: one directory for each, named by its id, below a common root."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import difflib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import platformdirs
+
+from det_lightning import errors
+from det_lightning.checkpoint.format.layout import (
+    LOAD_DATA_FILE,
+    METADATA_FILE,
+    RESUME_FILE,
+    STATE_FILES,
+    TRIAL_STATE_FILE,
+)
+from det_lightning.checkpoint.storage.leftovers import move_aside, remove_dead_stagings, remove_tree, sweep
+from det_lightning.checkpoint.storage.lineage import Ancestry, newest_first
+from det_lightning.checkpoint.storage.location import Location, explain_errors
+from det_lightning.checkpoint.storage.metadata import CheckpointInfo, describe, modified, read_metadata
+from det_lightning.checkpoint.storage.paths import bookkeeping_path, checkpoint_path, is_name, is_own_id, new_id
+from det_lightning.checkpoint.storage.staging import LocalPlace, Place, RemotePlace
+from det_lightning.checkpoint.storage.storage_config import storage_from_config
+from det_lightning.checkpoint.storage.transfer import RetryPolicy
+from det_lightning.escaping import escape
+from det_lightning.masking import mask_url
+
+__all__ = ["CheckpointStorage", "new_id"]
+
+logger = logging.getLogger("det_lightning.checkpoint")
+
+# A directory with none of these is no checkpoint, nor what is left of one.
+_MARKERS = (METADATA_FILE, LOAD_DATA_FILE, RESUME_FILE, TRIAL_STATE_FILE, *STATE_FILES)
+# Other programs too write a metadata.json, or a checkpoint.pt, into directories with names of their own.
+_OWN_MARKERS = (LOAD_DATA_FILE, RESUME_FILE, TRIAL_STATE_FILE)
+
+# Requests under way at a time; an object store answers each after some milliseconds.
+_PARALLEL = 16
+
+
+class CheckpointStorage:
+    """A directory of checkpoints, on this machine or on any file system that fsspec knows.
+
+    The layout is Determined's, so that a directory or bucket which it filled is simply opened.
+
+    Args:
+        root: a directory, a URL such as ``s3://bucket/prefix``, or the ``checkpoint_storage`` section of an experiment
+            configuration. By default the directory that Determined uses for local runs.
+        options: what the file system needs to know, such as ``{"endpoint_url": ...}`` or credentials; see the
+            documentation of s3fs, gcsfs, adlfs, ...
+        retry: how often a transfer is tried.
+
+    Raises:
+        StorageError: the URL can not be opened, or the library for it is not installed.
+        ValueError: the configuration is wrong; names how.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        self.options: dict[str, Any] = dict(options or {})
+        if isinstance(root, Mapping):
+            root, self.options = storage_from_config(root, self.options)
+        self.root = Location.parse(platformdirs.user_data_dir("determined") if root is None else root, self.options)
+        self.retry = retry or RetryPolicy()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a directory of this machine."""
+        return self.root.is_local
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def hurry_when(self, is_ending: Callable[[], bool]) -> None:
+        """Give up soon on transfers that fail while ``is_ending`` tells that the process was asked to end."""
+        self.retry = dataclasses.replace(self.retry, is_ending=is_ending)
+
+    # Writing and removing
+
+    def begin(self, checkpoint_id: str) -> Place:
+        """Return a directory to write the checkpoint ``checkpoint_id`` into.
+
+        Raises:
+            OSError: it can not be made.
+        """
+        if self.is_local:
+            return LocalPlace(self.root, checkpoint_id)
+        return RemotePlace(self.root, checkpoint_id, self.retry)
+
+    def require_writable(self) -> None:
+        """Raise if a remote storage can not be written to, before hours of training are at stake.
+
+        Raises:
+            StorageError: it can not be; says why.
+        """
+        if not self.is_local:
+            probe = bookkeeping_path(self.root, f"probe-{new_id()}")
+            self.retry.call(
+                f"trying to write {escape(probe)}", lambda: probe.write(b"to see whether it can be written")
+            )
+            self.retry.call(f"removing {escape(probe)}", probe.remove)
+
+    def delete(self, checkpoint_id: str) -> None:
+        """Remove a checkpoint. Cut off in the middle it leaves an incomplete one, never a damaged one.
+
+        Raises:
+            CheckpointNotFound: there is none of this id, or what is there is no checkpoint; nothing was removed.
+            StorageError: the storage refuses.
+        """
+        place = self._place_of(checkpoint_id)
+        if place is None:
+            raise self._not_found(checkpoint_id)
+        files = self._require_own_files(place)
+        if self.is_local:
+            with explain_errors(f"removing {escape(place)}"):
+                remove_tree(move_aside(self.root, place.local_path))
+            return
+        # In this order, for what is left of a checkpoint without its weights is never taken for one.
+        for name in (METADATA_FILE, *STATE_FILES):
+            if name in files:
+                self.retry.call(f"removing {escape(place)}", (place / name).remove)
+        self.retry.call(f"removing {escape(place)}", place.remove)
+
+    def replace(self, checkpoint_id: str, by: str) -> None:
+        """Give the complete checkpoint ``by`` another id. What has that is removed; of a link, only the link is.
+
+        On a local disk either of the two is there at any time; elsewhere both are until the first is removed.
+
+        Raises:
+            CheckpointNotFound: an id is none, or what has ``checkpoint_id`` is no checkpoint.
+            StorageError: the storage refuses.
+        """
+        old, new = checkpoint_path(self.root, checkpoint_id), checkpoint_path(self.root, by)
+        with explain_errors(f"replacing {escape(old)} by {escape(new)}"):
+            if not self.is_local:
+                self.delete(checkpoint_id)
+                new.fs.mv(new.path, old.path, recursive=True)
+                return
+            if old.link_target() is not None:
+                old.local_path.unlink()
+                new.local_path.rename(old.local_path)
+                return
+            aside = None
+            if old.is_dir():
+                self._require_own_files(old)
+                aside = move_aside(self.root, old.local_path)
+            new.local_path.rename(old.local_path)
+            if aside is not None:
+                remove_tree(aside)
+
+    def sweep(self) -> list[str]:
+        """Remove what writers left behind that were killed; return the ids."""
+        if not self.is_local:
+            remove_dead_stagings()
+        with explain_errors(f"looking for incomplete checkpoints in {escape(self)}"):
+            return sweep(self.root)
+
+    # Finding
+
+    def list_ids(self, complete: bool = True) -> list[str]:
+        """Return the ids of the checkpoints, sorted. A link to one is not one of them.
+
+        Args:
+            complete: only of those that were written to their end.
+
+        Raises:
+            StorageError: the storage can not be read.
+        """
+        with explain_errors(f"listing {escape(self)}"):
+            names = [name for name in self.root.list_names() if is_name(name)]
+            marker_files = (METADATA_FILE,) if complete else (METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES)
+            known = self._in_parallel(lambda name: any((self.root / name / m).exists() for m in marker_files), names)
+        return [name for name, is_checkpoint in zip(names, known, strict=True) if is_checkpoint]
+
+    def list_links(self) -> dict[str, str]:
+        """Return the links beside the checkpoints, such as ``latest``, and where each leads.
+
+        Raises:
+            StorageError: the storage can not be read.
+        """
+        with explain_errors(f"listing {escape(self)}"):
+            return {name: target for name, target in sorted(self.root.list_links().items()) if is_name(name)}
+
+    def is_complete(self, checkpoint_id: str) -> bool:
+        """Tell whether there is a checkpoint of this id, not a link to one, that was written to its end.
+
+        Raises:
+            StorageError: the storage can not be read.
+        """
+        with explain_errors(f"looking for {escape(checkpoint_id)} in {escape(self)}"):
+            place = self._place_of(checkpoint_id)
+            return place is not None and place.link_target() is None and (place / METADATA_FILE).exists()
+
+    def newest(self, job: str | None = None) -> str | None:
+        """Return path or URL of the newest complete checkpoint; None if there is none. See :meth:`newest_first`."""
+        return next(self.newest_first(job), None)
+
+    def newest_first(self, job: str | None = None) -> Iterator[str]:
+        """Yield paths or URLs of the complete checkpoints, the newest first.
+
+        Of checkpoints that go on from one another it is the one with the most batches. Of runs that do not it is the
+        one that was written to last, as the storage's own file times tell.
+
+        Args:
+            job: look only at those that a job of this name wrote.
+
+        Raises:
+            StorageError: the storage can not be read.
+        """
+
+        def ancestry_of(checkpoint_id: str) -> Ancestry | None:
+            metadata = self.read_metadata(checkpoint_id)
+            if job is not None and metadata.get("job") != job:
+                return None
+            return Ancestry.from_metadata(checkpoint_id, metadata, self._written(checkpoint_id))
+
+        ids = self.list_ids()
+        with explain_errors(f"reading {self}"):
+            known = self._in_parallel(ancestry_of, ids)
+        for checkpoint_id in newest_first(ancestry for ancestry in known if ancestry is not None):
+            yield (self.root / checkpoint_id).url
+
+    def _written(self, checkpoint_id: str) -> float | None:
+        try:
+            return modified(self.root / checkpoint_id / METADATA_FILE)
+        except FileNotFoundError:  # another run has just deleted it
+            return None
+
+    def find_missing(self, checkpoint_ids: Sequence[str]) -> list[str]:
+        """Return those of the ids of complete checkpoints that are not there.
+
+        Elsewhere than on a local disk all but the last are looked for in one listing, which does not tell whether they
+        are complete.
+
+        Raises:
+            StorageError: the storage can not be read.
+        """
+        looked_at = checkpoint_ids if self.is_local else checkpoint_ids[-1:]
+
+        def find() -> list[str]:
+            names = self.root.list_names() if checkpoint_ids else []
+            torn = {name for name in looked_at if not (self.root / name / METADATA_FILE).exists()}
+            return sorted(set(checkpoint_ids) - set(names) | torn, key=checkpoint_ids.index)
+
+        missing: list[str] = self.retry.call(f"looking for checkpoints in {self}", find)
+        return missing
+
+    def find(self, id_or_path: str | os.PathLike[str]) -> str:
+        """Return path or URL of a checkpoint; that of the checkpoint itself where a link to one is named.
+
+        Args:
+            id_or_path: the id of a checkpoint in this storage, or path or URL of any checkpoint's directory.
+
+        Raises:
+            CheckpointNotFound: there is none; similar ids are named.
+            StorageError: the storage can not be read.
+        """
+        name = os.fspath(id_or_path)
+        place = self._place_of(name)
+        if place is None and "/" in name:
+            elsewhere = Location.parse(name, self.options)
+            with explain_errors(f"looking for {escape(elsewhere)}"):
+                place = elsewhere if elsewhere.is_dir() else None
+        if place is None:
+            raise self._not_found(name)
+        return place.resolved().url
+
+    def read_metadata(self, checkpoint_id: str) -> dict[str, Any]:
+        """Return the content of ``metadata.json``; empty if it is missing or damaged."""
+        return read_metadata(checkpoint_path(self.root, checkpoint_id))
+
+    def describe(self, checkpoint_ids: list[str]) -> list[CheckpointInfo]:
+        """Return what can be told of checkpoints without reading them.
+
+        Raises:
+            StorageError: the storage can not be read.
+        """
+
+        with explain_errors(f"reading {escape(self)}"):
+            return self._in_parallel(lambda name: describe(checkpoint_path(self.root, name)), checkpoint_ids)
+
+    # Parts
+
+    def _require_own_files(self, place: Location) -> set[str]:
+        """Return the names of the files of what is to be removed, which has to be a checkpoint itself."""
+        with explain_errors(f"looking for {escape(place)}"):
+            target = place.link_target()
+            files = set(place.find_files()) if target is None else set()
+        if target is not None:
+            raise errors.CheckpointNotFound(
+                f"{escape(place)} is a link{f' to {escape(target)}' if target else ''}, and nothing is deleted through "
+                "one. Delete the checkpoint itself by its id, or remove the link."
+            )
+        if not files & set(_MARKERS if is_own_id(place.name) else _OWN_MARKERS):
+            raise errors.CheckpointNotFound(f"{escape(place)} is no checkpoint, but another directory: it stays.")
+        return files
+
+    def _place_of(self, name: str) -> Location | None:
+        if not is_name(name):
+            return None
+        place = checkpoint_path(self.root, name)
+        with explain_errors(f"looking for {escape(place)}"):
+            return place if place.is_dir() else None
+
+    def _not_found(self, name: str) -> errors.CheckpointNotFound:
+        known = self.list_ids()
+        near = difflib.get_close_matches(name.rstrip("/").rpartition("/")[2], known, n=3, cutoff=0.3)
+        hint = f"Similar ids: {', '.join(map(escape, near))}." if near else f"{len(known)} other checkpoints are there."
+        return errors.CheckpointNotFound(
+            f"There is no checkpoint {mask_url(name)!r}, neither as a directory nor as an id in {escape(self)}. {hint}"
+        )
+
+    def _in_parallel(self, function: Callable[[str], Any], names: list[str]) -> list[Any]:
+        # A connection such as SFTP's must not be used by two threads at a time.
+        if not self.root.is_object_store or len(names) < 2:
+            return [function(name) for name in names]
+        with concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
+            return list(pool.map(function, names))

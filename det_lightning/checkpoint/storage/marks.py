@@ -1,0 +1,80 @@
+"""Files that tell other processes that a checkpoint is being written, and whether its writer lives.
+
+On a local disk the writer holds a lock on its mark, which ends with the process, however that ends. Elsewhere a mark
+counts as abandoned after a day.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import socket
+import time
+from typing import IO
+
+from det_lightning.checkpoint.storage.file_locks import make_directory, try_to_lock
+from det_lightning.checkpoint.storage.location import Location
+
+__all__ = ["MARK_SUFFIX", "is_abandoned", "mark_content", "write_locked"]
+
+MARK_SUFFIX = ".json"
+
+# No checkpoint takes so long to write.
+_ABANDONED_AFTER_S = 24 * 3600.0
+
+
+def mark_content() -> bytes:
+    """Return what a mark tells of this process."""
+    return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}).encode()
+
+
+def is_abandoned(mark: Location) -> bool:
+    """Tell whether the process that made this mark is known to be gone."""
+    try:
+        if mark.is_local:
+            with _open(mark.local_path, os.O_RDWR) as file:
+                lock_taken = try_to_lock(file)
+            if lock_taken is not None:
+                return lock_taken
+        started = json.loads(mark.read())["started"]
+        age_s = time.time() - float(started)
+    except FileNotFoundError:  # its writer has just finished
+        return False
+    except PermissionError:  # another user's, who will see to it
+        return False
+    except (IsADirectoryError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return False
+    return math.isfinite(age_s) and age_s > _ABANDONED_AFTER_S
+
+
+def write_locked(mark: pathlib.Path) -> IO[bytes]:
+    """Write a mark that is locked before it gets the name under which others look for it."""
+    unnamed = mark.with_suffix(".new")
+    while True:
+        make_directory(mark.parent)
+        try:
+            file = _open(unnamed, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        except FileNotFoundError:  # another writer has just removed the empty directory
+            continue
+        try:
+            file.write(mark_content())
+            file.flush()
+            if try_to_lock(file) is not False:
+                unnamed.replace(mark)
+                return file
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            unnamed.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what could not be written yet
+                file.close()
+            raise
+        file.close()  # another run has taken it for one that was left behind, before it was locked
+
+
+def _open(path: pathlib.Path, flags: int) -> IO[bytes]:
+    """Open a mark for reading and writing, and nothing that a link in its place leads to."""
+    return os.fdopen(os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666), "r+b")

@@ -1,0 +1,185 @@
+"""Saving checkpoints during a run, while the training waits or while it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from det_lightning import errors
+from det_lightning.checkpoint.retention.keeper import CheckpointKeeper
+from det_lightning.checkpoint.storage.background_task import BackgroundTask, all_signals_deferred, dead_workers_deferred
+from det_lightning.checkpoint.storage.checkpoint_storage import new_id
+from det_lightning.checkpoint.storage.snapshot import Snapshotter, tensors_in
+from det_lightning.checkpoint.storage.writer import CheckpointFiles, CheckpointWriter
+from det_lightning.checkpoint.storage.written import WrittenCheckpoints
+
+__all__ = ["CheckpointSaver"]
+
+
+class CheckpointSaver:
+    """Writes the checkpoints of one run, one after another.
+
+    Args:
+        writer: writes them.
+        in_background: copy the state, and write the copy in another thread. At most one is under way.
+        keeper: decides which ones to keep; None to keep all.
+    """
+
+    def __init__(
+        self, writer: CheckpointWriter, in_background: bool = False, keeper: CheckpointKeeper | None = None
+    ) -> None:
+        self.keeper = keeper
+        self._writer = writer
+        self._written = WrittenCheckpoints(writer.storage)
+        self._in_background = in_background
+        self._snapshotter = Snapshotter()
+        self._has_room = False
+        self._under_way: BackgroundTask[str] | None = None
+        self._complete: list[str] = []
+
+    def expect(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Make room, while the training begins, for copies of the states of models, and of optimizers once they have
+        stepped; nothing if the training waits anyway, or in a second run, which uses the memory of the first."""
+        if not self._in_background or self._has_room:
+            return
+        self._has_room = True
+        self._snapshotter.reserve(tensors_in([model.state_dict() for model in models]))
+        for optimizer in optimizers:
+            self._expect_state(optimizer)
+
+    def _expect_state(self, optimizer: torch.optim.Optimizer) -> None:
+        def reserve(*_: Any) -> None:
+            hook.remove()
+            self._snapshotter.reserve(tensors_in(optimizer.state_dict()))
+
+        # Optimizers around another one often leave out Optimizer.__init__(), and have no hooks.
+        with contextlib.suppress(AttributeError):
+            hook = optimizer.register_step_post_hook(reserve)
+
+    def save(
+        self,
+        files: CheckpointFiles,
+        metric: float | None = None,
+        tell_written: Callable[[pathlib.Path], None] | None = None,
+        checkpoint_id: str | None = None,
+    ) -> str:
+        """Write a checkpoint, or begin to; return its id.
+
+        Args:
+            files: the content.
+            metric: value of the searcher metric of a validation at the same batch.
+            tell_written: is told the directory before the checkpoint is complete, and may add files to it. The training
+                then waits for all but the last step, since what is told may look at the trial as it is now.
+            checkpoint_id: the id; by default a new one.
+
+        Raises:
+            CheckpointError: this checkpoint, or the one before, can not be written.
+            RuntimeError: a worker of a loader died meanwhile; the checkpoint is written all the same.
+        """
+        self._collect(wait=True)
+        self._written.look()
+        checkpoint_id = checkpoint_id or new_id()
+        with dead_workers_deferred():
+            if not self._in_background:
+                self._complete.append(self._write(files, checkpoint_id, metric, tell_written))
+            elif tell_written is None:
+                copied = self._copy(files, checkpoint_id)
+                self._begin(lambda: self._write(CheckpointFiles(**copied), checkpoint_id, metric))
+            else:
+                self._write_then_commit(files, checkpoint_id, metric, tell_written)
+        return checkpoint_id
+
+    def note_metric(self, steps_completed: int, metric: float) -> None:
+        """Note the metric of a validation for the checkpoint that was written at the same batch, if there is one."""
+        if self.keeper is not None:
+            self._collect(wait=True)
+            with dead_workers_deferred():
+                self._written.discard(self.keeper.note_metric(steps_completed, metric))
+
+    def is_under_way(self) -> bool:
+        """Tell whether a checkpoint is being written in the background."""
+        return self._under_way is not None and not self._under_way.is_done()
+
+    def finish(self) -> None:
+        """End the run: wait for the checkpoint that is under way, and look for all that were written.
+
+        Raises:
+            CheckpointError: it can not be written.
+            StorageError: some have vanished; names them.
+        """
+        self._collect(wait=True)
+        self._written.require_all()
+
+    def settle(self, wait: bool = False) -> list[str]:
+        """Return the ids of the checkpoints that have become complete since the last call.
+
+        Args:
+            wait: for the one that is under way.
+
+        Raises:
+            CheckpointError: it can not be written.
+        """
+        self._collect(wait)
+        if wait:
+            self._snapshotter.wait()
+        complete, self._complete = self._complete, []
+        return complete
+
+    def _collect(self, wait: bool) -> None:
+        under_way = self._under_way
+        if under_way is None or not (wait or under_way.is_done()):
+            return
+        under_way.wait()  # where this is interrupted, it is still under way
+        with all_signals_deferred():
+            self._under_way = None
+            self._complete.append(under_way.result())
+
+    def _begin(self, write: Callable[[], str]) -> None:
+        with all_signals_deferred():
+            self._under_way = BackgroundTask(write, name="checkpoint")
+
+    def _copy(self, files: CheckpointFiles, checkpoint_id: str) -> dict[str, Any]:
+        try:
+            copied: dict[str, Any] = self._snapshotter.copy(vars(files), files.copies)
+        except (RuntimeError, pickle.PicklingError, AttributeError, TypeError) as e:
+            raise errors.CheckpointError(
+                f"Checkpoint {checkpoint_id} can not be written: its state can not be copied: {e}."
+            ) from e
+        return copied
+
+    def _write(
+        self,
+        files: CheckpointFiles,
+        checkpoint_id: str,
+        metric: float | None,
+        tell_written: Callable[[pathlib.Path], None] | None = None,
+    ) -> str:
+        self._writer.write(files, checkpoint_id, tell_written)
+        return self._keep(files, checkpoint_id, metric)
+
+    def _write_then_commit(
+        self,
+        files: CheckpointFiles,
+        checkpoint_id: str,
+        metric: float | None,
+        tell_written: Callable[[pathlib.Path], None],
+    ) -> None:
+        place = self._writer.write_files(files, checkpoint_id, tell_written)
+
+        def commit() -> str:
+            self._writer.commit(files, place)
+            return self._keep(files, checkpoint_id, metric)
+
+        self._begin(commit)
+
+    def _keep(self, files: CheckpointFiles, checkpoint_id: str, metric: float | None) -> str:
+        self._written.add(checkpoint_id)
+        if self.keeper is not None:
+            deleted = self.keeper.note_written(checkpoint_id, files.trial_state.batches_trained, metric)
+            self._written.discard(deleted)
+        return checkpoint_id

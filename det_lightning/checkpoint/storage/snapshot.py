@@ -1,0 +1,138 @@
+"""Copying the state of a trial while it stands still, so that it can be written while training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from det_lightning.checkpoint.storage.background_task import BackgroundTask, all_signals_deferred
+
+__all__ = ["Snapshotter", "tensors_in"]
+
+
+class Snapshotter:
+    """Copies states into the main memory, one after another into the same one.
+
+    A copy is good until the next one is made. Memory that is asked for anew costs as much time as writing the state
+    to a disk's cache; used again it costs a tenth. So one copy of the state is kept for good, and never more.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[_Kind, list[torch.Tensor]] = defaultdict(list)
+        self._reserving: list[BackgroundTask[None]] = []
+
+    def reserve(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Ask in another thread for the memory of a copy of ``tensors``; the first then costs no more than others."""
+        storages = {_key_of(tensor): _kind_of(tensor.untyped_storage()) for tensor in tensors if _is_plain(tensor)}
+        ask = functools.partial(self._ask_for, [*storages.values()])
+        with all_signals_deferred():
+            self._reserving.append(BackgroundTask(ask, name="checkpoint memory"))
+
+    def _ask_for(self, kinds: list[_Kind]) -> None:
+        # Where there is not enough the copy says so.
+        with contextlib.suppress(RuntimeError):
+            for kind in kinds:
+                self._free[kind].append(_memory(kind).zero_())
+
+    def wait(self) -> None:
+        """Wait until what was reserved is there."""
+        while self._reserving:
+            self._reserving[-1].wait()
+            self._reserving.pop().result()
+
+    def copy(self, state: Any, leave: Iterable[torch.Tensor] = ()) -> Any:
+        """Return a copy of ``state``: nested containers, tensors of any device, and whatever can be deep-copied.
+
+        Tensors that share memory share it in the copy too, but for those that are more than type, size, stride and
+        memory: sparse, quantized, lazily conjugated, or of a class of their own. Those of ``leave`` are in the copy
+        themselves.
+        """
+        self.wait()
+        free, self._free = self._free, defaultdict(list)
+        storages: dict[tuple[torch.device, int, int], torch.Tensor] = {}
+        # deepcopy() takes the copies of tensors from here, and does the rest.
+        memo: dict[int, Any] = {id(tensor): tensor for tensor in leave}
+        for tensor in tensors_in(state):
+            if id(tensor) in memo:
+                continue
+            if not _is_plain(tensor):
+                memo[id(tensor)] = _copy_other(tensor)
+                continue
+            key = _key_of(tensor)
+            if key not in storages:
+                storages[key] = self._copy_storage(tensor.untyped_storage(), free)
+            target = torch.empty(0, dtype=tensor.dtype).set_(
+                storages[key].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+            )
+            is_parameter = type(tensor) is torch.nn.Parameter
+            memo[id(tensor)] = torch.nn.Parameter(target, False) if is_parameter else target
+            memo[id(tensor)].requires_grad_(tensor.requires_grad)
+        if any(device.type == "cuda" for device, _, _ in storages):
+            torch.cuda.synchronize()
+        return copy.deepcopy(state, memo)
+
+    def _copy_storage(self, source: torch.UntypedStorage, free: dict[_Kind, list[torch.Tensor]]) -> torch.Tensor:
+        kind = _kind_of(source)
+        target = free[kind].pop() if free[kind] else _memory(kind)
+        raw = torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
+        target.copy_(raw, non_blocking=kind.pinned)
+        self._free[kind].append(target)
+        return target
+
+
+class _Kind(NamedTuple):
+    """Memory for the copy of a storage."""
+
+    nbytes: int
+    pinned: bool
+
+
+def _kind_of(storage: torch.UntypedStorage) -> _Kind:
+    # Only copies into pinned memory run beside the host.
+    return _Kind(storage.nbytes(), pinned=storage.device.type != "cpu")
+
+
+def _memory(kind: _Kind) -> torch.Tensor:
+    return torch.empty(kind.nbytes, dtype=torch.uint8, pin_memory=kind.pinned)
+
+
+def _key_of(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
+    """Return what tells the memory of a tensor from others; several may begin at one place, as numpy's views do."""
+    storage = tensor.untyped_storage()
+    return tensor.device, storage.data_ptr(), storage.nbytes()
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested dicts, lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether type, size, stride and memory are all there is to a tensor."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and not vars(tensor)
+        and tensor.layout is torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and tensor.untyped_storage().nbytes() > 0
+    )
+
+
+def _copy_other(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_leaf:
+        return copy.deepcopy(tensor)
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
