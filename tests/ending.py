@@ -1,4 +1,4 @@
-"""A training that ends early, as tests/test_preemption.py and tests/test_failing_rank.py ask for on the command line.
+"""A training that ends early, as test_preemption.py and test_failing_rank.py ask for on the command line.
 
 Started by torchrun, by a launcher, or as a single process; writes what every rank ended with.
 """

@@ -28,7 +28,7 @@ from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from det_lightning.cli.app import app
 from det_lightning.masking import MASK, leave_out_masked, mask, mask_text, mask_url
 from det_lightning.secret_names import is_secret_name
-from tests.made_checkpoints import write_checkpoint
+from tests.checkpoint.made_checkpoints import write_checkpoint
 from tests.trials import SmallTrial
 
 SECRET = "hunter2-4711"

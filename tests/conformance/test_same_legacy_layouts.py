@@ -11,9 +11,9 @@ from unittest import mock
 import pytest
 import torch
 
-from tests import layouts
+from tests.checkpoint import layouts
+from tests.checkpoint.layouts import HPARAMS, LAYOUTS, Layout
 from tests.conformance.sides import SIDES, frozen
-from tests.layouts import HPARAMS, LAYOUTS, Layout
 
 pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
 

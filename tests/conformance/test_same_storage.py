@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
-from tests.storage.backends import STATE, equal, files_of, new_bucket, s3_server
+from tests.checkpoint.storage.backends import STATE, equal, files_of, new_bucket, s3_server
 
 pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState
-from tests import layouts
+from tests.checkpoint import layouts
 
 _DTYPES = (torch.float64, torch.float16, torch.int8, torch.complex64)
 

@@ -1,0 +1,101 @@
+"""Servers for the tests of storages, and nothing of this machine's own credentials."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from tests.checkpoint.storage.backends import (
+    Backend,
+    FlakyFileSystem,
+    azure_server,
+    backend_of,
+    gcs_server,
+    s3_server,
+    sftp_server,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_credentials_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    nowhere = tmp_path_factory.getbasetemp() / "no such file"
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(nowhere))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(nowhere))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    # gcsfs would ask what kind of bucket it has by gRPC, which the server of the tests does not speak.
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+
+
+@pytest.fixture(scope="session")
+def s3_options() -> Iterator[dict[str, Any]]:
+    """Options with which s3fs reaches the S3 server of this session."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto.server", reason="no S3 server to test with; install moto[server]")
+    with s3_server() as options:
+        yield options
+
+
+@pytest.fixture(scope="session")
+def sftp_options() -> Iterator[dict[str, Any]]:
+    """Options with which fsspec reaches the SFTP server of this session."""
+    pytest.importorskip("paramiko", reason="no SFTP server to test with; install paramiko")
+    with sftp_server() as options:
+        yield options
+
+
+@pytest.fixture(scope="session")
+def gcs_options() -> Iterator[dict[str, Any]]:
+    """Options with which gcsfs reaches the server of this session."""
+    pytest.importorskip("gcsfs")
+    pytest.importorskip("gcp_storage_emulator", reason="no GCS server to test with; install gcp-storage-emulator")
+    with gcs_server() as options:
+        yield options
+
+
+@pytest.fixture(scope="session")
+def azure_options() -> Iterator[dict[str, Any]]:
+    """Options with which adlfs reaches the server of this session."""
+    with azure_server() as options:
+        yield options
+
+
+SERVERS = {"s3": "s3_options", "gs": "gcs_options", "sftp": "sftp_options"}
+if "DET_LIGHTNING_AZURITE" in os.environ:
+    SERVERS["az"] = "azure_options"
+
+
+@pytest.fixture(params=["directory", "file URL", "memory", *SERVERS])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    """An empty place for a storage, of every kind in turn."""
+    yield _place(request, tmp_path)
+    MemoryFileSystem.store.clear()
+
+
+@pytest.fixture(params=["memory", *(kind for kind in SERVERS if kind != "sftp")])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    """An empty place on a remote storage."""
+    yield _place(request, tmp_path)
+    MemoryFileSystem.store.clear()
+
+
+def _place(request: pytest.FixtureRequest, directory: Path) -> Backend:
+    kind = request.param
+    return backend_of(kind, directory, request.getfixturevalue(SERVERS[kind]) if kind in SERVERS else {})
+
+
+@pytest.fixture
+def flaky() -> Iterator[Backend]:
+    """A storage that fails when it is told to; see :class:`FlakyFileSystem`."""
+    fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
+    FlakyFileSystem.fail()
+    yield Backend("flaky://storage")
+    FlakyFileSystem.fail()
+    FlakyFileSystem.store.clear()

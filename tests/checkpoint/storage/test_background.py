@@ -1,0 +1,367 @@
+"""Checkpoints that are written while the training goes on hold the state of the moment in which they were asked for."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import random
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from det_lightning import errors
+from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState, load_checkpoint
+from det_lightning.checkpoint.storage.saving import CheckpointSaver
+from det_lightning.checkpoint.storage.snapshot import Snapshotter
+from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, equal, files_of
+
+# Snapshots
+
+
+def tensors_within(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_within(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_within(item)
+
+
+def change_everything(value: Any) -> None:
+    """Change a nested state in place, as training does."""
+    for tensor in tensors_within(value):
+        if tensor.numel():
+            tensor.detach().fill_(1)
+    change_containers(value)
+
+
+def change_containers(value: Any) -> None:
+    if isinstance(value, np.ndarray):
+        value[...] = 1
+    elif isinstance(value, dict):
+        for item in value.values():
+            change_containers(item)
+        value["added"] = 1
+    elif isinstance(value, list):
+        for item in value:
+            change_containers(item)
+        value.append("added")
+    elif isinstance(value, tuple):
+        for item in value:
+            change_containers(item)
+
+
+def parameter() -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.full((2, 3), 7.5))
+
+
+def view_of_a_large_one() -> torch.Tensor:
+    return torch.arange(100.0)[10:20]
+
+
+KINDS = {
+    "plain": lambda: torch.arange(6.0).reshape(2, 3) + 2,
+    "bfloat16": lambda: torch.full((3,), 2.5, dtype=torch.bfloat16),
+    "bool": lambda: torch.tensor([False, False]),
+    "int": lambda: torch.tensor(5),
+    "complex": lambda: torch.tensor([2 + 3j]),
+    "conj": lambda: torch.tensor([2 + 3j]).conj(),
+    "view": view_of_a_large_one,
+    "transposed": lambda: (torch.arange(6.0).reshape(2, 3) + 2).t(),
+    "strided": lambda: (torch.arange(9.0) + 2)[::3],
+    "expanded": lambda: torch.full((1,), 3.0).expand(4).clone(),
+    "empty": lambda: torch.empty(0, 4),
+    "part of nothing": lambda: torch.arange(4.0)[4:],
+    "parameter": parameter,
+    "frozen parameter": lambda: torch.nn.Parameter(torch.full((2,), 3.0), requires_grad=False),
+    "requires_grad": lambda: torch.full((2,), 3.0, requires_grad=True),
+    "array": lambda: np.arange(4) + 3,
+    "array of objects": lambda: np.array([None, "x"], dtype=object),
+    "random state": random.getstate,
+    "numpy's random state": lambda: np.random.RandomState(3).get_state(),
+    "torch's random state": lambda: torch.get_rng_state().clone(),
+    "number": lambda: 3.5,
+    "text": lambda: "text",
+    "none": lambda: None,
+    "modules": lambda: torch.nn.Linear(2, 2).state_dict(),
+}
+
+LEAVES = st.sampled_from(sorted(KINDS)).map(lambda kind: KINDS[kind]())
+STATES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.lists(st.tuples(st.sampled_from("abc"), inner), max_size=2).map(OrderedDict)
+    ),
+    max_leaves=8,
+)
+
+
+@given(state=STATES)
+def test_a_snapshot_is_the_state_at_the_time_of_the_call(state: Any) -> None:
+    expected = copy.deepcopy(state)
+    snapshot = Snapshotter().copy(state)
+    assert equal(snapshot, expected)
+    change_everything(state)
+    assert equal(snapshot, expected)
+
+
+@given(states=st.lists(STATES, min_size=2, max_size=4))
+def test_snapshots_of_different_states_follow_each_other(states: list[Any]) -> None:
+    snapshotter = Snapshotter()
+    for state in states:
+        expected = copy.deepcopy(state)
+        assert equal(snapshotter.copy(state), expected)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_snapshot_keeps_the_type(kind: str) -> None:
+    state = KINDS[kind]()
+    snapshot = Snapshotter().copy(state)
+    assert type(snapshot) is type(state)
+    assert equal(snapshot, state)
+
+
+def test_what_a_state_dict_knows_beyond_its_entries_is_kept() -> None:
+    state = torch.nn.BatchNorm1d(2).state_dict()
+    assert Snapshotter().copy(state)._metadata == state._metadata  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("make", [lambda: torch.zeros(4), lambda: torch.zeros(4, requires_grad=True), parameter])
+def test_tensors_that_share_memory_share_it_in_the_snapshot(make: Any) -> None:
+    one = make()
+    state = {"one": one, "again": one, "view": one.detach()[1:], "seen otherwise": [one.detach()]}
+    snapshot = Snapshotter().copy(state)
+    assert snapshot["one"] is snapshot["again"]
+    with torch.no_grad():
+        snapshot["one"][1:] += 3
+    assert torch.equal(snapshot["view"], snapshot["one"][1:])
+    assert torch.equal(snapshot["seen otherwise"][0], snapshot["one"])
+    assert not (one == snapshot["one"]).all()
+
+
+def test_two_tensors_over_parts_of_one_array_are_told_apart() -> None:
+    array = np.arange(8.0)
+    for state in ([torch.from_numpy(array[:2]), torch.from_numpy(array)],) * 2:
+        for order in (state, state[::-1]):
+            assert equal(Snapshotter().copy(order), [tensor.clone() for tensor in order])
+
+
+def test_attributes_of_a_tensor_are_kept() -> None:
+    tensor = torch.zeros(2)
+    tensor.tag = "mine"  # type: ignore[attr-defined]
+    assert Snapshotter().copy([tensor])[0].tag == "mine"
+
+
+def test_the_second_snapshot_uses_the_memory_of_the_first() -> None:
+    model = torch.nn.Linear(30, 30)
+    snapshotter = Snapshotter()
+    first = {name: tensor.data_ptr() for name, tensor in snapshotter.copy(model.state_dict()).items()}
+    assert first["weight"] != model.weight.data_ptr()
+    with torch.no_grad():
+        model.weight += 1
+    second = snapshotter.copy(model.state_dict())
+    assert {name: tensor.data_ptr() for name, tensor in second.items()} == first
+    assert torch.equal(second["weight"], model.weight)
+
+
+class Requests(TorchDispatchMode):
+    """Notes the sizes of tensors whose memory is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.empty.memory_format and args[0] != [0]:
+            self.sizes += args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_first_snapshot_uses_memory_that_was_reserved() -> None:
+    model = torch.nn.Linear(30, 30)
+    with Requests() as unprepared:
+        Snapshotter().copy(model.state_dict())
+    assert unprepared.sizes == [30 * 30 * 4, 30 * 4]
+    snapshotter = Snapshotter()
+    snapshotter.reserve([*model.state_dict().values(), torch.zeros(7)])  # more than is needed is not kept
+    with Requests() as prepared:
+        first = snapshotter.copy(model.state_dict())
+    assert prepared.sizes == []
+    assert torch.equal(first["weight"], model.weight)
+    assert writing_threads() == []
+
+
+# The saver
+
+
+class Gate:
+    """Stops a writer in the middle of a checkpoint until it is opened."""
+
+    def __init__(self, storage: CheckpointStorage) -> None:
+        self.storage, self.open, self.entered = storage, threading.Event(), []
+        self._begin = storage.begin
+
+    def begin(self, checkpoint_id: str) -> Any:
+        self.entered.append(checkpoint_id)
+        assert self.open.wait(30)
+        return self._begin(checkpoint_id)
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(CheckpointStorage(tmp_path))
+    monkeypatch.setattr(gate.storage, "begin", gate.begin)
+    yield gate
+    gate.open.set()
+
+
+def saver_for(storage: CheckpointStorage, in_background: bool = True) -> CheckpointSaver:
+    return CheckpointSaver(CheckpointWriter(storage), in_background)
+
+
+def writing_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
+
+
+def files_with(weight: torch.Tensor, steps: int = 1) -> CheckpointFiles:
+    load_data = {"hparams": {}, "experiment_config": None, "trial_cls_spec": "m:T"}
+    return CheckpointFiles({"weight": weight}, TrialState(batches_trained=steps), load_data, {"list": []})
+
+
+def test_saving_returns_at_once_and_what_changes_then_is_not_written(gate: Gate) -> None:
+    saver, weight = saver_for(gate.storage), torch.zeros(3)
+    files = files_with(weight)
+    checkpoint_id = saver.save(files)
+    assert saver.settle() == []
+    weight += 1
+    files.trial_state.batches_trained = 99
+    files.load_data.clear()
+    gate.open.set()
+    assert saver.settle(wait=True) == [checkpoint_id]
+    assert saver.settle(wait=True) == []
+    content = load_checkpoint(gate.storage.find(checkpoint_id))
+    assert torch.equal(content.state["weight"], torch.zeros(3))
+    assert content.trial_state.batches_trained == 1
+    assert writing_threads() == []
+
+
+class Bare(torch.optim.Optimizer):
+    """One of many that leave out the constructor of their base class, and so have no hooks."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups = inner, inner.param_groups
+
+
+def test_room_is_made_when_optimizers_have_stepped(tmp_path: Path) -> None:
+    model = torch.nn.Linear(30, 30)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    saver = saver_for(CheckpointStorage(tmp_path))
+    saver.expect([model], [optimizer, Bare(optimizer)])
+    for _ in range(2):
+        model(torch.ones(1, 30)).sum().backward()
+        optimizer.step()
+    state = {"models": [model.state_dict()], "optimizers": [optimizer.state_dict()]}
+    files = dataclasses.replace(files_with(torch.zeros(3)), state=state)
+    with Requests() as requests:
+        saver.save(files)
+    # Random states and the like are not part of what is expected.
+    assert 30 * 30 * 4 not in requests.sizes
+    assert len(saver.settle(wait=True)) == 1
+    assert writing_threads() == []
+
+
+def test_a_second_run_needs_no_more_room_than_the_first(tmp_path: Path) -> None:
+    model = torch.nn.Linear(31, 30)
+    saver = saver_for(CheckpointStorage(tmp_path))
+    for _ in range(2):
+        saver.expect([model], [])
+        saver.settle(wait=True)
+    held = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.dtype is torch.uint8]
+    assert [memory.nbytes for memory in held].count(30 * 31 * 4) == 1
+
+
+def test_at_most_one_is_under_way(gate: Gate) -> None:
+    saver = saver_for(gate.storage)
+    saver.save(files_of(1))
+    second = threading.Thread(target=saver.save, args=[files_of(2)])
+    second.start()
+    second.join(0.2)
+    assert second.is_alive(), "the second has to wait for the first"
+    assert len(gate.entered) == len(writing_threads()) == 1
+    gate.open.set()
+    second.join(30)
+    assert len(saver.settle(wait=True)) == 2
+    assert len(gate.storage.list_ids()) == 2
+
+
+@pytest.mark.parametrize("boundary", ["settle", "settle and wait", "save"])
+def test_an_error_is_raised_once_at_the_next_boundary(boundary: str, flaky: Backend) -> None:
+    saver = saver_for(flaky.storage())
+    FlakyFileSystem.fail(PermissionError("read only"), only_named="state_dict")
+    saver.save(files_of())
+    while FlakyFileSystem.failures:
+        pass
+    with pytest.raises(errors.StorageError, match="read only"):
+        if boundary == "save":
+            saver.save(files_of())
+        else:
+            while saver.settle(wait=boundary == "settle and wait") == []:
+                pass
+    assert saver.settle(wait=True) == []
+    assert writing_threads() == []
+    saver.save(files_of())
+    assert len(saver.settle(wait=True)) == 1
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_what_can_be_neither_copied_nor_pickled_is_an_error_of_the_checkpoint(
+    tmp_path: Path, in_background: bool
+) -> None:
+    saver = saver_for(CheckpointStorage(tmp_path), in_background)
+    for value in (threading.Lock(), lambda: None):
+        files = CheckpointFiles({"value": value}, TrialState(), {}, None)
+        with pytest.raises(errors.CheckpointError, match=r"can not be written: .*(pickle|serialize|local object)"):
+            saver.save(files)
+            saver.settle(wait=True)
+    assert [*tmp_path.iterdir()] == []
+    assert writing_threads() == []
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_what_is_told_of_a_checkpoint_may_add_files(in_background: bool, remote: Backend) -> None:
+    saver = saver_for(remote.storage(), in_background)
+    checkpoint_id = saver.save(files_of(), tell_written=lambda directory: (directory / "added").write_text("mine"))
+    assert saver.settle(wait=True) == [checkpoint_id]
+    place = remote.storage().root / checkpoint_id
+    assert (place / "added").read() == b"mine"
+    assert b'"added"' in (place / "metadata.json").read()
+
+
+def test_both_ways_of_writing_write_the_same(tmp_path: Path) -> None:
+    contents = []
+    for in_background in (False, True):
+        storage = CheckpointStorage(tmp_path / str(in_background))
+        saver = saver_for(storage, in_background)
+        for steps in (1, 2):
+            saver.save(files_of(steps))
+        ids = saver.settle(wait=True)
+        contents.append([load_checkpoint(storage.find(checkpoint_id)) for checkpoint_id in ids])
+    for one, other in zip(*contents, strict=True):
+        assert equal(one.state, other.state)
+        assert equal(one.resume, other.resume)
+        assert one.trial_state == other.trial_state

@@ -1,0 +1,168 @@
+"""Determined's ``checkpoint_storage`` section becomes a place and what its file system needs to know."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
+from det_lightning.checkpoint.storage.storage_config import storage_from_config
+from det_lightning.errors import StorageError
+from det_lightning.masking import MASK
+from tests.checkpoint.storage.backends import QUICK, new_bucket, write
+
+KEYS = {"access_key": "a", "secret_key": "b", "session_token": "c"}
+
+
+@pytest.mark.parametrize(
+    ("config", "url", "options"),
+    [
+        ({"type": "shared_fs", "host_path": "/data"}, "/data", {}),
+        ({"type": "shared_fs", "host_path": "/data/"}, "/data", {}),
+        ({"type": "shared_fs", "host_path": "/data", "storage_path": "a/b"}, "/data/a/b", {}),
+        ({"type": "shared_fs", "host_path": "/data", "storage_path": ""}, "/data", {}),
+        ({"type": "shared_fs", "host_path": "/data", "storage_path": None}, "/data", {}),
+        ({"type": "shared_fs", "host_path": "/data", "storage_path": "/data/a"}, "/data/a", {}),
+        ({"type": "shared_fs", "host_path": "/data", "storage_path": "a/../b"}, "/data/b", {}),
+        ({"type": "shared_fs", "host_path": "/data", "checkpoint_path": "old"}, "/data/old", {}),
+        ({"type": "shared_fs", "host_path": "/data", "checkpoint_path": "x", "tensorboard_path": "t"}, "/data/t", {}),
+        ({"type": "shared_fs", "host_path": "/", "storage_path": "/data"}, "/data", {}),
+        ({"type": "shared_fs", "host_path": "/data", "container_path": "/mnt", "propagation": "rprivate"}, "/data", {}),
+        ({"type": "directory", "container_path": "/data/here"}, "/data/here", {}),
+        ({"type": "directory", "container_path": "/data", "tensorboard_path": "t"}, "/data", {}),
+        ({"type": "s3", "bucket": "b"}, "s3://b", {}),
+        ({"type": "s3", "bucket": "b", "prefix": "/x//y/./z/"}, "s3://b/x/y/z", {}),
+        ({"type": "s3", "bucket": "b", "prefix": "..x/y.."}, "s3://b/..x/y..", {}),
+        ({"type": "s3", "bucket": "b", "endpoint_url": "http://u"}, "s3://b", {"endpoint_url": "http://u"}),
+        ({"type": "s3", "bucket": "b", **KEYS}, "s3://b", {"key": "a", "secret": "b", "token": "c"}),
+        ({"type": "s3", "bucket": "b", "save_trial_best": 3, "save_trial_latest": 0}, "s3://b", {}),
+        ({"type": "gcs", "bucket": "b", "prefix": "x"}, "gs://b/x", {}),
+        ({"type": "azure", "container": "c"}, "az://c", {}),
+        (
+            {"type": "azure", "container": "c", "connection_string": "s", "credential": "k"},
+            "az://c",
+            {"connection_string": "s", "credential": "k"},
+        ),
+        (
+            {"type": "azure", "container": "c", "account_url": "https://me.blob.core.windows.net/"},
+            "az://c",
+            {"account_host": "me.blob.core.windows.net", "account_name": "me"},
+        ),
+    ],
+    ids=str,
+)
+def test_every_type_has_its_url(config: dict[str, Any], url: str, options: dict[str, Any]) -> None:
+    assert storage_from_config(config) == (url, options)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, ["type must be one of shared_fs, directory, s3, gcs, azure; got None"]),
+        ({"type": "hdfs"}, ["got 'hdfs'"]),
+        ({"type": ["s3"]}, ["got ['s3']"]),
+        ({"type": "s3"}, ["bucket is missing", "It takes bucket, and optionally prefix"]),
+        ({"type": "s3", "bucket": None}, ["bucket is missing"]),
+        ({"type": "s3", "bucket": ""}, ["bucket must not be empty"]),
+        ({"type": "gcs", "bucket": 3}, ["bucket must be a string; got 3"]),
+        ({"type": "directory", "container_path": "/x", "host_path": "/y"}, ["host_path is not known"]),
+        ({"type": "shared_fs", "host_path": "data"}, ["host_path must be absolute; got 'data'"]),
+        (
+            {"type": "s3", "prefix": "a/../b", "endpoint_url": 1, "buckets": "x"},
+            [
+                "bucket is missing",
+                "buckets is not known (did you mean bucket?)",
+                "endpoint_url must be a string; got 1",
+                "prefix must not contain '..'; got 'a/../b'",
+            ],
+        ),
+        (
+            {"type": "shared_fs", "host_path": "/data", "storage_path": "/elsewhere", "x": 1},
+            ["storage_path must lie under host_path '/data'; got '/elsewhere'", "x is not known"],
+        ),
+    ],
+    ids=str,
+)
+def test_all_that_is_wrong_is_said_at_once(config: dict[str, Any], said: list[str]) -> None:
+    with pytest.raises(ValueError, match="checkpoint_storage") as raised:
+        CheckpointStorage(config)
+    assert [part for part in said if part not in str(raised.value)] == []
+
+
+@pytest.mark.parametrize("storage_path", ["/", "/dat", "/database", "..", "../database", "a/../../b", "/data/.."])
+def test_no_storage_path_leads_out_of_the_host_path(storage_path: str) -> None:
+    with pytest.raises(ValueError, match="storage_path must lie under host_path '/data'; got"):
+        storage_from_config({"type": "shared_fs", "host_path": "/data", "storage_path": storage_path})
+
+
+PARTS = st.lists(st.sampled_from(["", ".", "..", "a", "b", "a b", "..."]), max_size=6).map("/".join)
+
+
+@given(host_path=PARTS, storage_path=PARTS)
+def test_whatever_the_paths_the_storage_lies_under_the_host_path(host_path: str, storage_path: str) -> None:
+    host_path = "/" + host_path.lstrip("/")  # two slashes mean something else to POSIX
+    try:
+        url, _ = storage_from_config({"type": "shared_fs", "host_path": host_path, "storage_path": storage_path})
+    except ValueError:
+        joined = os.path.normpath(os.path.join(host_path, storage_path))  # noqa: PTH118 (as Determined does)
+        assert not Path(joined).is_relative_to(os.path.normpath(host_path))
+    else:
+        assert Path(url).is_relative_to(os.path.normpath(host_path))
+
+
+@given(prefix=PARTS)
+def test_whatever_the_prefix_the_storage_lies_in_the_bucket(prefix: str) -> None:
+    try:
+        url, _ = storage_from_config({"type": "s3", "bucket": "b", "prefix": prefix})
+    except ValueError:
+        assert ".." in prefix.split("/")
+    else:
+        assert url.split("/") == ["s3:", "", "b", *(part for part in prefix.split("/") if part not in ("", "."))]
+
+
+def test_a_section_opens_a_bucket(s3_options: dict[str, Any]) -> None:
+    config = {
+        "type": "s3",
+        "bucket": new_bucket("s3", s3_options),
+        "prefix": "team/run",
+        "endpoint_url": s3_options["endpoint_url"],
+        "access_key": "the key",
+        "secret_key": "the secret",
+        "save_trial_best": 1,
+    }
+    storage = CheckpointStorage(config, retry=QUICK)
+    checkpoint_id = write(storage)
+    assert storage.find(checkpoint_id) == f"s3://{config['bucket']}/team/run/{checkpoint_id}"
+    load_checkpoint(storage.find(checkpoint_id), storage.options)
+
+
+def test_a_section_opens_a_directory(tmp_path: Path) -> None:
+    storage = CheckpointStorage({"type": "shared_fs", "host_path": str(tmp_path), "storage_path": "team"})
+    assert storage.find(write(storage)).startswith(f"{tmp_path}/team/")
+
+
+def test_options_go_before_those_of_the_section() -> None:
+    config = {"type": "s3", "bucket": "b", "endpoint_url": "http://one", "access_key": "a"}
+    storage = CheckpointStorage(config, options={"endpoint_url": "http://other"})
+    assert storage.options == {"endpoint_url": "http://other", "key": "a"}
+
+
+def test_a_password_stands_in_the_url_or_among_the_options(sftp_options: dict[str, Any], tmp_path: Path) -> None:
+    rest = {name: value for name, value in sftp_options.items() if name not in ("port", "username", "password")}
+    place = f"127.0.0.1:{sftp_options['port']}{tmp_path}/storage"
+    storage = CheckpointStorage(f"sftp://me:the password@{place}", options=rest, retry=QUICK)
+    checkpoint_id = write(storage)
+    assert str(storage) == f"sftp://me:{MASK}@{place}"
+    load_checkpoint(storage.find(checkpoint_id), rest)
+    shown = CheckpointStorage(str(storage), options={**rest, "password": "the password"})
+    assert shown.list_ids() == [checkpoint_id]
+    wrong = "a wrong one"
+    with pytest.raises(StorageError) as raised:
+        CheckpointStorage(f"sftp://me:{wrong}@{place}", options=rest)
+    assert f"{wrong}@" not in "".join(traceback.format_exception(raised.value))

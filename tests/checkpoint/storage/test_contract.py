@@ -1,0 +1,305 @@
+"""What holds for a storage of any kind: a directory, a URL of one, memory, an S3 bucket, an SFTP server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from det_lightning import errors
+from det_lightning.checkpoint import CheckpointStorage, TrialState, load_checkpoint, open_checkpoint, read_checkpoint
+from tests.checkpoint.storage.backends import RESUME, STATE, Backend, all_paths, backend_of, equal, write
+
+
+def test_what_was_written_is_found_and_read_back(backend: Backend) -> None:
+    storage = backend.storage()
+    assert storage.list_ids() == []
+    assert storage.newest() is None
+    checkpoint_id = write(storage)
+    assert storage.list_ids() == [checkpoint_id]
+    url = f"{backend.url}/{checkpoint_id}"
+    found = {storage.find(name) for name in (checkpoint_id, url, f"{url}/", storage.find(checkpoint_id))}
+    assert found == {storage.newest()} == {str(storage.root / checkpoint_id)}
+    for place in (url, *found):
+        with open_checkpoint(place, backend.options) as directory:
+            content = read_checkpoint(directory)
+            assert directory.name == content.name == checkpoint_id
+        assert equal(content.state, STATE)
+        assert equal(content.resume, RESUME)
+        assert content.trial_state == TrialState(batches_trained=7)
+
+
+def test_a_copy_is_gone_after_use_and_the_content_stays(backend: Backend) -> None:
+    storage = backend.storage()
+    url = storage.find(write(storage))
+    with open_checkpoint(url, backend.options) as directory:
+        assert directory.is_dir()
+    assert directory.exists() == storage.is_local
+    content = load_checkpoint(url, backend.options)
+    assert equal(content.state, STATE)
+    assert content.source == f"{url}/state_dict.pth"
+
+
+def test_the_code_comes_only_where_it_is_asked_for(backend: Backend) -> None:
+    Path("package").mkdir()
+    Path("package/model[1].py").write_text("the code")
+    storage = backend.storage()
+    url = storage.find(write(storage))
+    with open_checkpoint(url, backend.options, with_code=True) as directory:
+        assert (directory / "code/package/model[1].py").read_text() == "the code"
+    if not storage.is_local:
+        with open_checkpoint(url, backend.options) as directory:
+            assert not (directory / "code").exists()
+
+
+def test_progress_is_told_file_by_file(backend: Backend) -> None:
+    storage = backend.storage()
+    told: dict[str, int] = {}
+    with open_checkpoint(storage.find(write(storage)), backend.options, progress=told.__setitem__) as directory:
+        sizes = {path.name: path.stat().st_size for path in directory.iterdir() if path.is_file()}
+    assert told == ({} if storage.is_local else sizes)
+
+
+def test_a_checkpoint_leaves_nothing_beside_itself(backend: Backend) -> None:
+    storage = backend.storage()
+    checkpoint_id = write(storage)
+    storage.require_writable()
+    assert {path.partition("/")[0] for path in all_paths(storage)} == {checkpoint_id}
+
+
+def test_the_newest_is_the_one_written_last(backend: Backend) -> None:
+    storage = backend.storage()
+    now = time.time()
+    ids = [write(storage, steps, {"time": now + later}) for steps, later in ((9, 0.0), (1, 2.0), (5, 1.0), (3, 2.0))]
+    assert storage.newest() == str(storage.root / ids[3])
+    assert sorted(storage.list_ids()) == sorted(ids)
+
+
+def test_without_a_time_of_its_own_the_storage_tells_the_age(backend: Backend) -> None:
+    """As in checkpoints of Determined's."""
+    storage = backend.storage()
+    ids = []
+    for steps in ("7", None):
+        ids.append(write(storage))
+        time.sleep(1.1 if backend.url.startswith(("s3", "sftp", "az")) else 0.02)  # they tell whole seconds
+        (storage.root / ids[-1] / "metadata.json").write(json.dumps({"steps_completed": steps}).encode())
+    assert storage.newest() == str(storage.root / ids[1])
+
+
+def test_an_incomplete_one_is_never_listed_nor_newest_nor_read(backend: Backend) -> None:
+    storage = backend.storage()
+    complete, torn = write(storage, notes={"time": 1.0}), write(storage)
+    (storage.root / torn / "metadata.json").remove()
+    assert storage.list_ids() == [complete]
+    assert storage.list_ids(complete=False) == sorted([complete, torn])
+    assert storage.newest() == str(storage.root / complete)
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"metadata\.json is missing"):
+        load_checkpoint(storage.find(torn), backend.options)
+
+
+def test_checkpoints_are_described_without_being_read(backend: Backend) -> None:
+    storage = backend.storage()
+    before = time.time() - 2  # some storages round
+    complete, torn = write(storage, 3), write(storage, 4)
+    (storage.root / torn / "metadata.json").remove()
+    of_complete, of_torn, of_none = storage.describe([complete, torn, "unknown"])
+    assert (of_complete.id, of_complete.complete, of_complete.metadata["steps_completed"]) == (complete, True, 3)
+    assert of_complete.size_bytes == sum(
+        (storage.root / complete / name).fs.size((storage.root / complete / name).path)
+        for name in (storage.root / complete).find_files()
+    )
+    assert of_complete.written is not None
+    assert before < of_complete.written < time.time() + 2
+    assert (of_torn.complete, of_torn.metadata) == (False, {})
+    assert (of_none.complete, of_none.size_bytes, of_none.written) == (False, 0, None)
+
+
+def test_a_deleted_one_is_gone_and_the_others_stay(backend: Backend) -> None:
+    storage = backend.storage()
+    kept, deleted = write(storage), write(storage)
+    storage.delete(deleted)
+    assert {path.partition("/")[0] for path in all_paths(storage)} == {kept}
+    load_checkpoint(storage.find(kept), backend.options)
+    for name in (deleted, "", ".", "..", ".det_lightning", f"../storage/{kept}", "*"):
+        with pytest.raises(errors.CheckpointNotFound):
+            storage.delete(name)
+    assert storage.list_ids() == [kept]
+
+
+def test_where_one_is_unknown_similar_ids_are_named(backend: Backend) -> None:
+    storage = backend.storage()
+    with pytest.raises(errors.CheckpointNotFound, match=r"no checkpoint 'x', .* 0 other checkpoints are there"):
+        storage.find("x")
+    known = write(storage)
+    for name in (known[:-2], f"{backend.url}/{known[:-2]}", f"{backend.url}/{known[:-2]}/"):
+        with pytest.raises(errors.CheckpointNotFound, match=f"no checkpoint '{name}', .*Similar ids: {known}"):
+            storage.find(name)
+    with pytest.raises(errors.CheckpointNotFound, match="There is no checkpoint directory"):
+        load_checkpoint(f"{backend.url}/{known[:-2]}", backend.options)
+
+
+def test_storages_with_different_prefixes_do_not_see_each_other(backend: Backend) -> None:
+    one, other = backend.storage("/run1"), backend.storage("/run10")
+    of_one, of_other = write(one), write(other)
+    assert (one.list_ids(), other.list_ids()) == ([of_one], [of_other])
+    with pytest.raises(errors.CheckpointNotFound):
+        one.find(of_other)
+    one.delete(of_one)
+    assert (one.list_ids(), other.list_ids()) == ([], [of_other])
+    assert one.newest() is None
+    assert backend.storage().list_ids() == []
+
+
+def test_a_prefix_is_never_taken_for_a_pattern(backend: Backend) -> None:
+    storage, looks_alike = backend.storage("/run[1]"), backend.storage("/run1")
+    kept = write(looks_alike)
+    copied = looks_alike.root / kept
+    checkpoint_id = write(storage)
+    for name in copied.find_files():
+        (storage.root / kept / name).write((copied / name).read())
+    assert storage.list_ids() == sorted([checkpoint_id, kept])
+    load_checkpoint(storage.find(checkpoint_id), backend.options)
+    storage.delete(checkpoint_id)
+    storage.delete(kept)
+    assert storage.list_ids() == []
+    assert looks_alike.list_ids() == [kept]
+    load_checkpoint(looks_alike.find(kept), backend.options)
+
+
+def test_a_directory_is_listed_by_its_name_also_where_its_parent_has_the_same(backend: Backend) -> None:
+    root = backend.storage().root / "index"
+    (root / "index" / "a.json").write(b"{}")
+    assert root.list_names() == ["index"]
+
+
+# What writers leave behind
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter
+from tests.checkpoint.storage.backends import files_of
+
+def stop(directory):
+    print(directory.name, flush=True)
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.readline()
+
+print(CheckpointWriter(CheckpointStorage(sys.argv[1])).write(files_of(), tell_written=stop), flush=True)
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Start:
+    """Start a process that writes a checkpoint, and is killed or waits in the middle of it."""
+
+    def start_one(root: Path, how: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", KILLED, root, how],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"},
+        )
+
+    return start_one
+
+
+def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path: Path, start: Start) -> None:
+    storage = CheckpointStorage(tmp_path / "storage")
+    complete = write(storage)
+    with start(storage.root.path, "waits") as live, start(storage.root.path, "killed") as dead:
+        assert live.stdout is not None
+        assert dead.stdout is not None
+        written_by = {"live": live.stdout.readline().strip(), "dead": dead.stdout.readline().strip()}
+        assert dead.wait() == -9
+        assert storage.list_ids() == [complete]
+        assert storage.list_ids(complete=False) == sorted([complete, *written_by.values()])
+        assert storage.sweep() == [written_by["dead"]]
+        assert storage.sweep() == []
+        assert storage.list_ids(complete=False) == sorted([complete, written_by["live"]])
+        assert live.communicate("go on\n")[0].strip() == written_by["live"]
+    assert storage.list_ids() == sorted([complete, written_by["live"]])
+    assert storage.sweep() == []
+    assert not (tmp_path / "storage/.det_lightning").exists()
+
+
+@pytest.mark.parametrize("age_h", [0, 1, 30])
+def test_what_was_left_on_a_remote_storage_is_removed_after_a_day(remote: Backend, age_h: int) -> None:
+    storage = remote.storage()
+    complete, torn = write(storage), write(storage)
+    (storage.root / torn / "metadata.json").remove()
+    for name in (complete, torn):
+        mark = storage.root / ".det_lightning/partial" / f"{name}.json"
+        mark.write(json.dumps({"started": time.time() - 3600 * age_h}).encode())
+    assert storage.sweep() == ([torn] if age_h > 24 else [])
+    assert storage.list_ids(complete=False) == sorted([complete, torn] if age_h < 24 else [complete])
+    assert storage.list_ids() == [complete]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"started": "long ago"}', b"null"])
+def test_a_damaged_mark_removes_nothing(remote: Backend, content: bytes) -> None:
+    storage = remote.storage()
+    torn = write(storage)
+    (storage.root / torn / "metadata.json").remove()
+    (storage.root / ".det_lightning/partial" / f"{torn}.json").write(content)
+    assert storage.sweep() == []
+    assert storage.list_ids(complete=False) == [torn]
+
+
+def test_what_others_write_is_never_swept(backend: Backend) -> None:
+    """Determined's own writers leave no mark."""
+    storage = backend.storage()
+    torn = write(storage)
+    (storage.root / torn / "metadata.json").remove()
+    assert storage.sweep() == []
+    assert storage.list_ids(complete=False) == [torn]
+
+
+# What others wrote
+
+
+def test_objects_that_stand_for_directories_are_no_files(remote: Backend) -> None:
+    """Determined, and the S3 console, make an empty object for each directory."""
+    storage = remote.storage()
+    checkpoint_id = write(storage)
+    place = storage.root / checkpoint_id
+    names = [*place.find_files()]
+    if remote.url.startswith("s3"):
+        for folder in ("code/", "code/package/", "extra/", ""):
+            place.fs.pipe_file(f"{place.path}/{folder}", b"")
+        place.fs.pipe_file(f"{storage.root.path}/", b"")
+    (place / "extra/file").write(b"content")
+    (place / "code/package/model.py").write(b"content")
+    assert storage.list_ids() == [checkpoint_id]
+    assert sorted(place.find_files()) == sorted([*names, "extra/file", "code/package/model.py"])
+    with open_checkpoint(str(place), remote.options, with_code=True) as directory:
+        assert (directory / "extra/file").read_bytes() == (directory / "code/package/model.py").read_bytes()
+        read_checkpoint(directory)
+    storage.delete(checkpoint_id)
+    assert all_paths(storage) == []
+
+
+@pytest.mark.parametrize("name", ["../../evil", "code/../../../evil", "/evil", "..", "a\\..\\evil"])
+def test_names_that_lead_out_are_refused_and_nothing_is_written(
+    s3_options: dict[str, str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    backend = backend_of("s3", tmp_path, s3_options)
+    storage = backend.storage()
+    place = storage.root / write(storage)
+    place.fs.pipe_file(f"{place.path}/{name}", b"evil")
+    with (
+        pytest.raises(errors.UnsafeCheckpointError, match=r"lead out of it: .*evil|lead out of it: '..'"),
+        open_checkpoint(str(place), backend.options, with_code=True),
+    ):
+        pass
+    assert [*tmp_path.rglob("*")] == []

@@ -1,0 +1,335 @@
+"""What goes wrong with a storage is tried again where that may help, and otherwise told; no checkpoint is lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_lightning import errors
+from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, RetryPolicy, load_checkpoint, open_checkpoint
+from tests.checkpoint.storage.backends import QUICK, STATE, Backend, FlakyFileSystem, all_paths, equal, files_of, write
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where copies for a remote storage lie."""
+    (tmp_path / "staging").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "staging"))
+    return tmp_path / "staging"
+
+
+@pytest.mark.parametrize("name", ["state_dict.pth", "metadata.json", ".det_lightning", ""])
+def test_an_upload_that_fails_twice_and_then_works_is_tried_again(
+    flaky: Backend, staging: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = flaky.storage()
+    FlakyFileSystem.fail(OSError("try later"), ConnectionError("reset"), only_named=name)
+    drawn = random.getstate()
+    checkpoint_id = write(storage)
+    assert random.getstate() == drawn, "the pauses must not change what the trial draws"
+    assert storage.list_ids() == [checkpoint_id]
+    assert equal(load_checkpoint(storage.find(checkpoint_id)).state, STATE)
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message for message in messages if "try later" in message or "reset" in message] == messages
+    assert len(messages) == 2
+    assert re.fullmatch(
+        r"Failed while writing flaky://.*: OSError: try later\. Trying again in \d\.\d s\.", messages[0]
+    )
+    assert [*staging.iterdir()] == []
+
+
+def test_pauses_grow_up_to_the_longest() -> None:
+    policy = RetryPolicy(attempts=5, first_wait_s=0.001, longest_wait_s=0.003)
+    calls = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise OSError("no")
+
+    with pytest.raises(errors.StorageError, match="Failed while doing it: OSError: no"):
+        policy.call("doing it", fail)
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize("name", ["state_dict.pth", "metadata.json", ".det_lightning"])
+def test_where_the_storage_fails_for_good_a_complete_copy_is_kept(flaky: Backend, staging: Path, name: str) -> None:
+    storage = flaky.storage()
+    earlier = write(storage)
+    FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named=name)
+    with pytest.raises(errors.StorageError, match="the storage is down") as raised:
+        write(storage)
+    found = re.search(r"a complete copy is kept in (.*)\.$", str(raised.value))
+    assert found is not None
+    copy = Path(found[1])
+    assert copy.is_relative_to(staging)
+    assert equal(load_checkpoint(copy).state, STATE)
+    assert storage.list_ids() == [earlier]
+    assert FlakyFileSystem.failures == []
+    assert equal(load_checkpoint(storage.find(earlier)).state, STATE)
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (PermissionError("not yours"), "Permission denied while writing .*not yours.*Check the credentials"),
+        (FileNotFoundError("no bucket"), "Not found while writing .*no bucket. Check the bucket"),
+        (OSError(errno.ENOSPC, "No space left"), "Failed while writing .*No space left"),
+        (ValueError("bad name"), "Failed while writing .*ValueError: bad name"),
+    ],
+)
+def test_what_would_fail_again_is_not_tried_again(flaky: Backend, staging: Path, failure: Exception, said: str) -> None:
+    FlakyFileSystem.fail(failure, only_named="state_dict.pth")
+    with pytest.raises(errors.StorageError, match=said) as raised:
+        write(flaky.storage())
+    assert "flaky://storage" in str(raised.value)
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), SystemExit(1)])
+def test_an_interrupt_is_passed_on_at_once(flaky: Backend, staging: Path, failure: Any) -> None:
+    FlakyFileSystem.fail(failure, only_named="state_dict.pth")
+    with pytest.raises(type(failure)):
+        write(flaky.storage())
+    assert [*staging.iterdir()] == []
+    assert flaky.storage().list_ids() == []
+
+
+def test_a_complete_checkpoint_is_not_lost_because_its_mark_can_not_be_removed(
+    flaky: Backend, staging: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = flaky.storage()
+    FlakyFileSystem.undeletable = ".det_lightning"
+    checkpoint_id = write(storage)
+    assert "is complete, but the mark of its writing stays: Permission denied" in caplog.text
+    FlakyFileSystem.undeletable = ""
+    assert storage.list_ids() == [checkpoint_id]
+    assert [*staging.iterdir()] == []
+
+
+def test_what_can_not_be_written_is_known_before_hours_of_training(s3_options: dict[str, Any], flaky: Backend) -> None:
+    FlakyFileSystem.fail(PermissionError("read only"))
+    with pytest.raises(errors.StorageError, match=r"Permission denied while trying to write .*read only"):
+        flaky.storage().require_writable()
+    with pytest.raises(errors.StorageError, match=r"Not found while trying to write s3://no-such-bucket/.*bucket"):
+        CheckpointStorage("s3://no-such-bucket/x", options=s3_options).require_writable()
+    assert all_paths(flaky.storage()) == []
+
+
+def test_without_credentials_nothing_is_tried_again(
+    s3_options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"endpoint_url": s3_options["endpoint_url"]}
+    with pytest.raises(errors.StorageError, match="NoCredentialsError: Unable to locate credentials"):
+        CheckpointStorage("s3://bucket/x", options=options, retry=RetryPolicy(first_wait_s=60)).require_writable()
+    assert "Trying again" not in caplog.text
+
+
+def test_a_missing_bucket_holds_no_checkpoints(s3_options: dict[str, Any]) -> None:
+    storage = CheckpointStorage("s3://no-such-bucket/x", options=s3_options, retry=QUICK)
+    assert storage.list_ids() == []
+    assert storage.newest() is None
+    with pytest.raises(errors.StorageError, match=r"Not found while reading s3://no-such-bucket/x/id: .*bucket"):
+        load_checkpoint("s3://no-such-bucket/x/id", s3_options)
+
+
+def test_a_download_that_fails_is_tried_again(flaky: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = flaky.storage()
+    url = storage.find(write(storage))
+    failures = [OSError("try later"), ConnectionError("reset")]
+    whole = FlakyFileSystem.get_file
+
+    def get_file(self: FlakyFileSystem, *args: Any, **kwargs: Any) -> None:
+        if failures:
+            raise failures.pop()
+        whole(self, *args, **kwargs)
+
+    monkeypatch.setattr(FlakyFileSystem, "get_file", get_file)
+    with open_checkpoint(url, retry=QUICK) as directory:
+        assert equal(load_checkpoint(directory).state, STATE)
+
+
+@pytest.mark.parametrize("url", ["nothing://bucket/x", "s4://x"])
+def test_an_unknown_protocol_is_told_from_a_missing_library(url: str) -> None:
+    with pytest.raises(errors.StorageError, match=r"can not be opened: .*A storage is a directory, or a URL such as"):
+        CheckpointStorage(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "library", "extra"),
+    [
+        ("s3://bucket", "s3fs", "s3"),
+        ("s3a://bucket", "s3fs", "s3"),
+        ("gs://bucket", "gcsfs", "gcs"),
+        ("gcs://bucket", "gcsfs", "gcs"),
+        ("az://container", "adlfs", "azure"),
+        ("abfs://container", "adlfs", "azure"),
+        ("sftp://host/x", "paramiko", None),
+    ],
+)
+def test_where_a_library_is_missing_what_to_install_is_told(url: str, library: str, extra: str | None) -> None:
+    code = f"""
+import sys
+sys.modules[{library!r}] = None
+from det_lightning import errors
+from det_lightning.checkpoint import CheckpointStorage
+try:
+    CheckpointStorage({url!r})
+except errors.StorageError as e:
+    print(e)
+"""
+    told = run(code)
+    assert told.startswith(f"{url} needs a library that is not installed: ")
+    assert (f"pip install 'det-lightning[{extra}]'" if extra else "paramiko") in told
+
+
+# Disks
+
+FILLS = """
+import dataclasses, json, resource, signal, sys
+from pathlib import Path
+import torch
+from det_lightning import errors
+from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, load_checkpoint
+from tests.checkpoint.storage.backends import files_of
+
+root, what, limit = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+Path("code").mkdir()
+storage = CheckpointStorage(root)
+writer = CheckpointWriter(storage, Path("code"))
+earlier = writer.write(files_of())
+if limit:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+files = files_of()
+large = {"models_state_dict": [{"weight": torch.ones(3_000_000)}]}
+if what == "code":
+    for name in "abc":
+        with Path("code", name).open("wb") as file:
+            file.truncate(12_000_000)
+elif what == "resume":
+    files = dataclasses.replace(files, resume=large)
+elif what == "load_data":
+    files = dataclasses.replace(files, load_data={"text": "x" * 12_000_000})
+else:
+    files = dataclasses.replace(files, state=large)
+
+def tell_written(directory):
+    if what == "callback":
+        (directory / "added").write_bytes(b"x" * 12_000_000)
+
+try:
+    if what == "callback":
+        files = files_of()
+    writer.write(files, tell_written=tell_written)
+    error = None
+except Exception as e:
+    error = [type(e).__name__, str(e)]
+left = sorted(path.name for path in root.iterdir())
+load_checkpoint(root / earlier)
+print(json.dumps({"error": error, "left": left, "earlier": earlier}))
+"""
+
+
+def run(code: str, *arguments: str, before: tuple[str, ...] = ()) -> str:
+    process = subprocess.run(
+        [*before, sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.mark.parametrize("what", ["state", "resume", "load_data"])
+def test_a_limit_on_the_size_of_files_loses_no_earlier_checkpoint(what: str, tmp_path: Path) -> None:
+    told = json.loads(run(FILLS, str(tmp_path), what, "1000000"))
+    kind, message = told["error"]
+    assert kind == "CheckpointError"
+    assert re.search(
+        r"Checkpoint .* can not be written: .*(File too large|torch\.save\(\) could not write all)", message
+    )
+    assert told["left"] == [told["earlier"]]
+
+
+ON_SMALL_DISK = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=8m none "$0" && shift 0 && exec "$@"')
+
+
+def small_disks_are_allowed(tmp_path: Path) -> bool:
+    try:
+        return not subprocess.run([*ON_SMALL_DISK, tmp_path, "true"], capture_output=True).returncode
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("what", ["state", "resume", "load_data", "code", "callback"])
+def test_a_full_disk_loses_no_earlier_checkpoint_and_says_so(what: str, tmp_path: Path) -> None:
+    if not small_disks_are_allowed(tmp_path):
+        pytest.skip("NOT TESTED: a full disk. This machine lets no process mount a small file system of its own.")
+    told = json.loads(run(FILLS, str(tmp_path), what, "0", before=(*ON_SMALL_DISK, str(tmp_path))))
+    kind, message = told["error"]
+    if what == "callback":
+        assert kind == "OSError"
+        assert "No space left on device" in message
+    else:
+        assert kind == "CheckpointError"
+        assert re.search(r"can not be written: .*\. The disk is full: [\d,]+ bytes are free\.$", message)
+        assert re.search(r"No space left on device|torch\.save\(\) could not write all of a file", message)
+        assert len(message) < 600
+    assert told["left"] == [told["earlier"]]
+
+
+def test_a_directory_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(errors.CheckpointError, match=f"No checkpoint can be written in {tmp_path}/file/storage"):
+        write(CheckpointStorage(tmp_path / "file/storage"))
+
+
+def test_an_id_that_is_taken_is_left_as_it_is(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    taken = write(storage)
+    before = all_paths(storage)
+    with pytest.raises(errors.CheckpointError, match="No checkpoint can be written"):
+        CheckpointWriter(storage).write(files_of(), taken)
+    assert all_paths(storage) == before
+    assert storage.sweep() == []
+    load_checkpoint(tmp_path / taken)
+
+
+def test_the_mark_of_another_user_does_not_stop_a_run() -> None:
+    code = """
+import os, sys
+from det_lightning.checkpoint import CheckpointStorage
+storage = CheckpointStorage(sys.argv[1])
+if os.getuid() == 0:  # who may do anything
+    os.setuid(65534)
+print(storage.sweep())
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        marks = Path(folder, ".det_lightning/partial")
+        marks.mkdir(parents=True)
+        (marks / "theirs.json").write_text("{}")
+        Path(folder, "theirs").mkdir()
+        (marks / "theirs.json").chmod(0o444)
+        Path(folder).chmod(0o755)
+        assert run(code, folder) == "[]\n"
+        assert Path(folder, "theirs").is_dir()
+
+
+def test_messages_of_retries_are_warnings(flaky: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    FlakyFileSystem.fail(OSError("try later"))
+    flaky.storage().require_writable()
+    assert [(record.levelno, record.name) for record in caplog.records] == [
+        (logging.WARNING, "det_lightning.checkpoint")
+    ]

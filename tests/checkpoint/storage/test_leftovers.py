@@ -1,0 +1,291 @@
+"""What killed writers leave is removed, and nothing else: not what is outside, not what is no checkpoint of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_lightning import errors
+from det_lightning.checkpoint import CheckpointRecord, CheckpointStorage, Retention, load_checkpoint
+from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
+from det_lightning.checkpoint.retention.trial_index import TrialIndex
+from det_lightning.checkpoint.storage.paths import bookkeeping_path, checkpoint_path, is_own_id, new_id
+from tests.checkpoint.storage.backends import QUICK, Backend, FlakyFileSystem, all_paths, backend_of, write
+
+ROOT = Path(__file__).parents[3]
+LONG_AGO = json.dumps({"host": "gone", "pid": 1, "started": time.time() - 1e6}).encode()
+
+OWN_ID = "0b7f3c1e-52a9-4d0c-8f6e-9a1d2c3b4e5f"
+
+
+def content(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and ".det_lightning" not in path.parts
+    }
+
+
+# Ids
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "a\\b", "a\0b", ".det_lightning", ".Det_Lightning"])
+def test_a_name_that_leads_elsewhere_is_no_id(backend: Backend, name: str) -> None:
+    storage = backend.storage()
+    kept = write(storage)
+    for refused in (
+        lambda: checkpoint_path(storage.root, name),
+        lambda: storage.begin(name),
+        lambda: storage.delete(name),
+        lambda: storage.read_metadata(name),
+        lambda: storage.describe([name]),
+        lambda: storage.replace(name, kept),
+        lambda: storage.replace(kept, name),
+    ):
+        with pytest.raises(errors.CheckpointNotFound, match="There is no checkpoint"):
+            refused()
+    assert not storage.is_complete(name)
+    with pytest.raises(errors.StorageError, match="cannot be the name of a file"):
+        bookkeeping_path(storage.root, "partial", name)
+    assert storage.list_ids() == [kept]
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        (OWN_ID, True),
+        (f"epoch=1-step=20-{OWN_ID}", True),
+        ("epoch=1-step=20", False),
+        (f"epoch{OWN_ID}", False),
+        (f"../{OWN_ID}", False),
+        (f"../x-{OWN_ID}", False),
+        (f"{OWN_ID}.new", False),
+        (OWN_ID.upper(), False),
+    ],
+)
+def test_own_ids_are_known_from_other_names(name: str, own: bool) -> None:
+    assert is_own_id(name) == own
+
+
+def test_a_bucket_may_hold_keys_that_lead_out(s3_options: dict[str, Any], tmp_path: Path) -> None:
+    storage = backend_of("s3", tmp_path, s3_options).storage()
+    kept = write(storage)
+    for name in ("..", ".", "a\\b"):
+        storage.root.fs.pipe_file(f"{storage.root.path}/{name}/metadata.json", b"{}")
+    assert storage.list_ids() == [kept]
+    for name in ("..", "a\\b"):
+        with pytest.raises(errors.CheckpointNotFound, match="cannot be the name of a checkpoint"):
+            load_checkpoint(f"{storage.root}/{name}", s3_options)
+
+
+# Marks
+
+
+@pytest.mark.parametrize("mark", ["...json", "..json", ".json", "datasets.json", "datasets.new", "{own}.json", "..new"])
+def test_a_mark_that_names_no_partial_checkpoint_of_ours_removes_nothing(tmp_path: Path, mark: str) -> None:
+    """The marks look like those of a writer that was killed: nobody holds a lock on them."""
+    own = new_id()
+    storage = CheckpointStorage(tmp_path / "storage")
+    write(storage)
+    for path in ("precious", "storage/precious", "storage/datasets/precious", f"storage/{own}/precious"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("precious")
+    marks = tmp_path / "storage/.det_lightning/partial"
+    marks.mkdir(parents=True)
+    (marks / mark.format(own=own)).write_bytes(LONG_AGO)
+    before = content(tmp_path)
+    assert storage.sweep() == []
+    carry_out(plan_pruning(storage, Retention(), incomplete=True), storage)
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("mark", ["...json", ".json", "datasets.json", "{own}.json"])
+def test_nor_does_one_on_a_remote_storage(remote: Backend, mark: str) -> None:
+    own = new_id()
+    above, storage = remote.storage(), remote.storage("/storage")
+    kept = write(storage)
+    for path in ("precious", "storage/datasets/precious", f"storage/{own}/precious"):
+        (above.root / path).write(b"precious")
+    marked = storage.root / ".det_lightning/partial" / mark.format(own=own)
+    marked.write(LONG_AGO)
+    before = all_paths(above)
+    assert storage.sweep() == []
+    assert [path for path in before if "partial" not in path] == [p for p in all_paths(above) if "partial" not in p]
+    assert storage.list_ids() == [kept]
+
+
+@pytest.mark.parametrize("held", [[], ["code/model_def.py"], ["code/model_def.py", "load_data.json", "state_dict.pth"]])
+def test_what_a_killed_writer_had_written_is_known_as_such(tmp_path: Path, held: list[str]) -> None:
+    partial = tmp_path / new_id()
+    for name in held:
+        (partial / name).parent.mkdir(parents=True, exist_ok=True)
+        (partial / name).write_text("partial")
+    partial.mkdir(exist_ok=True)
+    mark = tmp_path / ".det_lightning/partial" / f"{partial.name}.json"
+    mark.parent.mkdir(parents=True)
+    mark.write_bytes(LONG_AGO)
+    assert CheckpointStorage(tmp_path).sweep() == [partial.name]
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("started", [b"1e999", b"-1e999", b"NaN", b"1" + b"0" * 400, b"[" * 100_000, b'"x"', b"null"])
+def test_a_time_that_is_none_does_not_make_a_mark_an_abandoned_one(remote: Backend, started: bytes) -> None:
+    storage = remote.storage()
+    torn = write(storage)
+    (storage.root / torn / "metadata.json").remove()
+    (storage.root / ".det_lightning/partial" / f"{torn}.json").write(b'{"started": ' + started + b"}")
+    assert storage.sweep() == []
+    assert storage.list_ids(complete=False) == [torn]
+
+
+# Removing
+
+
+def test_only_a_checkpoint_is_deleted_by_its_id(backend: Backend) -> None:
+    storage = backend.storage()
+    kept = write(storage)
+    told = {"experiment": "e", "trial": "t", "steps_completed": 1, "time": 1.0}
+    (storage.root / "datasets/images").write(b"precious")
+    (storage.root / "datasets/metadata.json").write(json.dumps(told).encode())
+    (storage.root / "datasets/checkpoint.pt").write(b"another program's")
+    with pytest.raises(errors.CheckpointNotFound, match="datasets is no checkpoint, but another directory: it stays"):
+        storage.delete("datasets")
+    index = TrialIndex(storage.root, "e", "t")
+    for steps, name in enumerate(["datasets", "..", kept]):
+        index.add(CheckpointRecord(name, "t", steps, float(steps)))
+    carry_out(plan_pruning(storage, Retention(0, 0, 1)), storage)
+    assert (storage.root / "datasets/images").read() == b"precious"
+    assert kept in storage.list_ids()
+
+
+def test_a_removal_that_is_cut_off_leaves_no_part_of_a_checkpoint_and_the_next_run_finishes_it(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    kept, deleted = write(storage), write(storage)
+    code = """
+import os, shutil, signal, sys
+from det_lightning.checkpoint import CheckpointStorage
+sys.addaudithook(lambda event, _: event == "os.remove" and os.kill(os.getpid(), signal.SIGKILL))
+CheckpointStorage(sys.argv[1]).delete(sys.argv[2])
+"""
+    assert subprocess.run([sys.executable, "-c", code, tmp_path, deleted], env=environment()).returncode == -9
+    assert storage.list_ids(complete=False) == [kept]
+    assert not (tmp_path / deleted).exists()
+    assert (tmp_path / ".det_lightning/removed").exists()
+    assert storage.sweep() == []
+    assert [path.name for path in tmp_path.iterdir()] == [kept]
+
+
+def test_what_is_not_ours_among_the_removed_stays(tmp_path: Path) -> None:
+    (tmp_path / ".det_lightning/removed/datasets").mkdir(parents=True)
+    (tmp_path / ".det_lightning/removed" / new_id()).symlink_to(tmp_path)
+    (tmp_path / "precious").write_text("precious")
+    CheckpointStorage(tmp_path).sweep()
+    assert (tmp_path / "precious").exists()
+    assert len([*(tmp_path / ".det_lightning/removed").iterdir()]) == 2
+
+
+# Staging directories
+
+WRITES = """
+import os, signal, sys
+from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter
+from tests.checkpoint.storage.backends import files_of
+
+def stop(directory):
+    print(directory, flush=True)
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.readline()
+
+CheckpointWriter(CheckpointStorage("memory://storage")).write(files_of(), tell_written=stop)
+"""
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+
+
+@pytest.fixture
+def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "staging").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "staging"))
+    yield tmp_path / "staging"
+
+
+def test_staging_directories_of_killed_writers_are_removed_and_those_of_live_ones_are_not(
+    staging: Path, flaky: Backend
+) -> None:
+    def start(how: str) -> subprocess.Popen[str]:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        return subprocess.Popen([sys.executable, "-c", WRITES, how], env=environment(TMPDIR=str(staging)), **pipes)
+
+    with start("waits") as live, start("killed") as dead:
+        assert live.stdout is not None
+        assert dead.stdout is not None
+        kept, left = (Path(process.stdout.readline().strip()) for process in (live, dead) if process.stdout)
+        assert dead.wait() == -9
+        assert left.is_dir()
+        flaky.storage().sweep()
+        assert [*staging.iterdir()] == [kept.parent]
+        assert (kept / "state_dict.pth").is_file()
+        live.communicate("go on\n")
+        assert live.returncode == 0
+    assert [*staging.iterdir()] == []
+
+
+def test_the_copy_that_a_failed_upload_keeps_is_not_taken_for_one_of_a_killed_writer(
+    staging: Path, flaky: Backend
+) -> None:
+    FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict.pth")
+    with pytest.raises(errors.StorageError, match="a complete copy is kept in") as raised:
+        write(flaky.storage())
+    flaky.storage().sweep()
+    found = re.search(r"a complete copy is kept in (.*)\.$", str(raised.value))
+    assert found is not None
+    load_checkpoint(found[1])
+
+
+def test_other_temporary_directories_stay(staging: Path, flaky: Backend, tmp_path: Path) -> None:
+    (staging / "det_lightning-notes").mkdir()
+    (staging / "det_lightning-notes/file").write_text("precious")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/.det_lightning-writer.json").write_bytes(LONG_AGO)
+    (staging / "det_lightning-link").symlink_to(tmp_path / "elsewhere")
+    (staging / "other").mkdir()
+    (staging / "other/.det_lightning-writer.json").write_bytes(LONG_AGO)
+    (staging / "det_lightning-linked mark").mkdir()
+    (staging / "det_lightning-linked mark/.det_lightning-writer.json").symlink_to(
+        tmp_path / "elsewhere/.det_lightning-writer.json"
+    )
+    before = sorted(os.fspath(path) for path in tmp_path.rglob("*"))
+    flaky.storage().sweep()
+    assert sorted(os.fspath(path) for path in tmp_path.rglob("*")) == before
+
+
+# Keys that are both file and directory
+
+
+def test_a_key_that_is_file_and_directory_is_named(s3_options: dict[str, Any], tmp_path: Path) -> None:
+    """As only an object store can hold it."""
+    backend = backend_of("s3", tmp_path, s3_options)
+    storage = backend.storage()
+    odd, fine = write(storage), write(storage)
+    fs, place = storage.root.fs, storage.root / odd
+    for name in ("a", "a/b", "code/x", "code/x/y/z"):
+        fs.pipe_file((place / name).path, b"content")
+    with pytest.raises(errors.UnsafeCheckpointError, match=r"files that have the name of a directory there: 'a'\. .*"):
+        load_checkpoint(str(place), s3_options)
+    assert storage.list_ids() == sorted([odd, fine])
+    load_checkpoint(storage.find(fine), s3_options)
+    storage.delete(odd)
+    assert storage.list_ids() == [fine]

@@ -1,0 +1,233 @@
+"""Links in a storage, such as ``latest``: shown as links, followed for reading, never written or deleted through."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from det_lightning import errors
+from det_lightning.checkpoint import (
+    CheckpointRecord,
+    CheckpointStorage,
+    CheckpointWriter,
+    Retention,
+    load_checkpoint,
+    open_checkpoint,
+)
+from det_lightning.checkpoint.retention.keeper import CheckpointKeeper
+from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
+from det_lightning.checkpoint.retention.trial_index import TrialIndex
+from det_lightning.cli.app import app
+from tests.checkpoint.storage.backends import STATE, Backend, backend_of, equal, files_of, write
+
+
+def written_with_a_link(root: Path, to_outside: bool = False) -> tuple[CheckpointStorage, list[str]]:
+    """Write three checkpoints of one trial, and link the first as ``latest``, or one that lies elsewhere."""
+    storage = CheckpointStorage(root / "storage")
+    ids = [
+        write(storage, steps, {"trial": "t", "experiment": "e", "time": float(steps), "metric": {"value": value}})
+        for steps, value in ((1, 1.0), (2, 2.0), (3, 3.0))
+    ]
+    target = write(CheckpointStorage(root / "elsewhere")) if to_outside else ids[0]
+    (root / "storage/latest").symlink_to(f"../elsewhere/{target}" if to_outside else target)
+    return storage, ids
+
+
+def content(root: Path) -> dict[str, bytes]:
+    """Return all files below a directory, those behind links left out."""
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for folder, _, names in os.walk(root)
+        for path in (Path(folder, name) for name in names)
+        if path.is_file()
+    }
+
+
+def run(*arguments: object) -> Any:
+    result = CliRunner().invoke(app, ["checkpoint", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("to_outside", [False, True])
+def test_a_link_is_never_a_checkpoint_of_its_own(tmp_path: Path, to_outside: bool) -> None:
+    storage, ids = written_with_a_link(tmp_path, to_outside)
+    assert storage.list_ids() == storage.list_ids(complete=False) == sorted(ids)
+    assert storage.newest() == str(tmp_path / "storage" / ids[2])
+    assert storage.list_links() == {"latest": str((tmp_path / "storage/latest").readlink())}
+    assert not storage.is_complete("latest")
+
+
+@pytest.mark.parametrize("to_outside", [False, True])
+def test_pruning_counts_and_deletes_no_link(tmp_path: Path, to_outside: bool) -> None:
+    storage, ids = written_with_a_link(tmp_path, to_outside)
+    elsewhere = content(tmp_path / "elsewhere")
+    plan = plan_pruning(storage, Retention(0, 1, 1), incomplete=True)
+    assert plan.to_delete == [ids[1]]
+    assert plan.kept == sorted([ids[0], ids[2]])
+    carry_out(plan, storage)
+    assert storage.list_ids() == sorted([ids[0], ids[2]])
+    assert (tmp_path / "storage/latest").is_symlink()
+    assert content(tmp_path / "elsewhere") == elsewhere
+
+
+def test_the_command_line_shows_links_as_links(tmp_path: Path) -> None:
+    _, ids = written_with_a_link(tmp_path)
+    (tmp_path / "storage/gone").symlink_to("nothing")
+    lines = run("ls", tmp_path / "storage").splitlines()
+    assert [line.split()[0] for line in lines[2:5]] == ids[::-1]
+    assert [line.split() for line in lines[5:]] == [
+        ["gone", "->", "nothing", "link"],
+        ["latest", "->", ids[0], "link"],
+    ]
+    told = json.loads(run("ls", tmp_path / "storage", "--json"))
+    assert [entry["uuid"] for entry in told["checkpoints"]] == ids[::-1]
+    assert told["links"] == {"gone": "nothing", "latest": ids[0]}
+    assert "1 kept" not in run("prune", tmp_path / "storage", "--yes", "--trial-latest", 3)
+    assert len(json.loads(run("verify", tmp_path / "storage", "--json"))["checkpoints"]) == 3
+
+
+@pytest.mark.parametrize("to_outside", [False, True])
+def test_a_link_is_read_by_its_name_as_the_checkpoint_that_it_leads_to(tmp_path: Path, to_outside: bool) -> None:
+    storage, ids = written_with_a_link(tmp_path, to_outside)
+    real = (tmp_path / "storage/latest").resolve()
+    for name in ("latest", tmp_path / "storage/latest", f"{tmp_path}/storage/latest/"):
+        assert storage.find(name) == str(real)
+    assert real.name == ids[0] or to_outside
+    for place in (storage.find("latest"), tmp_path / "storage/latest"):
+        loaded = load_checkpoint(place)
+        assert equal(loaded.state, STATE)
+        assert loaded.name == real.name
+    assert "Checkpoint latest" in run("show", tmp_path / "storage/latest")
+
+
+def test_a_storage_that_is_itself_behind_a_link_is_used_as_any_other(tmp_path: Path) -> None:
+    _, ids = written_with_a_link(tmp_path)
+    (tmp_path / "data").symlink_to("storage")
+    storage = CheckpointStorage(tmp_path / "data")
+    assert storage.find("latest") == str(tmp_path / "data" / ids[0])
+    storage.delete(ids[1])
+    assert storage.list_ids() == sorted([ids[0], ids[2]])
+
+
+@pytest.mark.parametrize("to_outside", [False, True])
+def test_a_link_can_not_be_deleted_by_its_name(tmp_path: Path, to_outside: bool) -> None:
+    storage, _ = written_with_a_link(tmp_path, to_outside)
+    before = content(tmp_path)
+    with pytest.raises(errors.CheckpointNotFound, match=r"latest is a link to .*, and nothing is deleted through one"):
+        storage.delete("latest")
+    assert content(tmp_path) == before
+
+
+def test_an_index_that_names_a_link_deletes_nothing_by_it(tmp_path: Path) -> None:
+    storage, ids = written_with_a_link(tmp_path, to_outside=True)
+    index = TrialIndex(storage.root, "e", "t", "loss")
+    for steps, name in enumerate(["latest", *ids], start=1):
+        index.add(CheckpointRecord(name, "t", steps, float(steps), float(steps)))
+    elsewhere = content(tmp_path / "elsewhere")
+    carry_out(plan_pruning(storage, Retention(0, 1, 1)), storage)
+    assert storage.list_ids() == sorted([ids[0], ids[2]])
+    CheckpointKeeper(storage, TrialIndex(storage.root, "e", "t", "loss"), Retention(0, 0, 1)).note_written(
+        write(storage, 4), 4, 4.0
+    )
+    assert content(tmp_path / "elsewhere") == elsewhere
+    assert (tmp_path / "storage/latest").is_symlink()
+
+
+def test_links_inside_of_a_checkpoint_go_with_it_and_what_they_lead_to_stays(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path / "storage")
+    checkpoint = tmp_path / "storage" / write(storage)
+    (tmp_path / "data/determined").mkdir(parents=True)
+    for name in ("state_dict.pth", "determined/state_dict.pth", "metadata.json"):
+        (tmp_path / "data" / name).write_text("precious")
+    for name in ("determined", "more"):
+        (checkpoint / name).symlink_to(tmp_path / "data" / name.replace("more", ""))
+    (checkpoint / "state_dict.pth").unlink()
+    (checkpoint / "state_dict.pth").symlink_to(tmp_path / "data/state_dict.pth")
+    before = content(tmp_path / "data")
+    storage.delete(checkpoint.name)
+    assert [*(tmp_path / "storage").iterdir()] == []
+    assert content(tmp_path / "data") == before
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        (".det_lightning", "write"),
+        (".det_lightning", "delete"),
+        (".det_lightning/partial", "write"),
+        (".det_lightning/removed", "delete"),
+    ],
+)
+def test_bookkeeping_behind_a_link_is_neither_written_nor_deleted(tmp_path: Path, name: str, refused: str) -> None:
+    storage = CheckpointStorage(tmp_path / "storage")
+    kept = write(storage)
+    precious = tmp_path / "elsewhere/partial" / f"{kept}.json"
+    precious.parent.mkdir(parents=True)
+    precious.write_text('{"started": 1}')
+    link = tmp_path / "storage" / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(precious.parents[2])
+    before = content(tmp_path)
+    for action in (storage.sweep, lambda: write(storage) if refused == "write" else storage.delete(kept)):
+        with pytest.raises(errors.StorageError, match=r"is a link to .*, and nothing is written or deleted through a"):
+            action()
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["index", "index/e", "index/e/t.json"])
+def test_an_index_behind_a_link_is_not_written(tmp_path: Path, name: str) -> None:
+    storage = CheckpointStorage(tmp_path / "storage")
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "storage/.det_lightning" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.StorageError, match="nothing is written or deleted through a link"):
+        TrialIndex(storage.root, "e", "t").add(CheckpointRecord(write(storage), "t", 1, 1.0))
+    assert [*(tmp_path / "elsewhere").iterdir()] == []
+
+
+@pytest.mark.parametrize("where", ["{id}", ".det_lightning/partial/{id}.new", "{id}/.metadata.json.{pid}.tmp"])
+def test_a_link_in_the_place_of_what_is_to_be_written_is_not_written_through(tmp_path: Path, where: str) -> None:
+    storage = CheckpointStorage(tmp_path / "storage")
+    checkpoint_id = "epoch=1"
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    link = tmp_path / "storage" / where.format(id=checkpoint_id, pid=os.getpid())
+
+    def place(_: Path | None = None) -> None:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(precious)
+
+    in_checkpoint = where.startswith("{id}/")
+    if not in_checkpoint:
+        place()
+    try:
+        CheckpointWriter(storage).write(files_of(), checkpoint_id, place if in_checkpoint else None)
+    except errors.CheckpointError as e:
+        assert "No checkpoint can be written" in str(e)
+    assert precious.read_text() == "precious"
+
+
+def test_links_of_an_sftp_server_are_no_checkpoints_either(tmp_path: Path, sftp_options: dict[str, Any]) -> None:
+    backend: Backend = backend_of("sftp", tmp_path, sftp_options)
+    storage = backend.storage()
+    ids = [write(storage), write(storage)]
+    (tmp_path / "storage/latest").symlink_to(ids[0])
+    assert storage.list_ids() == sorted(ids)
+    assert storage.list_links() == {"latest": ""}
+    with pytest.raises(errors.CheckpointNotFound, match="is a link, and nothing is deleted through one"):
+        storage.delete("latest")
+    with open_checkpoint(storage.find("latest"), backend.options) as directory:
+        assert equal(load_checkpoint(directory).state, STATE)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "storage/other").mkdir()
+    (tmp_path / "storage/other/.det_lightning").symlink_to(tmp_path / "data")
+    with pytest.raises(errors.StorageError, match="nothing is written or deleted through a link"):
+        write(backend.storage("/other"))
+    assert [*(tmp_path / "data").iterdir()] == []

@@ -1,0 +1,211 @@
+"""Whole runs whose checkpoints go to a remote storage, or are written while the training goes on."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from det_lightning import errors, pytorch
+from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
+from tests.checkpoint.storage.backends import QUICK, Backend, FlakyFileSystem, equal, new_bucket
+from tests.trials import SmallTrial, seed_everything, weights_of
+
+LENGTH = 12
+
+
+class Told(pytorch.PyTorchCallback):
+    """Writes down what a callback is told of checkpoints."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+        self.uploaded: list[str] = []
+
+    def on_checkpoint_upload_end(self, uuid: str) -> None:
+        self.uploaded.append(uuid)
+
+
+class ToldOfFiles(Told):
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+        self.written.append(Path(checkpoint_dir).name)
+        (Path(checkpoint_dir) / "added").write_text("by the callback")
+
+
+def writing_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
+
+
+def train(
+    storage: Any,
+    told: Told | None = None,
+    max_length: int = LENGTH,
+    fail_at: int | None = None,
+    searcher: dict[str, Any] | None = None,
+    seed: int = 3,
+    **fit: Any,
+) -> SmallTrial:
+    class Trial(SmallTrial):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {**super().build_callbacks(), **({} if told is None else {"told": told})}
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            if batch_idx == fail_at:
+                raise RuntimeError("the trial failed")
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    seed_everything(seed)
+    exp_conf = {"searcher": searcher} if searcher else None
+    with pytorch.init(hparams={}, exp_conf=exp_conf, enable_tensorboard_logging=False) as context:
+        trial = Trial(context)
+        arguments = {
+            "checkpoint_period": pytorch.Batch(3),
+            "checkpoint_policy": "none",
+            "reporting_period": pytorch.Batch(2),
+            **fit,
+        }
+        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
+            max_length=pytorch.Batch(max_length), checkpoint_storage=storage, **arguments
+        )
+    return trial
+
+
+def contents_of(storage: CheckpointStorage) -> dict[int, Any]:
+    """Return what is in each checkpoint, by the number of batches."""
+    contents = [load_checkpoint(storage.find(name), storage.options) for name in storage.list_ids()]
+    return {content.trial_state.batches_trained: content for content in contents}
+
+
+def assert_same_checkpoints(one: CheckpointStorage, other: CheckpointStorage) -> None:
+    ours, theirs = contents_of(one), contents_of(other)
+    assert ours.keys() == theirs.keys()
+    for steps, content in ours.items():
+        assert equal(content.state, theirs[steps].state)
+        assert content.resume is not None
+        assert theirs[steps].resume is not None
+        mine, other_resume = ({k: v for k, v in c.resume.items() if k != "trial"} for c in (content, theirs[steps]))
+        assert equal(mine, other_resume)
+        assert content.trial_state == theirs[steps].trial_state
+
+
+@pytest.mark.parametrize("kind", [Told, ToldOfFiles])
+def test_writing_in_the_background_changes_nothing_else(tmp_path: Path, kind: type[Told]) -> None:
+    storages, trials, callbacks = [], [], []
+    for in_background in (False, True):
+        storages.append(CheckpointStorage(tmp_path / str(in_background)))
+        callbacks.append(kind())
+        trials.append(train(storages[-1], callbacks[-1], async_write=in_background))
+        assert writing_threads() == []
+    assert torch.equal(weights_of(trials[0]), weights_of(trials[1]))
+    assert_same_checkpoints(*storages)
+    for told, storage in zip(callbacks, storages, strict=True):
+        assert sorted(told.uploaded) == storage.list_ids()
+        assert told.written == (told.uploaded if kind is ToldOfFiles else [])
+    steps = [
+        [storage.read_metadata(uuid)["steps_completed"] for uuid in told.uploaded]
+        for told, storage in zip(callbacks, storages, strict=True)
+    ]
+    assert steps[0] == steps[1] == [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize("kind", [Told, ToldOfFiles])
+def test_a_remote_storage_gets_the_checkpoints_of_a_local_one(
+    remote: Backend, tmp_path: Path, kind: type[Told]
+) -> None:
+    local, told = CheckpointStorage(tmp_path), kind()
+    straight = train(local, kind())
+    trial = train(remote.storage(), told)
+    assert torch.equal(weights_of(trial), weights_of(straight))
+    assert_same_checkpoints(remote.storage(), local)
+    assert sorted(told.uploaded) == remote.storage().list_ids()
+    assert told.written == (told.uploaded if kind is ToldOfFiles else [])
+    assert writing_threads() == []
+
+
+@pytest.mark.parametrize("latest", ["last", "id", "URL"])
+def test_a_run_goes_on_from_a_remote_storage_as_if_it_had_not_stopped(
+    remote: Backend, tmp_path: Path, latest: str
+) -> None:
+    straight = train(tmp_path)
+    storage = remote.storage()
+    train(storage, max_length=7, checkpoint_period=None)
+    (checkpoint_id,) = storage.list_ids()
+    names = {"last": "last", "id": checkpoint_id, "URL": f"{remote.url}/{checkpoint_id}"}
+    resumed = train(storage, latest_checkpoint=names[latest], seed=99)
+    assert torch.equal(weights_of(resumed), weights_of(straight))
+    for mine, theirs in zip(resumed.context.optimizers, straight.context.optimizers, strict=True):
+        assert equal(mine.state_dict(), theirs.state_dict())
+
+
+def test_a_section_of_a_configuration_is_enough_to_train_and_go_on_from(
+    s3_options: dict[str, Any], tmp_path: Path
+) -> None:
+    section = {
+        "type": "s3",
+        "bucket": new_bucket("s3", s3_options),
+        "prefix": "team",
+        "endpoint_url": s3_options["endpoint_url"],
+        "access_key": s3_options["key"],
+        "secret_key": s3_options["secret"],
+        "save_trial_best": 0,
+        "save_trial_latest": 2,
+    }
+    straight = train(tmp_path)
+    train(section, max_length=8, latest_checkpoint="last")
+    resumed = train(section, latest_checkpoint="last", seed=99)
+    assert torch.equal(weights_of(resumed), weights_of(straight))
+    assert sorted(contents_of(CheckpointStorage(section))) == [9, 12]
+
+
+def test_failures_that_pass_change_nothing_that_is_trained(flaky: Backend, tmp_path: Path) -> None:
+    straight = train(tmp_path)
+    for in_background in (False, True):
+        storage = flaky.storage(f"/{in_background}")
+        FlakyFileSystem.fail(*[OSError("try later")] * 5, only_named="pth")
+        trial = train(storage, async_write=in_background)
+        assert FlakyFileSystem.failures == []
+        assert torch.equal(weights_of(trial), weights_of(straight))
+        assert_same_checkpoints(storage, CheckpointStorage(tmp_path))
+
+
+@pytest.mark.parametrize("period", [3, LENGTH])
+def test_a_storage_that_fails_for_good_ends_the_run(flaky: Backend, period: int) -> None:
+    storage, told = flaky.storage(), Told()
+
+    FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict")
+    with pytest.raises(errors.StorageError, match=r"the storage is down.*a complete copy is kept in"):
+        train(storage, told, checkpoint_period=pytorch.Batch(period))
+    assert told.uploaded == storage.list_ids() == []
+    assert writing_threads() == []
+
+
+def test_a_storage_that_can_not_be_written_to_ends_the_run_before_the_first_batch(flaky: Backend) -> None:
+    FlakyFileSystem.fail(PermissionError("read only"))
+    with pytest.raises(errors.StorageError, match="Permission denied while trying to write"):
+        train(flaky.storage(), fail_at=0)
+
+
+@pytest.mark.parametrize("kind", [Told, ToldOfFiles])
+@pytest.mark.parametrize("fail_at", [3, 4, 10])
+def test_a_trial_that_fails_leaves_its_checkpoints_complete_and_no_thread(
+    remote: Backend, kind: type[Told], fail_at: int
+) -> None:
+    told = kind()
+    with pytest.raises(RuntimeError, match="the trial failed"):
+        train(remote.storage(), told, fail_at=fail_at)
+    assert writing_threads() == []
+    storage = remote.storage()
+    assert set(told.uploaded) <= set(storage.list_ids()) == set(storage.list_ids(complete=False))
+    assert sorted(contents_of(storage)) == [3, 6, 9][: fail_at // 3]
+
+
+def test_the_failure_of_a_trial_is_not_hidden_by_that_of_a_checkpoint(
+    flaky: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict")
+    with pytest.raises(RuntimeError, match="the trial failed"):
+        train(flaky.storage(), fail_at=3)
+    assert "when the run failed is lost" in caplog.text
+    assert writing_threads() == []

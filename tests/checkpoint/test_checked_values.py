@@ -1,0 +1,220 @@
+"""Values that a checkpoint holds are checked, not only their types: what is wrong is named before training goes on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from det_lightning import errors, pytorch
+from det_lightning.checkpoint import CheckpointStorage, read_checkpoint
+from det_lightning.checkpoint.safe_load.inspection import inspect_checkpoint
+from det_lightning.checkpoint.safe_load.state_file import read_state
+from det_lightning.checkpoint.safe_load.verification import verify_checkpoint
+from tests.checkpoint.made_checkpoints import forget_checksums, write_checkpoint
+from tests.trials import SmallTrial
+
+
+def fit(storage: Path, batches: int, **kwargs: Any) -> None:
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
+        length = pytorch.Batch(batches)
+        trainer.fit(max_length=length, checkpoint_policy="none", checkpoint_storage=storage, **kwargs)
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """Return a checkpoint that a run of 3 batches wrote, without checksums."""
+    fit(tmp_path / "storage", 3, code_dir=tmp_path)
+    (name,) = CheckpointStorage(tmp_path / "storage").list_ids()
+    forget_checksums(tmp_path / "storage" / name)
+    return tmp_path / "storage" / name
+
+
+def change(file: Path, path: str, value: Any) -> None:
+    """Replace the value at a path such as ``rng_states.0.cpu_rng_state`` in a file."""
+    content = read_state(file)
+    target: Any = content
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    for part in parents:
+        target = target[part]
+    if value is DELETED:
+        del target[last]
+    else:
+        target[last] = value
+    torch.save(content, file)
+
+
+DELETED = object()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("trial_state", [1]),
+        ("trial_state.batches_trained", 10**15),
+        ("trial_state.epochs_trained", "two"),
+        ("rng_states", {}),
+        ("rng_states", []),
+        ("rng_states", [3]),
+        ("journals", None),
+        ("journals.0.0.first_batch", -1),
+        ("journals.0.0.first_batch", 10**400),
+        ("optimizer_steps", "5"),
+        ("optimizer_steps", float("nan")),
+        ("gradients", 5),
+        ("gradients", [{"weight": "ones"}]),
+        ("precision", [1]),
+        ("world_size", 0),
+        ("world_size", 10**9),
+        ("world_size", 2),
+        ("settings", {"hparams": {}}),
+    ],
+)
+def test_a_wrong_value_of_resume_is_named_by_all_that_read_it(path: str, value: Any, trained: Path) -> None:
+    file = trained / "resume.pth"
+    change(file, path, value)
+    name = path.partition(".")[0]
+    with pytest.raises(errors.IncompleteCheckpointError, match=rf"resume\.pth is damaged.*'{name}|'rng_states'"):
+        read_checkpoint(trained)
+    (problem,) = inspect_checkpoint(trained)["problems"]
+    assert verify_checkpoint(trained).problems == [problem]
+    assert str(file) in problem
+    with pytest.raises(errors.CheckpointError, match=str(file)):
+        fit(trained.parent, 5, latest_checkpoint=trained.name)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("rng_states", DELETED, "'rng_states' is missing"),
+        ("gradients", DELETED, "'gradients' is missing"),
+        ("rng_states.0.cpu_rng_state", torch.zeros(7, dtype=torch.uint8), "'cpu_rng_state'"),
+        ("rng_states.0.cpu_rng_state", torch.ones(5056), "'cpu_rng_state'"),
+        ("rng_states.0.np_rng_state", ("MT19937", [1, 2], 3), "'np_rng_state'"),
+        ("rng_states.0.random_rng_state", (3, (1, 2), None), "'random_rng_state'"),
+        ("rng_states.0.random_rng_state", DELETED, "'random_rng_state': it is missing"),
+        ("journals.0.0.rng", torch.zeros(3), "'rng' of each pass"),
+        ("journals.0.0.rng.np_rng_state", 5, "'np_rng_state'"),
+        ("journals.0.0.samplers", DELETED, "'samplers' of each pass"),
+        ("journals.0.0.color", "red", "nothing else"),
+        ("trial_state.batches_trained", 2, "belongs to another checkpoint.* 2 batches, this one after 3"),
+        ("gradients", [{"no such weight": torch.ones(3)}], "gradients"),
+        ("gradients", [], "gradients"),
+    ],
+)
+def test_what_a_run_can_not_go_on_from_is_named_before_it_trains(
+    path: str, value: Any, message: str, trained: Path
+) -> None:
+    change(trained / "resume.pth", path, value)
+    with pytest.raises(errors.CheckpointError, match=message):
+        fit(trained.parent, 5, latest_checkpoint=trained.name)
+
+
+def test_a_position_beyond_the_memory_of_numpys_generator_is_refused(trained: Path) -> None:
+    kind, key, _, *rest = read_state(trained / "resume.pth")["rng_states"][0]["np_rng_state"]
+    change(trained / "resume.pth", "rng_states.0.np_rng_state", (kind, key, 10**8, *rest))
+    with pytest.raises(errors.InvalidCheckpointException, match="position should be from 0 to 624; got 100000000"):
+        fit(trained.parent, 5, latest_checkpoint=trained.name)
+
+
+def nested(levels: int) -> list[Any]:
+    """Return a list that holds another one twice, which holds another one twice, and so on."""
+    return [] if levels == 0 else [nested_once := nested(levels - 1), nested_once]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("optimizers_state_dict.0.state", {0: {"momentum_buffer": nested(40)}}, "the same values so often"),
+        ("optimizers_state_dict.0.param_groups.0.lr", float("nan"), "optimizer 0 .*'lr' of group 0 .* got nan"),
+        ("optimizers_state_dict.0.param_groups.0.lr", "fast", "'lr' of group 0 .* got 'fast'"),
+        ("optimizers_state_dict.0.param_groups.0.lr", 10**400, "'lr' of group 0"),
+        ("optimizers_state_dict.0.param_groups.0.momentum", [1], "'momentum' of group 0"),
+        ("optimizers_state_dict.0.state", [1], "state should be a dict"),
+        ("optimizers_state_dict", [3], "'optimizers_state_dict' should be a list of dicts; got int"),
+        ("models_state_dict", ["weights"], "'models_state_dict' should be a list of dicts; got str"),
+        ("models_state_dict.0", {1: torch.ones(2)}, "model 0"),
+    ],
+)
+def test_a_wrong_value_of_the_state_is_named_before_it_is_used(
+    path: str, value: Any, message: str, trained: Path
+) -> None:
+    change(trained / "state_dict.pth", path, value)
+    with pytest.raises(errors.CheckpointError, match=message):
+        fit(trained.parent, 5, latest_checkpoint=trained.name)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"batches_trained": "", "epochs_trained": 0},
+        {"batches_trained": 3.0},
+        {"batches_trained": float("nan")},
+        {"batches_trained": 10**12},
+        {"batches_trained": 3, "last_ckpt": []},
+        {"batches_trained": True},
+        {"steps_completed": "3"},
+    ],
+)
+def test_counts_that_are_none_are_named(counts: dict[str, Any], trained: Path) -> None:
+    (trained / "trial_state.pkl").write_bytes(pickle.dumps(counts))
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl should hold counts"):
+        read_checkpoint(trained)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hparams": [1]}, "'hparams' should be an object"),
+        ({"experiment_config": "config"}, "'experiment_config' should be an object"),
+        ({"trial_cls_spec": 5}, "class should be a string"),
+        ({"is_trainer": "no"}, "'is_trainer' should be true or false"),
+        ({"trial_type": ["PyTorchTrial"]}, "'trial_type' should be a string"),
+        ({"hparams": 1, "is_trainer": 2}, "'hparams' should be .*'is_trainer' should be"),
+        ({"trial_cls_spec": "m:" + "x" * 10**6}, "1,000,002 characters"),
+        ({"hparams": {"deep": json.loads("[" * 500 + "]" * 500)}}, "nested over 100 deep"),
+    ],
+)
+def test_wrong_load_data_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, by_determined=True)
+    file = checkpoint / "load_data.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    for read in (read_checkpoint, lambda path: pytorch.load_trial_from_checkpoint_path(path, trial_class=SmallTrial)):
+        with pytest.raises(errors.IncompleteCheckpointError, match=rf"load_data\.json.*{message}") as raised:
+            read(checkpoint)
+        assert len(str(raised.value)) < 1000
+
+
+@pytest.mark.parametrize("settings", ["{", "[1]", '{"hparams": [1]}', '{"experiment_config": "x"}', "[" * 100_000])
+def test_settings_that_are_none_are_named(settings: str, trained: Path) -> None:
+    change(trained / "resume.pth", "settings", settings)
+    (problem,) = inspect_checkpoint(trained)["problems"]
+    assert "settings of a run should be JSON" in problem
+
+
+def test_what_a_trial_module_added_to_a_file_is_checked() -> None:
+    from det_lightning.engine.resume import ResumePoint
+
+    for entry in (None, {"extra": 3, "state": {}}, {"extra": {}, "state": {}}, {"extra": {"trial_state": {"x": 1}}}):
+        with pytest.raises(errors.CheckpointError):
+            ResumePoint.from_lightning(copy.deepcopy(entry))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1.0])
+def test_weights_that_are_no_numbers_are_warned_of(
+    value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = {"fine": torch.ones(2), "head.weight": torch.tensor([1.0, value]), "count": torch.tensor(3)}
+    state = {"models_state_dict": [model], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
+    checkpoint = write_checkpoint(tmp_path, state=state)
+    with caplog.at_level(logging.WARNING, "det_lightning.checkpoint"):
+        assert read_checkpoint(checkpoint).state
+    expected = [f"{checkpoint / 'state_dict.pth'} holds weights that are NaN: head.weight of model 0."]
+    assert [record.getMessage() for record in caplog.records] == (expected if value != value else [])

@@ -1,0 +1,255 @@
+"""The code of a checkpoint is what was written, and nothing else of it is imported."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import py_compile
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from det_lightning import errors
+from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
+from det_lightning.checkpoint.format.layout import read_json
+from det_lightning.checkpoint.safe_load.verification import verify_checkpoint
+from det_lightning.importing import import_only, load_class
+from det_lightning.pytorch import PyTorchTrial, load_trial_from_checkpoint_path
+from tests.checkpoint.made_checkpoints import forget_checksums
+
+TRIAL = """
+import torch
+from det_lightning import pytorch
+import a_package.inner, a_namespace.inner
+
+class MyTrial(pytorch.PyTorchTrial):
+    def __init__(self, context):
+        self.context = context
+        self.model = context.wrap_model(torch.nn.Linear(1, 1, bias=False))
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+        self.said = a_package.inner.SAID + a_namespace.inner.SAID
+
+    def train_batch(self, batch, epoch_idx, batch_idx): ...
+    def evaluate_batch(self, batch): ...
+    def build_training_data_loader(self): ...
+    def build_validation_data_loader(self): ...
+"""
+RUNS = "open('the code ran', 'w').close()\n"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    code = tmp_path / "project"
+    for name, content in {
+        "model_def.py": TRIAL,
+        "a_package/__init__.py": "",
+        "a_package/inner.py": "SAID = 'as '\n",
+        "a_namespace/inner.py": "SAID = 'written'\n",
+    }.items():
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text(content)
+    load_data = {
+        "trial_type": "PyTorchTrial",
+        "trial_cls_spec": "model_def:MyTrial",
+        "hparams": {},
+        "experiment_config": None,
+        "is_trainer": True,
+    }
+    state = {"models_state_dict": [{"weight": torch.ones(1, 1)}], "callbacks": {}}
+    storage = CheckpointStorage(tmp_path / "storage")
+    name = CheckpointWriter(storage, code).write(CheckpointFiles(state, TrialState(), load_data, {}))
+    shutil.rmtree(code)
+    return tmp_path / "storage" / name
+
+
+def plant_bytecode(source: Path, content: str) -> None:
+    """Write bytecode of ``content`` that the import system takes for that of ``source``."""
+    planted = source.parent / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
+    other = source.with_name("other.py")
+    other.write_text(content)
+    py_compile.compile(str(other), cfile=str(planted), doraise=True)
+    other.unlink()
+    header = struct.pack("<II", int(source.stat().st_mtime), source.stat().st_size)
+    planted.write_bytes(planted.read_bytes()[:8] + header + planted.read_bytes()[16:])
+
+
+def test_the_code_is_imported_and_leaves_no_bytecode(checkpoint: Path) -> None:
+    before = sorted(checkpoint.rglob("*"))
+    for trusted in (False, True):
+        assert load_trial_from_checkpoint_path(checkpoint, trusted=trusted).said == "as written"
+    assert sorted(checkpoint.rglob("*")) == before
+    assert not [name for name in sys.modules if name.startswith(("model_def", "a_package"))]
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda c: (c / "code/model_def.py").write_text(RUNS + TRIAL), "code/model_def.py has .* bytes in place of"),
+        (
+            lambda c: (c / "code/a_package/inner.py").write_text("SAID = 'at '\n"),
+            "code/a_package/inner.py has the",
+        ),
+        (lambda c: (c / "code/a_package/inner.py").unlink(), "code/a_package/inner.py is missing"),
+        (lambda c: replace_by_link(c / "code/model_def.py"), "code/model_def.py is a link"),
+        (lambda c: replace_by_link(c / "code/a_package"), "code/a_package/__init__.py is a link"),
+        (lambda c: replace_by_link(c / "code"), "code/model_def.py is a link"),
+    ],
+    ids=["longer", "one byte", "missing", "a link", "a directory that is a link", "all of it a link"],
+)
+def test_code_that_is_not_what_was_written_is_not_imported(damage: Any, problem: str, checkpoint: Path) -> None:
+    damage(checkpoint)
+    with pytest.raises(errors.IncompleteCheckpointError, match=problem):
+        load_trial_from_checkpoint_path(checkpoint)
+    assert not Path("the code ran").exists()
+    assert any(problem[:20] in found for found in verify_checkpoint(checkpoint).problems)
+
+
+def replace_by_link(path: Path) -> None:
+    """Move a file or directory away and leave a link to it."""
+    path.rename(path.parents[4] / "elsewhere")
+    path.symlink_to(path.parents[4] / "elsewhere")
+
+
+def add_extension(code: Path) -> None:
+    (code / "model_def.abi3.so").write_bytes(b"\x7fELF of somebody else")
+
+
+@pytest.mark.parametrize(
+    ("plant", "name"),
+    [
+        (lambda code: (code / "torch.py").write_text(RUNS), "code/torch.py"),
+        (lambda code: (code / "a_package/more.py").write_text(RUNS), "code/a_package/more.py"),
+        (add_extension, "code/model_def.abi3.so"),
+        (lambda code: (code / "a_namespace/__init__.py").write_text(RUNS), "code/a_namespace/__init__.py"),
+        (lambda code: (code / "link.py").symlink_to("model_def.py"), "code/link.py"),
+        (lambda code: plant_bytecode(code / "model_def.py", RUNS + TRIAL), "code/__pycache__/model_def."),
+    ],
+    ids=["a module", "a submodule", "an extension", "a package", "a link", "bytecode"],
+)
+def test_what_the_manifest_does_not_list_is_not_imported_and_is_named(
+    plant: Callable[[Path], object], name: str, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plant(checkpoint / "code")
+    with caplog.at_level(logging.WARNING):
+        assert load_trial_from_checkpoint_path(checkpoint).said == "as written"
+    assert name in caplog.text
+    assert not Path("the code ran").exists()
+    (problem,) = verify_checkpoint(checkpoint).problems
+    assert name in problem
+    assert "is not listed in metadata.json" in problem
+
+
+def test_code_that_imports_what_is_not_listed_does_not_find_it(checkpoint: Path) -> None:
+    (checkpoint / "code" / "added.py").write_text(RUNS)
+    files = [checkpoint / "code" / "model_def.py"]
+    with import_only(checkpoint / "code", files), pytest.raises(ModuleNotFoundError):
+        load_class("added:X")
+    assert not Path("the code ran").exists()
+
+
+def test_a_state_beside_those_that_are_listed_is_named(checkpoint: Path) -> None:
+    shutil.copy(checkpoint / "state_dict.pth", checkpoint / "lightning.pth")
+    (problem,) = verify_checkpoint(checkpoint).problems
+    assert "lightning.pth is not listed in metadata.json" in problem
+
+
+def test_without_a_manifest_all_code_is_imported_but_what_is_behind_a_link(checkpoint: Path) -> None:
+    forget_checksums(checkpoint)
+    inner = checkpoint / "code/a_package/inner.py"
+    inner.write_text("SAID = 'now '\n")
+    assert load_trial_from_checkpoint_path(checkpoint).said == "now written"
+    assert not list(checkpoint.rglob("__pycache__"))
+    replace_by_link(inner)
+    with pytest.raises(ValueError, match=r"No module named 'a_package.inner'.*links.*code/a_package/inner\.py"):
+        load_trial_from_checkpoint_path(checkpoint)
+
+
+def test_with_a_class_of_ones_own_nothing_of_the_checkpoint_is_imported(checkpoint: Path) -> None:
+    (checkpoint / "code/model_def.py").write_text(RUNS)
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"code/model_def\.py"):
+        load_trial_from_checkpoint_path(checkpoint)
+    forget_checksums(checkpoint)
+    namespace: dict[str, Any] = {}
+    exec(
+        TRIAL.replace("import a_package.inner, a_namespace.inner", "").replace("        self.said", "        #"),
+        namespace,
+    )
+    assert isinstance(load_trial_from_checkpoint_path(checkpoint, trial_class=namespace["MyTrial"]), PyTorchTrial)
+    assert not Path("the code ran").exists()
+
+
+def test_the_documentation_says_first_that_code_is_run() -> None:
+    first_lines = (load_trial_from_checkpoint_path.__doc__ or "").split("Args:")[0]
+    assert "runs the code of the checkpoint" in first_lines
+    assert "trial_class=" in first_lines
+
+
+# metadata.json
+
+
+def change_metadata(checkpoint: Path, **changes: Any) -> None:
+    path = checkpoint / "metadata.json"
+    path.write_text(json.dumps({**read_json(path), **changes}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"steps_completed": 9007}, {"files": {}}, {"framework": "torch-1"}, {"added": 1}, {"metadata_crc32c": "00000000"}],
+)
+def test_a_change_of_metadata_is_damage(changes: dict[str, Any], checkpoint: Path) -> None:
+    assert verify_checkpoint(checkpoint).problems == []
+    change_metadata(checkpoint, **changes)
+    assert any("the entries of metadata.json have the checksum" in p for p in verify_checkpoint(checkpoint).problems)
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"the entries of metadata\.json have the checksum"):
+        read_checkpoint(checkpoint)
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"metadata\.json"):
+        load_trial_from_checkpoint_path(checkpoint)
+
+
+def test_damaged_metadata_is_not_used_where_checkpoints_are_listed(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = CheckpointStorage(checkpoint.parent)
+    assert storage.read_metadata(checkpoint.name)["steps_completed"] == 0
+    change_metadata(checkpoint, steps_completed=10**9)
+    assert storage.read_metadata(checkpoint.name) == {}
+    assert storage.newest() == str(checkpoint)
+    (info,) = storage.describe([checkpoint.name])
+    assert (info.complete, info.metadata) == (True, {})
+    assert f"The metadata of {checkpoint} is damaged" in caplog.text
+
+
+def test_a_checkpoint_of_an_earlier_release_needs_no_checksum_of_its_metadata(checkpoint: Path) -> None:
+    metadata = read_json(checkpoint / "metadata.json")
+    del metadata["metadata_crc32c"]
+    (checkpoint / "metadata.json").write_text(json.dumps(metadata))
+    assert verify_checkpoint(checkpoint).problems == []
+    assert load_trial_from_checkpoint_path(checkpoint).said == "as written"
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e300, "ü\ud800", {"1": [None, True]}, {1: (2,)}, Path("x"), 10**400])
+def test_whatever_metadata_says_its_checksum_holds_after_reading(value: Any, tmp_path: Path) -> None:
+    files = CheckpointFiles({}, TrialState(), {"hparams": None, "experiment_config": None, "trial_cls_spec": "a:B"}, {})
+    files.notes["value"] = value
+    checkpoint = tmp_path / CheckpointWriter(CheckpointStorage(tmp_path)).write(files)
+    assert "metadata_crc32c" in read_json(checkpoint / "metadata.json")
+    assert verify_checkpoint(checkpoint).problems == []
+
+
+@pytest.mark.determined
+def test_the_real_one_loads_what_has_a_checksum_of_its_metadata(checkpoint: Path) -> None:
+    (checkpoint / "code" / "model_def.py").write_text(TRIAL.replace("det_lightning", "determined"))
+    code = (
+        "import sys\nfrom determined import pytorch\nprint(pytorch.load_trial_from_checkpoint_path(sys.argv[1]).said)\n"
+    )
+    loading = {**os.environ, "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
+    process = subprocess.run([sys.executable, "-c", code, checkpoint], capture_output=True, text=True, env=loading)
+    assert process.stdout == "as written\n", process.stderr

@@ -1,0 +1,343 @@
+"""Determined's checkpoints as Lightning's, and the other way round; nothing is lost on the way."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import safetensors
+import safetensors.torch
+import torch
+from pytorch_lightning.demos.boring_classes import BoringModel
+
+from det_lightning import errors, pytorch
+from det_lightning.adapters import TrialModule
+from det_lightning.checkpoint import (
+    CheckpointContent,
+    CheckpointStorage,
+    CheckpointWriter,
+    TrialState,
+    read_checkpoint,
+)
+from det_lightning.checkpoint.format.exports import export_lightning, export_safetensors, export_weights
+from det_lightning.checkpoint.format.lightning_file import (
+    TRIAL_KEY,
+    collect_load_data,
+    from_lightning,
+    read_settings,
+    to_lightning,
+    to_weights,
+)
+from det_lightning.checkpoint.safe_load.state_file import read_state
+from tests.checkpoint.made_checkpoints import LOAD_DATA, assert_equal, forget_checksums, make_state, write_checkpoint
+from tests.trials import SmallTrial, seed_everything, weights_of
+
+
+def read(directory: Path) -> CheckpointContent:
+    return read_checkpoint(directory)
+
+
+def there_and_back(directory: Path, tmp_path: Path) -> Path:
+    """Convert a checkpoint to a ``.ckpt`` file and that to a new checkpoint; return its directory."""
+    export_lightning(read(directory), tmp_path / "file.ckpt")
+    files = from_lightning(read_state(tmp_path / "file.ckpt"))
+    return tmp_path / "back" / CheckpointWriter(CheckpointStorage(tmp_path / "back")).write(files)
+
+
+# There and back
+
+
+@pytest.mark.parametrize("by_determined", [False, True])
+def test_a_ckpt_file_becomes_the_checkpoint_that_it_was_made_from(by_determined: bool, tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "storage", by_determined=by_determined)
+    before, back = read(directory), there_and_back(directory, tmp_path)
+    after = read(back)
+    assert_equal(after.state, before.state)
+    assert_equal(after.resume, before.resume)
+    assert after.trial_state == before.trial_state
+    assert after.epochs_known
+    assert collect_load_data(back) == collect_load_data(directory) == LOAD_DATA
+
+
+def test_the_versions_of_modules_go_along_with_their_weights(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "storage")
+    before = read(directory).state["models_state_dict"]
+    after = read(there_and_back(directory, tmp_path)).state["models_state_dict"]
+    assert before[0]._metadata["1"] == {"version": 2}
+    assert [weights._metadata for weights in after] == [weights._metadata for weights in before]
+    assert to_lightning(read(directory))["state_dict"]._metadata["models.0.1"] == {"version": 2}
+
+
+@pytest.mark.parametrize("models", [[], [{}], [{}, {"weight": torch.ones(2)}, {}], [{"": torch.ones(1)}]])
+def test_models_without_weights_are_not_lost(models: list[dict[str, Any]], tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "storage", state={**make_state(), "models_state_dict": models})
+    assert_equal(read(there_and_back(directory, tmp_path)).state["models_state_dict"], models)
+
+
+def test_names_are_left_as_they_are() -> None:
+    # As written under DDP, by more models than there are digits.
+    models = [{f"module.models.{i}.weight": torch.tensor(i)} for i in range(12)]
+    content = CheckpointContent(Path("x"), {**make_state(), "models_state_dict": models}, TrialState(), None)
+    assert_equal(from_lightning(to_lightning(content)).state["models_state_dict"], models)
+
+
+def test_what_only_lightning_keeps_comes_back_too(tmp_path: Path) -> None:
+    lightning = {"callbacks": {"EarlyStopping": {"wait_count": 2}}, "loops": {"fit_loop": {}}, "mine": torch.ones(2)}
+    directory = write_checkpoint(tmp_path / "storage", lightning=lightning)
+    ckpt = to_lightning(read(directory))
+    assert_equal({name: ckpt[name] for name in lightning}, lightning)
+    found = read(there_and_back(directory, tmp_path)).lightning
+    assert found is not None
+    assert_equal({name: found[name] for name in lightning}, lightning)
+
+
+def test_an_unknown_number_of_epochs_stays_unknown(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "storage", by_determined=True)
+    workload = {"trial_id": 3, "steps_completed": 40, "last_ckpt": 40, "step_id": 1, "last_val": 0}
+    (directory / "workload_sequencer.pkl").write_bytes(pickle.dumps(workload))
+    (directory / "trial_state.pkl").unlink()
+    content = read(there_and_back(directory, tmp_path))
+    assert not content.epochs_known
+    assert content.trial_state.batches_trained == 40
+
+
+def test_the_keys_of_the_oldest_releases_are_brought_up_to_date(tmp_path: Path) -> None:
+    state = make_state()
+    old = {
+        "model_state_dict": state["models_state_dict"][0],
+        "optimizer_state_dict": state["optimizers_state_dict"][0],
+        "lr_scheduler": None,
+    }
+    content = read(write_checkpoint(tmp_path, state=old, by_determined=True))
+    ckpt = to_lightning(content)
+    assert_equal(from_lightning(ckpt).state["optimizers_state_dict"], state["optimizers_state_dict"])
+    assert set(ckpt["state_dict"]) == {f"models.0.{name}" for name in old["model_state_dict"]}
+    assert content.state.keys() == old.keys()
+
+
+def test_where_nothing_but_the_platform_tells_of_the_trial_that_is_taken(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path, by_determined=True)
+    (directory / "load_data.json").unlink()
+    config = {"entrypoint": "model_def:DigitsTrial", "name": "digits"}
+    (directory / "metadata.json").write_text(json.dumps({"hparams": {"lr": 1}, "experiment_config": config}))
+    assert collect_load_data(directory) == {
+        "trial_type": "PyTorchTrial",
+        "experiment_config": config,
+        "hparams": {"lr": 1},
+        "trial_cls_spec": "model_def:DigitsTrial",
+        "is_trainer": False,
+    }
+
+
+# What Lightning finds
+
+
+def test_a_ckpt_file_has_what_lightning_looks_for(tmp_path: Path) -> None:
+    content = read(write_checkpoint(tmp_path))
+    ckpt = to_lightning(content, LOAD_DATA)
+    assert (ckpt["epoch"], ckpt["global_step"], ckpt["pytorch-lightning_version"]) == (2, 14, pl.__version__)
+    assert ckpt["hyper_parameters"] == LOAD_DATA["hparams"]
+    assert_equal(ckpt["optimizer_states"], content.state["optimizers_state_dict"])
+    assert_equal(ckpt["lr_schedulers"], content.state["lr_schedulers_state_dict"])
+    assert ckpt[TRIAL_KEY]["load_data"] == LOAD_DATA
+    assert ckpt[TRIAL_KEY]["name"] == content.name
+
+
+def test_schedulers_that_lightning_does_not_count_are_left_to_the_trial(tmp_path: Path) -> None:
+    schedulers = [{"of_my_own": 1}, *make_state()["lr_schedulers_state_dict"]]
+    state = {**make_state(), "lr_schedulers_state_dict": schedulers}
+    ckpt = to_lightning(read(write_checkpoint(tmp_path, state=state)))
+    assert_equal(ckpt["lr_schedulers"], schedulers[1:])
+    assert_equal(ckpt[TRIAL_KEY]["state"]["lr_schedulers_state_dict"], schedulers)
+
+
+def stopped_after(batches: int, storage: Path) -> str:
+    """Train for so many batches; return the checkpoint's path."""
+    seed_everything()
+    with pytorch.init() as context:
+        trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
+        trainer.fit(max_length=pytorch.Batch(batches), checkpoint_policy="none", checkpoint_storage=storage)
+    return str(storage / CheckpointStorage(storage).list_ids()[0])
+
+
+def resumed_from(ckpt_path: str) -> SmallTrial:
+    seed_everything(99)
+    module = TrialModule(SmallTrial)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    pl.Trainer(accelerator="cpu", max_epochs=4, enable_model_summary=False, **quiet).fit(module, ckpt_path=ckpt_path)
+    assert isinstance(module.trial, SmallTrial)
+    return module.trial
+
+
+@pytest.mark.parametrize("by_determined", [False, True])
+@pytest.mark.parametrize("batches", [5, 14])
+def test_going_on_from_the_ckpt_file_gives_the_same_as_from_the_directory(
+    batches: int, by_determined: bool, tmp_path: Path
+) -> None:
+    checkpoint = Path(stopped_after(batches, tmp_path / "storage"))
+    if by_determined:
+        (checkpoint / "resume.pth").unlink()
+        forget_checksums(checkpoint)
+    export_lightning(read(checkpoint), tmp_path / "file.ckpt")
+    straight, converted = resumed_from(str(checkpoint)), resumed_from(str(tmp_path / "file.ckpt"))
+    assert torch.equal(weights_of(converted), weights_of(straight))
+    for mine, theirs in zip(converted.context.optimizers, straight.context.optimizers, strict=True):
+        assert_equal(mine.state_dict(), theirs.state_dict())
+    assert converted.counter.epochs == straight.counter.epochs
+
+
+def test_a_file_that_lightning_wrote_becomes_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    seed_everything()
+    module = TrialModule(SmallTrial, hparams={"lr": 0.1})
+    flags = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=2, enable_model_summary=False, **flags)
+    trainer.fit(module)
+    trainer.save_checkpoint(tmp_path / "file.ckpt")
+    files = from_lightning(read_state(tmp_path / "file.ckpt"))
+    assert files.load_data["trial_cls_spec"] == "tests.trials:SmallTrial"
+    assert read_settings(files.resume or {}, files.load_data)["hparams"] == {"lr": 0.1}
+    imported = tmp_path / CheckpointWriter(CheckpointStorage(tmp_path)).write(files)
+    assert torch.equal(weights_of(resumed_from(str(imported))), weights_of(resumed_from(str(tmp_path / "file.ckpt"))))
+
+
+# Files of other modules
+
+
+@pytest.fixture
+def other_ckpt(tmp_path: Path) -> dict[str, Any]:
+    flags = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=2, limit_train_batches=3, enable_model_summary=False, **flags)
+    trainer.fit(BoringModel())
+    trainer.save_checkpoint(tmp_path / "other.ckpt")
+    return read_state(tmp_path / "other.ckpt")
+
+
+def test_the_file_of_another_module_is_taken_only_if_asked_for(other_ckpt: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidCheckpointException, match=r"no TrialModule.*any_module=True"):
+        from_lightning(other_ckpt)
+    files = from_lightning(other_ckpt, any_module=True)
+    (weights,) = files.state["models_state_dict"]
+    assert_equal(weights, other_ckpt["state_dict"])
+    assert_equal(files.state["optimizers_state_dict"], other_ckpt["optimizer_states"])
+    assert_equal(files.state["lr_schedulers_state_dict"], other_ckpt["lr_schedulers"])
+    assert (files.trial_state.batches_trained, files.trial_state.epochs_trained) == (6, 2)
+    assert files.resume is None
+    assert files.lightning is not None
+    assert "loops" in files.lightning
+
+
+@pytest.mark.parametrize("loops", [None, {}, {"fit_loop": None}, {"fit_loop": {"epoch_progress": 3}}])
+def test_without_a_count_of_batches_optimizer_steps_are_taken(loops: Any) -> None:
+    ckpt = {"state_dict": {"weight": torch.ones(1)}, "global_step": 8, "epoch": 1, "loops": loops}
+    files = from_lightning(ckpt, any_module=True)
+    assert (files.trial_state.batches_trained, files.trial_state.epochs_trained) == (8, 1)
+    assert files.state["optimizers_state_dict"] == []
+
+
+# What is wrong is named
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {"state": {}, "extra": {"trial_state": {}}, "load_data": None, **changes}
+
+
+@pytest.mark.parametrize(
+    ("ckpt", "message"),
+    [
+        ({}, "has an entry 'state_dict'; this file has"),
+        ({"state_dict": [1], "x": 2}, r"\['state_dict', 'x'\]"),
+        ({"state_dict": {}, TRIAL_KEY: None}, "has no state; it is None"),
+        ({"state_dict": {}, TRIAL_KEY: {"state": 3}}, "has no state"),
+        ({"state_dict": {}, TRIAL_KEY: entry(extra=None)}, "should be dicts; got None"),
+        ({"state_dict": {}, TRIAL_KEY: entry(load_data="x")}, "should be dicts"),
+        ({"state_dict": {}, TRIAL_KEY: entry(extra={})}, "how far the trial had come; it has None"),
+        ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {"x": 1}})}, "unexpected keyword argument 'x'"),
+        ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {}, "settings": "{"})}, "should be JSON"),
+        ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {}, "settings": 3})}, "should be JSON"),
+        ({"state_dict": {"models.1.x": 1}, TRIAL_KEY: entry()}, r"numbered from 0.* \[1\]"),
+    ],
+)
+def test_a_file_that_is_not_what_it_should_be_is_refused(ckpt: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.InvalidCheckpointException, match=message):
+        from_lightning(ckpt)
+
+
+@pytest.mark.parametrize("key", ["models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"])
+@pytest.mark.parametrize("value", [None, {}, [1]])
+def test_a_state_without_its_lists_is_refused(key: str, value: Any, tmp_path: Path) -> None:
+    content = read(write_checkpoint(tmp_path, state={**make_state(), key: value}))
+    with pytest.raises(errors.InvalidCheckpointException, match=rf"state_dict\.pth.*'{key}'"):
+        to_lightning(content)
+
+
+# Plain weights
+
+
+def test_weights_of_one_model_have_its_own_names(tmp_path: Path) -> None:
+    state = make_state()
+    state["models_state_dict"] = state["models_state_dict"][:1]
+    content = read(write_checkpoint(tmp_path, state=state))
+    export_weights(content, tmp_path / "weights.pt")
+    weights = torch.load(tmp_path / "weights.pt", weights_only=True)
+    assert weights._metadata == state["models_state_dict"][0]._metadata
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    model.load_state_dict(weights)
+    assert_equal(model.state_dict(), state["models_state_dict"][0])
+
+
+def test_weights_of_several_models_are_numbered(tmp_path: Path) -> None:
+    content = read(write_checkpoint(tmp_path))
+    body, head = content.state["models_state_dict"]
+    names = [f"models.0.{name}" for name in body] + [f"models.1.{name}" for name in head]
+    assert_equal(dict(to_weights(content)), dict(zip(names, [*body.values(), *head.values()], strict=True)))
+
+
+def test_safetensors_hold_the_same_and_tell_where_from(tmp_path: Path) -> None:
+    content = read(write_checkpoint(tmp_path))
+    assert export_safetensors(content, tmp_path / "weights.safetensors") == []
+    found = safetensors.torch.load_file(tmp_path / "weights.safetensors")
+    expected = to_weights(content)
+    assert_equal({name: found[name] for name in expected}, dict(expected))
+    with safetensors.safe_open(tmp_path / "weights.safetensors", "pt") as file:
+        told = file.metadata()
+    assert (told["steps_completed"], told["trial_class"]) == ("7", "model_def:DigitsTrial")
+
+
+def test_for_safetensors_what_is_no_tensor_is_left_out_and_what_is_shared_is_separated(tmp_path: Path) -> None:
+    weight = torch.arange(6.0).reshape(2, 3)
+    model = {"weight": weight, "tied": weight, "row": weight[0], "turned": weight.t(), "_extra_state": {"a": 1}}
+    content = read(write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]}))
+    assert export_safetensors(content, tmp_path / "file") == ["_extra_state"]
+    found = safetensors.torch.load_file(tmp_path / "file")
+    del model["_extra_state"]
+    assert_equal({name: found[name] for name in model}, model)
+
+
+def test_a_tensor_that_safetensors_do_not_know_is_an_error(tmp_path: Path) -> None:
+    model = {"weight": torch.eye(3).to_sparse()}
+    content = read(write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]}))
+    with pytest.raises(errors.CheckpointError, match=r"can not be written as safetensors.*sparse"):
+        export_safetensors(content, tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+
+
+@pytest.mark.parametrize("export", [export_weights, export_safetensors, export_lightning])
+def test_where_a_file_can_not_be_written_the_one_before_stays(export: Any, tmp_path: Path) -> None:
+    content = read(write_checkpoint(tmp_path / "storage"))
+    for target in (tmp_path / "missing" / "file", tmp_path / "storage"):
+        with pytest.raises(errors.StorageError, match=f"{target} can not be written"):
+            export(content, target)
+    assert [path.name for path in tmp_path.iterdir()] == ["storage"]
+
+
+def test_an_export_does_not_change_what_it_exports(tmp_path: Path) -> None:
+    content = read(write_checkpoint(tmp_path))
+    to_lightning(content)
+    to_weights(content)
+    assert list(content.state) == list(make_state())
+    assert isinstance(content.state["models_state_dict"][0], OrderedDict)

@@ -1,0 +1,250 @@
+"""Reading damaged and malicious checkpoints runs nothing, takes little time and memory, and raises our errors only."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from det_lightning import errors
+from det_lightning.checkpoint import read_checkpoint
+from det_lightning.checkpoint.format.manifest import find_damage
+from det_lightning.checkpoint.format.trial_state import read_trial_state
+from det_lightning.checkpoint.safe_load.state_file import read_state
+from tests.checkpoint.made_checkpoints import assert_equal
+from tests.soak import mutations
+from tests.soak.mutations import PickleMaker, call, name_of, number, storage_ref, text, tuple_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_two_thousand_damaged_and_malicious_checkpoints(tmp_path: Path) -> None:
+    arguments = ["--inputs", "2000", "--seed", "1", "--workers", "2", "--json", "outcome.json"]
+    subprocess.run(
+        [sys.executable, str(ROOT / "tests/soak/fuzz_checkpoints.py"), *arguments],
+        cwd=tmp_path,
+        check=False,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )
+    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    assert outcome["findings"] == []
+    assert outcome["inputs"] == 2000
+    # They reach the readers: some are still good, and both kinds of errors are there.
+    assert all(outcome["answers"][f"read_checkpoint: {answer}"] > 100 for answer in ("read", "UnsafeCheckpointError"))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_a_checkpoint_can_hold_is_read_back_in_both_formats(tmp_path: Path) -> None:
+    for zipped in (True, False):
+        state = mutations.make_state(old=not zipped)
+        torch.save(state, tmp_path / "state", _use_new_zipfile_serialization=zipped)
+        read = read_state(tmp_path / "state")
+        assert_equal(read["models_state_dict"], state["models_state_dict"])
+        assert_equal(read["rng_state"], state["rng_state"])
+        mine, theirs = state["callbacks"], read["callbacks"]
+        for name in ("tensors", "kinds", "plain", "counts", "keys"):
+            assert_equal(theirs[name], mine[name])
+        assert [one.to_dense().tolist() for one in theirs["sparse"]] == 2 * [torch.eye(3).tolist()]
+        assert torch.equal(theirs["quantized"].int_repr(), mine["quantized"].int_repr())
+        assert (theirs["parameter"].mine, theirs["meta"].device.type) == (3, "meta")
+        assert all(
+            np.array_equal(one, other) for one, other in zip(theirs["arrays"][:3], mine["arrays"][:3], strict=True)
+        )
+        base, part = theirs["tensors"][0], theirs["tensors"][2]
+        assert part.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_the_damage_is_done_to_can_be_read(tmp_path: Path) -> None:
+    for files in mutations.make_corpus(tmp_path / "corpus").values():
+        mutations.write_files(tmp_path / "storage" / "checkpoint", files)
+        assert read_checkpoint(tmp_path / "storage" / "checkpoint").state
+
+
+def nested(levels: int = 60) -> bytes:
+    """A tuple that holds another one twice, which holds another one twice, ..."""
+    return b")" + b"".join(b"q%ch%c\x86" % (level, level) for level in range(levels))
+
+
+def nested_lists(levels: int) -> bytes:
+    return b"]" + b"".join(b"q%c0](h%ch%ce" % (level, level, level) for level in range(levels))
+
+
+MAKER = PickleMaker(random.Random(0))
+TENSOR_ARGS = (b"\x89", call(name_of("collections", "OrderedDict")))
+LAYOUT = name_of("torch.serialization", "_get_layout")
+DTYPE = name_of("numpy", "dtype")
+
+
+def rebuild(kind: str, *args: bytes) -> bytes:
+    return call(name_of("torch._utils", f"_rebuild_{kind}"), *args)
+
+
+def tensor(offset: int = 0, size: int = 4, stride: int = 1, storage: bytes = storage_ref()) -> bytes:
+    return rebuild("tensor_v2", storage, number(offset), tuple_of(number(size)), tuple_of(number(stride)), *TENSOR_ARGS)
+
+
+MADE_UP = {
+    "bytes without end": call(name_of("builtins", "bytearray"), number(10**10)),
+    "a storage without end": call(name_of("torch.storage", "UntypedStorage"), number(10**10)),
+    "a tensor of a class without end": call(name_of("torch", "FloatTensor"), number(10**10)),
+    "a tensor by its class": name_of("torch", "Tensor") + b")\x81",
+    "a tensor set to other memory": name_of("torch", "Tensor") + tuple_of(storage_ref(), number(0)) + b"b",
+    "a larger storage than there is": tensor(storage=storage_ref(numel=10**9), size=10**9),
+    "a negative storage": tensor(storage=storage_ref(numel=-4)),
+    "beyond the storage": tensor(size=5),
+    "before the storage": tensor(offset=-1),
+    "a wide stride": tensor(size=2, stride=2**61),
+    "one number expanded without end": tensor(size=10**12, stride=0),
+    "a nested tensor": rebuild("nested_tensor", tensor(), tensor(), tensor(), tensor()),
+    "an empty quantized tensor without end": rebuild(
+        "qtensor",
+        storage_ref("QInt8Storage", "2", 16),
+        number(0),
+        tuple_of(number(10**10)),
+        tuple_of(number(0)),
+        tuple_of(name_of("torch", "per_tensor_affine"), b"G" + struct.pack(">d", 0.5), number(0)),
+        *TENSOR_ARGS,
+    ),
+    "sparse indices that lead elsewhere": rebuild(
+        "sparse_tensor",
+        call(LAYOUT, text("torch.sparse_coo")),
+        tuple_of(
+            MAKER.good_tensor("LongStorage", "1", 2, 1, 2),
+            MAKER.good_tensor("ByteStorage", "2", 16, 16),
+            tuple_of(number(2)),
+            b"\x88",
+        ),
+    ),
+    "a made-up call": call(
+        name_of("torch._tensor", "_rebuild_from_type_v2"),
+        name_of("builtins", "bytearray"),
+        name_of("torch", "Tensor"),
+        tuple_of(number(10**10)),
+        b"N",
+    ),
+    "an attribute of meaning": rebuild(
+        "parameter_with_state", tensor(), *TENSOR_ARGS, b"}(" + text("data") + tensor() + b"u"
+    ),
+    "a method that is none": call(name_of("collections", "OrderedDict")) + b"}(" + text("items") + b"Nub",
+    "a list that holds another one twice, and so on": nested_lists(40),
+    "such a list in an attribute of a parameter": rebuild(
+        "parameter_with_state", tensor(), *TENSOR_ARGS, b"}(" + text("mine") + nested_lists(40) + b"u"
+    ),
+    "a list that holds itself": b"]q\x50h\x50a",
+    "a key that is never hashed": b"}" + nested() + b"Ns",
+    "keys of one hash": b"}(" + b"".join(number(k * (2**61 - 1)) + b"N" for k in range(1, 2000)) + b"u",
+    "a set of such": call(name_of("builtins", "set"), b"](" + nested() + b"e"),
+    "an endless message": call(DTYPE, nested()),
+    "another endless message": call(DTYPE, text("f4")) + nested() + b"b",
+    "slow encodings": call(name_of("_codecs", "encode"), text("x"), text("punycode")),
+    "a data type of objects": call(DTYPE, text("O")),
+    "a data type of arrays": call(DTYPE, text("(2,3)f4")),
+    "an array of a list": call(
+        name_of("numpy._core.multiarray", "_reconstruct"), name_of("numpy", "ndarray"), b")", b"N"
+    )
+    + tuple_of(number(1), tuple_of(number(2)), call(DTYPE, text("i8")), b"\x89", b"](NNe")
+    + b"b",
+}
+
+
+@pytest.mark.parametrize("name", MADE_UP)
+@pytest.mark.parametrize("old", [False, True], ids=["zip", "old format"])
+def test_a_made_up_state_is_refused_at_once(name: str, old: bool, tmp_path: Path) -> None:
+    content = MADE_UP[name]
+    if old:
+        content = content.replace(b"tQ", b"NtQ")
+    pickled = b"\x80\x02}" + text("w") + content + b"s."
+    path = tmp_path / "state_dict.pth"
+    path.write_bytes(mutations.made_up_old_file(pickled) if old else mutations.made_up_archive(pickled))
+    with pytest.raises(errors.CheckpointError, match=r"state_dict\.pth") as raised:
+        read_state(path)
+    assert len(str(raised.value)) < 1000
+
+
+def test_flags_of_a_data_type_have_no_effect(tmp_path: Path) -> None:
+    """Of these flags one says that the memory holds references to objects."""
+    dtype = call(DTYPE, text("f4")) + b"(K\x03" + text("<") + b"NNNK\0K\0K\x3ftb"
+    pickled = b"\x80\x02}" + text("w") + dtype + b"s."
+    (tmp_path / "state").write_bytes(mutations.made_up_archive(pickled))
+    read = read_state(tmp_path / "state")["w"]
+    assert (read, read.hasobject, read.flags) == (np.dtype("f4"), False, 0)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["zip", "old format"])
+def test_a_made_up_file_is_read_where_nothing_is_wrong(old: bool, tmp_path: Path) -> None:
+    """Without this the test above could pass for another reason."""
+    pickled = b"\x80\x02}" + text("w") + (tensor().replace(b"tQ", b"NtQ") if old else tensor()) + b"s."
+    (tmp_path / "f").write_bytes(mutations.made_up_old_file(pickled) if old else mutations.made_up_archive(pickled))
+    assert read_state(tmp_path / "f")["w"].shape == (4,)
+
+
+@pytest.mark.parametrize("name", ["archive/data.pkl", "ARCHIVE/DATA.PKL", "archive/data.pkl\0"])
+def test_an_archive_with_two_pickles_is_refused(name: str, tmp_path: Path) -> None:
+    good = [("archive/data.pkl", b"\x80\x02}."), ("archive/version", b"3\n")]
+    with pytest.warns(UserWarning, match="Duplicate") if name == good[0][0] else pytest.MonkeyPatch.context():
+        (tmp_path / "state").write_bytes(mutations.zip_of([*good, (name, b"\x80\x02}.")]))
+    if "\0" in name:
+        content = mutations.zip_of([*good, ("archive/data.pklX", b"\x80\x02}.")])
+        (tmp_path / "state").write_bytes(content.replace(b"data.pklX", b"data.pkl\0"))
+    with pytest.raises(errors.IncompleteCheckpointError, match="twice"):
+        read_state(tmp_path / "state")
+
+
+def test_bytes_around_an_archive_are_refused(tmp_path: Path) -> None:
+    good = mutations.zip_of([("archive/data.pkl", b"\x80\x02}."), ("archive/version", b"3\n")])
+    for content in (good[:30] + b"x" + good[30:], good + b"x", good[:-22] + b"x" + good[-22:]):
+        (tmp_path / "state").write_bytes(content)
+        with pytest.raises(errors.IncompleteCheckpointError):
+            read_state(tmp_path / "state")
+
+
+def test_what_the_user_declares_safe_is_read(tmp_path: Path) -> None:
+    torch.save({"mine": np.float64(1.0), "declared": Declared(3)}, tmp_path / "state")
+    with pytest.raises(errors.UnsafeCheckpointError, match=r"Declared.* could run code"):
+        read_state(tmp_path / "state")
+    with torch.serialization.safe_globals([Declared]):
+        assert read_state(tmp_path / "state")["declared"].value == 3
+
+
+class Declared:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps({"batches_trained": 10**5000}),
+        pickle.dumps({10**5000: 1}),
+        pickle.dumps({"batches_trained": [[["x" * 10] * 10] * 10] * 10}),
+        b"\x80\x02}X\x01\0\0\0aN" + b"r\xff\xff\xff\x7f" + b"s.",
+        b"\x80\x02}" + nested() + b"Ns.",
+        b"\x80\x04\x8f(" + nested() + b"\x90.",
+        pickle.dumps({"batches_trained": 1, "more": "x" * 100_000}),
+    ],
+    ids=["a huge count", "a huge key", "lists", "a far memo", "nested keys", "a nested set", "a large file"],
+)
+def test_a_made_up_trial_state_is_refused_at_once(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "trial_state.pkl").write_bytes(content)
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl") as raised:
+        read_trial_state(tmp_path)
+    assert len(str(raised.value)) < 1000
+
+
+@pytest.mark.parametrize("name", ["a/" * 3000, "a\0b", "\ud800", "x" * 300])
+def test_a_manifest_with_an_impossible_name_is_damage(name: str, tmp_path: Path) -> None:
+    entry: dict[str, Any] = {"bytes": 1, "crc32c": "0"}
+    (tmp_path / "metadata.json").write_text(json.dumps({"files": {name: entry}}))
+    (damage,) = find_damage(tmp_path)
+    assert damage.endswith(("is missing", "cannot be read: File name too long"))

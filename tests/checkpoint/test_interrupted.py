@@ -1,0 +1,230 @@
+"""Ctrl-C and SIGTERM end a training in time whenever they come, and cost no checkpoint but the one under way."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import fsspec
+import pytest
+
+from det_lightning import errors, pytorch
+from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, RetryPolicy
+from det_lightning.checkpoint.storage.background_task import BackgroundTask, all_signals_deferred
+from det_lightning.checkpoint.storage.saving import CheckpointSaver
+from tests.checkpoint.storage.backends import FlakyFileSystem, files_of
+from tests.trials import SmallTrial
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals, and no fork")
+
+SCRIPT = Path(__file__).parent / "soak" / "interrupt_training.py"
+
+
+def test_a_dozen_moments(tmp_path: Path) -> None:
+    arguments = ["--moments", "12", "--seed", "1", "--json", "outcome.json"]
+    subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=tmp_path, check=False)
+    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    assert outcome["findings"] == []
+    assert outcome["moments"] == 12
+
+
+# At any instruction
+
+
+def interrupt_at(instruction: int, counted: Callable[[], Any]) -> int:
+    """Run a function with a SIGINT at one of the instructions that start or await a thread; return their number."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal seen
+        if Path(frame.f_code.co_filename).stem not in ("saver", "background", "threading", "thread"):
+            return trace
+        if event == "call":
+            frame.f_trace_opcodes = True
+        elif event == "opcode":
+            seen += 1
+            if seen == instruction:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        counted()
+    except KeyboardInterrupt:
+        sys.settrace(None)
+    finally:
+        sys.settrace(None)
+    return seen
+
+
+def save_and_end(storage: CheckpointStorage, instruction: int) -> None:
+    """Write a checkpoint in the background, with an interrupt; then do as the end of a run does."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = storage.root.local_path.with_name("code")
+    saver = CheckpointSaver(CheckpointWriter(storage, code), in_background=True)
+
+    def save() -> None:
+        saver.save(files_of())
+        saver.settle(wait=True)
+
+    interrupt_at(instruction, save)
+    complete = saver.settle(wait=True)
+    assert set(complete) <= set(storage.list_ids())
+
+
+def test_an_interrupt_at_any_instruction_leaves_no_writer_that_never_ends(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    saver = CheckpointSaver(CheckpointWriter(CheckpointStorage(tmp_path / "count"), tmp_path / "code"), True)
+    instructions = interrupt_at(-1, lambda: saver.save(files_of()))
+    saver.settle(wait=True)
+    for point in range(3, instructions + 100, instructions // 50):
+        storage = CheckpointStorage(tmp_path / str(point))
+        assert exit_status(save_and_end, storage, point) == 0, f"at instruction {point} of {instructions}"
+        left = [path.name for path in storage.root.local_path.glob("*")]
+        assert left == storage.list_ids(), f"at instruction {point} of {instructions}"
+
+
+def test_an_interrupted_wait_can_be_repeated() -> None:
+    """Thread.join() would take the thread for one that has ended."""
+    release = threading.Event()
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    try:
+        with all_signals_deferred():
+            task = BackgroundTask(lambda: release.wait(30), "held")
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR1]).start()
+        with pytest.raises(KeyboardInterrupt):
+            task.wait()
+        assert not task.is_done()
+        release.set()
+        assert task.result() is True
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def exit_status(work: Callable[..., None], *arguments: Any) -> int | None:
+    """Run something in a process of its own; return None if that does not end."""
+    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
+    process.start()
+    process.join(40)
+    status = process.exitcode
+    process.kill()
+    process.join()
+    return status
+
+
+# What else must not keep a process from ending
+
+
+class CheckpointHook(pytorch.PyTorchCallback):
+    """Puts an object into each checkpoint."""
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["item"] = self.item
+
+
+def train(storage: CheckpointStorage | Path, item: Any = None, workers: int = 0, **fit: Any) -> None:
+    class Trial(SmallTrial):
+        num_workers = workers
+
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"hook": CheckpointHook(item)}
+
+    code = Path(str(storage if isinstance(storage, Path) else fit.pop("code"))).with_name("code")
+    code.mkdir(exist_ok=True)
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        pytorch.Trainer(Trial(context), context, enable_progress_bar=False).fit(
+            max_length=pytorch.Batch(6),
+            checkpoint_period=pytorch.Batch(4),
+            checkpoint_policy="none",
+            checkpoint_storage=storage,
+            code_dir=code,
+            **fit,
+        )
+
+
+class WorkerKiller:
+    """Kills a worker of a loader when it is copied or pickled."""
+
+    def __reduce__(self) -> Any:
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        time.sleep(0.5)
+        return dict, ()
+
+
+@pytest.mark.parametrize("async_write", [False, True])
+def test_a_loader_worker_that_dies_while_a_checkpoint_is_written_is_named_as_what_it_is(
+    async_write: bool, tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError, match="DataLoader worker") as raised:
+        train(tmp_path / "storage", WorkerKiller(), workers=1, async_write=async_write)
+    assert not isinstance(raised.value, errors.CheckpointError)
+    assert len(CheckpointStorage(tmp_path / "storage").list_ids()) == 1
+
+
+def train_on_a_failing_storage(folder: Path, number: int, async_write: bool) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
+    FlakyFileSystem.fail(*[ConnectionError("is down")] * 100, only_named="state_dict")
+
+    def send_when_it_pauses() -> None:
+        while len(FlakyFileSystem.failures) == 100:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send_when_it_pauses).start()
+    storage = CheckpointStorage("flaky://bucket", retry=RetryPolicy(first_wait_s=600, longest_wait_s=600))
+    train(storage, code=folder / "storage", async_write=async_write)
+
+
+@pytest.mark.parametrize("async_write", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_is_asked_to_end_does_not_wait_for_a_storage_that_is_down(
+    number: int, async_write: bool, tmp_path: Path
+) -> None:
+    assert exit_status(train_on_a_failing_storage, tmp_path, number, async_write) == 1
+
+
+class Endless:
+    """Is never written by another thread than the main one."""
+
+    def __init__(self, begun: Path) -> None:
+        self.begun = begun
+
+    def __reduce__(self) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            self.begun.touch()
+            time.sleep(600)
+        return Endless, (self.begun,)
+
+
+def train_endlessly(folder: Path) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    train(folder / "storage", Endless(folder / "begun"), async_write=True)
+
+
+def test_a_second_interrupt_ends_a_process_that_waits_for_a_write(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=train_endlessly, args=[tmp_path])
+    process.start()
+    while process.is_alive() and not (tmp_path / "begun").exists():
+        time.sleep(0.05)
+    for _ in range(40):
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGINT)
+        process.join(0.5)
+    status = process.exitcode
+    process.kill()
+    assert status == -signal.SIGINT

@@ -1,0 +1,154 @@
+"""Every layout that a release of Determined wrote loads: as a trial, into a run, and as plain weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from det_lightning import errors, pytorch
+from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
+from det_lightning.checkpoint.format.lightning_file import to_weights
+from det_lightning.pytorch import load_trial_from_checkpoint_path
+from tests.checkpoint import layouts
+from tests.checkpoint.layouts import HPARAMS, LAYOUTS, Layout
+from tests.trials import seed_everything
+
+BATCHES, EPOCH_LEN = 8, 6
+
+
+@pytest.fixture(params=LAYOUTS, ids=str)
+def layout(request: pytest.FixtureRequest) -> Layout:
+    found: Layout = request.param
+    return found
+
+
+def expected_weights() -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = layouts.make_state(BATCHES)["models_state_dict"][0]
+    return weights
+
+
+def assert_weights(found: dict[str, torch.Tensor]) -> None:
+    expected = expected_weights()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def go_on(trial_class: Any, directory: Path, storage: Path, batches: int = BATCHES + 7) -> tuple[Any, list[Any]]:
+    """Train on from a checkpoint; return the context and what its last batches saw."""
+    seen: list[Any] = []
+
+    class Recorded(trial_class):  # type: ignore[misc]
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            rate = self.context.optimizers[0].param_groups[0]["lr"]
+            metrics = super().train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
+            seen.append((epoch_idx, batch_idx, rate, batch[0].tolist(), float(metrics["loss"])))
+            return metrics
+
+    seed_everything()
+    with pytorch.init(hparams=HPARAMS, enable_tensorboard_logging=False) as context:
+        trainer = pytorch.Trainer(Recorded(context), context, enable_progress_bar=False)
+        trainer.fit(
+            max_length=pytorch.Batch(batches),
+            latest_checkpoint=directory,
+            checkpoint_storage=storage,
+            checkpoint_policy="none",
+        )
+    return context, seen
+
+
+def test_the_weights_are_read(layout: Layout, tmp_path: Path) -> None:
+    assert_weights(to_weights(load_checkpoint(layouts.write(tmp_path / "old", layout, BATCHES))))
+
+
+def test_the_trial_is_built_from_the_code_in_the_checkpoint(layout: Layout, tmp_path: Path) -> None:
+    before = sys.modules.get("model_def")
+    directory = layouts.write(tmp_path / "old", layout, BATCHES)
+    if layout.described_by is None:
+        with pytest.raises(ValueError, match=r"does not tell the trial's class.*trial_class=.*hparams="):
+            load_trial_from_checkpoint_path(directory)
+        trial_class = layouts.import_trial(directory)
+        trial = load_trial_from_checkpoint_path(directory, trial_class=trial_class, hparams=HPARAMS)
+    else:
+        trial = load_trial_from_checkpoint_path(directory)
+        assert trial.context.get_experiment_config()["description"] == "from long ago"
+    assert isinstance(trial, pytorch.PyTorchTrial)
+    assert_weights(trial.model.state_dict())
+    assert sys.modules.get("model_def") is before
+    assert not any(path.name == "__pycache__" for path in directory.rglob("*"))
+
+
+def test_a_run_goes_on_from_it_as_from_one_of_today(layout: Layout, tmp_path: Path) -> None:
+    newest = layouts.write(tmp_path / "new", LAYOUTS[-1], BATCHES)
+    directory = layouts.write(tmp_path / "old", layout, BATCHES)
+    trial_class = layouts.import_trial(newest)
+    reference, expected = go_on(trial_class, newest, tmp_path / "reference")
+    context, seen = go_on(trial_class, directory, tmp_path / "storage")
+    first = 0 if layout.progress_file is None else BATCHES
+    assert [entry[:2] for entry in seen] == [(i // EPOCH_LEN, i) for i in range(first, BATCHES + 7)]
+    # The schedule has stepped 8 times, and halves the rate at every third.
+    assert seen[0][2] == pytest.approx(0.1 / 4)
+    if first == BATCHES:
+        assert seen == expected
+        for mine, theirs in zip(context.models[0].parameters(), reference.models[0].parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+    (uuid,) = CheckpointStorage(tmp_path / "storage").list_ids()
+    written = load_checkpoint(tmp_path / "storage" / uuid).trial_state
+    assert (written.batches_trained, written.epochs_trained) == (BATCHES + 7, (BATCHES + 7) // EPOCH_LEN)
+
+
+@pytest.mark.parametrize("single_keys", [True, False])
+def test_of_a_trial_before_0_12_13_the_model_is_returned(tmp_path: Path, single_keys: bool) -> None:
+    layout = Layout("0.12", "state_dict.pth", single_keys, None, "metadata.json")
+    model = load_trial_from_checkpoint_path(layouts.write(tmp_path / "old", layout, BATCHES, layouts.FUNCTIONAL_CODE))
+    assert isinstance(model, torch.nn.Linear)
+    assert_weights(model.state_dict())
+
+
+def test_a_run_goes_on_from_a_trial_before_0_12_13(tmp_path: Path) -> None:
+    layout = Layout("0.12", "state_dict.pth", True, "workload_sequencer.pkl", "metadata.json")
+    directory = layouts.write(tmp_path / "old", layout, BATCHES, layouts.FUNCTIONAL_CODE)
+    seed_everything()
+    with pytorch.init(hparams=HPARAMS, enable_tensorboard_logging=False) as context:
+        trial = layouts.import_trial(directory)(context)
+        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
+            max_length=pytorch.Batch(BATCHES + 1), latest_checkpoint=directory, checkpoint_storage=tmp_path / "storage"
+        )
+    # After the ninth batch the rate has been halved for the third time.
+    assert context.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 / 8)
+
+
+def test_a_state_with_keys_of_two_releases_is_refused(tmp_path: Path) -> None:
+    directory = layouts.write(tmp_path / "old", LAYOUTS[0], BATCHES)
+    state = {**layouts.make_state(), **torch.load(directory / "pedl/state_dict.pth")}
+    torch.save(state, directory / "pedl/state_dict.pth")
+    with pytest.raises(errors.InvalidCheckpointException, match="both 'model_state_dict' and 'models_state_dict'"):
+        load_trial_from_checkpoint_path(directory)
+
+
+def test_a_newer_location_goes_before_an_older_one(tmp_path: Path) -> None:
+    directory = layouts.write(tmp_path / "old", LAYOUTS[-1], BATCHES)
+    torch.save({"model_state_dict": {}}, directory / "checkpoint.pt")
+    assert_weights(load_trial_from_checkpoint_path(directory).model.state_dict())
+
+
+@pytest.mark.parametrize("prefix", ["module.", ""])
+def test_the_prefix_of_distributed_training_comes_and_goes(tmp_path: Path, prefix: str) -> None:
+    directory = layouts.write(tmp_path / "old", LAYOUTS[-1], BATCHES)
+    state = torch.load(directory / "state_dict.pth")
+    state["models_state_dict"] = [{prefix + name: value for name, value in expected_weights().items()}]
+    torch.save(state, directory / "state_dict.pth")
+    assert_weights(load_trial_from_checkpoint_path(directory).model.state_dict())
+
+
+def test_a_one_cycle_schedule_of_torch_1_is_read_without_trust(tmp_path: Path) -> None:
+    """It kept its function, which torch's format of that time looks up by getattr."""
+    torch.save(
+        {"lr_schedulers_state_dict": [{"anneal_func": torch.optim.lr_scheduler.OneCycleLR._annealing_cos}]},
+        tmp_path / "checkpoint.pt",
+    )
+    (schedule,) = load_checkpoint(tmp_path).state["lr_schedulers_state_dict"]
+    assert schedule["anneal_func"] is torch.optim.lr_scheduler.OneCycleLR._annealing_cos

@@ -1,0 +1,209 @@
+"""Which checkpoint "last" is, and what happens where it is damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_lightning import errors, pytorch
+from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.checkpoint.storage.lineage import Ancestry, newest_first
+from tests.checkpoint.storage.backends import write
+from tests.trials import SmallTrial, seed_everything
+
+
+def train(storage: Path, length: int, latest: str | None = None, **fit: Any) -> int:
+    """Train with a checkpoint after each second batch; return the batch at which the run began."""
+    seed_everything()
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False).fit(
+            max_length=pytorch.Batch(length),
+            checkpoint_period=pytorch.Batch(2),
+            checkpoint_policy="none",
+            checkpoint_storage=storage,
+            latest_checkpoint=latest,
+            **fit,
+        )
+        return context.get_initial_batch()
+
+
+def by_steps(storage: Path) -> dict[int, Path]:
+    """Return the directories of the checkpoints by their numbers of batches; of several the one written last."""
+    found = sorted(storage.glob("*/metadata.json"), key=lambda path: path.stat().st_mtime_ns)
+    return {json.loads(path.read_text())["steps_completed"]: path.parent for path in found}
+
+
+def set_clock_back(monkeypatch: pytest.MonkeyPatch, storage: Path, by_s: float = 1e6) -> Callable[[], None]:
+    """Make this process's time an earlier one; return what gives new files of a storage the times they would have."""
+    import time
+
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - by_s)
+    before = {*storage.rglob("*")}
+
+    def age() -> None:
+        for path in {*storage.rglob("*")} - before:
+            os.utime(path, (path.stat().st_atime - by_s, path.stat().st_mtime - by_s))
+
+    return age
+
+
+def test_a_run_goes_on_from_its_latest_batch_though_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path, 4)
+    age = set_clock_back(monkeypatch, tmp_path)
+    assert train(tmp_path, 8, "last") == 4
+    age()
+    assert train(tmp_path, 10, "last") == 8
+
+
+def test_of_runs_that_do_not_go_on_from_one_another_the_one_that_was_written_last_counts(tmp_path: Path) -> None:
+    train(tmp_path, 8)
+    train(tmp_path, 4)
+    assert train(tmp_path, 6, "last") == 4
+
+
+def test_a_run_from_an_earlier_checkpoint_is_newer_than_what_the_first_one_went_on_with(tmp_path: Path) -> None:
+    train(tmp_path, 8)
+    assert train(tmp_path, 6, str(by_steps(tmp_path)[4])) == 4
+    assert train(tmp_path, 8, "last") == 6
+
+
+@pytest.mark.parametrize("time", [1e300, float("inf"), float("nan"), -5, "now", True, 10**400, None, [1]], ids=repr)
+def test_a_time_that_cannot_be_right_is_ignored(tmp_path: Path, time: Any) -> None:
+    storage = CheckpointStorage(tmp_path)
+    early = write(storage, 9, {"time": time})
+    late = write(storage, 1)
+    assert [*storage.newest_first()] == [str(tmp_path / late), str(tmp_path / early)]
+
+
+def test_where_files_tell_the_same_the_time_in_the_metadata_decides(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    ids = {time: write(storage, 10 - time, {"time": 1000.0 + time}) for time in (2, 0, 1)}
+    for name in ids.values():
+        os.utime(tmp_path / name / "metadata.json", (5000, 5000))
+    assert [*storage.newest_first()] == [str(tmp_path / ids[time]) for time in (2, 1, 0)]
+
+
+def test_of_a_trial_whose_release_noted_no_run_the_most_batches_count(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    ids = [write(storage, steps, {"trial": "t", "experiment": "t"}) for steps in (9, 3)]
+    assert storage.newest() == str(tmp_path / ids[0])
+
+
+RUNS = {
+    "a chain": (
+        [Ancestry("a", "A", 5, 900.0), Ancestry("b", "B", 7, 10.0, parent="a", parent_run="A", parent_steps=5)],
+        "ba",
+    ),
+    "what was gone on from is deleted": (
+        [Ancestry("a", "A", 4, 900.0), Ancestry("b", "B", 7, 10.0, parent="x", parent_run="A", parent_steps=5)],
+        "ba",
+    ),
+    "fewer batches of more processes": (
+        [Ancestry("a", "A", 8, 900.0), Ancestry("b", "B", 5, 10.0, parent="a", parent_run="A", parent_steps=8)],
+        "ba",
+    ),
+    "a stranger between the parts of a chain": (
+        [
+            Ancestry("a", "A", 5, 900.0),
+            Ancestry("b", "B", 7, 10.0, parent="a", parent_run="A", parent_steps=5),
+            Ancestry("c", "C", 9, 800.0),
+        ],
+        "bac",
+    ),
+    "a circle": (
+        [
+            Ancestry("a", "A", 5, 900.0, parent="b", parent_run="B", parent_steps=9),
+            Ancestry("b", "B", 7, 10.0, parent="a", parent_run="A", parent_steps=9),
+        ],
+        "ab",
+    ),
+    "itself": ([Ancestry("a", "A", 5, 900.0, parent="a", parent_run="A", parent_steps=5)], "a"),
+    "a parent of an older release": (
+        [Ancestry("a", ("trial", "t", "t"), 5, 900.0), Ancestry("b", "B", 6, 10.0, parent="a", parent_steps=5)],
+        "ba",
+    ),
+}
+
+
+@pytest.mark.parametrize(("checkpoints", "expected"), RUNS.values(), ids=RUNS)
+def test_a_run_is_newer_than_what_it_goes_on_from(checkpoints: list[Ancestry], expected: str) -> None:
+    assert "".join(newest_first(checkpoints)) == expected
+    assert "".join(newest_first(checkpoints[::-1])) == expected
+
+
+# Damage
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "cut off": lambda checkpoint: truncate(checkpoint / "state_dict.pth"),
+    "a bit": lambda checkpoint: flip(checkpoint / "state_dict.pth"),
+    "empty": lambda checkpoint: (checkpoint / "resume.pth").write_bytes(b""),
+    "gone": lambda checkpoint: (checkpoint / "state_dict.pth").unlink(),
+    "metadata": lambda checkpoint: (checkpoint / "metadata.json").write_text("{"),
+    "progress": lambda checkpoint: (checkpoint / "trial_state.pkl").write_bytes(b"\x80\x04K"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_where_the_newest_is_damaged_the_one_before_is_used_and_both_are_named(
+    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, 6)
+    known = by_steps(tmp_path)
+    damage(known[6])
+    with pytest.raises(errors.CheckpointError, match=known[6].name):
+        train(tmp_path, 8, "last", fall_back=False)
+    assert train(tmp_path, 8, "last") == 4
+    (warning,) = [record.getMessage() for record in caplog.records if "is damaged" in record.getMessage()]
+    assert known[6].name in warning
+    assert known[4].name in warning
+
+
+def test_several_damaged_ones_in_a_row_are_passed_over(tmp_path: Path) -> None:
+    train(tmp_path, 8)
+    for steps in (8, 6):
+        truncate(by_steps(tmp_path)[steps] / "state_dict.pth")
+    assert train(tmp_path, 10, "last") == 4
+
+
+def test_where_all_are_damaged_the_error_names_the_newest(tmp_path: Path) -> None:
+    train(tmp_path, 4)
+    for checkpoint in by_steps(tmp_path).values():
+        truncate(checkpoint / "state_dict.pth")
+    with pytest.raises(errors.IncompleteCheckpointError, match=by_steps(tmp_path)[4].name):
+        train(tmp_path, 6, "last")
+
+
+def test_a_damaged_checkpoint_that_was_named_is_an_error(tmp_path: Path) -> None:
+    train(tmp_path, 4)
+    newest = by_steps(tmp_path)[4]
+    truncate(newest / "state_dict.pth")
+    with pytest.raises(errors.IncompleteCheckpointError, match=newest.name):
+        train(tmp_path, 6, newest.name)
+
+
+def test_a_restarted_job_passes_a_damaged_checkpoint_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setattr("det_lightning.pytorch.trainer._fits", iter([1, 1]))
+    train(tmp_path, 6)
+    truncate(by_steps(tmp_path)[6] / "state_dict.pth")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert train(tmp_path, 8) == 4

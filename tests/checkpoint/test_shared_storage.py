@@ -1,0 +1,335 @@
+"""Runs that share a storage: none takes another one's name, or deletes what another one needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_lightning import errors, pytorch
+from det_lightning.checkpoint import CheckpointStorage, Retention
+from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
+from det_lightning.checkpoint.retention.run_claims import RunClaims, delete_unless_used, sweep_claims
+from det_lightning.checkpoint.retention.trial_index import read_indexes
+from det_lightning.checkpoint.storage.leases import Lease
+from tests.checkpoint.storage.backends import write
+from tests.trials import SmallTrial, seed_everything
+
+ROOT = Path(__file__).parents[2]
+LATEST = Retention(0, 0, 1)
+
+
+def train(
+    storage: Path, length: int, latest: str | None = None, callback: pytorch.PyTorchCallback | None = None, **fit: Any
+) -> None:
+    class Trial(SmallTrial):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {**super().build_callbacks(), **({} if callback is None else {"callback": callback})}
+
+    seed_everything()
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        pytorch.Trainer(Trial(context), context, enable_progress_bar=False).fit(
+            max_length=pytorch.Batch(length),
+            checkpoint_period=pytorch.Batch(2),
+            checkpoint_policy="none",
+            checkpoint_storage=storage,
+            latest_checkpoint=latest,
+            **fit,
+        )
+
+
+def trials_in(storage: Path) -> dict[int, str]:
+    """Return the name of the trial of each checkpoint, by its number of batches."""
+    found = [json.loads(path.read_text()) for path in storage.glob("*/metadata.json")]
+    return {metadata["steps_completed"]: metadata["trial"] for metadata in found}
+
+
+# Names
+
+
+def test_a_run_that_is_started_again_keeps_the_name_of_its_trial(tmp_path: Path) -> None:
+    train(tmp_path, 4, retention=LATEST)
+    name = trials_in(tmp_path)[4]
+    train(tmp_path, 8, "last", retention=LATEST)
+    assert trials_in(tmp_path) == {8: name}
+
+
+def test_a_run_that_goes_on_beside_another_one_has_a_name_of_its_own_and_deletes_nothing_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, 4, retention=LATEST)
+    name = trials_in(tmp_path)[4]
+    other = RunClaims(CheckpointStorage(tmp_path))
+    assert other.claim_trial(None, None, name) == name
+    train(tmp_path, 8, "last", retention=LATEST)
+    other.release()
+    found = trials_in(tmp_path)
+    assert [*sorted(found)] == [4, 8]
+    assert found[4] == name != found[8]
+    assert f"The trial {name} that this run goes on from belongs to another run, process {os.getpid()}" in caplog.text
+    assert {index.trial for index in read_indexes(CheckpointStorage(tmp_path).root)} == {*found.values()}
+
+
+def test_a_name_that_was_given_and_belongs_to_a_live_run_is_an_error(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    other = RunClaims(storage)
+    other.claim_trial("digits", "a/b", None)
+    with pytest.raises(errors.StorageError, match=rf"Trial 'a/b' in {tmp_path} belongs to another run, process"):
+        RunClaims(storage).claim_trial("digits", "a/b", None)
+    other.release()
+    assert RunClaims(storage).claim_trial("digits", "a/b", None) == "a/b"
+
+
+@pytest.mark.parametrize("name", ["../../x", "", None, 3, ["x"], ".x"])
+def test_a_name_in_a_checkpoint_that_cannot_be_one_is_not_taken_over(tmp_path: Path, name: Any) -> None:
+    assert RunClaims(CheckpointStorage(tmp_path)).claim_trial(None, None, name) not in (name, "")
+
+
+def test_a_run_leaves_no_claim_behind(tmp_path: Path) -> None:
+    class Fails(pytorch.PyTorchCallback):
+        def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+            raise ZeroDivisionError
+
+    train(tmp_path, 4)
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, 8, "last", Fails())
+    assert not (tmp_path / ".det_lightning").exists()
+
+
+# Checkpoints that a run goes on from
+
+
+def test_what_a_live_run_goes_on_from_is_deleted_only_after_its_end(tmp_path: Path) -> None:
+    train(tmp_path, 4, retention=LATEST)
+    storage = CheckpointStorage(tmp_path)
+    (used,) = storage.list_ids()
+    other = RunClaims(storage)
+    assert other.use(storage.find(used))
+    train(tmp_path, 8, "last", retention=LATEST)
+    assert [*sorted(trials_in(tmp_path))] == [4, 8]
+    other.release()
+    train(tmp_path, 10, "last", retention=LATEST)
+    assert [*trials_in(tmp_path)] == [10]
+
+
+def test_nothing_goes_on_from_a_checkpoint_that_is_being_deleted(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    checkpoint_id = write(storage)
+    mark = storage.root / ".det_lightning/in_use" / f"{checkpoint_id}.deleting.json"
+    deleting = Lease.take(mark)
+    assert deleting is not None
+    claims = RunClaims(storage)
+    assert not claims.use(storage.find(checkpoint_id))
+    assert not delete_unless_used(storage, checkpoint_id)
+    deleting.release()
+    assert claims.use(storage.find(checkpoint_id))
+    assert not delete_unless_used(storage, checkpoint_id)
+    claims.release()
+    assert delete_unless_used(storage, checkpoint_id)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_checkpoint_of_another_storage_is_kept_where_that_is_one_of_ours(tmp_path: Path) -> None:
+    here = CheckpointStorage(tmp_path / "here")
+    elsewhere = CheckpointStorage(tmp_path / "elsewhere")
+    checkpoint_id = write(elsewhere)
+    claims = RunClaims(here)
+    assert claims.use(elsewhere.find(checkpoint_id))
+    assert not (tmp_path / "elsewhere/.det_lightning").exists()
+    claims.release()
+    (tmp_path / "elsewhere/.det_lightning/index").mkdir(parents=True)
+    assert claims.use(elsewhere.find(checkpoint_id))
+    assert not delete_unless_used(elsewhere, checkpoint_id)
+
+
+def test_pruning_leaves_alone_what_live_runs_write_and_go_on_from(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    ids: dict[str, list[str]] = {}
+    for trial in ("live", "used", "over"):
+        notes = {"experiment": trial, "trial": trial}
+        ids[trial] = [write(storage, steps, {**notes, "time": float(steps)}) for steps in (1, 2, 3)]
+    run = RunClaims(storage)
+    run.claim_trial(None, "live", None)
+    run.use(storage.find(ids["used"][0]))
+    plan = plan_pruning(storage, LATEST)
+    assert sorted(plan.in_use) == sorted([*ids["live"][:2], ids["used"][0]])
+    assert sorted(carry_out(plan, storage)) == sorted([ids["used"][1], *ids["over"][:2]])
+    assert set(plan.in_use) <= set(storage.list_ids())
+    run.release()
+    assert sorted(plan_pruning(storage, LATEST).to_delete) == sorted([*ids["live"][:2], ids["used"][0]])
+
+
+# Processes that end without a word
+
+CLAIMS = """
+import os, sys, time
+from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.checkpoint.retention.run_claims import RunClaims
+
+claims = RunClaims(CheckpointStorage(sys.argv[1]))
+print(claims.claim_trial(None, None, "trial"), flush=True)
+if os.fork() == 0:  # as a worker of a loader does, which outlives a killed parent for some time
+    print("forked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_name_of_a_killed_run_is_free_at_once_even_if_its_workers_live(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", CLAIMS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert {process.stdout.readline().strip(), process.stdout.readline().strip()} == {"trial", "forked"}
+        assert RunClaims(storage).claim_trial(None, None, "trial") != "trial"
+        process.kill()
+        process.wait()
+        claims = RunClaims(storage)
+        assert claims.claim_trial(None, None, "trial") == "trial"
+        os.killpg(process.pid, signal.SIGKILL)
+    claims.release()
+    sweep_claims(storage.root)
+    assert not (tmp_path / ".det_lightning").exists()
+
+
+ADDS = """
+import sys
+from det_lightning.checkpoint import CheckpointRecord, CheckpointStorage
+from det_lightning.checkpoint.retention.trial_index import TrialIndex
+
+index = TrialIndex(CheckpointStorage(sys.argv[1]).root, "experiment", "trial")
+sys.stdin.readline()
+for number in range(40):
+    index.add(CheckpointRecord(f"{sys.argv[2]}{number}", "trial", number, float(number)))
+    if number >= 10:
+        index.remove([f"{sys.argv[2]}{number - 10}"])
+"""
+
+
+def test_processes_that_change_an_index_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", ADDS, str(tmp_path)]
+    processes = [subprocess.Popen([*command, name], stdin=subprocess.PIPE, text=True, env=env) for name in "abc"]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate()
+        assert process.returncode == 0
+    (index,) = read_indexes(CheckpointStorage(tmp_path).root)
+    expected = {f"{name}{number}" for name in "abc" for number in range(30, 40)}
+    assert {record.id for record in index.records} == expected
+    assert [path.name for path in (tmp_path / ".det_lightning").iterdir()] == ["index"]
+
+
+# Storages without locks
+
+
+@pytest.fixture
+def in_memory() -> CheckpointStorage:
+    return CheckpointStorage(f"memory://shared-{time.time_ns()}")
+
+
+def change_claim(storage: CheckpointStorage, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Make the claim of a trial's name that of another process."""
+    folder = storage.root / ".det_lightning/runs"
+    (name,) = folder.list_names()
+    (folder / name).write(json.dumps(change(json.loads((folder / name).read()))).encode())
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize(
+    ("change", "is_free"),
+    [
+        (lambda claim: {**claim, "machine": "elsewhere"}, False),
+        (lambda claim: {**claim, "machine": "elsewhere", "renewed": 1e300}, False),
+        (lambda claim: {**claim, "pid": dead_pid()}, True),
+        (lambda claim: {**claim, "token": "of an earlier process with this id"}, True),
+    ],
+    ids=["on another machine", "an odd time", "ended here", "ended here long ago"],
+)
+def test_on_a_remote_storage_a_claim_counts_while_its_process_may_live(
+    in_memory: CheckpointStorage, change: Callable[[dict[str, Any]], dict[str, Any]], is_free: bool
+) -> None:
+    RunClaims(in_memory).claim_trial(None, "trial", None)
+    change_claim(in_memory, change)
+    sweep_claims(in_memory.root)
+    assert (RunClaims(in_memory).claim_trial(None, None, "trial") == "trial") == is_free
+
+
+def test_on_a_remote_storage_a_claim_that_nobody_renews_ends(
+    in_memory: CheckpointStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunClaims(in_memory).claim_trial(None, "trial", None)
+    change_claim(in_memory, lambda claim: {**claim, "machine": "elsewhere"})
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3 * 3600)
+    assert RunClaims(in_memory).claim_trial(None, None, "trial") == "trial"
+
+
+# Storages that vanish
+
+
+class Removes(pytorch.PyTorchCallback):
+    """Removes what was written, once a number of checkpoints is complete."""
+
+    def __init__(self, storage: CheckpointStorage, after: int) -> None:
+        self.storage, self.after = storage, after
+        self.seen: list[str] = []
+
+    def on_checkpoint_upload_end(self, uuid: str) -> None:
+        self.seen.append(uuid)
+        if len(self.seen) == self.after:
+            self.storage.root.remove()
+
+
+@pytest.mark.parametrize("async_write", [False, True])
+@pytest.mark.parametrize("after", [1, 2, 4])
+@pytest.mark.parametrize("place", ["local", "memory"])
+def test_checkpoints_that_vanish_during_a_run_are_named_at_its_end(
+    tmp_path: Path, place: str, after: int, async_write: bool, in_memory: CheckpointStorage
+) -> None:
+    storage = CheckpointStorage(tmp_path / "storage") if place == "local" else in_memory
+    callback = Removes(storage, after)
+    with pytest.raises(errors.StorageError, match=f"{after} checkpoints that this run has written") as raised:
+        train(storage, 8, callback=callback, async_write=async_write)  # type: ignore[arg-type]
+    assert [name in str(raised.value) for name in callback.seen] == [True] * after + [False] * (4 - after)
+    # What was trained is not lost with them.
+    assert sorted(storage.list_ids()) == sorted(callback.seen[after:])
+
+
+def test_what_vanished_is_told_before_the_next_write(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[bool] = []
+
+    class Looks(Removes):
+        def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+            told.append("are not there any more" in caplog.text)
+
+    with pytest.raises(errors.StorageError):
+        train(tmp_path / "storage", 8, callback=Looks(CheckpointStorage(tmp_path / "storage"), 1))
+    assert told == [False, False, True, True]
+
+
+def test_two_runs_in_two_processes_share_a_storage(tmp_path: Path) -> None:
+    script = ROOT / "tests" / "soak" / "share_storage.py"
+    arguments = ["--rounds", "2", "--runs", "3", "--json", "outcome.json"]
+    subprocess.run([sys.executable, str(script), *arguments], cwd=tmp_path, check=False)
+    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    assert outcome["findings"] == []
+    assert outcome["rounds"] == 2
+    # They were trials of their own.
+    assert outcome["trials"] >= 6

@@ -1,0 +1,768 @@
+"""``det-lightning``: what it prints, what it changes, and how it ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import pickle
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import requests
+import torch
+from moto.server import ThreadedMotoServer
+from typer.testing import CliRunner, Result
+
+from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
+from det_lightning.checkpoint.retention.rule import CheckpointRecord
+from det_lightning.checkpoint.retention.trial_index import TrialIndex
+from det_lightning.cli.app import app
+from tests.checkpoint.made_checkpoints import assert_equal, forget_checksums, make_files, make_state, write_checkpoint
+
+UNKNOWN = "11111111-2222-3333-4444-555555555555"
+
+
+def run(*arguments: object, ends_with: int = 0, **settings: Any) -> Result:
+    """Run ``det-lightning checkpoint``; a bug in it is raised here."""
+    result = CliRunner().invoke(app, ["checkpoint", *map(str, arguments)], catch_exceptions=False, **settings)
+    assert result.exit_code == ends_with, result.output
+    return result
+
+
+def json_of(*arguments: object, ends_with: int = 0) -> Any:
+    return json.loads(run(*arguments, "--json", ends_with=ends_with).stdout)
+
+
+def error_of(*arguments: object, ends_with: int = 2) -> str:
+    """Return the error, which is one line, and nothing else is printed."""
+    result = run(*arguments, ends_with=ends_with)
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "storage")
+
+
+def make_incomplete(checkpoint: Path, age_s: float = 7200.0) -> Path:
+    """Leave a checkpoint as a killed writer does."""
+    (checkpoint / "metadata.json").unlink()
+    for path in (checkpoint, *checkpoint.rglob("*")):
+        os.utime(path, (time.time() - age_s, time.time() - age_s))
+    return checkpoint
+
+
+# S3 and memory, with the same content
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3_options(s3_endpoint: str) -> Iterator[list[str]]:
+    requests.post(f"{s3_endpoint}/moto-api/reset", timeout=10)
+    options = [f"endpoint_url={s3_endpoint}", "key=someone", "secret=anything", "use_listings_cache=false"]
+    yield list(itertools.chain(*(("--option", option) for option in options)))
+
+
+@pytest.fixture
+def s3_storage(s3_endpoint: str, s3_options: list[str]) -> CheckpointStorage:
+    requests.put(f"{s3_endpoint}/bucket", timeout=10)
+    options = {"endpoint_url": s3_endpoint, "key": "someone", "secret": "anything", "use_listings_cache": False}
+    return CheckpointStorage("s3://bucket/runs", options=options)
+
+
+@pytest.fixture
+def in_memory() -> Iterator[CheckpointStorage]:
+    yield CheckpointStorage("memory://bucket/runs")
+    fsspec.filesystem("memory").store.clear()
+
+
+def write_remote(storage: CheckpointStorage, tmp_path: Path, **changes: Any) -> str:
+    """Write a checkpoint, with code, and return its id."""
+    code = tmp_path / "code"
+    code.mkdir(exist_ok=True)
+    (code / "model_def.py").write_text("# code\n")
+    return CheckpointWriter(storage, code).write(make_files(**changes))
+
+
+# Starting
+
+
+def modules_after(*arguments: object) -> set[str]:
+    """Run the program in a process of its own; return what it imported."""
+    code = (
+        "import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr));"
+        f"sys.argv = ['det-lightning', *{[str(a) for a in arguments]!r}];"
+        "from det_lightning.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["checkpoint", "--help"], ["checkpoint", "ls", "-h"]])
+def test_help_imports_nothing_that_is_slow(arguments: list[str]) -> None:
+    imported = modules_after(*arguments)
+    assert "det_lightning.cli" in imported
+    assert imported.isdisjoint({"torch", "numpy", "fsspec", "pytorch_lightning", "lightning_fabric"})
+
+
+def test_a_listing_does_not_wait_for_torch(checkpoint: Path) -> None:
+    assert modules_after("checkpoint", "ls", checkpoint.parent).isdisjoint({"torch", "numpy", "pytorch_lightning"})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show"],
+        ["verify"],
+        ["export", "--to", "lightning", "-o", "file"],
+        ["export", "--to", "safetensors", "-o", "file"],
+    ],
+)
+def test_no_command_needs_lightning(arguments: list[str], checkpoint: Path) -> None:
+    imported = modules_after("checkpoint", arguments[0], checkpoint, *arguments[1:])
+    assert "torch" in imported
+    assert imported.isdisjoint({"pytorch_lightning", "lightning_fabric", "det_lightning.pytorch"})
+
+
+def test_the_program_is_installed_and_tells_its_version() -> None:
+    program = Path(sys.executable).with_name("det-lightning")
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("det-lightning 0.")
+
+
+def test_the_help_of_every_command_tells_the_exit_codes() -> None:
+    for command in ("ls", "show", "verify", "export", "import", "prune"):
+        assert "Exit codes: 0 all is fine; 1 something is wrong" in " ".join(run(command, "--help").stdout.split())
+
+
+# ls
+
+
+def test_ls_lists_the_newest_first_and_incomplete_ones(tmp_path: Path) -> None:
+    old, new = (
+        write_checkpoint(tmp_path, steps, notes={"time": time.time() - age}) for steps, age in ((5, 90), (9, 3))
+    )
+    torn = make_incomplete(write_checkpoint(tmp_path, 11), age_s=3 * 86400)
+    (tmp_path / "no checkpoint").mkdir()
+    lines = run("ls", tmp_path).stdout.splitlines()
+    assert lines[0].split() == ["uuid", "steps", "metric", "size", "age", "complete"]
+    assert [line.split()[0] for line in lines[2:]] == [new.name, old.name, torn.name]
+    assert [line.split()[-1] for line in lines[2:]] == ["yes", "yes", "NO"]
+    assert " 1 min " in lines[3]
+    assert " 3 d " in lines[4]
+
+
+def test_ls_as_json(tmp_path: Path) -> None:
+    noted = {"time": 1.5, "trial": "t1", "experiment": "e", "metric": {"name": "loss", "value": float("nan")}}
+    checkpoint = write_checkpoint(tmp_path, notes=noted)
+    assert json_of("ls", tmp_path) == {
+        "storage": str(tmp_path),
+        "checkpoints": [
+            {
+                "uuid": checkpoint.name,
+                "complete": True,
+                "steps_completed": 7,
+                "metric": {"name": "loss", "value": "nan"},
+                "size_bytes": sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file()),
+                "written_s": 1.5,
+                "written": "1970-01-01T00:00:01.500000+00:00",
+                "trial": "t1",
+                "experiment": "e",
+            }
+        ],
+    }
+
+
+def test_ls_takes_the_metric_from_the_index_where_a_later_validation_told_it(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, notes={"metric": {"name": "loss", "value": 9.0}})
+    index = TrialIndex(CheckpointStorage(tmp_path).root, "digits", "trial-1", "accuracy", smaller_is_better=False)
+    index.add(CheckpointRecord(checkpoint.name, "trial-1", 7, 1.0, 0.875))
+    assert [line.split()[2] for line in run("ls", tmp_path).stdout.splitlines()[::2]] == ["accuracy", "0.875"]
+    assert json_of("ls", tmp_path)["checkpoints"][0]["experiment"] == "digits"
+    write_checkpoint(tmp_path, notes={"metric": {"name": "loss", "value": 9.0}})
+    output = run("ls", tmp_path).stdout
+    assert "accuracy=0.875" in output
+    assert "loss=9" in output
+
+
+def test_ls_lists_what_determined_wrote(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, by_determined=True)
+    (entry,) = json_of("ls", tmp_path)["checkpoints"]
+    assert (entry["complete"], entry["steps_completed"], entry["metric"]) == (True, 7, None)
+
+
+def test_a_checkpoint_older_than_metadata_files_counts_as_complete(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, by_determined=True)
+    for name in ("metadata.json", "load_data.json"):
+        (checkpoint / name).unlink()
+    assert json_of("ls", tmp_path)["checkpoints"][0]["complete"]
+
+
+def test_ls_of_an_empty_directory_is_an_empty_table(tmp_path: Path) -> None:
+    assert json_of("ls", tmp_path)["checkpoints"] == []
+    assert len(run("ls", tmp_path).stdout.splitlines()) == 2
+
+
+def test_what_metadata_says_can_not_steer_the_terminal(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, notes={"metric": {"name": "\x1b]0;gone\x07[bold]x[/bold]", "value": 1}})
+    output = run("ls", tmp_path).stdout
+    assert "\x1b" not in output
+    assert r"\x1b]0;gone\x07[bold]x[/bold]" in output
+
+
+# show
+
+
+def test_show_tells_what_is_inside(checkpoint: Path) -> None:
+    output = run("show", checkpoint).stdout
+    for line in (
+        "trial:       model_def:DigitsTrial",
+        "hparams:     lr=0.1, kind='adam'",
+        "experiment:  digits",
+        "batches_trained=7, epochs_trained=2",
+        "complete:    yes",
+        "code/ (files: 2)",
+        "0: 1.num_batches_tracked  int64    scalar",
+        "Optimizer 0: 1 parameter group(s), lr 0.01",
+        "Scheduler 0: last epoch 1, lr 0.01",
+        "Callbacks with a state: counter",
+        "Random states: torch, numpy, random",
+        "Going on from it: at the very next batch",
+    ):
+        assert line in output
+
+
+def test_show_as_json_names_tensors_if_asked(checkpoint: Path) -> None:
+    told = json_of("show", checkpoint)
+    assert [model["values"] for model in told["models"]] == [28, 4]
+    assert told["models"][0]["dtypes"] == {"float32": 27, "int64": 1}
+    assert told["models"][0]["tensors"] == 7
+    assert (told["exact_resume"], told["lightning"], told["problems"]) == (True, False, [])
+    assert "code/model_def.py" in told["files"]
+    (head,) = json_of("show", checkpoint, "--tensors")["models"][1:]
+    assert head["tensors"][0] == {"name": "weight", "shape": [1, 3], "dtype": "float32"}
+
+
+def test_show_shows_some_tensors_of_a_large_model(tmp_path: Path) -> None:
+    model = {f"layer{i:02}.weight": torch.ones(2) for i in range(14)}
+    checkpoint = write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]})
+    few, all_of_them = (run("show", checkpoint, *flags).stdout for flags in ([], ["--tensors"]))
+    assert "... and 4 more (--tensors)" in few
+    assert "layer09.weight" in few
+    assert "layer10.weight" not in few
+    assert "layer13.weight" in all_of_them
+
+
+def test_show_of_a_checkpoint_of_determined(tmp_path: Path) -> None:
+    output = run("show", write_checkpoint(tmp_path, by_determined=True)).stdout
+    assert "as Determined does, without a position in the data" in output
+
+
+class RunsCode:
+    """Calls a function when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch ran",)
+
+
+@pytest.mark.parametrize("name", ["state_dict.pth", "resume.pth", "trial_state.pkl"])
+def test_show_names_what_an_unsafe_file_refers_to_and_goes_on(name: str, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, by_determined=True)
+    if name == "trial_state.pkl":
+        (checkpoint / name).write_bytes(pickle.dumps({"batches_trained": RunsCode()}))
+    else:
+        torch.save({**make_state(), "x": RunsCode()}, checkpoint / name)
+    output = run("show", checkpoint, ends_with=1).stdout
+    (problem,) = (line for line in output.splitlines() if line.startswith("PROBLEM: "))
+    assert f"{checkpoint / name} refers to" in problem
+    assert "posix.system" in problem
+    assert "--trusted" in problem
+    assert "model_def:DigitsTrial" in output
+    assert not Path("ran").exists()
+    if name != "trial_state.pkl":  # where a number is expected even a trusted file has to have one
+        run("show", checkpoint, "--trusted")
+        assert Path("ran").exists()
+
+
+def test_show_reports_each_damaged_file(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, by_determined=True)
+    for name in ("state_dict.pth", "load_data.json", "trial_state.pkl"):
+        (checkpoint / name).write_bytes(b"{")
+    problems = json_of("show", checkpoint, ends_with=1)["problems"]
+    assert len(problems) == 3
+    assert all(str(checkpoint) in problem for problem in problems)
+
+
+# verify
+
+
+def test_verify_of_a_storage_verifies_all_in_it(tmp_path: Path) -> None:
+    fine, old = write_checkpoint(tmp_path, 1), write_checkpoint(tmp_path, 2, by_determined=True)
+    lines = run("verify", tmp_path).stdout.splitlines()
+    told = {line.split()[0]: line.split(maxsplit=3)[1:] for line in lines[2:]}
+    assert told[fine.name] == ["fine", "7", "6".ljust(len("none, as Determined writes it"))]
+    assert told[old.name] == ["fine", "6", "none, as Determined writes it"]
+    assert len(json_of("verify", fine, tmp_path)["checkpoints"]) == 2
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda c: flip_a_bit(c / "state_dict.pth"), "state_dict.pth has the checksum"),
+        (lambda c: (c / "code" / "model_def.py").write_text("# kode\n"), "code/model_def.py has the checksum"),
+        (lambda c: (c / "code" / "model_def.py").unlink(), "code/model_def.py is missing"),
+        (lambda c: (c / "resume.pth").write_bytes(b""), "resume.pth has 0 bytes in place of"),
+        (lambda c: (c / "metadata.json").write_text("{"), "metadata.json can not be read"),
+        (lambda c: (c / "metadata.json").unlink(), "metadata.json is missing"),
+        (lambda c: (c / "load_data.json").write_text("{}"), "load_data.json lacks hparams"),
+        (lambda c: (c / "state_dict.pth").unlink(), "state_dict.pth is missing"),
+    ],
+)
+def test_verify_finds_what_is_wrong(damage: Any, problem: str, checkpoint: Path) -> None:
+    damage(checkpoint)
+    write_checkpoint(checkpoint.parent)
+    result = run("verify", checkpoint.parent, ends_with=1)
+    assert problem in result.stdout
+    found = json_of("verify", checkpoint.parent, ends_with=1)["checkpoints"]
+    verdicts = {Path(one["path"]).name: one["fine"] for one in found}
+    assert sorted(verdicts.values()) == [False, True]
+    assert not verdicts[checkpoint.name]
+
+
+def test_verify_finds_damage_without_checksums_and_what_is_unsafe(checkpoint: Path) -> None:
+    forget_checksums(checkpoint)
+    (checkpoint / "state_dict.pth").write_bytes((checkpoint / "state_dict.pth").read_bytes()[:-50])
+    torch.save({"x": RunsCode()}, checkpoint / "resume.pth")
+    (one,) = json_of("verify", checkpoint, ends_with=1)["checkpoints"]
+    assert [Path(problem.split()[0]).name for problem in one["problems"]] == ["state_dict.pth", "resume.pth"]
+    assert not Path("ran").exists()
+
+
+# export and import
+
+
+@pytest.mark.parametrize("kind", ["weights", "safetensors", "lightning"])
+def test_export_writes_a_file_and_says_where(kind: str, checkpoint: Path) -> None:
+    assert run("export", checkpoint, "--to", kind, "-o", "out.file").stdout == "out.file\n"
+    before = Path("out.file").read_bytes()
+    assert "exists; --force replaces it" in error_of("export", checkpoint, "--to", kind, "-o", "out.file")
+    assert Path("out.file").read_bytes() == before
+    told = json_of("export", checkpoint, "--to", kind, "-o", "out.file", "--force")
+    assert told == {"path": "out.file", "bytes": Path("out.file").stat().st_size, "left_out": []}
+    assert [path.name for path in Path().glob("*out*")] == ["out.file"]
+
+
+def test_export_names_what_safetensors_can_not_hold(tmp_path: Path) -> None:
+    model = {"weight": torch.ones(2), "_extra_state": {"scale": 1}}
+    checkpoint = write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]})
+    result = run("export", checkpoint, "--to", "safetensors", "-o", "out")
+    assert result.stderr == "Left out, since they are no tensors: _extra_state\n"
+
+
+def test_without_safetensors_the_extra_is_named(checkpoint: Path) -> None:
+    code = (
+        "import sys; sys.modules['safetensors'] = None;"
+        f"sys.argv = ['x', 'checkpoint', 'export', {str(checkpoint)!r}, '--to', 'safetensors', '-o', 'out'];"
+        "from det_lightning.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("not installed: pip install 'det-lightning[safetensors]'\n")
+    assert not Path("out").exists()
+
+
+def test_import_makes_a_checkpoint_of_an_exported_file(checkpoint: Path, tmp_path: Path) -> None:
+    run("export", checkpoint, "--to", "lightning", "-o", "file.ckpt")
+    imported = run("import", "file.ckpt", tmp_path / "new" / "storage").stdout.strip()
+    directory = tmp_path / "new" / "storage" / imported
+    assert_equal(read_checkpoint(directory).state, read_checkpoint(checkpoint).state)
+    assert list((directory / "code").iterdir()) == []
+    assert json.loads((directory / "metadata.json").read_text())["imported_from"] == "file.ckpt"
+    run("verify", directory)
+    told = json_of("import", "file.ckpt", tmp_path / "new" / "storage")
+    assert told["path"] == str(tmp_path / "new" / "storage" / told["uuid"])
+
+
+def test_import_takes_other_modules_if_asked(tmp_path: Path) -> None:
+    torch.save({"state_dict": {"weight": torch.ones(2)}, "global_step": 3, "epoch": 1}, "other.ckpt")
+    assert "--any-module takes over its weights" in error_of("import", "other.ckpt", tmp_path, ends_with=1)
+    assert list(tmp_path.iterdir()) == []
+    imported = run("import", "other.ckpt", tmp_path, "--any-module").stdout.strip()
+    assert read_checkpoint(tmp_path / imported).trial_state == TrialState(
+        batches_trained=3, last_ckpt=3, epochs_trained=1
+    )
+
+
+def test_import_reads_unsafe_files_only_if_trusted(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}, "x": RunsCode()}, "unsafe.ckpt")
+    message = error_of("import", "unsafe.ckpt", tmp_path, "--any-module", ends_with=1)
+    assert "posix.system" in message
+    assert "--trusted" in message
+    assert not Path("ran").exists()
+    run("import", "unsafe.ckpt", tmp_path, "--any-module", "--trusted")
+    assert Path("ran").exists()
+
+
+# prune
+
+
+@pytest.fixture
+def indexed(tmp_path: Path) -> dict[str, Path]:
+    """Checkpoints of two trials of an experiment; a later one has a higher metric, which is better."""
+    found = {}
+    for trial in ("a", "b"):
+        index = TrialIndex(CheckpointStorage(tmp_path).root, "digits", trial, "accuracy", smaller_is_better=False)
+        for step in (1, 2, 3):
+            checkpoint = found[f"{trial}{step}"] = write_checkpoint(tmp_path, step)
+            metric = {"a": 0.1, "b": 0.5}[trial] + (0.3 if step == 2 else 0.01 * step)
+            index.add(CheckpointRecord(checkpoint.name, trial, step, time.time(), metric))
+    return found
+
+
+def left_in(found: dict[str, Path]) -> list[str]:
+    return [name for name, path in found.items() if path.exists()]
+
+
+@pytest.mark.parametrize(
+    ("flags", "left"),
+    [
+        ([], ["a2", "a3", "b2", "b3"]),
+        (["--trial-best", "0"], ["a3", "b3"]),
+        (["--trial-best", "0", "--trial-latest", "0", "--experiment-best", "1"], ["b2"]),
+        (["--trial-latest", "3"], ["a1", "a2", "a3", "b1", "b2", "b3"]),
+    ],
+)
+def test_prune_keeps_what_the_rule_keeps(flags: list[str], left: list[str], indexed: dict[str, Path]) -> None:
+    storage = next(iter(indexed.values())).parent
+    alone = write_checkpoint(storage)
+    planned = json_of("prune", storage, *flags, "--dry-run")
+    assert left_in(indexed) == list(indexed)
+    told = json_of("prune", storage, *flags, "--yes")
+    assert left_in(indexed) == left
+    assert told["deleted"] == planned["to_delete"]
+    assert told["not_in_an_index"] == [alone.name]
+    assert "Nothing to delete." in run("prune", storage, *flags, "--yes").stdout
+    assert {entry["trial"] for entry in json_of("ls", storage)["checkpoints"]} >= {"a", "b"} & {n[0] for n in left}
+
+
+def test_prune_says_what_it_does(indexed: dict[str, Path]) -> None:
+    storage = indexed["a1"].parent
+    write_checkpoint(storage)
+    output = run("prune", storage, "--yes").stdout
+    assert f"delete {indexed['a1'].name}  trial a, 1 steps, metric 0.11" in output
+    assert "4 kept by the rule." in output
+    assert "1 written by another program, of a trial that is not known: left alone." in output
+    assert output.endswith("2 deleted.\n")
+
+
+def test_without_a_terminal_prune_has_to_be_told_that_it_may(indexed: dict[str, Path]) -> None:
+    result = run("prune", indexed["a1"].parent, ends_with=2)
+    assert "no terminal to ask at. --yes deletes them, --dry-run only lists them" in result.stderr
+    assert left_in(indexed) == list(indexed)
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y\n", 4), ("n\n", 6)])
+def test_at_a_terminal_prune_asks(answer: str, left: int, indexed: dict[str, Path]) -> None:
+    command = [sys.executable, "-c", "from det_lightning.cli import main; main()"]
+    ours, theirs = pty.openpty()
+    os.write(ours, answer.encode())
+    process = subprocess.run(
+        [*command, "checkpoint", "prune", indexed["a1"].parent], stdin=theirs, capture_output=True, text=True
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert process.returncode == 0
+    assert f"Delete 2 checkpoints in {indexed['a1'].parent}? [y/N]" in process.stderr
+    assert len(left_in(indexed)) == left
+
+
+def test_prune_deletes_incomplete_ones_that_nobody_writes(tmp_path: Path) -> None:
+    old, young = (make_incomplete(write_checkpoint(tmp_path), age_s) for age_s in (7200, 60))
+    oldest_release = write_checkpoint(tmp_path, by_determined=True)
+    (oldest_release / "load_data.json").unlink()
+    make_incomplete(oldest_release)
+    being_written = CheckpointStorage(tmp_path).begin("being-written")
+    (being_written.directory / "load_data.json").write_text("{}")
+    make_old = time.time() - 7200
+    os.utime(being_written.directory / "load_data.json", (make_old, make_old))
+    told = json_of("prune", tmp_path, "--incomplete", "--yes")
+    assert told["deleted"] == [old.name]
+    assert sorted(told["perhaps_being_written"]) == sorted([young.name, "being-written"])
+    assert oldest_release.exists()
+    being_written.abandon()
+
+
+def test_prune_removes_from_the_index_what_is_gone_already(indexed: dict[str, Path]) -> None:
+    shutil.rmtree(indexed["a1"])
+    run("prune", indexed["a1"].parent, "--yes")
+    assert "Nothing to delete." in run("prune", indexed["a1"].parent).stdout
+
+
+def test_prune_refuses_an_experiment_whose_trials_do_not_agree(indexed: dict[str, Path]) -> None:
+    storage = indexed["a1"].parent
+    file = storage / ".det_lightning" / "index" / "digits" / "a.json"
+    file.write_text(file.read_text().replace('"smaller_is_better": false', '"smaller_is_better": true'))
+    assert "do not agree" in error_of("prune", storage, "--yes")
+    assert left_in(indexed) == list(indexed)
+
+
+# Remote storages
+
+
+def test_a_storage_in_s3(s3_storage: CheckpointStorage, s3_options: list[str], tmp_path: Path) -> None:
+    checkpoint_id = write_remote(s3_storage, tmp_path)
+    url = f"{s3_storage}/{checkpoint_id}"
+    assert checkpoint_id in run("ls", s3_storage, *s3_options).stdout
+    assert "model_def:DigitsTrial" in run("show", url, *s3_options).stdout
+    run("verify", s3_storage, *s3_options)
+    run("export", url, "--to", "lightning", "-o", "file.ckpt", *s3_options)
+    imported = run("import", "file.ckpt", s3_storage, *s3_options).stdout.strip()
+    assert sorted(s3_storage.list_ids()) == sorted([checkpoint_id, imported])
+    assert f"Similar ids: {checkpoint_id}" in error_of("show", url[:-2], *s3_options)
+
+
+def test_what_is_wrong_with_a_remote_checkpoint_is_told_by_its_url(
+    in_memory: CheckpointStorage, tmp_path: Path
+) -> None:
+    checkpoint_id = write_remote(in_memory, tmp_path)
+    file = in_memory.root / checkpoint_id / "state_dict.pth"
+    file.write(file.read()[:-100])
+    url = f"memory://bucket/runs/{checkpoint_id}"
+    assert str(in_memory.root / checkpoint_id) in error_of("export", url, "--to", "weights", "-o", "x", ends_with=1)
+    for command in ("show", "verify"):
+        output = run(command, url, ends_with=1).stdout
+        assert f"{in_memory.root / checkpoint_id}/state_dict.pth" in output
+        assert str(Path(os.environ.get("TMPDIR", "/tmp")) / "det_lightning-") not in output
+
+
+def test_pruning_a_remote_storage(in_memory: CheckpointStorage, tmp_path: Path) -> None:
+    ids = [write_remote(in_memory, tmp_path, steps=step) for step in range(3)]
+    index = TrialIndex(in_memory.root, "e", "t")
+    for step, checkpoint_id in enumerate(ids):
+        index.add(CheckpointRecord(checkpoint_id, "t", step, float(step), None))
+    assert json_of("prune", in_memory, "--yes")["deleted"] == ids[:2]
+    assert in_memory.list_ids() == ids[2:]
+
+
+def test_credentials_that_do_not_suffice(
+    s3_storage: CheckpointStorage, s3_options: list[str], s3_endpoint: str
+) -> None:
+    requests.post(f"{s3_endpoint}/moto-api/reset-auth", data=b"0", timeout=10)
+    try:
+        for command in (["ls", s3_storage], ["show", f"{s3_storage}/{UNKNOWN}"], ["verify", s3_storage]):
+            assert "Permission denied" in error_of(*command, *s3_options)
+    finally:
+        requests.post(f"{s3_endpoint}/moto-api/reset-auth", data=b"inf", timeout=10)
+
+
+# Wrong use
+
+
+COMMANDS = {
+    "ls": ["ls", "{}"],
+    "show": ["show", "{}"],
+    "verify": ["verify", "{}"],
+    "export": ["export", "{}", "--to", "weights", "-o", "out"],
+    "import": ["import", "{}", "storage"],
+    "prune": ["prune", "{}", "--yes"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("foo://bucket", "'foo://bucket' can not be opened: Protocol not known: foo"),
+        ("az://container/prefix", r"pip install 'det-lightning\[azure\]'"),
+        ("nowhere/at/all", "There is no "),
+        ("memory://nowhere/at/all", "There is no "),
+    ],
+)
+def test_a_place_that_can_not_be_reached(command: list[str], url: str, message: str) -> None:
+    if url.startswith("az") and importlib.util.find_spec("adlfs") is not None:
+        pytest.skip("adlfs is installed")
+    assert re.search(message, error_of(*(part.format(url) for part in command)))
+    assert not Path("out").exists()
+    assert not Path("storage").exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_with_json_errors_are_still_text(command: list[str]) -> None:
+    error_of(*(part.format("nowhere") for part in command), "--json")
+
+
+@pytest.mark.parametrize("command", ["show", "export", "verify"])
+def test_an_unknown_id_is_answered_with_similar_ones(command: str, checkpoint: Path) -> None:
+    arguments = [part.format(str(checkpoint)[:-2]) for part in COMMANDS[command]]
+    assert f"Similar ids: {checkpoint.name}" in error_of(*arguments)
+
+
+def test_storage_and_checkpoint_are_told_apart(checkpoint: Path) -> None:
+    storage = checkpoint.parent
+    assert f"no checkpoint, but a directory of 1: name one of them, such as {checkpoint}" in error_of("show", storage)
+    for command in ("ls", "prune"):
+        assert "is a checkpoint; name the directory that holds it" in error_of(command, checkpoint)
+    (storage / "empty").mkdir()
+    assert "holds no checkpoint" in error_of("show", storage / "empty")
+    assert "is no checkpoint, and holds none" in error_of("verify", storage / "empty")
+
+
+@pytest.mark.parametrize("option", ["x", "=1", "a-b=1", "list=[1", "object={"])
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_an_option_that_is_none(option: str, command: list[str], checkpoint: Path) -> None:
+    assert "--option" in error_of(*(part.format(checkpoint) for part in command), "--option", option)
+
+
+def test_an_option_that_the_file_system_does_not_know(s3_options: list[str]) -> None:
+    assert "unknown_one" in error_of("ls", "s3://bucket", *s3_options, "--option", "unknown_one=1")
+
+
+@pytest.mark.parametrize("target", ["", ".", "missing/file", "s3://bucket/file"])
+def test_export_to_a_place_that_is_no_file(target: str, checkpoint: Path) -> None:
+    assert "--output" in error_of("export", checkpoint, "--to", "weights", "-o", target)
+
+
+@pytest.mark.parametrize("kind", ["onnx", ""])
+def test_export_to_an_unknown_kind(kind: str, checkpoint: Path) -> None:
+    assert (
+        "'weights', 'safetensors', 'lightning'"
+        in run("export", checkpoint, "--to", kind, "-o", "out", ends_with=2, env={"COLUMNS": "200"}).stderr
+    )
+
+
+@pytest.mark.parametrize("name", ["state_dict.pth", "trial_state.pkl", "resume.pth", "load_data.json"])
+@pytest.mark.parametrize("kind", ["weights", "lightning"])
+def test_export_of_a_damaged_checkpoint(kind: str, name: str, checkpoint: Path) -> None:
+    flip_a_bit(checkpoint / name)
+    assert name in error_of("export", checkpoint, "--to", kind, "-o", "out", ends_with=1)
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", pickle.dumps([1], protocol=2)])
+def test_import_of_a_file_that_is_no_checkpoint(content: bytes, tmp_path: Path) -> None:
+    Path("file.ckpt").write_bytes(content)
+    assert "file.ckpt" in error_of("import", "file.ckpt", tmp_path, ends_with=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_import_of_a_directory(checkpoint: Path, tmp_path: Path) -> None:
+    assert "is a directory; import takes a .ckpt file" in error_of("import", checkpoint, tmp_path)
+
+
+def test_import_into_a_place_that_can_not_be_made(checkpoint: Path) -> None:
+    run("export", checkpoint, "--to", "lightning", "-o", "file.ckpt")
+    assert "No checkpoint can be written in" in error_of("import", "file.ckpt", "file.ckpt/storage")
+
+
+@pytest.mark.parametrize("flag", ["--experiment-best", "--trial-best", "--trial-latest"])
+def test_prune_with_a_negative_number(flag: str, indexed: dict[str, Path]) -> None:
+    name = "save_" + flag[2:].replace("-", "_")
+    assert f"{name}=-1" in error_of("prune", indexed["a1"].parent, flag, "-1", "--yes")
+    assert left_in(indexed) == list(indexed)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
+def test_files_that_may_not_be_read(checkpoint: Path) -> None:
+    (checkpoint / "state_dict.pth").chmod(0)
+    assert "state_dict.pth" in error_of("export", checkpoint, "--to", "weights", "-o", "out", ends_with=1)
+    checkpoint.parent.chmod(0)
+    assert "Permission denied" in error_of("ls", checkpoint.parent)
+    checkpoint.parent.chmod(0o700)
+
+
+# Odd metadata
+
+ODD_METADATA: dict[str, Any] = {
+    "a metric that is a list": {"metric": [1, 2]},
+    "a metric that is a text": {"metric": "loss"},
+    "a metric whose name is a list": {"metric": {"name": ["loss"], "value": 1.0}},
+    "a metric whose value is a list": {"metric": {"name": "loss", "value": [[1.0]]}},
+    "a metric of 400 digits": {"metric": {"name": "loss", "value": 10**400}},
+    "a metric that is NaN": {"metric": {"name": "loss", "value": float("nan")}},
+    "a direction that is none": {"metric": {"name": "loss", "value": 1.0, "smaller_is_better": "no"}},
+    "steps that are a text": {"steps_completed": "seven"},
+    "steps of 400 digits": {"steps_completed": 10**400},
+    "negative steps": {"steps_completed": -1},
+    "a time of 400 digits": {"time": 10**400},
+    "a time that is a text": {"time": "noon"},
+    "a time far away": {"time": 1e300},
+    "a trial that is a number": {"trial": 3},
+    "names that are no file's": {"trial": "../x", "experiment": "a/b"},
+    "an experiment that is a list": {"experiment": ["e"]},
+    "a framework that is a dict": {"framework": {"torch": 2}},
+    "deep values": {"more": json.loads("[" * 400 + "]" * 400)},
+}
+
+
+@pytest.mark.parametrize("by_determined", [True, False])
+@pytest.mark.parametrize("name", ODD_METADATA)
+def test_odd_metadata_ends_no_command(name: str, by_determined: bool, tmp_path: Path) -> None:
+    odd, fine = (write_checkpoint(tmp_path / "storage", steps, by_determined=by_determined) for steps in (5, 9))
+    file = odd / "metadata.json"
+    known = {"trial": "t", "experiment": "e", "time": 5.0, "metric": {"name": "loss", "value": 2.0}}
+    for checkpoint in (odd, fine):
+        content = {**json.loads((checkpoint / "metadata.json").read_text()), **known}
+        content.pop("metadata_crc32c", None)
+        (checkpoint / "metadata.json").write_text(json.dumps(content))
+    file.write_text(json.dumps({**json.loads(file.read_text()), **ODD_METADATA[name]}))
+    damaged = int(name == "deep values")
+    for flags in ([], ["--json"]):
+        listed = run("ls", odd.parent, *flags).stdout
+        assert odd.name in listed
+        assert fine.name in listed
+        run("show", odd, *flags, ends_with=damaged)
+        run("verify", odd.parent, *flags, ends_with=damaged)
+        run("prune", odd.parent, "--dry-run", *flags)
+    run("export", odd, "--to", "weights", "-o", "file", ends_with=damaged)
+    run("prune", odd.parent, "--trial-best", "0", "--trial-latest", "0", "--yes")
+    assert not fine.exists()
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "3", '"text"', "null", "{", "[" * 100_000])
+def test_metadata_that_are_no_object_end_no_command(content: str, checkpoint: Path) -> None:
+    (checkpoint / "metadata.json").write_text(content)
+    for flags in ([], ["--json"]):
+        assert checkpoint.name in run("ls", checkpoint.parent, *flags).stdout
+        assert "metadata.json" in run("show", checkpoint, *flags, ends_with=1).stdout
+        assert "metadata.json" in run("verify", checkpoint.parent, *flags, ends_with=1).stdout
+        run("prune", checkpoint.parent, "--yes", *flags)
+    assert "metadata.json" in error_of("export", checkpoint, "--to", "weights", "-o", "file", ends_with=1)
+    assert checkpoint.exists()
+
+
+@pytest.mark.parametrize("value", [10**400, "fast", [0.1], float("nan"), None])
+def test_odd_learning_rates_end_no_command(value: Any, tmp_path: Path) -> None:
+    state = make_state()
+    state["optimizers_state_dict"][0]["param_groups"][0]["lr"] = value
+    state["lr_schedulers_state_dict"] = [{"last_epoch": value, "_last_lr": [value]}]
+    checkpoint = write_checkpoint(tmp_path, state=state)
+    assert "Optimizer 0: 1 parameter group(s)" in run("show", checkpoint).stdout
+    json_of("show", checkpoint)

@@ -1,0 +1,144 @@
+"""Two processes of the real Horovod, beside one process on all of the data and beside two of DDP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed.horovod.conftest import Launch
+from tests.distributed.horovod.scenarios import SCENARIOS
+
+#: How far sums of floats may be apart that were added in another order; 4e-7 was seen.
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+#: The same for gradients that were rounded to half precision; 1e-4 was seen.
+COMPRESSED = {"rtol": 1e-2, "atol": 1e-3}
+
+MODULE = "tests.distributed.horovod.ranks"
+
+
+def results(folder: Path, name: str, ranks: int = 2) -> list[dict[str, Any]]:
+    return [torch.load(folder / f"{name}-{rank}.pt", weights_only=True) for rank in range(ranks)]
+
+
+def last_updates(folder: Path, name: str) -> torch.Tensor:
+    """Return the weights after the last update; they have to be the same on both ranks."""
+    first, second = results(folder, name)
+    assert len(first["updates"]) == len(second["updates"]) > 2
+    for ours, theirs in zip(first["updates"], second["updates"], strict=True):
+        assert torch.equal(ours, theirs)
+    last: torch.Tensor = first["updates"][-1]
+    return last
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Path:
+    """What every scenario left behind: with Horovod, on one process, and with DDP."""
+    found = tmp_path_factory.mktemp("ranks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("working_directory"))
+        launch(MODULE, "two", str(found))
+        launch(MODULE, "one", str(found), launcher="none")
+        launch(MODULE, "ddp", str(found), launcher="torchrun")
+        launch(MODULE, "again", str(found), launcher="horovodrun")
+        launch(MODULE, "lightning", str(found))
+    return found
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_two_ranks_are_one_with_twice_the_batch(folder: Path, scenario: str) -> None:
+    ours, (one,) = last_updates(folder, f"two-{scenario}"), results(folder, f"one-{scenario}", ranks=1)
+    torch.testing.assert_close(ours, one["updates"][-1], **TOLERANCE)
+
+
+@pytest.mark.parametrize("scenario", ["plain", "aggregated", "clipped", "gan", "frozen"])
+def test_ddp_trains_the_same(folder: Path, scenario: str) -> None:
+    ours, ddp = last_updates(folder, f"two-{scenario}"), last_updates(folder, f"ddp-{scenario}")
+    torch.testing.assert_close(ours, ddp, **TOLERANCE)
+
+
+def test_gradients_in_half_precision_train_nearly_the_same(folder: Path) -> None:
+    compressed, plain = last_updates(folder, "compressed"), last_updates(folder, "two-plain")
+    assert not torch.equal(compressed, plain)
+    torch.testing.assert_close(compressed, plain, **COMPRESSED)
+
+
+def test_the_chiefs_weights_are_everybodys(folder: Path) -> None:
+    assert torch.equal(last_updates(folder, "unequal"), last_updates(folder, "two-plain"))
+
+
+def test_gradients_are_exchanged_on_updates_only(folder: Path) -> None:
+    for rank in range(2):
+        exchanged = torch.load(folder / f"exchanged-{rank}.pt")
+        # 12 batches, of which every third updates 4 parameters.
+        assert len(exchanged) == 4 * 4
+        assert set(exchanged) == {"model0.0.weight", "model0.0.bias", "model0.1.weight", "model0.1.bias"}
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path) -> None:
+    assert torch.equal(last_updates(folder, "resumed"), last_updates(folder, "two-plain"))
+
+
+def test_a_run_stopped_within_an_aggregation_goes_on_exactly(folder: Path) -> None:
+    assert torch.equal(last_updates(folder, "resumed-aggregation"), last_updates(folder, "two-aggregated"))
+
+
+@pytest.mark.parametrize("name", ["horovod-from-ddp", "ddp-from-horovod"])
+def test_either_goes_on_from_a_checkpoint_of_the_other(folder: Path, name: str) -> None:
+    torch.testing.assert_close(last_updates(folder, name), last_updates(folder, "two-plain"), **TOLERANCE)
+
+
+def test_one_process_goes_on_from_a_checkpoint_of_two(folder: Path) -> None:
+    (resumed,) = results(folder, "on", ranks=1)
+    # Two ranks had trained on 5 batches each; that is 10 for one.
+    assert resumed["first_batch"] == 10
+
+
+def test_a_metric_of_torchmetrics_is_that_of_all_ranks(folder: Path) -> None:
+    (first, second), (one,) = results(folder, "two-error"), results(folder, "one-error", ranks=1)
+    assert first == second
+    assert first["error"] == pytest.approx(one["error"], rel=1e-5)
+
+
+def test_a_strategy_of_lightnings_trains_the_same(folder: Path) -> None:
+    assert torch.equal(last_updates(folder, "lightning"), last_updates(folder, "two-clipped"))
+
+
+def test_a_checkpoint_of_lightnings_is_loaded(folder: Path) -> None:
+    saved, loaded = results(folder, "lightning"), results(folder, "validated")
+    assert [entry["metrics"] for entry in loaded] == [entry["metrics"] for entry in saved]
+
+
+def test_the_collectives_of_the_strategy(folder: Path) -> None:
+    for found in results(folder, "collectives"):
+        assert found["mean"].tolist() == [0.5, 3.0]
+        assert found["sum"].tolist() == [1, 6]
+        assert (found["max"].tolist(), found["max"].dtype) == ([1.0, 3.0], torch.bfloat16)
+        assert (found["any"], found["all"]) == (True, False)
+        assert found["gathered"].tolist() == [[0, 3], [1, 3]]
+        assert found["scalars"].tolist() == [0, 1]
+        assert found["broadcast"] == {"of": 0}
+
+
+def test_an_exception_on_one_rank_ends_the_job(tmp_path: Path, launch: Launch) -> None:
+    assert "a mistake on rank 1" in launch(MODULE, "raises", str(tmp_path), fails=True)
+
+
+def test_a_module_that_is_no_trial_is_refused(tmp_path: Path, launch: Launch) -> None:
+    assert "strategy='horovod' trains a TrialModule" in launch(MODULE, "plain_module", str(tmp_path), fails=True)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "horovod"])
+def test_two_launchers_at_once_are_refused(tmp_path: Path, launch: Launch, launcher: str) -> None:
+    asks = {"torchrun": {"USE_HOROVOD": "1"}, "horovod": {"USE_TORCH_DISTRIBUTED": "1"}}[launcher]
+    # Both would go on to train "raises" to its mistake, if they were not stopped before.
+    printed = launch(MODULE, "raises", str(tmp_path), launcher=launcher, fails=True, **asks)
+    assert "ask for something else" in printed
+    assert "a mistake on rank 1" not in printed
+
+
+def test_without_a_launcher_a_run_says_that_it_is_alone(tmp_path: Path, launch: Launch) -> None:
+    printed = launch(MODULE, "lightning", str(tmp_path), launcher="none")
+    assert "Horovod knows of this process only" in printed

@@ -1,0 +1,357 @@
+"""The levels of configure_apex_amp on the CPU, against a plain loop that follows apex's documentation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from det_lightning import errors, pytorch
+from det_lightning.pytorch.precision import ApexLevels
+from tests.precision.apex_rules import PlainLoop
+
+BATCHES = [
+    (torch.randn(8, 4, generator=torch.Generator().manual_seed(n)), torch.full((8, 1), n / 10)) for n in range(14)
+]
+#: The batches whose loss is made infinite.
+OVERFLOWS = (0, 1, 6)
+
+
+def network() -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1)
+    )
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def fused_momentum(parameters: Any) -> torch.optim.Optimizer:
+    """It skips a step by itself, given a flag."""
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True)
+
+
+def squares(outputs: torch.Tensor, targets: torch.Tensor, index: int) -> torch.Tensor:
+    assert outputs.dtype is torch.float32
+    return ((outputs - targets) ** 2).mean() * (float("inf") if index in OVERFLOWS else 1.0)
+
+
+class Configured:
+    """A model and an optimizer in a context, as a trial has them."""
+
+    def __init__(
+        self,
+        level: str,
+        make_optimizer: Callable[[Any], torch.optim.Optimizer] = adam,
+        window: int | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.context = pytorch.PyTorchTrialContext()
+        model = self.context.wrap_model(network())
+        optimizer = self.context.wrap_optimizer(make_optimizer(model.parameters()))
+        self.model, self.optimizer = self.context.configure_apex_amp(model, optimizer, opt_level=level, **overrides)
+        if window is not None:
+            masters = dict(zip(self.model.parameters(), self.parameters(), strict=True))
+            own = {half: master for half, master in masters.items() if half is not master}
+            level_of = self.levels.level
+            self.context.precision = ApexLevels(
+                level_of, self.context.backend, self.context.optimizers, own, window=window
+            )
+
+    @property
+    def levels(self) -> ApexLevels:
+        assert isinstance(self.context.precision, ApexLevels)
+        return self.context.precision
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def scale(self) -> float:
+        scale: float = self.levels.state_dict()["amp_state"]["loss_scaler0"]["loss_scale"]
+        return scale
+
+    def train(self, batches: list[Any], clip: float = 0.0, loss_of: Callable[..., Any] = squares) -> list[float]:
+        scales = []
+        for index, (inputs, targets) in enumerate(batches):
+            self.context.position.batch_idx = index
+            self.context.precision.begin_batch(self.context.is_update_batch())
+            self.context.backward(loss_of(self.model(inputs), targets, index))
+            clips = (lambda p: torch.nn.utils.clip_grad_norm_(p, clip)) if clip else None
+            self.context.step_optimizer(self.optimizer, clip_grads=clips)
+            self.context.precision.end_batch()
+            scales.append(self.scale())
+        return scales
+
+
+@pytest.mark.parametrize("make_optimizer", [adam, fused_momentum])
+@pytest.mark.parametrize(
+    ("level", "scale", "rules"),
+    [
+        ("O1", None, {}),
+        ("O1", 128.0, {}),
+        ("O2", None, {}),
+        ("O2", None, {"lowest": 2.0**15, "highest": 2.0**16}),
+        ("O2", 128.0, {}),
+        ("O3", None, {}),
+        ("O0", None, {}),
+    ],
+)
+def test_a_level_trains_as_apex_documents_it(
+    level: str, scale: float | None, rules: dict[str, float], make_optimizer: Any
+) -> None:
+    loss_of = squares if scale is None and level in ("O1", "O2") else finite_squares
+    plain = PlainLoop(level, network(), make_optimizer, scale, window=3, **rules)
+    plain.train(BATCHES, loss_of, clip=0.1)
+    overrides = {f"{'min' if name == 'lowest' else 'max'}_loss_scale": value for name, value in rules.items()}
+    ours = Configured(level, make_optimizer, window=3, loss_scale=scale, **overrides)
+    scales = ours.train(BATCHES, clip=0.1, loss_of=loss_of)
+    assert scales == plain.scales
+    assert len(plain.skipped) == (len(OVERFLOWS) if loss_of is squares else 0)
+    weights = plain.masters if level == "O2" else list(plain.model.parameters())
+    for mine, theirs in zip(ours.parameters(), weights, strict=True):
+        assert mine.dtype is theirs.dtype
+        assert torch.equal(mine, theirs)
+    for mine, theirs in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def finite_squares(outputs: torch.Tensor, targets: torch.Tensor, index: int) -> torch.Tensor:
+    return ((outputs - targets) ** 2).mean()
+
+
+def test_a_scale_grows_after_the_window_and_only_then() -> None:
+    scales = Configured("O1", window=4).train(BATCHES[:9], loss_of=finite_squares)
+    assert [scale / 2**16 for scale in scales] == [1, 1, 1, 2, 2, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_skipped_step_leaves_everything_as_it_was(level: str) -> None:
+    ours = Configured(level)
+    ours.train(BATCHES[3:5], loss_of=finite_squares)
+    before = copy.deepcopy((ours.model.state_dict(), ours.optimizer.state_dict()["state"]))
+    ours.train(BATCHES[:1])
+    after = ours.model.state_dict(), ours.optimizer.state_dict()["state"]
+    buffers = {name for name, _ in ours.model.named_buffers()}
+    assert all(torch.equal(after[0][name], value) for name, value in before[0].items() if name not in buffers)
+    for index, values in before[1].items():
+        assert all(torch.equal(after[1][index][name], value) for name, value in values.items())
+
+
+def test_o2_keeps_batch_norms_and_masters_in_float32() -> None:
+    ours = Configured("O2")
+    of_weights = {name: p.dtype for name, p in ours.model.named_parameters()}
+    assert of_weights["0.weight"] is of_weights["3.weight"] is torch.bfloat16
+    assert of_weights["1.weight"] is ours.model[1].running_mean.dtype is torch.float32
+    assert {p.dtype for p in ours.parameters()} == {torch.float32}
+    without = Configured("O2", keep_batchnorm_fp32="False")
+    assert {p.dtype for p in without.model.parameters()} == {torch.bfloat16}
+
+
+def test_the_state_of_an_optimizer_is_carried_over() -> None:
+    context = pytorch.PyTorchTrialContext()
+    model = context.wrap_model(network())
+    optimizer = context.wrap_optimizer(adam(model.parameters()))
+    model(BATCHES[0][0]).sum().backward()
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    for level in ("O2", "O3"):
+        halved = copy.deepcopy((model, optimizer))
+        context = pytorch.PyTorchTrialContext()
+        context.configure_apex_amp(context.wrap_model(halved[0]), context.wrap_optimizer(halved[1]), opt_level=level)
+        for index, values in halved[1].state_dict()["state"].items():
+            dtype = torch.float32 if level == "O2" else torch.bfloat16
+            assert values["exp_avg"].dtype is dtype
+            assert torch.equal(values["exp_avg"], before[index]["exp_avg"].to(dtype))
+            assert torch.equal(values["step"], before[index]["step"])
+
+
+@pytest.mark.parametrize(("given", "dtype"), [(None, torch.float32), (torch.float16, torch.bfloat16)])
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_outputs_are_cast(level: str, given: torch.dtype | None, dtype: torch.dtype) -> None:
+    assert Configured(level, cast_model_outputs=given).model(BATCHES[0][0]).dtype is dtype
+
+
+class TwoLosses:
+    """A model with an optimizer each, and as many scalers."""
+
+    def __init__(self, num_losses: int = 2, frequency: int = 1) -> None:
+        self.context = pytorch.PyTorchTrialContext(aggregation_frequency=frequency)
+        models = [self.context.wrap_model(network()) for _ in range(2)]
+        optimizers = [self.context.wrap_optimizer(adam(model.parameters())) for model in models]
+        self.models, self.optimizers = self.context.configure_apex_amp(
+            models, optimizers, opt_level="O1", num_losses=num_losses
+        )
+        self.batch = -1
+
+    def train(self, factors: tuple[float, ...]) -> None:
+        self.batch += 1
+        self.context.position.batch_idx = self.batch
+        self.context.precision.begin_batch(self.context.is_update_batch())
+        inputs, targets = BATCHES[self.batch]
+        for index, factor in enumerate(factors):
+            loss = ((self.models[index % 2](inputs) - targets) ** 2).mean() * factor
+            self.context.backward(loss, retain_graph=True)
+        for optimizer in self.optimizers:
+            self.context.step_optimizer(optimizer)
+        self.context.precision.end_batch()
+
+    def scales(self) -> list[float]:
+        entries = self.context.precision.state_dict()["amp_state"]
+        return [entry["loss_scale"] / 2**16 for entry in entries.values()]
+
+    def weights(self, index: int) -> torch.Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in self.models[index].parameters()])
+
+
+def test_an_overflow_of_one_loss_backs_off_only_its_scaler() -> None:
+    two = TwoLosses()
+    first, second = two.weights(0), two.weights(1)
+    two.train((1.0, float("inf")))
+    assert two.scales() == [1, 0.5]
+    assert not torch.equal(two.weights(0), first)
+    assert torch.equal(two.weights(1), second)
+    two.train((1.0, 1.0))
+    assert two.scales() == [1, 0.5]
+    assert not torch.equal(two.weights(1), second)
+    assert two.weights(0).isfinite().all() and two.weights(1).isfinite().all()
+
+
+def test_losses_with_scales_of_their_own_add_up() -> None:
+    """Both reach the first model; what comes first is not scaled down once more by the second pass."""
+    scaled, plain = TwoLosses(num_losses=3), network()
+    scaled.train((1.0, float("nan"), 1.0))
+    assert scaled.scales() == [1, 0.5, 1]
+    reference = adam(plain.parameters())
+    inputs, targets = BATCHES[0]
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = plain(inputs).float()
+        ((outputs - targets) ** 2).mean().backward()
+    reference.step()
+    expected = torch.cat([p.detach().reshape(-1) for p in plain.parameters()])
+    torch.testing.assert_close(scaled.weights(0), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_one_scaler_serves_all_losses() -> None:
+    two = TwoLosses(num_losses=1)
+    two.train((1.0, float("inf"), 1.0, float("inf")))
+    assert two.scales() == [0.25]
+
+
+def test_more_losses_than_scalers_are_named() -> None:
+    with pytest.raises(errors.InvalidExperimentException, match=r"more than 2 losses.*num_losses=2"):
+        TwoLosses().train((1.0, 1.0, 1.0))
+
+
+def test_an_overflow_within_an_aggregation_skips_its_step() -> None:
+    two = TwoLosses(frequency=3)
+    first, second = two.weights(0), two.weights(1)
+    for factors in ((1.0, 1.0), (1.0, float("inf")), (1.0, 1.0)):
+        assert torch.equal(two.weights(0), first)
+        two.train(factors)
+    assert not torch.equal(two.weights(0), first)
+    assert torch.equal(two.weights(1), second)
+
+
+def test_a_model_may_be_copied_when_it_is_configured() -> None:
+    """A copy for an average of weights computes with its own ones."""
+    model = Configured("O2").model
+    twin = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert not twin(BATCHES[0][0]).any()
+    assert model.eval()(BATCHES[0][0]).any()
+
+
+@pytest.mark.parametrize("compiles", ["before wrapping", "before configuring", "after"])
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_model_may_be_compiled_before_or_after(level: str, compiles: str) -> None:
+    def compiled_if(moment: str, model: torch.nn.Module) -> torch.nn.Module:
+        return torch.compile(model, backend="eager") if moment == compiles else model
+
+    context = pytorch.PyTorchTrialContext()
+    model = compiled_if("before configuring", context.wrap_model(compiled_if("before wrapping", network())))
+    optimizer = context.wrap_optimizer(adam(model.parameters()))
+    model, optimizer = context.configure_apex_amp(model, optimizer, opt_level=level)
+    ours, plain = Configured.__new__(Configured), Configured(level)
+    ours.context, ours.model, ours.optimizer = context, compiled_if("after", model), optimizer
+    assert ours.train(BATCHES[:3]) == plain.train(BATCHES[:3])
+    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-3)
+    saved = [value for name, value in context.models[0].state_dict().items() if "weight" in name]
+    assert {value.dtype for value in saved} == {torch.float32}
+    torch._dynamo.reset()
+
+
+class Recurrent(torch.nn.Module):
+    """Weights that cuDNN wants in one piece, tied ones, and an input that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(7, 4)
+        self.lstm = torch.nn.LSTM(4, 4, batch_first=True)
+        self.head = torch.nn.Linear(4, 7)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor, reverse: bool = False) -> torch.Tensor:
+        hidden, _ = self.lstm(self.embedding(tokens.flip(1) if reverse else tokens))
+        outputs: torch.Tensor = self.head(hidden)
+        return outputs
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_recurrent_and_tied_weights(level: str) -> None:
+    context = pytorch.PyTorchTrialContext()
+    torch.manual_seed(0)
+    model = context.wrap_model(Recurrent())
+    optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    model, optimizer = context.configure_apex_amp(model, optimizer, opt_level=level)
+    assert model.head.weight is model.embedding.weight
+    tokens = torch.arange(12).reshape(2, 6) % 7
+    losses = []
+    for batch in range(40):
+        context.position.batch_idx = batch
+        context.precision.begin_batch(context.is_update_batch())
+        loss = torch.nn.functional.cross_entropy(model(tokens, reverse=False).flatten(0, 1), tokens.flatten())
+        context.backward(loss)
+        context.step_optimizer(optimizer)
+        context.precision.end_batch()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+
+
+def test_an_optimizer_that_was_not_configured_sees_unscaled_gradients_too() -> None:
+    context = pytorch.PyTorchTrialContext()
+    models = [context.wrap_model(torch.nn.Linear(2, 2)) for _ in range(2)]
+    optimizers = [context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
+    context.configure_apex_amp(models[0], optimizers[0], opt_level="O2", loss_scale=1024.0)
+    context.position.batch_idx = 0
+    context.precision.begin_batch(context.is_update_batch())
+    context.backward(models[1](models[0](torch.ones(1, 2))).sum())
+    assert torch.equal(models[1].bias.grad, torch.ones(2))
+
+
+def test_the_cpu_takes_bfloat16_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    Configured("O2").train(BATCHES[:3])
+    (warning,) = [record.getMessage() for record in caplog.records if "bfloat16" in record.getMessage()]
+    assert "opt_level='O2'" in warning
+    caplog.clear()
+    Configured("O0").train(BATCHES[:3])
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_models_and_optimizers_come_back_in_the_shape_in_which_they_came(alone: bool) -> None:
+    context = pytorch.PyTorchTrialContext()
+    model = context.wrap_model(network())
+    optimizer = context.wrap_optimizer(adam(model.parameters()))
+    given: tuple[Any, Any] = (model, optimizer) if alone else ([model], [optimizer])
+    assert context.configure_apex_amp(*given, opt_level="O1") == given
+    assert context.models == [model]
+    assert context.optimizers == [optimizer]
