@@ -8,11 +8,11 @@ from pytorch_lightning.strategies import Strategy
 
 from det_lightning import errors
 from det_lightning.adapters.strategies import backend_for, distributed_for
-from det_lightning.pytorch.agreement import require_same_trial
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.legacy_trial import adapt_legacy_trial, interface_mistakes, original_trial
-from det_lightning.pytorch.precision import WholeModelPrecision
-from det_lightning.pytorch.trial import PyTorchTrial
+from det_lightning.precision import WholeModelPrecision
+from det_lightning.pytorch._agreement import require_same_trial
+from det_lightning.pytorch._legacy_trial import adapt_legacy_trial, interface_mistakes, original_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
 __all__ = ["TrialBuilder", "require_trainable"]
 

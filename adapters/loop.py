@@ -25,7 +25,7 @@ from det_lightning.adapters.precision import TRIAL_PRECISIONS
 from det_lightning.adapters.schedule import Schedule
 from det_lightning.adapters.strategies import TRIAL_STRATEGIES, trains_many
 from det_lightning.checkpoint.state import TrialState
-from det_lightning.pytorch.position import TrainingPosition
+from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 __all__ = [

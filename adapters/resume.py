@@ -14,9 +14,9 @@ from det_lightning.checkpoint.legacy import modernize
 from det_lightning.checkpoint.reading import CheckpointContent
 from det_lightning.checkpoint.state import TrialState
 from det_lightning.core.distributed import DistributedContext
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.random_state import restore_rng
-from det_lightning.pytorch.weights import (
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._random_state import restore_rng
+from det_lightning.pytorch._weights import (
     average_gradients,
     collect_gradients,
     load_gradients,

@@ -24,11 +24,11 @@ from det_lightning.adapters.stopping import EarlyEnd, Preemption
 from det_lightning.adapters.validation import Evaluation
 from det_lightning.checkpoint.snapshot import tensors_in
 from det_lightning.checkpoint.state import TrialState
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.legacy_trial import original_trial
-from det_lightning.pytorch.random_state import capture_rng
-from det_lightning.pytorch.trial import PyTorchTrial
-from det_lightning.pytorch.weights import collect_rest, collect_weights
+from det_lightning.pytorch._legacy_trial import original_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._random_state import capture_rng
+from det_lightning.pytorch._weights import collect_rest, collect_weights
 
 __all__ = ["BatchLimit", "Reporter", "TrialRun"]
 

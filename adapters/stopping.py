@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from typing import Protocol
 
-from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 __all__ = ["EarlyEnd", "Preemption", "interrupts_come_through"]
 

@@ -20,7 +20,7 @@ from det_lightning import core, errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.adapters.strategies import PerModelFSDPStrategy
 from det_lightning.checkpoint import load_checkpoint
-from det_lightning.pytorch.weights import collect_weights, load_models, load_state
+from det_lightning.pytorch._weights import collect_weights, load_models, load_state
 from tests import ranks
 from tests.fsdp_trials import (
     Clipped,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from det_lightning import errors
 from det_lightning.core import DistributedContext
+from det_lightning.distributed.backend import LocalBackend
 from det_lightning.pytorch import LRScheduler, PyTorchTrialContext
-from det_lightning.pytorch.backend import LocalBackend
 
 Mode = LRScheduler.StepMode
 

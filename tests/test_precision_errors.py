@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from det_lightning import errors, pytorch
-from det_lightning.pytorch.precision import PlainPrecision
+from det_lightning.precision import PlainPrecision
 
 Context = pytorch.PyTorchTrialContext
 

@@ -15,8 +15,8 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
-from det_lightning.pytorch.precision import TorchAmp, make_scaler
-from det_lightning.pytorch.precision.casting import cast_floats, halves_to_float
+from det_lightning.precision import TorchAmp, make_scaler
+from det_lightning.precision.casting import cast_floats, halves_to_float
 from tests.trials import SmallTrial, seed_everything, weights_of
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from det_lightning import errors
 from det_lightning.pytorch import PyTorchTrialContext
-from det_lightning.pytorch.settings import RunSettings
+from det_lightning.pytorch._settings import RunSettings
 
 
 def test_settings_are_looked_up() -> None:

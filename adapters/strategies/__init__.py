@@ -19,7 +19,7 @@ from det_lightning.adapters.strategies.model_horovod import HorovodBackend
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.adapters.strategies.torch_processes import device_of, is_one_of_several, torchrun_context
 from det_lightning.core.distributed import DistributedContext
-from det_lightning.pytorch.backend import Backend, LocalBackend
+from det_lightning.distributed.backend import Backend, LocalBackend
 
 __all__ = [
     "TRIAL_STRATEGIES",

@@ -15,7 +15,7 @@ from det_lightning import errors
 from det_lightning.adapters.strategies.model_fsdp import FSDPBackend, Policy
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.adapters.strategies.sharded_states import gather_optimizer, gather_tensors, load_into_optimizer
-from det_lightning.pytorch.backend import Backend
+from det_lightning.distributed.backend import Backend
 
 __all__ = ["PerModelFSDPStrategy"]
 

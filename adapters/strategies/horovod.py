@@ -15,7 +15,7 @@ from det_lightning.adapters.strategies.environment import ContextEnvironment
 from det_lightning.adapters.strategies.horovod_processes import connect_horovod, horovod_context, place_of
 from det_lightning.adapters.strategies.model_horovod import HorovodBackend
 from det_lightning.core.distributed import DistributedContext
-from det_lightning.pytorch.backend import Backend
+from det_lightning.distributed.backend import Backend
 
 __all__ = ["HorovodStrategy"]
 

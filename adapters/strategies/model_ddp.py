@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from det_lightning import errors
-from det_lightning.pytorch.backend import WeightCasting, WholeStates, parameters_of
+from det_lightning.distributed.backend import WeightCasting, WholeStates, parameters_of
 
 __all__ = ["DDPBackend", "ModelDDP"]
 

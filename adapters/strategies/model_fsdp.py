@@ -21,8 +21,8 @@ from det_lightning.adapters.strategies.sharded_states import (
     shard_like,
 )
 from det_lightning.adapters.strategies.whole_parameters import WholeParameters, clear_first, units_of
-from det_lightning.pytorch.backend import WeightCasting, parameters_of
-from det_lightning.pytorch.precision.half_weights import replace_parameters
+from det_lightning.distributed.backend import WeightCasting, parameters_of
+from det_lightning.precision.half_weights import replace_parameters
 
 __all__ = ["FSDPBackend", "Policy"]
 

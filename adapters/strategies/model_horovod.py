@@ -11,7 +11,7 @@ import torch
 from det_lightning import errors
 from det_lightning.adapters.strategies.horovod_processes import connect_horovod
 from det_lightning.adapters.strategies.horovod_sharing import share_state, share_tensors
-from det_lightning.pytorch.backend import LocalBackend, parameters_of
+from det_lightning.distributed.backend import LocalBackend, parameters_of
 
 __all__ = ["HorovodBackend"]
 

@@ -12,7 +12,7 @@ from det_lightning import errors
 from det_lightning.adapters.strategies import backend_of, connected, distributed_for
 from det_lightning.adapters.strategies import horovod_processes as processes
 from det_lightning.core.distributed import DistributedContext
-from det_lightning.pytorch.backend import Backend, LocalBackend
+from det_lightning.distributed.backend import Backend, LocalBackend
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from det_lightning.pytorch.backend import Backend, parameters_of
+from det_lightning.distributed.backend import Backend, parameters_of
 
 __all__ = ["ScaledGradients"]
 

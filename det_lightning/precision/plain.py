@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from det_lightning.pytorch.backend import Backend
+from det_lightning.distributed.backend import Backend
 
 __all__ = ["PlainPrecision"]
 

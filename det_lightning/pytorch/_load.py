@@ -18,10 +18,10 @@ from det_lightning.checkpoint.opening import open_checkpoint
 from det_lightning.checkpoint.tensors import read_state
 from det_lightning.compat import answering_determined
 from det_lightning.importing import import_from_path, load_class
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.legacy_trial import adapt_legacy_trial, is_legacy_trial
-from det_lightning.pytorch.trial import PyTorchTrial
-from det_lightning.pytorch.weights import load_models
+from det_lightning.pytorch._legacy_trial import adapt_legacy_trial, is_legacy_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._weights import load_models
 
 __all__ = ["CheckpointLoadContext", "load_trial_from_checkpoint_path"]
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from det_lightning.pytorch.precision.casting import CastingForward, floats_of, halves_to_float
+from det_lightning.precision.casting import CastingForward, floats_of, halves_to_float
 
 __all__ = ["WholeModelPrecision"]
 

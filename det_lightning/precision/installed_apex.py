@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.pytorch.backend import Backend
-from det_lightning.pytorch.precision.apex_levels import refuse_scaler
-from det_lightning.pytorch.precision.plain import PlainPrecision
+from det_lightning.distributed.backend import Backend
+from det_lightning.precision.apex_levels import refuse_scaler
+from det_lightning.precision.plain import PlainPrecision
 
 __all__ = ["VARIABLE", "InstalledApex", "apex_is_wanted"]
 

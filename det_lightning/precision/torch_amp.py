@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from det_lightning.pytorch.backend import Backend
-from det_lightning.pytorch.precision.plain import PlainPrecision
-from det_lightning.pytorch.precision.stepping import step_unless
+from det_lightning.distributed.backend import Backend
+from det_lightning.precision.plain import PlainPrecision
+from det_lightning.precision.stepping import step_unless
 
 __all__ = ["TorchAmp", "make_scaler"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.pytorch.backend import Backend
-from det_lightning.pytorch.precision.levels import DYNAMIC, Level
-from det_lightning.pytorch.precision.loss_scaler import LossScaler
-from det_lightning.pytorch.precision.scaled_gradients import ScaledGradients
-from det_lightning.pytorch.precision.stepping import StepUnless
+from det_lightning.distributed.backend import Backend
+from det_lightning.precision.levels import DYNAMIC, Level
+from det_lightning.precision.loss_scaler import LossScaler
+from det_lightning.precision.scaled_gradients import ScaledGradients
+from det_lightning.precision.stepping import StepUnless
 
 __all__ = ["ApexLevels", "refuse_scaler"]
 

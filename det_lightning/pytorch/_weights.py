@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.pytorch.backend import DDP_PREFIX
-from det_lightning.pytorch.callback import PyTorchCallback
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.lr_scheduler import LRScheduler
+from det_lightning.distributed.backend import DDP_PREFIX
+from det_lightning.pytorch._callback import PyTorchCallback
+from det_lightning.pytorch._lr_scheduler import LRScheduler
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 __all__ = [
     "average_gradients",

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from det_lightning.pytorch.precision.levels import HALF_TYPES
+from det_lightning.precision.levels import HALF_TYPES
 
 __all__ = ["CastingForward", "cast_floats", "floats_of", "halves_to_float"]
 

@@ -16,12 +16,12 @@ from typing import Any, Protocol, cast
 import torch
 
 from det_lightning import errors
-from det_lightning.pytorch.callback import PyTorchCallback
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.data import DataLoader, TorchData
-from det_lightning.pytorch.lr_scheduler import LRScheduler
-from det_lightning.pytorch.reducers import Reducer
-from det_lightning.pytorch.trial import PyTorchTrial
+from det_lightning.pytorch._callback import PyTorchCallback
+from det_lightning.pytorch._data import DataLoader, TorchData
+from det_lightning.pytorch._lr_scheduler import LRScheduler
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._reducer import Reducer
 
 __all__ = ["LegacyTrialAdapter", "adapt_legacy_trial", "interface_mistakes", "is_legacy_trial", "original_trial"]
 

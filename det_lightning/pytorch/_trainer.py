@@ -30,10 +30,10 @@ from det_lightning.checkpoint.retention import Retention
 from det_lightning.checkpoint.storage import CheckpointStorage
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.core.elastic import elastic_job, restarts
-from det_lightning.pytorch.agreement import require_same_trial
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.random_state import isolated_rng
-from det_lightning.pytorch.trial import PyTorchTrial
+from det_lightning.pytorch._agreement import require_same_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 __all__ = ["Trainer", "init"]

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.pytorch.backend import Backend
-from det_lightning.pytorch.precision.casting import CastingForward, TensorCast, floats_of, halves_to_float
-from det_lightning.pytorch.precision.half_weights import WeightCast, keep_masters, replace_parameters
-from det_lightning.pytorch.precision.levels import HALF_TYPES, Level
+from det_lightning.distributed.backend import Backend
+from det_lightning.precision.casting import CastingForward, TensorCast, floats_of, halves_to_float
+from det_lightning.precision.half_weights import WeightCast, keep_masters, replace_parameters
+from det_lightning.precision.levels import HALF_TYPES, Level
 
 __all__ = ["apply_level", "check_parts", "configured_parts", "put_back", "wrapped_ones"]
 

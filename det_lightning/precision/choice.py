@@ -9,9 +9,8 @@ import torch
 
 from det_lightning import errors
 from det_lightning.core.distributed import DistributedContext
-from det_lightning.pytorch.backend import Backend, LocalBackend
-from det_lightning.pytorch.level_models import apply_level, check_parts, configured_parts, put_back, wrapped_ones
-from det_lightning.pytorch.precision import (
+from det_lightning.distributed.backend import Backend, LocalBackend
+from det_lightning.precision import (
     ApexLevels,
     InstalledApex,
     Level,
@@ -23,8 +22,9 @@ from det_lightning.pytorch.precision import (
     make_scaler,
     resolve_level,
 )
-from det_lightning.pytorch.precision.casting import CastingForward, halves_to_float
-from det_lightning.pytorch.settings import RunSettings
+from det_lightning.precision.casting import CastingForward, halves_to_float
+from det_lightning.precision.level_models import apply_level, check_parts, configured_parts, put_back, wrapped_ones
+from det_lightning.pytorch._settings import RunSettings
 
 __all__ = ["AmpContext"]
 

@@ -12,12 +12,12 @@ import torch
 
 from det_lightning import errors
 from det_lightning.core.distributed import DistributedContext
+from det_lightning.distributed.backend import Backend, parameters_of
 from det_lightning.hyperparameters import chosen_hparams
-from det_lightning.pytorch.backend import Backend, parameters_of
-from det_lightning.pytorch.data import to_device
-from det_lightning.pytorch.position import PositionName, TrainingPosition
-from det_lightning.pytorch.tensorboard import TensorBoardOutput, default_directory
-from det_lightning.pytorch.wrapping import WrappingContext
+from det_lightning.pytorch._data import to_device
+from det_lightning.pytorch._position import PositionName, TrainingPosition
+from det_lightning.pytorch._tensorboard import TensorBoardOutput, default_directory
+from det_lightning.pytorch._wrapping import WrappingContext
 
 __all__ = ["PyTorchTrialContext"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch.utils.data
 
-from det_lightning.pytorch.callback import PyTorchCallback
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.data import DataLoader, TorchData, data_length
-from det_lightning.pytorch.reducers import Reducer
+from det_lightning.pytorch._callback import PyTorchCallback
+from det_lightning.pytorch._data import DataLoader, TorchData, data_length
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._reducer import Reducer
 
 __all__ = ["PyTorchTrial"]
 

@@ -8,12 +8,12 @@ import torch
 
 from det_lightning import errors
 from det_lightning.core.distributed import DistributedContext
-from det_lightning.pytorch.agreement import require_same_model
-from det_lightning.pytorch.amp import AmpContext
-from det_lightning.pytorch.backend import Backend
-from det_lightning.pytorch.experimental import PyTorchExperimentalContext
-from det_lightning.pytorch.lr_scheduler import LRScheduler
-from det_lightning.pytorch.reducers import ReducerRegistry
+from det_lightning.distributed.backend import Backend
+from det_lightning.precision.choice import AmpContext
+from det_lightning.pytorch._agreement import require_same_model
+from det_lightning.pytorch._experimental import PyTorchExperimentalContext
+from det_lightning.pytorch._lr_scheduler import LRScheduler
+from det_lightning.pytorch._reducer import ReducerRegistry
 
 __all__ = ["WrappingContext"]
 

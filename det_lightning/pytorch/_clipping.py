@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from det_lightning.pytorch.callback import PyTorchCallback
+from det_lightning.pytorch._callback import PyTorchCallback
 
 __all__ = ["ClipGradsL2Norm", "ClipGradsL2Value"]
 

@@ -1,0 +1,1 @@
+"""How the processes of a run train together: placing models on devices, exchanging gradients, gathering states."""
