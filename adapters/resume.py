@@ -82,7 +82,7 @@ def _gradients_of_ranks(context: PyTorchTrialContext) -> Any:
     own = collect_gradients(context)
     if context.distributed.size == 1:
         return own
-    return [own] if context.backend.is_sharded else context.distributed.allgather(own)
+    return [own] if context.backend.states.is_sharded else context.distributed.allgather(own)
 
 
 def _of_rank(entries: list[Any], rank: int) -> Any:
@@ -187,7 +187,7 @@ class ResumePoint:
             context.optimizer_steps = self.extra["optimizer_steps"]
             rank, saved = context.distributed.rank, self.extra["gradients"]
             gradients = [saved] if self.extra.get("world_size", 1) == 1 else saved
-            sharded = context.backend.is_sharded
+            sharded = context.backend.states.is_sharded
             load_gradients(context, average_gradients(gradients) if sharded else _of_rank(gradients, rank))
             context.precision.load_unfinished(self.extra.get("precision", {}))
             restore_rng(_of_rank(self.extra["rng_states"], rank), context.device)

@@ -136,7 +136,7 @@ class TrialRun:
         """Load the checkpoint, if there is one, and tell the callbacks that training starts."""
         if self._resume is not None:
             self._resume.apply(self.context, self.events)
-        self.context.backend.begin_training()
+        self.context.backend.phases.begin_training()
         self.events.emit("on_training_start")
         self._actions = self.schedule.actions([], self.state, self.early_end.agree)
 
@@ -192,11 +192,14 @@ class TrialRun:
 
     def _train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
         context = self.context
-        context.precision.begin_batch(context.is_update_batch())
+        gradients = context.precision.path
+        if gradients.exchanges:
+            gradients.begin_batch(context.is_update_batch())
         if context.experimental.auto_to_device:
             batch = context.to_device(batch)
         metrics: Any = self.trial.train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
-        context.precision.end_batch()
+        if (scaling := context.precision.scaling) is not None:
+            scaling.end_batch()
         if isinstance(metrics, torch.Tensor):
             metrics = {"loss": metrics}
         elif not isinstance(metrics, dict):
@@ -259,7 +262,7 @@ class TrialRun:
         self.context.reducers.reset()
         for model in self.context.models:
             model.eval()
-        self.context.backend.begin_validation(self._validates_in_step)
+        self.context.backend.phases.begin_validation(self._validates_in_step)
         for hook in self.events.overriding("on_validation_step_start"):
             hook()
         self.events.emit("on_validation_start")
@@ -279,7 +282,7 @@ class TrialRun:
         self.events.emit("on_validation_end", metrics)
         for hook in self.events.overriding("on_validation_step_end"):
             hook(metrics)
-        self.context.backend.end_validation()
+        self.context.backend.phases.end_validation()
         self.state.last_val = self.state.batches_trained
         for reporter in self._reporters:
             reporter.report_validation(self.state.batches_trained, metrics)
@@ -302,7 +305,7 @@ class TrialRun:
         All ranks have to call it, for sharded weights are gathered; only the chief gets something.
         """
         context = self.context
-        chief, sharded = context.distributed.rank == 0, context.backend.is_sharded
+        chief, sharded = context.distributed.rank == 0, context.backend.states.is_sharded
         weights = collect_weights(context) if chief or sharded else {}
         if not chief:
             return None

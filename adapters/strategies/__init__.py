@@ -19,7 +19,8 @@ from det_lightning.adapters.strategies.model_horovod import HorovodBackend
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.adapters.strategies.torch_processes import device_of, is_one_of_several, torchrun_context
 from det_lightning.core.distributed import DistributedContext
-from det_lightning.distributed.backend import Backend, LocalBackend
+from det_lightning.distributed.backend import Backend
+from det_lightning.distributed.local import LocalBackend
 
 __all__ = [
     "TRIAL_STRATEGIES",
@@ -112,7 +113,7 @@ def strategy_of(distributed: DistributedContext, backend: Backend) -> Strategy |
         return "auto"
     if isinstance(backend, HorovodBackend):
         return HorovodStrategy()
-    kind = PerModelFSDPStrategy if backend.is_sharded else PerModelDDPStrategy
+    kind = PerModelFSDPStrategy if backend.states.is_sharded else PerModelDDPStrategy
     return kind(cluster_environment=ContextEnvironment(distributed))
 
 

@@ -13,6 +13,7 @@ from det_lightning.distributed.backend import Backend
 from det_lightning.precision.levels import DYNAMIC, Level
 from det_lightning.precision.loss_scaler import LossScaler
 from det_lightning.precision.scaled_gradients import ScaledGradients
+from det_lightning.precision.scaling import LossScaling
 from det_lightning.precision.stepping import StepUnless
 
 __all__ = ["ApexLevels", "refuse_scaler"]
@@ -20,7 +21,7 @@ __all__ = ["ApexLevels", "refuse_scaler"]
 logger = logging.getLogger("det_lightning.pytorch")
 
 
-class ApexLevels:
+class ApexLevels(LossScaling):
     """Trains with the loss scaling of apex.
 
     The n-th loss of a batch is scaled by the n-th scaler; with one scaler all are scaled by that. Each backward pass
@@ -47,8 +48,10 @@ class ApexLevels:
         masters: dict[torch.nn.Parameter, torch.nn.Parameter],
         window: int = 2000,
     ) -> None:
+        super().__init__(backend.gradients)
+        self.exchanges = True  # a batch begins with its first loss
         self.level = level
-        self._backend = backend
+        self._device = backend.device
         self._optimizers = optimizers
         self._gradients = ScaledGradients(backend, optimizers, masters)
         dynamic = level.loss_scale == DYNAMIC
@@ -66,10 +69,10 @@ class ApexLevels:
         self._losses: list[weakref.ref[torch.Tensor]] = []
         self._overflows: dict[torch.optim.Optimizer, torch.Tensor] = {}
 
-    def begin_batch(self, updates: bool) -> None:
+    def begin_batch(self, communicate: bool) -> None:
         """Begin a batch; where gradients are unscaled they are exchanged after every backward pass."""
         self._losses.clear()
-        self._backend.begin_batch(updates or self.level.scales)
+        super().begin_batch(communicate or self.level.scales)
 
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
@@ -80,11 +83,11 @@ class ApexLevels:
             InvalidExperimentException: the batch has more losses than ``num_losses``.
         """
         if not self.level.scales:
-            self._backend.backward(loss.float(), gradient, retain_graph, create_graph)
+            super().backward(loss.float(), gradient, retain_graph, create_graph)
             return
         scaler = self._scaler_of(loss)
         self._gradients.begin_pass()
-        self._backend.backward(scaler.scale(loss), gradient, retain_graph, create_graph)
+        super().backward(scaler.scale(loss), gradient, retain_graph, create_graph)
         touched, overflow = self._gradients.end_pass(scaler.inverse())
         scaler.update(overflow)
         if scaler.dynamic:
@@ -110,10 +113,7 @@ class ApexLevels:
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Exchange gradients, unless each backward pass has done so."""
         if not self.level.scales:
-            self._backend.synchronize(optimizer)
-
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Each backward pass has done so."""
+            super().synchronize(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         """Run one step of ``optimizer``, unless its gradients overflowed.
@@ -123,25 +123,22 @@ class ApexLevels:
         """
         refuse_scaler(scaler)
         overflow = self._overflows.pop(optimizer, None)
-        self._backend.step(optimizer, None if overflow is None else StepUnless(overflow))
+        super().step(optimizer, None if overflow is None else StepUnless(overflow))
         self._gradients.copy_to_halves(optimizer)
-
-    def end_batch(self) -> None:
-        """The scalers are adapted by each backward pass."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return apex's own state, under Determined's key."""
         return {"amp_state": {f"loss_scaler{index}": s.state_dict() for index, s in enumerate(self.scalers)}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up apex's state; what is missing is warned of.
+        """Load apex's state; what is missing is warned of.
 
         Raises:
             KeyError: an entry is no state of a loss scaler.
         """
         if "amp_state" not in state:
             logger.warning(
-                "The trial uses apex levels but the checkpoint has no 'amp_state'; loss scaling begins anew."
+                "The trial uses apex levels but the checkpoint has no 'amp_state'; loss scaling starts over."
             )
             return
         _load_scalers(self.scalers, state["amp_state"])
@@ -155,11 +152,11 @@ class ApexLevels:
         }
 
     def load_unfinished(self, saved: dict[str, Any]) -> None:
-        """Take up what :meth:`unfinished` returned."""
+        """Load what :meth:`unfinished` returned."""
         self._overflows.clear()
         for optimizer, overflow in zip(self._optimizers, saved.get("overflows", []), strict=False):
             if overflow is not None:
-                self._overflows[optimizer] = torch.full((), overflow, device=self._backend.device)
+                self._overflows[optimizer] = torch.full((), overflow, device=self._device)
         self._gradients.load_masters(saved.get("masters", []))
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.distributed.backend import Backend
+from det_lightning.distributed.backend import GradientPath
 from det_lightning.precision.apex_levels import refuse_scaler
-from det_lightning.precision.plain import PlainPrecision
+from det_lightning.precision.scaling import LossScaling
 
 __all__ = ["VARIABLE", "InstalledApex", "apex_is_wanted"]
 
@@ -58,18 +58,19 @@ def _import_amp() -> Any:
     return amp
 
 
-class InstalledApex(PlainPrecision):
+class InstalledApex(LossScaling):
     """Leaves loss scaling and casts to ``apex.amp``, which unscales gradients at the end of each backward pass.
 
     Args:
-        backend: what the context trains on; one process, for apex patches models that are not wrapped yet.
+        path: runs backward passes and steps, of one process, for apex patches models that are not wrapped yet.
 
     Raises:
         InvalidExperimentException: no build with ``apex.amp`` is installed.
     """
 
-    def __init__(self, backend: Backend) -> None:
-        super().__init__(backend)
+    def __init__(self, path: GradientPath) -> None:
+        super().__init__(path)
+        self.exchanges = True  # a batch begins with its first loss
         self._amp = _import_amp()
         self._optimizers: list[torch.optim.Optimizer] = []
         self._count = 1
@@ -82,9 +83,9 @@ class InstalledApex(PlainPrecision):
         self._optimizers = list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
         return models, optimizers
 
-    def begin_batch(self, updates: bool) -> None:
+    def begin_batch(self, communicate: bool) -> None:
         self._losses.clear()
-        super().begin_batch(updates)
+        super().begin_batch(communicate)
 
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
@@ -117,4 +118,4 @@ class InstalledApex(PlainPrecision):
         if "amp_state" in state:
             self._amp.load_state_dict(state["amp_state"])
         else:
-            logger.warning("The trial uses apex but the checkpoint has no 'amp_state'; loss scaling begins anew.")
+            logger.warning("The trial uses apex but the checkpoint has no 'amp_state'; loss scaling starts over.")

@@ -8,9 +8,10 @@ import torch
 
 from det_lightning import errors
 from det_lightning.distributed.backend import Backend
+from det_lightning.distributed.weight_cast import WeightCast, replace_parameters
 from det_lightning.precision.casting import CastingForward, TensorCast, floats_of, halves_to_float
-from det_lightning.precision.half_weights import WeightCast, keep_masters, replace_parameters
 from det_lightning.precision.levels import HALF_TYPES, Level
+from det_lightning.precision.masters import keep_masters
 
 __all__ = ["apply_level", "check_parts", "configured_parts", "put_back", "wrapped_ones"]
 
@@ -105,7 +106,7 @@ def apply_level(
     halves: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     if level.cast_model_type is not None and level.casts_weights:
         casting = WeightCast(level.cast_model_type, bool(level.keep_batchnorm_fp32))
-        changed = {model: backend.cast_weights(model, casting) for model in models}
+        changed = {model: backend.placement.cast_weights(model, casting) for model in models}
         halves = casting.halves
     masters = {}
     if level.master_weights:
@@ -114,7 +115,7 @@ def apply_level(
             keep_masters(changed.get(model, model), masters)
     elif halves:
         for optimizer in optimizers:
-            backend.change_optimizer(optimizer, lambda changed: replace_parameters(changed, halves))
+            backend.placement.change_optimizer(optimizer, lambda changed: replace_parameters(changed, halves))
     for model in models:
         _surround(changed.get(model, model), level, backend.device)
     return changed, masters

@@ -72,7 +72,7 @@ class LossScaler:
         return {"loss_scale": float(self._scale), "unskipped": int(self._unskipped)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what :meth:`state_dict` returned.
+        """Load what :meth:`state_dict` returned.
 
         Raises:
             KeyError: something is missing.

@@ -18,7 +18,7 @@ class ScaledGradients:
     """Unscales what each backward pass adds, so that passes with different scales can add to the same gradients.
 
     Args:
-        backend: what exchanges gradients.
+        backend: exchanges gradients, and gathers those that are sharded.
         optimizers: all of the run.
         masters: the float32 parameter that an optimizer has in place of one in half precision.
     """
@@ -29,7 +29,8 @@ class ScaledGradients:
         optimizers: list[torch.optim.Optimizer],
         masters: dict[torch.nn.Parameter, torch.nn.Parameter],
     ) -> None:
-        self._backend = backend
+        self._exchange = backend.gradients
+        self._states = backend.states
         self._optimizers = optimizers
         self._pairs = list(masters.items())
         self._pairs_of = {optimizer: _pairs_of(optimizer, masters) for optimizer in optimizers}
@@ -59,9 +60,9 @@ class ScaledGradients:
         self._take_from_halves()
         touched = [optimizer for optimizer in self._optimizers if _has_gradients(optimizer)]
         for optimizer in touched:
-            self._backend.synchronize(optimizer)
+            self._exchange.synchronize(optimizer)
         overflow = self._unscale(inverse)
-        self._backend.agree(overflow)
+        self._exchange.agree(overflow)
         for parameter, gradient in self._earlier:
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
         self._earlier.clear()
@@ -75,20 +76,20 @@ class ScaledGradients:
                 torch._foreach_copy_(_on_this_rank(halves), _on_this_rank(masters))
 
     def of_masters(self) -> list[torch.Tensor | None]:
-        """Return the gradient of each master, whole; see ``Backend.is_sharded``."""
+        """Return the gradient of each master, whole; see ``ModelStates.is_sharded``."""
         present = {index: master.grad for index, (_, master) in enumerate(self._pairs) if master.grad is not None}
-        whole = self._backend.gather(present)
+        whole = self._states.gather(present)
         return [whole.get(index) for index in range(len(self._pairs))]
 
     def load_masters(self, saved: list[torch.Tensor | None]) -> None:
         """Put back what :meth:`of_masters` returned; masters beyond that have no gradients."""
         for (_, master), gradient in itertools.zip_longest(self._pairs, saved[: len(self._pairs)]):
-            master.grad = None if gradient is None else self._backend.place_like(master, gradient)
+            master.grad = None if gradient is None else self._states.place_like(master, gradient)
 
     def _take_from_halves(self) -> None:
         """Move gradients of weights in half precision to their masters."""
         pairs = [(half, master) for half, master in self._pairs if half.grad is not None]
-        self._backend.average_rest(half for half, _ in pairs)
+        self._exchange.average_rest(half for half, _ in pairs)
         if not pairs:
             return
         gradients: list[Any] = [half.grad for half, _ in pairs]

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from det_lightning.distributed.backend import Backend
-from det_lightning.precision.plain import PlainPrecision
+from det_lightning.distributed.backend import GradientPath
+from det_lightning.precision.scaling import LossScaling
 from det_lightning.precision.stepping import step_unless
 
 __all__ = ["TorchAmp", "make_scaler"]
@@ -42,16 +42,16 @@ def make_scaler(like: torch.amp.GradScaler | None = None, device: str = "cuda") 
         return _Scaler(device, **settings)
 
 
-class TorchAmp(PlainPrecision):
+class TorchAmp(LossScaling):
     """Scales each loss and steps through one scaler, which is updated once a batch, if any optimizer has stepped.
 
     Args:
         scaler: a ``torch.amp.GradScaler``.
-        backend: what the context trains on.
+        path: runs backward passes and steps.
     """
 
-    def __init__(self, scaler: Any, backend: Backend) -> None:
-        super().__init__(backend)
+    def __init__(self, scaler: Any, path: GradientPath) -> None:
+        super().__init__(path)
         self._scaler = scaler
         self._stepped = False
 

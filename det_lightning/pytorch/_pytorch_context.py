@@ -13,20 +13,26 @@ import torch
 from det_lightning import errors
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.distributed.backend import Backend, parameters_of
+from det_lightning.distributed.local import LocalBackend
 from det_lightning.hyperparameters import chosen_hparams
+from det_lightning.precision import ChosenPrecision, WholeModelPrecision
 from det_lightning.pytorch._data import to_device
+from det_lightning.pytorch._experimental import PyTorchExperimentalContext
+from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._position import PositionName, TrainingPosition
+from det_lightning.pytorch._reducer import ReducerRegistry
+from det_lightning.pytorch._settings import TrialSettings
 from det_lightning.pytorch._tensorboard import TensorBoardOutput, default_directory
-from det_lightning.pytorch._wrapping import WrappingContext
+from det_lightning.pytorch._wrapping import WrappedParts
 
 __all__ = ["PyTorchTrialContext"]
 
-logger = logging.getLogger("det_lightning.pytorch")
+logger = logging.getLogger(__name__)
 
 ClipGrads = Callable[[Any], Any]
 
 
-class PyTorchTrialContext(WrappingContext):
+class PyTorchTrialContext:
     """Handed to a trial's ``__init__``; made by ``init()``, ``TrialModule`` or ``CheckpointLoadContext``.
 
     Args:
@@ -47,6 +53,10 @@ class PyTorchTrialContext(WrappingContext):
         models, optimizers, lr_schedulers: what the trial wrapped, in that order.
         device: where batches and models go.
         distributed: rank and size.
+        settings: see :class:`TrialSettings`.
+        wrapped: see :class:`WrappedParts`.
+        precision: see :class:`ChosenPrecision`.
+        backend: see :class:`Backend`.
         position: the current batch, and the length of an epoch; see :class:`TrainingPosition`.
         experimental: see :class:`PyTorchExperimentalContext`.
     """
@@ -65,11 +75,19 @@ class PyTorchTrialContext(WrappingContext):
         tensorboard_path: str | os.PathLike[str] | None = None,
         loading_only: bool = False,
     ) -> None:
-        settings = {"hparams": hparams, "exp_conf": exp_conf, "trial_seed": trial_seed}
-        super().__init__(settings, distributed, backend, average_aggregated_gradients, loading_only)
-        if aggregation_frequency < 1:
-            raise ValueError(f"aggregation_frequency must be at least 1; got {aggregation_frequency}.")
-        self.aggregation_frequency = aggregation_frequency
+        self.distributed = distributed or DistributedContext()
+        self.settings = TrialSettings(
+            hparams, exp_conf, trial_seed, self.distributed.size, aggregation_frequency, average_aggregated_gradients
+        )
+        self.backend = backend or LocalBackend()
+        self.device = self.backend.device
+        self.precision = ChosenPrecision(self.backend, self.distributed.size)
+        self.wrapped = WrappedParts(self.distributed, None if loading_only else self.backend, self.precision)
+        self.models = self.wrapped.models
+        self.optimizers = self.wrapped.optimizers
+        self.lr_schedulers = self.wrapped.lr_schedulers
+        self.reducers = ReducerRegistry(self.distributed.allgather, self.distributed.size)
+        self.experimental = PyTorchExperimentalContext(lambda: self.precision.use_amp(self.models), self.wrap_reducer)
         self.profiler: Any = None
         self.position = TrainingPosition()
         self._tensorboard_path = pathlib.Path(tensorboard_path) if tensorboard_path else default_directory()
@@ -78,6 +96,7 @@ class PyTorchTrialContext(WrappingContext):
         #: Called with the parameters before each optimizer step (the callbacks of Determined 0.13).
         self.before_step: list[Callable[[Iterable[torch.nn.Parameter]], None]] = []
         self.optimizer_steps = 0
+        self._loading_only = loading_only
         self._stop_requested = False
         self._warned_types: set[type] = set()
 
@@ -99,6 +118,279 @@ class PyTorchTrialContext(WrappingContext):
         hparams = chosen_hparams(config)
         return PyTorchTrialContext(hparams=hparams, exp_conf=dict(config), trial_seed=seed, loading_only=True)
 
+    # Settings
+
+    def get_hparams(self) -> dict[str, Any]:
+        """Return all hyperparameters.
+
+        Raises:
+            ValueError: none were given.
+        """
+        return self.settings.get_hparams()
+
+    def get_hparam(self, name: str) -> Any:
+        """Return the hyperparameter ``name``.
+
+        Raises:
+            ValueError: there is no such hyperparameter, or none were given at all.
+        """
+        return self.settings.get_hparam(name)
+
+    def get_experiment_config(self) -> dict[str, Any]:
+        """Return the experiment configuration.
+
+        Raises:
+            ValueError: none was given.
+        """
+        return self.settings.get_experiment_config()
+
+    def get_data_config(self) -> dict[str, Any]:
+        """Return the ``data`` section of the experiment configuration, empty if there is no such section.
+
+        Raises:
+            ValueError: there is no experiment configuration.
+        """
+        return self.settings.get_data_config()
+
+    def get_global_batch_size(self) -> int:
+        """Return the number of records in a batch over all slots.
+
+        Raises:
+            ValueError: hparams has no ``global_batch_size``.
+        """
+        return self.settings.get_global_batch_size()
+
+    def get_per_slot_batch_size(self) -> int:
+        """Return the number of records in a batch on one slot: ``global_batch_size // slots``.
+
+        Raises:
+            ValueError: hparams has no ``global_batch_size``.
+        """
+        return self.settings.get_per_slot_batch_size()
+
+    def get_trial_seed(self) -> int:
+        """Return the seed of the trial.
+
+        Raises:
+            InternalException: the trial has none.
+        """
+        return self.settings.get_trial_seed()
+
+    @property
+    def aggregation_frequency(self) -> int:
+        """Number of batches whose gradients make one optimizer update."""
+        return self.settings.aggregation_frequency
+
+    _aggregation_frequency = aggregation_frequency
+
+    # Wrapping
+
+    def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Make a model ready for training, on its device; use what is returned.
+
+        Raises:
+            InvalidExperimentException: called after ``configure_apex_amp``; or the ranks wrap different models.
+        """
+        return self.wrapped.wrap_model(model)
+
+    def wrap_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        backward_passes_per_step: int = 1,
+        fp16_compression: bool | None = None,
+        average_aggregated_gradients: bool | None = None,
+    ) -> torch.optim.Optimizer:
+        """Register an optimizer; use what is returned.
+
+        Args:
+            optimizer: over parameters of wrapped models.
+            backward_passes_per_step: number of backward passes per parameter in one batch (used by Horovod).
+            fp16_compression: exchange gradients in half precision (used by Horovod); by default as
+                ``optimizations.gradient_compression`` of the experiment configuration says.
+            average_aggregated_gradients: divide the gradients of an update by the aggregation frequency; by default
+                as for the whole context.
+
+        Raises:
+            InvalidExperimentException: called after ``configure_apex_amp``, or ``backward_passes_per_step`` below 1.
+        """
+        if fp16_compression is None:
+            fp16_compression = self.settings.compresses_gradients()
+        if average_aggregated_gradients is None:
+            average_aggregated_gradients = self.settings.average_aggregated_gradients
+        return self.wrapped.wrap_optimizer(
+            optimizer, backward_passes_per_step, fp16_compression, average_aggregated_gradients
+        )
+
+    def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int = 1) -> Any:
+        """Register a learning rate scheduler, and return it as it is.
+
+        Args:
+            lr_scheduler: its optimizer must be what ``wrap_optimizer`` returned.
+            step_mode: when the training loop steps it.
+            frequency: step at every ``frequency``-th of those moments.
+
+        Raises:
+            InvalidExperimentException: the optimizer was not wrapped, or a ``ReduceLROnPlateau`` is to be stepped
+                automatically.
+            TypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
+        """
+        return self.wrapped.wrap_lr_scheduler(lr_scheduler, step_mode, frequency)
+
+    def wrap_reducer(
+        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> Any:
+        """Register a metric that is computed over all batches and ranks together.
+
+        Args:
+            reducer: a function of the list of all values given to ``update()``; a :class:`MetricReducer`; or a
+                torchmetrics ``Metric`` or ``MetricCollection``.
+            name: the name of the metric; None if the reducer returns a dict of metrics.
+            for_training: reduce at the end of training workloads.
+            for_validation: reduce at the end of validations.
+
+        Returns:
+            What to update: ``reducer`` itself, or for a function an object with the method ``update(value)``.
+
+        Raises:
+            AssertionError: the object was wrapped before, or is none of these.
+        """
+        if isinstance(reducer, torch.nn.Module) and not self._loading_only:
+            reducer.to(self.device)  # the state of a torchmetrics metric has to be where the batches are
+        return self.reducers.wrap_reducer(reducer, name, for_training, for_validation)
+
+    def reset_reducers(self) -> None:
+        """Reset every wrapped reducer; the training loop does so before each workload."""
+        self.reducers.reset()
+
+    def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
+        """Return the metrics of the wrapped reducers, over all ranks; the training loop reports them.
+
+        Raises:
+            ValueError, AssertionError: a reducer failed, or its result does not fit its name; names it.
+        """
+        return self.reducers.reduce(for_training)
+
+    def get_model(self) -> torch.nn.Module:
+        """Return the wrapped model of a trial that has one."""
+        return self.wrapped.only_model()
+
+    def get_optimizer(self) -> torch.optim.Optimizer:
+        """Return the wrapped optimizer of a trial that has one."""
+        return self.wrapped.only_optimizer()
+
+    def get_lr_scheduler(self) -> Any:
+        """Return the wrapped learning rate scheduler of a trial that has one, None if it has none."""
+        return self.wrapped.only_lr_scheduler()
+
+    # Precision
+
+    def wrap_scaler(self, scaler: Any) -> Any:
+        """Register a gradient scaler so that checkpoints hold its state; scaling and updating stay with the trial.
+
+        Args:
+            scaler: a ``torch.amp.GradScaler`` or ``torch.cuda.amp.GradScaler``. Pass it to ``step_optimizer`` too.
+
+        Raises:
+            InvalidExperimentException: there is a scaler already, a model was wrapped before, apex is in use, or the
+                precision was chosen outside of the trial.
+        """
+        return self.precision.register_scaler(scaler, self.models)
+
+    def autocast_forward_pass(self, to_wrap: torch.nn.Module) -> torch.nn.Module:
+        """Make a model's forward pass run under autocast, and what it returns in half precision float32.
+
+        The model itself is changed and returned, so that parameters, hooks and attributes stay where they are. Where
+        there is no CUDA device autocast changes nothing, as in Determined.
+        """
+        return self.precision.autocast_forward(to_wrap)
+
+    def use_whole_model_precision(self, precision: WholeModelPrecision) -> None:
+        """Make all models compute in a precision, those that are wrapped already too.
+
+        Raises:
+            InvalidExperimentException: the trial has chosen one itself, or trained in another one before, or wrapped
+                models cannot be cast any more.
+        """
+        self.precision.use_for_whole_models(precision, self.models)
+
+    def configure_apex_amp(
+        self,
+        models: Any,
+        optimizers: Any,
+        enabled: bool | None = True,
+        opt_level: str | None = "O1",
+        cast_model_type: torch.dtype | None = None,
+        patch_torch_functions: bool | None = None,
+        keep_batchnorm_fp32: bool | str | None = None,
+        master_weights: bool | None = None,
+        loss_scale: float | str | None = None,
+        cast_model_outputs: torch.dtype | None = None,
+        num_losses: int | None = 1,
+        verbosity: int | None = 1,
+        min_loss_scale: float | None = None,
+        max_loss_scale: float | None = 2.0**24,
+    ) -> tuple[Any, Any]:
+        """Configure the precision of models and optimizers by apex's levels; docs/precision.md describes them.
+
+        Use what is returned. On the CPU bfloat16 takes the place of float16, with a warning.
+
+        Args:
+            models: what ``wrap_model`` returned, one or a list.
+            optimizers: what ``wrap_optimizer`` returned, one or a list.
+            enabled: False leaves everything as it is.
+            opt_level: ``"O0"`` (float32), ``"O1"`` (autocast), ``"O2"`` (half precision with float32 masters and batch
+                norms), ``"O3"`` (half precision).
+            cast_model_type: what weights and inputs are cast to.
+            patch_torch_functions: run forward passes under autocast.
+            keep_batchnorm_fp32: leave batch norms in float32; also as a string.
+            master_weights: make optimizers update float32 copies.
+            loss_scale: a number, also as a string, or ``"dynamic"``.
+            cast_model_outputs: what outputs are cast to; float32 by default.
+            num_losses: number of losses in a batch with a scaler of their own; 1 scales all losses alike.
+            verbosity: 0 keeps the log free of what was configured.
+            min_loss_scale: where a dynamic scale ends to be halved.
+            max_loss_scale: where a dynamic scale ends to be doubled.
+
+        Returns:
+            Models and optimizers, each alone or as a list, as given.
+
+        Raises:
+            InvalidExperimentException: an argument is wrong, a model or an optimizer is not wrapped or does not belong
+                to the others, a model is in half precision already; it is a second call, or torch.amp is in use.
+        """
+        if not enabled or self._loading_only:
+            return models, optimizers
+        # None is apex's word for an argument that was left out, and there the property stays as the level has it.
+        overrides = {
+            "cast_model_type": cast_model_type,
+            "patch_torch_functions": patch_torch_functions,
+            "keep_batchnorm_fp32": keep_batchnorm_fp32,
+            "master_weights": master_weights,
+            "loss_scale": loss_scale,
+            "cast_model_outputs": cast_model_outputs,
+            "num_losses": num_losses,
+            "min_loss_scale": min_loss_scale,
+            "max_loss_scale": max_loss_scale,
+        }
+        wrapped = (self.models, self.optimizers)
+        return self.precision.configure_level((models, optimizers), wrapped, opt_level, verbosity, overrides)
+
+    @property
+    def scaler(self) -> Any:
+        """The gradient scaler, of ``wrap_scaler`` or ``use_amp``; None if there is none."""
+        return self.precision.scaler
+
+    @property
+    def _scaler(self) -> Any:
+        # Setting this was the one way to use_amp() with a scaler of other arguments.
+        return self.precision.scaler
+
+    @_scaler.setter
+    def _scaler(self, scaler: Any) -> None:
+        self.precision.replace_scaler(scaler)
+
+    # Training
+
     def backward(
         self,
         loss: torch.Tensor,
@@ -110,7 +402,7 @@ class PyTorchTrialContext(WrappingContext):
 
         With several ranks gradients are exchanged only on batches that update the optimizers.
         """
-        self.precision.backward(loss, gradient, retain_graph, create_graph)
+        self.precision.path.backward(loss, gradient, retain_graph, create_graph)
 
     def step_optimizer(
         self,
@@ -134,12 +426,13 @@ class PyTorchTrialContext(WrappingContext):
             InvalidExperimentException: the optimizer was not wrapped, or ``auto_zero_grads`` is false while
                 gradients are aggregated over batches.
         """
-        if optimizer not in self._averages:
+        average = self.wrapped.averages.get(optimizer)
+        if average is None:
             raise errors.InvalidExperimentException(
                 f"step_optimizer() got a {type(optimizer).__name__} that was not wrapped. Pass what wrap_optimizer() "
                 f"returned; {len(self.optimizers)} optimizer(s) are wrapped."
             )
-        frequency = self.aggregation_frequency
+        frequency = self.settings.aggregation_frequency
         if frequency > 1:
             if not auto_zero_grads:
                 raise errors.InvalidExperimentException(
@@ -148,18 +441,21 @@ class PyTorchTrialContext(WrappingContext):
                 )
             if not self.is_update_batch():
                 return
-        self.precision.synchronize(optimizer)
-        if frequency > 1 and self._averages[optimizer]:
+        path = self.precision.path
+        if path.exchanges:
+            path.synchronize(optimizer)
+        if frequency > 1 and average:
             _divide_gradients(optimizer, frequency)
         if clip_grads is not None or self.before_step:
             self._before_step(optimizer, clip_grads)
-        self.precision.step(optimizer, scaler)
+        path.step(optimizer, scaler)
         self.optimizer_steps += 1
         if auto_zero_grads:
             optimizer.zero_grad()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, clip_grads: ClipGrads | None) -> None:
-        self.precision.unscale(optimizer)
+        if self.precision.scaling is not None:
+            self.precision.scaling.unscale(optimizer)
         parameters = parameters_of(optimizer)
         if clip_grads is not None:
             clip_grads(parameters)
@@ -168,7 +464,7 @@ class PyTorchTrialContext(WrappingContext):
 
     def is_update_batch(self) -> bool:
         """Tell whether the current batch closes an aggregation, so that optimizers step on it."""
-        return self._loading_only or (self.current_train_batch() + 1) % self.aggregation_frequency == 0
+        return self._loading_only or (self.position.batch() + 1) % self.settings.aggregation_frequency == 0
 
     def to_device(self, data: Any) -> Any:
         """Move data that the trial made itself to the device; batches of the loader are moved already."""
@@ -215,10 +511,6 @@ class PyTorchTrialContext(WrappingContext):
     _current_batch_idx = PositionName("batch_idx")
     _epoch_len = PositionName("epoch_len")
     _should_communicate_and_update = is_update_batch
-
-    @property
-    def _aggregation_frequency(self) -> int:
-        return self.aggregation_frequency
 
     def get_initial_batch(self) -> int:
         """Return the index of the first batch of this run: 0, or where the checkpoint it goes on from stopped."""

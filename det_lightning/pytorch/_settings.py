@@ -1,4 +1,4 @@
-"""What is known about a run before its trial is built: hyperparameters, experiment configuration, batch sizes."""
+"""What is known about a run before its trial is built: hyperparameters, configuration, batch sizes, aggregation."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from typing import Any
 
 from det_lightning import errors
 
-__all__ = ["RunSettings"]
+__all__ = ["TrialSettings"]
 
-logger = logging.getLogger("det_lightning.pytorch")
+logger = logging.getLogger(__name__)
 
 
-class RunSettings:
-    """Hyperparameters and configuration of a trial, with the lookups that a context offers.
+class TrialSettings:
+    """Hyperparameters and configuration of a trial, and the lookups that a context offers.
 
     Args:
         hparams: hyperparameters; ``global_batch_size`` among them is split over the slots.
         exp_conf: an experiment configuration, as in Determined's YAML files.
         trial_seed: the seed of the trial, if it has one.
         slots: number of processes that train together.
+        aggregation_frequency: number of batches whose gradients make one optimizer update.
+        average_aggregated_gradients: divide the gradients of an update by ``aggregation_frequency``, unless an
+            optimizer is wrapped with its own choice.
 
     Raises:
-        InvalidExperimentException: ``global_batch_size`` is no integer, or smaller than the number of slots.
+        InvalidExperimentException: ``global_batch_size`` is not an integer, or smaller than the number of slots.
+        ValueError: ``aggregation_frequency`` is below 1.
     """
 
     def __init__(
@@ -31,6 +35,8 @@ class RunSettings:
         exp_conf: dict[str, Any] | None = None,
         trial_seed: int | None = None,
         slots: int = 1,
+        aggregation_frequency: int = 1,
+        average_aggregated_gradients: bool = True,
     ) -> None:
         self._hparams = hparams
         self._exp_conf = exp_conf
@@ -39,6 +45,10 @@ class RunSettings:
         self._per_slot_batch_size: int | None = None
         if hparams and hparams.get("global_batch_size"):
             self._split_batch(hparams["global_batch_size"], slots)
+        if aggregation_frequency < 1:
+            raise ValueError(f"aggregation_frequency must be at least 1; got {aggregation_frequency}.")
+        self.aggregation_frequency = aggregation_frequency
+        self.average_aggregated_gradients = average_aggregated_gradients
 
     def _split_batch(self, global_batch_size: Any, slots: int) -> None:
         if not isinstance(global_batch_size, int):
@@ -102,6 +112,11 @@ class RunSettings:
         """
         data: dict[str, Any] = self.get_experiment_config().get("data", {})
         return data
+
+    def compresses_gradients(self) -> bool:
+        """Tell whether ``optimizations.gradient_compression`` of the experiment configuration is set."""
+        optimizations = (self._exp_conf or {}).get("optimizations") or {}
+        return bool(optimizations.get("gradient_compression"))
 
     def get_global_batch_size(self) -> int:
         """Return the number of records in a batch over all slots.

@@ -30,11 +30,11 @@ logger = logging.getLogger("det_lightning.pytorch")
 
 
 def collect_weights(context: PyTorchTrialContext) -> dict[str, Any]:
-    """Return the states of models and optimizers, under the keys that Determined uses; see ``Backend.is_sharded``."""
-    backend = context.backend
+    """Return the states of models and optimizers, under Determined's keys; see ``ModelStates.is_sharded``."""
+    states = context.backend.states
     return {
-        "models_state_dict": [backend.model_state(model) for model in context.models],
-        "optimizers_state_dict": [backend.optimizer_state(optimizer) for optimizer in context.optimizers],
+        "models_state_dict": [states.model_state(model) for model in context.models],
+        "optimizers_state_dict": [states.optimizer_state(optimizer) for optimizer in context.optimizers],
     }
 
 
@@ -54,7 +54,7 @@ def collect_rest(
 
 def collect_gradients(context: PyTorchTrialContext) -> list[dict[str, torch.Tensor]]:
     """Return the gradients that each model holds, by parameter; those of an aggregation that is under way."""
-    return [context.backend.gradients(model) for model in context.models]
+    return [context.backend.states.gradients(model) for model in context.models]
 
 
 def average_gradients(ranks: list[list[dict[str, torch.Tensor]]]) -> list[dict[str, torch.Tensor]]:
@@ -72,7 +72,7 @@ def average_gradients(ranks: list[list[dict[str, torch.Tensor]]]) -> list[dict[s
 def load_gradients(context: PyTorchTrialContext, gradients: list[dict[str, torch.Tensor]]) -> None:
     """Put back what :func:`collect_gradients` returned."""
     for model, saved in zip(context.models, gradients, strict=True):
-        context.backend.load_gradients(model, saved)
+        context.backend.states.load_gradients(model, saved)
 
 
 def load_state(
@@ -94,7 +94,7 @@ def load_state(
     Raises:
         InvalidCheckpointException: something does not fit; names everything that does not.
     """
-    load_optimizer = context.backend.load_optimizer
+    load_optimizer = context.backend.states.load_optimizer
     _raise_if_any(
         [
             *_load_models(context, state),
@@ -145,7 +145,7 @@ def load_models(
 
 def _load_models(context: PyTorchTrialContext, state: dict[str, Any]) -> list[str]:
     def load(model: torch.nn.Module, weights: dict[str, Any]) -> None:
-        context.backend.load_model(model, _fit_prefix(model, weights))
+        context.backend.states.load_model(model, _fit_prefix(model, weights))
 
     return _load_each("model", context.models, state, "models_state_dict", load)
 

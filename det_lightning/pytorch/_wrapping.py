@@ -1,4 +1,4 @@
-"""Wrapping: how a trial's models, optimizers, schedulers and metrics become known to the run."""
+"""What a trial has wrapped: its models, optimizers and learning rate schedulers."""
 
 from __future__ import annotations
 
@@ -9,103 +9,84 @@ import torch
 from det_lightning import errors
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.distributed.backend import Backend
-from det_lightning.precision.choice import AmpContext
+from det_lightning.precision import ChosenPrecision
 from det_lightning.pytorch._agreement import require_same_model
-from det_lightning.pytorch._experimental import PyTorchExperimentalContext
 from det_lightning.pytorch._lr_scheduler import LRScheduler
-from det_lightning.pytorch._reducer import ReducerRegistry
 
-__all__ = ["WrappingContext"]
+__all__ = ["WrappedParts"]
 
 _T = TypeVar("_T")
 
 
-class WrappingContext(AmpContext):
-    """The part of a trial's context that is used in its ``__init__``; see :class:`PyTorchTrialContext`."""
+class WrappedParts:
+    """Models, optimizers and learning rate schedulers, made ready for training as they are wrapped.
 
-    def __init__(
-        self,
-        settings: dict[str, Any],
-        distributed: DistributedContext | None,
-        backend: Backend | None,
-        average_aggregated_gradients: bool,
-        loading_only: bool,
-    ) -> None:
-        super().__init__(settings, distributed, backend, loading_only)
+    Args:
+        distributed: the processes of the run, which have to wrap the same models.
+        backend: what to train on; None leaves everything where the trial makes it.
+        precision: what models compute in.
+
+    Attributes:
+        models, optimizers, lr_schedulers: what the trial wrapped, in that order.
+        averages: for each optimizer, whether aggregated gradients are divided by the number of their batches.
+    """
+
+    def __init__(self, distributed: DistributedContext, backend: Backend | None, precision: ChosenPrecision) -> None:
+        self._distributed = distributed
+        self._backend = backend
+        self._precision = precision
+        self.models: list[torch.nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
         self.lr_schedulers: list[LRScheduler] = []
-        self.reducers = ReducerRegistry(self.distributed.allgather, self.distributed.size)
-        self.experimental = PyTorchExperimentalContext(self._use_amp, self.wrap_reducer)
-        self._average_by_default = average_aggregated_gradients
-        self._averages: dict[torch.optim.Optimizer, bool] = {}
+        self.averages: dict[torch.optim.Optimizer, bool] = {}
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Place a model for training; use what is returned.
+        """Make a model ready for training; return what to use.
 
         Raises:
-            InvalidExperimentException: called after ``configure_apex_amp``; or the ranks wrap different models.
+            InvalidExperimentException: a level of apex is configured already; or the ranks wrap different models.
         """
-        self._require_before_amp("wrap_model")
-        if not self._loading_only:
-            require_same_model(self.distributed, len(self.models), model)
-            if self.whole_models is not None:
-                self.whole_models.cast(model)
-            model = self.backend.wrap_model(model)
-        if self._autocasts:
-            model = self.autocast_forward_pass(model)
-        elif self.whole_models is not None:
-            self.whole_models.surround(model, self.device)
+        self._precision.require_no_levels("wrap_model")
+        if self._backend is not None:
+            require_same_model(self._distributed, len(self.models), model)
+            self._precision.cast(model)
+            model = self._backend.placement.wrap_model(model)
+        model = self._precision.surround(model)
         self.models.append(model)
         return model
 
     def wrap_optimizer(
-        self,
-        optimizer: torch.optim.Optimizer,
-        backward_passes_per_step: int = 1,
-        fp16_compression: bool | None = None,
-        average_aggregated_gradients: bool | None = None,
+        self, optimizer: torch.optim.Optimizer, backward_passes_per_step: int, fp16_compression: bool, average: bool
     ) -> torch.optim.Optimizer:
-        """Register an optimizer; use what is returned.
+        """Make an optimizer ready for training; return what to use.
 
         Args:
             optimizer: over parameters of wrapped models.
-            backward_passes_per_step: number of backward passes per parameter in one batch (used by Horovod).
-            fp16_compression: exchange gradients in half precision (used by Horovod); by default as
-                ``optimizations.gradient_compression`` of the experiment configuration says.
-            average_aggregated_gradients: divide the gradients of an update by the aggregation frequency; by default
-                as the context was told.
+            backward_passes_per_step, fp16_compression: see ``PyTorchTrialContext.wrap_optimizer``.
+            average: see :attr:`averages`.
 
         Raises:
-            InvalidExperimentException: called after ``configure_apex_amp``, or ``backward_passes_per_step`` below 1.
+            InvalidExperimentException: a level of apex is configured already; or ``backward_passes_per_step`` is
+                below 1.
         """
-        self._require_before_amp("wrap_optimizer")
+        self._precision.require_no_levels("wrap_optimizer")
         if backward_passes_per_step < 1:
             raise errors.InvalidExperimentException(
                 f"wrap_optimizer(backward_passes_per_step=...) must be at least 1; got {backward_passes_per_step}."
             )
-        if fp16_compression is None:
-            optimizations = (self._exp_conf or {}).get("optimizations") or {}
-            fp16_compression = bool(optimizations.get("gradient_compression"))
-        if not self._loading_only:
-            optimizer = self.backend.wrap_optimizer(
+        if self._backend is not None:
+            optimizer = self._backend.placement.wrap_optimizer(
                 optimizer, backward_passes_per_step=backward_passes_per_step, fp16_compression=fp16_compression
             )
-        average = self._average_by_default if average_aggregated_gradients is None else average_aggregated_gradients
-        self._averages[optimizer] = average
+        self.averages[optimizer] = average
         self.optimizers.append(optimizer)
         return optimizer
 
-    def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int = 1) -> Any:
+    def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int) -> Any:
         """Register a learning rate scheduler, and return it as it is.
 
-        Args:
-            lr_scheduler: its optimizer must be what ``wrap_optimizer`` returned.
-            step_mode: when the training loop steps it.
-            frequency: step at every ``frequency``-th of those moments.
-
         Raises:
-            InvalidExperimentException: the optimizer was not wrapped, or a ``ReduceLROnPlateau`` is to be stepped
-                automatically.
-            TypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
+            InvalidExperimentException, TypeError: see ``PyTorchTrialContext.wrap_lr_scheduler``.
         """
         plateau = isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if plateau and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
@@ -123,52 +104,18 @@ class WrappingContext(AmpContext):
         self.lr_schedulers.append(LRScheduler(lr_scheduler, step_mode, frequency))
         return lr_scheduler
 
-    def wrap_reducer(
-        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
-    ) -> Any:
-        """Register a metric that is computed over all batches and ranks together.
-
-        Args:
-            reducer: a function of the list of all values given to ``update()``; a :class:`MetricReducer`; or a
-                torchmetrics ``Metric`` or ``MetricCollection``.
-            name: the name of the metric; None if the reducer returns a dict of metrics.
-            for_training: reduce at the end of training workloads.
-            for_validation: reduce at the end of validations.
-
-        Returns:
-            What to update: ``reducer`` itself, or for a function an object with the method ``update(value)``.
-
-        Raises:
-            AssertionError: the object was wrapped before, or is none of these.
-        """
-        if isinstance(reducer, torch.nn.Module) and not self._loading_only:
-            reducer.to(self.device)  # the state of a torchmetrics metric has to be where the batches are
-        return self.reducers.wrap_reducer(reducer, name, for_training, for_validation)
-
-    def reset_reducers(self) -> None:
-        """Reset every wrapped reducer; the training loop does so before each workload."""
-        self.reducers.reset()
-
-    def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
-        """Return the metrics of the wrapped reducers, over all ranks; the training loop reports them.
-
-        Raises:
-            ValueError, AssertionError: a reducer failed, or its result does not fit its name; names it.
-        """
-        return self.reducers.reduce(for_training)
-
     # The single model, optimizer and scheduler of a trial, as in Determined 0.13
 
-    def get_model(self) -> torch.nn.Module:
-        """Return the wrapped model of a trial that has one."""
+    def only_model(self) -> torch.nn.Module:
+        """Return the one model; raise if there is another number of them."""
         return _only(self.models, "model")
 
-    def get_optimizer(self) -> torch.optim.Optimizer:
-        """Return the wrapped optimizer of a trial that has one."""
+    def only_optimizer(self) -> torch.optim.Optimizer:
+        """Return the one optimizer; raise if there is another number of them."""
         return _only(self.optimizers, "optimizer")
 
-    def get_lr_scheduler(self) -> Any:
-        """Return the wrapped learning rate scheduler of a trial that has one, None if it has none."""
+    def only_lr_scheduler(self) -> Any:
+        """Return the one scheduler, None if there is none; raise if there are several."""
         return _only(self.lr_schedulers, "learning rate scheduler").scheduler if self.lr_schedulers else None
 
 

@@ -1,14 +1,13 @@
-"""Weights in half precision, and the float32 masters that optimizers update in their place."""
+"""Giving the parameters of models another type, and optimizers other parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["WeightCast", "keep_masters", "replace_parameters"]
+__all__ = ["WeightCast", "named_tensors", "replace_parameters"]
 
 
 class WeightCast:
@@ -52,7 +51,7 @@ class WeightCast:
         return self.halves[parameter]
 
     def convert(self, model: torch.nn.Module) -> dict[torch.nn.Parameter, torch.nn.Parameter]:
-        """Cast the parameters of ``model`` in place; return the new float32 one that takes up the value of each."""
+        """Cast the parameters of ``model`` in place; return the new float32 one that takes over the value of each."""
         kept = {module: _copies(module) for module in model.modules() if self.keeps(module)}
         values = {
             p: torch.nn.Parameter(p.detach().clone(), p.requires_grad) for p in model.parameters() if self._casts(p)
@@ -66,14 +65,14 @@ class WeightCast:
 
 
 def _copies(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in _named_tensors(module)}
+    return {name: tensor.detach().clone() for name, tensor in named_tensors(module)}
 
 
 def _restore(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
     for dtype in {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}:
         module.to(dtype)
     with torch.no_grad():
-        for name, tensor in _named_tensors(module):
+        for name, tensor in named_tensors(module):
             tensor.copy_(tensors[name])
 
 
@@ -88,32 +87,7 @@ def replace_parameters(optimizer: torch.optim.Optimizer, others: dict[torch.nn.P
     optimizer.load_state_dict(optimizer.state_dict())
 
 
-def keep_masters(model: torch.nn.Module, masters: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
-    """Make the state of ``model`` one in float32, with the values of the masters: nothing is lost in a checkpoint.
-
-    Loading such a state, or that of a model in any precision, sets masters and weights.
-
-    Args:
-        model: some of its parameters are in half precision.
-        masters: the float32 parameter of each of those that has one.
-    """
-
-    def in_float32(module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-        for name, tensor in _named_tensors(module):
-            if prefix + name in state and tensor.is_floating_point():
-                state[prefix + name] = masters.get(tensor, tensor).detach().float()  # type: ignore[call-overload]
-
-    def set_masters(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        for name, tensor in _named_tensors(module):
-            saved, master = state.get(prefix + name), masters.get(tensor)  # type: ignore[call-overload]
-            if master is not None and saved is not None and saved.shape == master.shape:
-                with torch.no_grad():
-                    master.copy_(saved)
-
-    model.register_state_dict_post_hook(in_float32)  # type: ignore[no-untyped-call]
-    model.register_load_state_dict_pre_hook(set_masters)  # type: ignore[no-untyped-call]
-
-
-def _named_tensors(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+def named_tensors(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    """Yield the names and tensors of all parameters and buffers, those that are shared under each of their names."""
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
