@@ -17,7 +17,7 @@ from det_lightning.pytorch._random_state import PassJournal, ResumableBatchSampl
 
 __all__ = ["DataLoader", "TorchData", "adapt_batch_sampler", "data_length", "to_device"]
 
-logger = logging.getLogger("det_lightning.pytorch")
+logger = logging.getLogger(__name__)
 
 TorchData = dict[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
 
@@ -204,7 +204,7 @@ def data_length(batch: Any) -> int:
 def to_device(data: Any, device: torch.device | str, warned_types: set[type] | None = None) -> Any:
     """Move a batch, nested in dicts, lists and tuples in any way, to ``device``.
 
-    numpy arrays of numbers become tensors, and any object with a method ``to`` is asked. What can not be moved is
+    numpy arrays of numbers become tensors, and any object with a method ``to`` is asked. What cannot be moved is
     passed through, with one warning for each type.
 
     Args:
@@ -212,26 +212,25 @@ def to_device(data: Any, device: torch.device | str, warned_types: set[type] | N
         device: where to.
         warned_types: the types that a warning was given for already; new ones are added.
     """
-    return _moved(data, torch.device(device), set() if warned_types is None else warned_types)
-
-
-def _moved(batch: Any, device: torch.device, warned_types: set[type]) -> Any:
-    if isinstance(batch, torch.Tensor):
+    if not isinstance(device, torch.device):
+        device = torch.device(device)
+    if isinstance(data, torch.Tensor):
         # Without waiting for the copy, which work on the device comes after anyway. What comes from there has to wait.
-        return batch if batch.device == device else batch.to(device, non_blocking=device.type != "cpu")
-    if isinstance(batch, dict):
-        return {key: _moved(value, device, warned_types) for key, value in batch.items()}
-    if isinstance(batch, list):
-        return [_moved(value, device, warned_types) for value in batch]
-    if isinstance(batch, tuple):
-        return tuple(_moved(value, device, warned_types) for value in batch)
-    if isinstance(batch, np.ndarray):
-        if batch.dtype.kind in _TENSOR_KINDS:
-            return torch.from_numpy(batch).to(device, non_blocking=device.type != "cpu")
-    elif callable(move := getattr(batch, "to", None)):
+        return data if data.device == device else data.to(device, non_blocking=device.type != "cpu")
+    warned_types = set() if warned_types is None else warned_types
+    if isinstance(data, dict):
+        return {key: to_device(value, device, warned_types) for key, value in data.items()}
+    if isinstance(data, list):
+        return [to_device(value, device, warned_types) for value in data]
+    if isinstance(data, tuple):
+        return tuple(to_device(value, device, warned_types) for value in data)
+    if isinstance(data, np.ndarray):
+        if data.dtype.kind in _TENSOR_KINDS:
+            return torch.from_numpy(data).to(device, non_blocking=device.type != "cpu")
+    elif callable(move := getattr(data, "to", None)):
         return move(device)
-    if type(batch) not in warned_types:
-        warned_types.add(type(batch))
-        name = type(batch).__name__
+    if type(data) not in warned_types:
+        warned_types.add(type(data))
+        name = type(data).__name__
         logger.warning("to_device() was not able to move data of type %s to %s; it is passed on.", name, device)
-    return batch
+    return data
