@@ -178,7 +178,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str 
 
 def test_apex_is_asked_for_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DET_LIGHTNING_AMP", "apex")
-    with pytest.raises(errors.InvalidExperimentException, match=r"apex can not be imported.*Unset DET_LIGHTNING_AMP"):
+    with pytest.raises(errors.InvalidExperimentException, match=r"apex cannot be imported.*Unset DET_LIGHTNING_AMP"):
         configure()(Context())
     monkeypatch.setenv("DET_LIGHTNING_AMP", "nvidia")
     with pytest.raises(ValueError, match=r"DET_LIGHTNING_AMP='nvidia'.*'torch'.*'apex'"):

@@ -18,7 +18,7 @@ from det_lightning.precision.stepping import StepUnless
 
 __all__ = ["ApexLevels", "refuse_scaler"]
 
-logger = logging.getLogger("det_lightning.pytorch")
+logger = logging.getLogger(__name__)
 
 
 class ApexLevels(LossScaling):

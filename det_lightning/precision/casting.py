@@ -16,7 +16,7 @@ from det_lightning.precision.levels import HALF_TYPES
 
 __all__ = ["CastingForward", "cast_floats", "floats_of", "halves_to_float"]
 
-logger = logging.getLogger("det_lightning.pytorch")
+logger = logging.getLogger(__name__)
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _warned: set[type] = set()

@@ -17,7 +17,7 @@ from det_lightning.precision.scaling import LossScaling
 
 __all__ = ["VARIABLE", "InstalledApex", "apex_is_wanted"]
 
-logger = logging.getLogger("det_lightning.pytorch")
+logger = logging.getLogger(__name__)
 
 #: The environment variable that chooses who carries out ``configure_apex_amp``: ``torch`` (the default) or ``apex``.
 VARIABLE = "DET_LIGHTNING_AMP"
@@ -45,7 +45,7 @@ def _import_amp() -> Any:
     try:
         apex = importlib.import_module("apex")
     except ImportError as e:
-        raise errors.InvalidExperimentException(f"{VARIABLE}=apex, but apex can not be imported: {e}. {advice}") from e
+        raise errors.InvalidExperimentException(f"{VARIABLE}=apex, but apex cannot be imported: {e}. {advice}") from e
     try:
         amp = importlib.import_module("apex.amp")
     except ImportError as e:

@@ -43,7 +43,7 @@ def check_parts(
     wrapped_models: list[torch.nn.Module],
     wrapped_optimizers: list[torch.optim.Optimizer],
 ) -> None:
-    """Raise if models and optimizers can not be configured.
+    """Raise if models and optimizers cannot be configured.
 
     Raises:
         InvalidExperimentException: one was not wrapped, an optimizer has no parameters of the models, or a model is in
@@ -100,7 +100,7 @@ def apply_level(
         one in half precision.
 
     Raises:
-        InvalidExperimentException: parameters can not be changed any more.
+        InvalidExperimentException: parameters cannot be changed any more.
     """
     changed: dict[torch.nn.Module, torch.nn.Module] = {}
     halves: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
@@ -153,7 +153,7 @@ def put_back(given: Any, wrapped: list[torch.nn.Module], changed: dict[torch.nn.
         outer = changed.get(inner, inner)
         if model is not inner and outer is not inner:
             raise errors.InvalidExperimentException(
-                f"configure_apex_amp() makes a {type(inner).__name__} anew, with other parameters, and it was compiled "
+                f"configure_apex_amp() makes another {type(inner).__name__}, with other parameters, and it was compiled "
                 "after wrap_model(). Compile it before wrap_model(), or after configure_apex_amp()."
             )
         results.append(outer if model is inner else model)

@@ -1,4 +1,4 @@
-"""The gradients that one scaled backward pass adds: told apart from earlier ones, exchanged, unscaled, checked."""
+"""The gradients that one scaled backward pass adds: kept apart from earlier ones, exchanged, unscaled, checked."""
 
 from __future__ import annotations
 

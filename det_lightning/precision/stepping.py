@@ -10,7 +10,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW
 
 __all__ = ["StepUnless", "step_unless"]
 
-logger = logging.getLogger("det_lightning.pytorch")
+logger = logging.getLogger(__name__)
 
 # Their fused implementations look at a flag on the device themselves.
 _WITH_FUSED = (Adam, AdamW, SGD, Adagrad)
@@ -46,7 +46,7 @@ def step_unless(overflow: torch.Tensor, optimizer: Any) -> None:
         if overflow.is_cuda and type(optimizer) not in _warned:
             _warned.add(type(optimizer))
             logger.warning(
-                "%s can not skip a step by itself when gradients overflow, so every step waits for the GPU. Adam, "
+                "%s cannot skip a step by itself when gradients overflow, so every step waits for the GPU. Adam, "
                 "AdamW, SGD and Adagrad of torch with fused=True do not need that.",
                 type(optimizer).__name__,
             )

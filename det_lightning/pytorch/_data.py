@@ -70,7 +70,7 @@ class DataLoader:
     ) -> None:
         if isinstance(dataset, data.IterableDataset):
             raise ValueError(
-                f"DataLoader got the IterableDataset {type(dataset).__name__}, which can not be sharded or skipped "
+                f"DataLoader got the IterableDataset {type(dataset).__name__}, which cannot be sharded or skipped "
                 "from outside. Return a torch.utils.data.DataLoader instead, call "
                 "context.experimental.disable_dataset_reproducibility_checks(), and shard, repeat and skip in the "
                 "dataset."

@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["PyTorchExperimentalContext"]
 
-logger = logging.getLogger("det_lightning.pytorch")
+logger = logging.getLogger(__name__)
 
 
 class PyTorchExperimentalContext:

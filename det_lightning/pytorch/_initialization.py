@@ -8,7 +8,7 @@ __all__ = ["reset_parameters"]
 
 
 def reset_parameters(model: torch.nn.Module) -> None:
-    """Draw the weights of a model anew, by the ``reset_parameters()`` of each module that has one, inner ones first.
+    """Draw new weights for a model, by the ``reset_parameters()`` of each module that has one, inner ones first.
 
     For trials of old releases: torch draws the weights of a module when it is made.
     """

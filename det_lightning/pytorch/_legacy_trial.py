@@ -25,7 +25,7 @@ from det_lightning.pytorch._reducer import Reducer
 
 __all__ = ["LegacyTrialAdapter", "adapt_legacy_trial", "interface_mistakes", "is_legacy_trial", "original_trial"]
 
-logger = logging.getLogger("det_lightning.pytorch")
+logger = logging.getLogger(__name__)
 
 _BUILDERS = ("build_model", "optimizer")
 

@@ -47,7 +47,7 @@ class TensorBoardOutput:
         """Write ``(tag, value, step)`` triples and flush them.
 
         As long as nobody has asked for :attr:`writer` they go to a file of their own, in one piece: a
-        ``SummaryWriter`` opens its file anew for each value. Once there is one it is used, since TensorBoard follows
+        ``SummaryWriter`` reopens its file for each value. Once there is one it is used, since TensorBoard follows
         only the latest file of a directory.
         """
         if not scalars:

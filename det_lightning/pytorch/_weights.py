@@ -26,7 +26,7 @@ __all__ = [
     "load_state",
 ]
 
-logger = logging.getLogger("det_lightning.pytorch")
+logger = logging.getLogger(__name__)
 
 
 def collect_weights(context: PyTorchTrialContext) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback
         if name in saved:
             callback.load_state_dict(saved[name])
         elif type(callback).load_state_dict is not PyTorchCallback.load_state_dict:
-            logger.warning("The checkpoint has no state for callback %r; it begins anew.", name)
+            logger.warning("The checkpoint has no state for callback %r; it starts over.", name)
 
 
 def load_models(
