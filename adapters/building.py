@@ -9,7 +9,6 @@ from pytorch_lightning.strategies import Strategy
 from det_lightning import errors
 from det_lightning.adapters.strategies import backend_for, distributed_for
 from det_lightning.precision import WholeModelPrecision
-from det_lightning.pytorch._agreement import require_same_trial
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial, interface_mistakes, original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
@@ -74,7 +73,7 @@ class TrialBuilder:
             self._trial = self._trial(self._context, **self._trial_kwargs)
         self._trial = adapt_legacy_trial(self._trial, self._context)
         if is_new:
-            require_same_trial(self._context)
+            self._context.wrapped.require_same_on_all_ranks()
         return self._trial, self._context
 
     def abandon(self, error: BaseException) -> None:

@@ -153,7 +153,7 @@ def put_back(given: Any, wrapped: list[torch.nn.Module], changed: dict[torch.nn.
         outer = changed.get(inner, inner)
         if model is not inner and outer is not inner:
             raise errors.InvalidExperimentException(
-                f"configure_apex_amp() makes another {type(inner).__name__}, with other parameters, and it was compiled "
+                f"configure_apex_amp() makes another {type(inner).__name__}, with new parameters, and it was compiled "
                 "after wrap_model(). Compile it before wrap_model(), or after configure_apex_amp()."
             )
         results.append(outer if model is inner else model)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from det_lightning import errors
 from det_lightning.core.distributed import DistributedContext
 
-__all__ = ["Wrapped", "require_same_model", "require_same_trial"]
+__all__ = ["require_same_counts", "require_same_model"]
 
 _WAY_OUT = (
     "Every rank has to build the same trial: nothing in its __init__ may depend on the rank, or on random numbers that "
@@ -33,25 +33,19 @@ def require_same_model(distributed: DistributedContext, index: int, model: torch
         _require_same(distributed, f"wraps model {index}, a {type(model).__name__}", shapes)
 
 
-class Wrapped(Protocol):
-    """What a trial's context knows of the trial."""
-
-    distributed: DistributedContext
-    models: list[torch.nn.Module]
-    optimizers: list[torch.optim.Optimizer]
-    lr_schedulers: list[Any]
-
-
-def require_same_trial(context: Wrapped) -> None:
+def require_same_counts(distributed: DistributedContext, models: int, optimizers: int, schedulers: int) -> None:
     """Raise, on every rank, if the ranks have not wrapped equally much when the trial is built; all have to call it.
+
+    Args:
+        distributed: the ranks.
+        models, optimizers, schedulers: how many this rank has wrapped.
 
     Raises:
         InvalidExperimentException: they have not; names what each has.
     """
-    if context.distributed.size > 1:
-        counts = [len(context.models), len(context.optimizers), len(context.lr_schedulers)]
-        has = "{} model(s), {} optimizer(s), {} scheduler(s)".format(*counts)
-        _require_same(context.distributed, f"trains {has}", {})
+    if distributed.size > 1:
+        has = f"{models} model(s), {optimizers} optimizer(s), {schedulers} scheduler(s)"
+        _require_same(distributed, f"trains {has}", {})
 
 
 def _require_same(distributed: DistributedContext, does: str, shapes: dict[str, tuple[int, ...]]) -> None:

@@ -121,27 +121,15 @@ class PyTorchTrialContext:
     # Settings
 
     def get_hparams(self) -> dict[str, Any]:
-        """Return all hyperparameters.
-
-        Raises:
-            ValueError: none were given.
-        """
+        """Return all hyperparameters; raise ValueError if none were given."""
         return self.settings.get_hparams()
 
     def get_hparam(self, name: str) -> Any:
-        """Return the hyperparameter ``name``.
-
-        Raises:
-            ValueError: there is no such hyperparameter, or none were given at all.
-        """
+        """Return the hyperparameter ``name``; raise ValueError if there is no such one, or none were given at all."""
         return self.settings.get_hparam(name)
 
     def get_experiment_config(self) -> dict[str, Any]:
-        """Return the experiment configuration.
-
-        Raises:
-            ValueError: none was given.
-        """
+        """Return the experiment configuration; raise ValueError if none was given."""
         return self.settings.get_experiment_config()
 
     def get_data_config(self) -> dict[str, Any]:
@@ -169,11 +157,7 @@ class PyTorchTrialContext:
         return self.settings.get_per_slot_batch_size()
 
     def get_trial_seed(self) -> int:
-        """Return the seed of the trial.
-
-        Raises:
-            InternalException: the trial has none.
-        """
+        """Return the seed of the trial; raise InternalException if it has none."""
         return self.settings.get_trial_seed()
 
     @property

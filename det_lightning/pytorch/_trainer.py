@@ -30,7 +30,6 @@ from det_lightning.checkpoint.retention import Retention
 from det_lightning.checkpoint.storage import CheckpointStorage
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.core.elastic import elastic_job, restarts
-from det_lightning.pytorch._agreement import require_same_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import isolated_rng
@@ -192,7 +191,7 @@ class Trainer:
             raise TypeError(f"max_length must be Batch(int) or Epoch(int); got {max_length!r}.")
         if profiling_enabled:
             logger.warning("profiling_enabled has no effect without a Determined master; see context.set_profiler().")
-        require_same_trial(self._context)
+        self._context.wrapped.require_same_on_all_ranks()
         job = None if (elastic := elastic_job()) is None else f"{elastic}/{next(_fits)}"
         self.checkpoints = self._checkpoint_callback(
             checkpoint_policy,

@@ -10,7 +10,7 @@ from det_lightning import errors
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.distributed.backend import Backend
 from det_lightning.precision import ChosenPrecision
-from det_lightning.pytorch._agreement import require_same_model
+from det_lightning.pytorch._agreement import require_same_counts, require_same_model
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 
 __all__ = ["WrappedParts"]
@@ -103,6 +103,14 @@ class WrappedParts:
             )
         self.lr_schedulers.append(LRScheduler(lr_scheduler, step_mode, frequency))
         return lr_scheduler
+
+    def require_same_on_all_ranks(self) -> None:
+        """Raise, on every rank, if the ranks have not wrapped equally much; all have to call it.
+
+        Raises:
+            InvalidExperimentException: they have not; names what each has.
+        """
+        require_same_counts(self._distributed, len(self.models), len(self.optimizers), len(self.lr_schedulers))
 
     # The single model, optimizer and scheduler of a trial, as in Determined 0.13
 
