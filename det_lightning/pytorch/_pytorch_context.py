@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import pathlib
@@ -87,7 +88,9 @@ class PyTorchTrialContext:
         self.optimizers = self.wrapped.optimizers
         self.lr_schedulers = self.wrapped.lr_schedulers
         self.reducers = ReducerRegistry(self.distributed.allgather, self.distributed.size)
-        self.experimental = PyTorchExperimentalContext(lambda: self.precision.use_amp(self.models), self.wrap_reducer)
+        self.experimental = PyTorchExperimentalContext(
+            functools.partial(self.precision.use_amp, self.models), self.wrap_reducer
+        )
         self.profiler: Any = None
         self.position = TrainingPosition()
         self._tensorboard_path = pathlib.Path(tensorboard_path) if tensorboard_path else default_directory()
