@@ -7,11 +7,10 @@ from typing import Any
 from pytorch_lightning.strategies import Strategy
 
 from det_lightning.adapters.strategies.processes import TrainingProcesses
-from det_lightning.pytorch.agreement import require_same_trial
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.legacy_trial import adapt_legacy_trial
-from det_lightning.pytorch.precision import WholeModelPrecision
-from det_lightning.pytorch.trial import PyTorchTrial
+from det_lightning.precision import WholeModelPrecision
+from det_lightning.pytorch._legacy_trial import adapt_legacy_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
 __all__ = ["TrialBuilder"]
 
@@ -74,7 +73,7 @@ class TrialBuilder:
             self._trial = self._trial(self._context, **self._trial_kwargs)
         self._trial = adapt_legacy_trial(self._trial, self._context)
         if is_new:
-            require_same_trial(self._context)
+            self._context.wrapped.require_same_on_all_ranks()
         return self._trial, self._context
 
     def abandon(self, error: BaseException) -> None:

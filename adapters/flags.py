@@ -21,7 +21,7 @@ from det_lightning import errors
 from det_lightning.adapters.precision import TRIAL_PRECISIONS
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
 from det_lightning.engine.schedule import Schedule
-from det_lightning.pytorch.position import TrainingPosition
+from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 __all__ = ["RunOptions", "needs_each_batch", "refuse_unsupported_flags", "schedule_of"]

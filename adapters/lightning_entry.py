@@ -11,9 +11,9 @@ from det_lightning.checkpoint.format.upgrade import modernize
 from det_lightning.checkpoint.safe_load.reading import CheckpointContent
 from det_lightning.engine.resume import ResumePoint
 from det_lightning.engine.run import TrialRun
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.random_state import capture_rng
-from det_lightning.pytorch.weights import collect_rest, load_models
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._random_state import capture_rng
+from det_lightning.pytorch._weights import collect_rest, load_models
 
 __all__ = ["entry_of", "take_up"]
 

@@ -23,10 +23,10 @@ from det_lightning.engine.resume import ResumePoint
 from det_lightning.engine.run import Reporter, TrialRun
 from det_lightning.engine.stopping import Preemption
 from det_lightning.masking import mask
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.legacy_trial import original_trial
-from det_lightning.pytorch.precision import WholeModelPrecision
-from det_lightning.pytorch.trial import PyTorchTrial
+from det_lightning.precision import WholeModelPrecision
+from det_lightning.pytorch._legacy_trial import original_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.units import TrainUnit
 
 __all__ = ["TrialModule"]

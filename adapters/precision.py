@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins import Precision
 
-from det_lightning.pytorch.precision import WholeModelPrecision
+from det_lightning.precision import WholeModelPrecision
 
 __all__ = ["TRIAL_PRECISIONS", "TrialPrecision", "take_precision"]
 

@@ -177,7 +177,7 @@ class DeterminedCheckpoint(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Make room for copies of the state that are written in the background."""
         context = require_trial_module(self, pl_module).trial_run.context
-        if trainer.is_global_zero and not context.backend.is_sharded:
+        if trainer.is_global_zero and not context.backend.states.is_sharded:
             self._saver.expect(context.models, context.optimizers)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

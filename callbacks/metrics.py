@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 
 from det_lightning.callbacks.attaching import require_trial_module
 from det_lightning.engine.metrics import is_numerical_scalar
-from det_lightning.pytorch.tensorboard import TensorBoardOutput
+from det_lightning.pytorch._tensorboard import TensorBoardOutput
 
 __all__ = ["DeterminedTensorBoard"]
 

@@ -42,6 +42,36 @@ print(sum(type(finder).__name__ == "_AliasFinder" for finder in sys.meta_path))
     ) == ["True True True", "True True", "det_lightning det_lightning det_lightning.errors True", "1"]
 
 
+def test_the_internal_modules_of_determineds_pytorch_api_are_there_with_their_names() -> None:
+    assert printed(
+        """
+compat.install()
+from determined import pytorch
+from determined.pytorch import _callback, _data, _experimental, _load, _lr_scheduler, _pytorch_context, _pytorch_trial
+from determined.pytorch import _reducer, _trainer, _trainer_utils
+for module, names in {
+    _callback: "PyTorchCallback",
+    _data: "DataLoader TorchData adapt_batch_sampler data_length to_device",
+    _experimental: "PyTorchExperimentalContext",
+    _load: "CheckpointLoadContext load_trial_from_checkpoint_path",
+    _lr_scheduler: "LRScheduler",
+    _pytorch_context: "PyTorchTrialContext",
+    _pytorch_trial: "PyTorchTrial",
+    _reducer: "MetricReducer Reducer",
+    _trainer: "Trainer init",
+    _trainer_utils: "Batch Epoch TrainUnit",
+}.items():
+    print(module.__name__, all(getattr(module, name) is getattr(pytorch, name) for name in names.split()))
+"""
+    ) == [
+        f"det_lightning.pytorch.{module} True"
+        for module in (
+            *("_callback", "_data", "_experimental", "_load", "_lr_scheduler", "_pytorch_context"),
+            *("_pytorch_trial", "_reducer", "_trainer", "_trainer_utils"),
+        )
+    ]
+
+
 def test_what_is_not_covered_is_named() -> None:
     assert (
         printed(

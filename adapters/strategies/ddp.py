@@ -8,8 +8,8 @@ import torch
 from pytorch_lightning.strategies import StrategyRegistry
 
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
+from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.ddp import DDPBackend
-from det_lightning.pytorch.backend import Backend
 
 __all__ = ["FIND_UNUSED", "PerModelDDPStrategy"]
 

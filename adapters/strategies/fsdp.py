@@ -13,9 +13,9 @@ from pytorch_lightning.trainer.states import TrainerFn
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
+from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.fsdp import FSDPBackend, Policy
 from det_lightning.distributed.sharded_states import gather_optimizer, gather_tensors, load_into_optimizer
-from det_lightning.pytorch.backend import Backend
 
 __all__ = ["PerModelFSDPStrategy"]
 

@@ -13,9 +13,9 @@ from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.strategies.environment import ContextEnvironment
 from det_lightning.core._distributed import DistributedContext
+from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.horovod import HorovodBackend
 from det_lightning.distributed.horovod_processes import connect_horovod, horovod_context, place_of
-from det_lightning.pytorch.backend import Backend
 
 __all__ = ["HorovodStrategy"]
 

@@ -10,7 +10,7 @@ from pytorch_lightning.strategies import DDPStrategy
 
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._ports import free_port
-from det_lightning.pytorch.backend import Backend
+from det_lightning.distributed.backend import Backend
 
 __all__ = ["PerModelStrategy"]
 

@@ -13,6 +13,7 @@ from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.horovod import HorovodStrategy
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.core._distributed import DistributedContext
+from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.horovod import HorovodBackend
 from det_lightning.distributed.horovod_processes import (
     connect_horovod,
@@ -20,8 +21,8 @@ from det_lightning.distributed.horovod_processes import (
     horovod_is_wanted,
     refuse_horovod,
 )
+from det_lightning.distributed.local import LocalBackend
 from det_lightning.distributed.torch_processes import device_of, is_one_of_several, torchrun_context
-from det_lightning.pytorch.backend import Backend, LocalBackend
 
 __all__ = ["TRIAL_STRATEGIES", "TrainingProcesses"]
 
@@ -90,7 +91,7 @@ class TrainingProcesses:
             return "auto"
         if isinstance(self.backend, HorovodBackend):
             return HorovodStrategy()
-        kind = PerModelFSDPStrategy if self.backend.is_sharded else PerModelDDPStrategy
+        kind = PerModelFSDPStrategy if self.backend.states.is_sharded else PerModelDDPStrategy
         return kind(cluster_environment=ContextEnvironment(self.distributed))
 
 

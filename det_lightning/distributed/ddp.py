@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from det_lightning import errors
-from det_lightning.pytorch.backend import WeightCasting, WholeStates, parameters_of
+from det_lightning.distributed.backend import Backend, parameters_of
+from det_lightning.distributed.local import LocalGradients, LocalPhases, LocalPlacement, WholeStates
+from det_lightning.distributed.weight_cast import WeightCast
 
 __all__ = ["DDPBackend", "ModelDDP"]
 
@@ -147,46 +149,60 @@ def _average(gradients: list[torch.Tensor]) -> None:
             gradient.copy_(values.view_as(gradient))
 
 
-class DDPBackend(WholeStates):
-    """Trains each wrapped model as a :class:`ModelDDP`.
+class ReplicatedPlacement(LocalPlacement):
+    """Makes each wrapped model a :class:`ModelDDP`.
 
     Args:
         device: of this rank.
         find_unused_parameters: see :class:`ModelDDP`.
+
+    Attributes:
+        models: those that have something to average.
     """
 
-    def __init__(self, device: torch.device, find_unused_parameters: bool = False) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, find_unused_parameters: bool) -> None:
+        super().__init__(device)
         self._find_unused_parameters = find_unused_parameters
-        self._models: list[ModelDDP] = []
+        self.models: list[ModelDDP] = []
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        model = model.to(self.device)
+        model = super().wrap_model(model)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model  # there is nothing to average
         wrapped = ModelDDP(model, self._find_unused_parameters)
-        self._models.append(wrapped)
+        self.models.append(wrapped)
         return wrapped
 
-    def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
-        return optimizer
+    def cast_weights(self, model: torch.nn.Module, casting: WeightCast) -> torch.nn.Module:
+        """Cast the model inside of its :class:`ModelDDP`, which knows the former parameters and is replaced."""
+        if not isinstance(model, ModelDDP):
+            return super().cast_weights(model, casting)
+        casting.renew(model.module)
+        changed = ModelDDP(model.module, self._find_unused_parameters)
+        self.models[self.models.index(model)] = changed
+        return changed
+
+
+class ReplicatedGradients(LocalGradients):
+    """Averages over ranks what the backward passes of :class:`ModelDDP` leave.
+
+    Args:
+        models: all that are wrapped.
+    """
+
+    exchanges = True
+
+    def __init__(self, models: list[ModelDDP]) -> None:
+        self._models = models
 
     def begin_batch(self, communicate: bool) -> None:
         for model in self._models:
             model.communicates = communicate
 
-    def begin_validation(self, in_step: bool) -> None:
-        for model in self._models:
-            model.begin_evaluation()
-
-    def end_validation(self) -> None:
-        for model in self._models:
-            model.end_evaluation()
-
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        loss.backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
+        super().backward(loss, gradient, retain_graph, create_graph)
         for model in self._models:
             model.end_backward()
 
@@ -201,18 +217,35 @@ class DDPBackend(WholeStates):
     def agree(self, flag: torch.Tensor) -> None:
         dist.all_reduce(flag, dist.ReduceOp.MAX)
 
-    def cast_weights(self, model: torch.nn.Module, casting: WeightCasting) -> torch.nn.Module:
-        """Cast the model inside of its :class:`ModelDDP`, which is made anew, for it knows the former parameters."""
-        if not isinstance(model, ModelDDP):
-            casting.renew(model)
-            return model
-        casting.renew(model.module)
-        changed = ModelDDP(model.module, self._find_unused_parameters)
-        self._models[self._models.index(model)] = changed
-        return changed
 
-    def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
+class ReplicatedPhases(LocalPhases):
+    """Keeps ranks from waiting for each other during validations.
+
+    Args:
+        models: all that are wrapped.
+    """
+
+    def __init__(self, models: list[ModelDDP]) -> None:
+        self._models = models
+
+    def begin_validation(self, in_step: bool) -> None:
+        for model in self._models:
+            model.begin_evaluation()
+
+    def end_validation(self) -> None:
+        for model in self._models:
+            model.end_evaluation()
+
+
+class DDPBackend(Backend):
+    """Trains each wrapped model as a :class:`ModelDDP`.
+
+    Args:
+        device: of this rank.
+        find_unused_parameters: see :class:`ModelDDP`.
+    """
+
+    def __init__(self, device: torch.device, find_unused_parameters: bool = False) -> None:
+        placement = ReplicatedPlacement(device, find_unused_parameters)
+        gradients = ReplicatedGradients(placement.models)
+        super().__init__(device, placement, gradients, ReplicatedPhases(placement.models), WholeStates())

@@ -13,6 +13,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from det_lightning import errors
+from det_lightning.distributed.backend import Backend, parameters_of
+from det_lightning.distributed.local import LocalGradients
 from det_lightning.distributed.sharded_states import (
     gather_optimizer,
     gather_tensors,
@@ -20,9 +22,8 @@ from det_lightning.distributed.sharded_states import (
     load_into_optimizer,
     shard_like,
 )
+from det_lightning.distributed.weight_cast import WeightCast, replace_parameters
 from det_lightning.distributed.whole_parameters import WholeParameters, clear_first, units_of
-from det_lightning.pytorch.backend import WeightCasting, parameters_of
-from det_lightning.pytorch.precision.half_weights import replace_parameters
 
 __all__ = ["FSDPBackend", "Policy"]
 
@@ -30,33 +31,29 @@ __all__ = ["FSDPBackend", "Policy"]
 Policy = Iterable[type[torch.nn.Module]] | Callable[[torch.nn.Module], bool]
 
 
-class FSDPBackend:
+class ShardedPlacement:
     """Shards each wrapped model with ``fully_shard``, in place.
-
-    FSDP2 exchanges what each backward pass adds, in whatever order passes come. It leaves three things to its user,
-    which are done here: parameters that only some ranks use, gradients that are kept over batches, and buffers.
 
     Args:
         device: of this rank.
         policy: modules that are units of their own, whose parameters are whole only while they run; by default a model
             is one unit. All ranks have to run the same units in the same order.
+
+    Attributes:
+        device: of this rank.
+        models, optimizers: what is wrapped.
+        whole: the whole parameters that FSDP2 has for the sharded ones.
     """
 
-    is_sharded = True
-
-    def __init__(self, device: torch.device, policy: Policy | None = None) -> None:
+    def __init__(self, device: torch.device, policy: Policy | None) -> None:
         self.device = device
         self._is_unit = _as_predicate(policy)
         self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        self._models: list[torch.nn.Module] = []
-        self._optimizers: list[torch.optim.Optimizer] = []
-        self._whole = WholeParameters()
+        self.models: list[torch.nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.whole = WholeParameters()
         # What sharded ones took the place of, by id, for as long as something else still has it.
         self._replaced: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
-        self._communicates = True
-        self._keeps_gradients = False
-
-    # Wrapping
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """Shard ``model``, with the weights that it has on the chief.
@@ -74,7 +71,7 @@ class FSDPBackend:
         model = model.to(self.device)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), 0)
-        self._models.append(model)
+        self.models.append(model)
         if not any(True for _ in model.parameters()):
             return model  # there is nothing to shard
         units = [module for module in model.modules() if module is not model and self._is_unit(module)]
@@ -82,8 +79,8 @@ class FSDPBackend:
             # So what the trial sees of a model outside of its passes are always the same, sharded parameters.
             fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
         cast(FSDPModule, model).set_reduce_scatter_unused_params(True)
-        self._whole.add(model)
-        clear_first(model, lambda: self._whole.clear(model.parameters()))
+        self.whole.add(model)
+        clear_first(model, lambda: self.whole.clear(model.parameters()))
         return model
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
@@ -93,7 +90,7 @@ class FSDPBackend:
             InvalidExperimentException: it has parameters that no wrapped model has.
         """
         parameters = parameters_of(optimizer)
-        sharded = {parameter for model in self._models for parameter in model.parameters()}
+        sharded = {parameter for model in self.models for parameter in model.parameters()}
         strange = [tuple(parameter.shape) for parameter in parameters if parameter not in sharded]
         if strange:
             raise errors.InvalidExperimentException(
@@ -101,79 +98,11 @@ class FSDPBackend:
                 f"model (the first has the shape {strange[0]}). Sharding gives a model new parameters: call "
                 "wrap_model() first, and make the optimizer from the parameters of what it returned."
             )
-        clear_first(optimizer, lambda: self._whole.clear(parameters_of(optimizer)))
-        self._optimizers.append(optimizer)
+        clear_first(optimizer, lambda: self.whole.clear(parameters_of(optimizer)))
+        self.optimizers.append(optimizer)
         return optimizer
 
-    # Training
-
-    def begin_training(self) -> None:
-        """The ranks are equal since models were wrapped."""
-        self._whole.find()
-
-    def begin_batch(self, communicate: bool) -> None:
-        if communicate != self._communicates:
-            self._communicates = communicate
-            for model in self._models:
-                if isinstance(model, FSDPModule):
-                    model.set_requires_gradient_sync(communicate)
-        self._keeps_gradients |= not communicate
-        self._share_buffers()
-
-    def _share_buffers(self) -> None:
-        """Make the buffers of all ranks those of the chief, as Determined's data-parallel training does."""
-        by_kind: dict[torch.dtype, list[torch.Tensor]] = {}
-        for model in self._models:
-            for buffer in model.buffers():
-                by_kind.setdefault(buffer.dtype, []).append(buffer)
-        for same in by_kind.values():
-            flat = torch.cat([buffer.reshape(-1) for buffer in same])
-            dist.broadcast(flat, 0)
-            for buffer, values in zip(same, torch.split(flat, [b.numel() for b in same]), strict=True):
-                buffer.copy_(values.view_as(buffer))
-
-    def backward(
-        self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
-    ) -> None:
-        self._whole.find()
-        loss.backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
-
-    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Exchange gradients that were kept; take away those of parameters that no rank has used."""
-        parameters = parameters_of(optimizer)
-        here, kept = self._whole.take_used(parameters), self._whole.hold_gradients(parameters)
-        anywhere = torch.tensor([here, kept], dtype=torch.int32, device=self.device)
-        dist.all_reduce(anywhere)
-        # To read it a GPU has to be waited for. A parameter that this rank has used needs no answer.
-        if not self._keeps_gradients and all(here):
-            return
-        for parameter, used, is_kept in zip(parameters, *anywhere.tolist(), strict=True):
-            if is_kept:
-                self._exchange(parameter)
-            elif not used:
-                # FSDP2 has filled in zeros, by which weight decay and momentum would go on.
-                parameter.grad = None
-
-    def _exchange(self, parameter: torch.nn.Parameter) -> None:
-        sharded = shard_like(self._average_kept(parameter), cast(DTensor, parameter))
-        self._whole[parameter].grad = None
-        parameter.grad = sharded if parameter.grad is None else parameter.grad + sharded
-
-    def _average_kept(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        whole = self._whole[parameter]
-        average = torch.zeros(parameter.shape, dtype=parameter.dtype, device=self.device)
-        if whole.grad is not None:
-            average.copy_(whole.grad)
-        dist.all_reduce(average.div_(dist.get_world_size()))
-        return average
-
-    def average_rest(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Every backward pass averages all gradients."""
-
-    def agree(self, flag: torch.Tensor) -> None:
-        dist.all_reduce(flag, dist.ReduceOp.MAX)
-
-    def cast_weights(self, model: torch.nn.Module, casting: WeightCasting) -> torch.nn.Module:
+    def cast_weights(self, model: torch.nn.Module, casting: WeightCast) -> torch.nn.Module:
         """Cast the shards of ``model``, and give its optimizers new ones in float32.
 
         Raises:
@@ -188,15 +117,15 @@ class FSDPBackend:
                 "them together with parameters that are cast. Make them units of their own with strategy="
                 f"PerModelFSDPStrategy(policy=[{kinds}]), or use keep_batchnorm_fp32=False, or opt_level='O1'."
             )
-        if not self._whole.can_be_cast(model):
+        if not self.whole.can_be_cast(model):
             raise errors.InvalidExperimentException(
                 f"A {type(model).__name__} ran before its weights were cast, and FSDP2 keeps the type that they had "
                 "then. Call configure_apex_amp() right after wrap_model() and wrap_optimizer()."
             )
         former = casting.convert(model)
-        self._whole.find()
-        self._whole.stand_in(former)
-        for optimizer in self._optimizers:
+        self.whole.find()
+        self.whole.stand_in(former)
+        for optimizer in self.optimizers:
             replace_parameters(optimizer, former)
         return model
 
@@ -205,21 +134,99 @@ class FSDPBackend:
     ) -> None:
         before = parameters_of(optimizer)
         change(optimizer)
-        held = {parameter for wrapped in self._optimizers for parameter in parameters_of(wrapped)}
-        self._whole.forget(parameter for parameter in before if parameter not in held)
+        held = {parameter for wrapped in self.optimizers for parameter in parameters_of(wrapped)}
+        self.whole.forget(parameter for parameter in before if parameter not in held)
 
-    def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
 
-    # Validation
+class ShardedGradients(LocalGradients):
+    """Exchanges what FSDP2 leaves to its user: gradients that are kept over batches, and those of unused parameters.
+
+    FSDP2 exchanges what each backward pass adds, in whatever order passes come.
+
+    Args:
+        placed: the wrapped models.
+
+    Attributes:
+        keeps_gradients: some batch of the run was not to exchange its gradients.
+    """
+
+    exchanges = True
+
+    def __init__(self, placed: ShardedPlacement) -> None:
+        self._placed = placed
+        self._communicates = True
+        self.keeps_gradients = False
+
+    def begin_batch(self, communicate: bool) -> None:
+        if communicate != self._communicates:
+            self._communicates = communicate
+            for model in self._placed.models:
+                if isinstance(model, FSDPModule):
+                    model.set_requires_gradient_sync(communicate)
+        self.keeps_gradients |= not communicate
+        share_buffers(self._placed.models)
+
+    def backward(
+        self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
+    ) -> None:
+        self._placed.whole.find()
+        super().backward(loss, gradient, retain_graph, create_graph)
+
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        """Exchange gradients that were kept; take away those of parameters that no rank has used."""
+        parameters = parameters_of(optimizer)
+        here, kept = self._placed.whole.take_used(parameters), self._placed.whole.hold_gradients(parameters)
+        anywhere = torch.tensor([here, kept], dtype=torch.int32, device=self._placed.device)
+        dist.all_reduce(anywhere)
+        # To read it a GPU has to be waited for. A parameter that this rank has used needs no answer.
+        if not self.keeps_gradients and all(here):
+            return
+        for parameter, used, is_kept in zip(parameters, *anywhere.tolist(), strict=True):
+            if is_kept:
+                self._exchange(parameter)
+            elif not used:
+                # FSDP2 has filled in zeros, by which weight decay and momentum would go on.
+                parameter.grad = None
+
+    def _exchange(self, parameter: torch.nn.Parameter) -> None:
+        sharded = shard_like(self.average_kept(parameter), cast(DTensor, parameter))
+        self._placed.whole[parameter].grad = None
+        parameter.grad = sharded if parameter.grad is None else parameter.grad + sharded
+
+    def average_kept(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """Return the average over ranks of the gradient that was kept for a sharded parameter, in its whole shape."""
+        whole = self._placed.whole[parameter]
+        average = torch.zeros(parameter.shape, dtype=parameter.dtype, device=self._placed.device)
+        if whole.grad is not None:
+            average.copy_(whole.grad)
+        dist.all_reduce(average.div_(dist.get_world_size()))
+        return average
+
+    def average_rest(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Every backward pass averages all gradients."""
+
+    def agree(self, flag: torch.Tensor) -> None:
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+
+
+class ShardedPhases:
+    """Makes models whole where ranks will not run them equally often.
+
+    Args:
+        placed: the wrapped models.
+    """
+
+    def __init__(self, placed: ShardedPlacement) -> None:
+        self._placed = placed
+
+    def begin_training(self) -> None:
+        """Find the whole parameters; the ranks are equal since models were wrapped."""
+        self._placed.whole.find()
 
     def begin_validation(self, in_step: bool) -> None:
         """Share the buffers; make the models whole if the ranks will not run them equally often."""
-        self._whole.find()
-        self._share_buffers()
+        self._placed.whole.find()
+        share_buffers(self._placed.models)
         if not in_step:
             self._set_whole(True)
 
@@ -227,7 +234,7 @@ class FSDPBackend:
         self._set_whole(False)
 
     def _set_whole(self, whole: bool) -> None:
-        for model in self._models:
+        for model in self._placed.models:
             for unit in units_of(model):
                 unit.set_reshard_after_forward(not whole, recurse=False)
                 if whole:
@@ -235,7 +242,33 @@ class FSDPBackend:
                 else:
                     unit.reshard()
 
-    # States
+
+def share_buffers(models: list[torch.nn.Module]) -> None:
+    """Make the buffers of all ranks those of the chief, as Determined's data-parallel training does."""
+    by_kind: dict[torch.dtype, list[torch.Tensor]] = {}
+    for model in models:
+        for buffer in model.buffers():
+            by_kind.setdefault(buffer.dtype, []).append(buffer)
+    for same in by_kind.values():
+        flat = torch.cat([buffer.reshape(-1) for buffer in same])
+        dist.broadcast(flat, 0)
+        for buffer, values in zip(same, torch.split(flat, [b.numel() for b in same]), strict=True):
+            buffer.copy_(values.view_as(buffer))
+
+
+class ShardedStates:
+    """The states of models and optimizers that are sharded: gathered on the chief, loaded in shards.
+
+    Args:
+        placed: the wrapped models.
+        gradients: what exchanges their gradients.
+    """
+
+    is_sharded = True
+
+    def __init__(self, placed: ShardedPlacement, gradients: ShardedGradients) -> None:
+        self._placed = placed
+        self._gradients = gradients
 
     def model_state(self, model: torch.nn.Module) -> dict[str, Any]:
         return gather_tensors(model.state_dict())
@@ -251,24 +284,24 @@ class FSDPBackend:
 
     def gradients(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         named = dict(model.named_parameters())
-        held = self._whole.hold_gradients(named.values())
-        kept = torch.tensor(held, dtype=torch.int32, device=self.device)
-        if self._keeps_gradients and named:
+        held = self._placed.whole.hold_gradients(named.values())
+        kept = torch.tensor(held, dtype=torch.int32, device=self._placed.device)
+        if self._gradients.keeps_gradients and named:
             dist.all_reduce(kept)
         gathered: dict[str, torch.Tensor] = {}
         for (name, parameter), is_kept in zip(named.items(), kept.tolist(), strict=True):
             whole = [] if parameter.grad is None else list(gather_tensors({name: parameter.grad}).values())
             if is_kept:
-                whole.append(self._average_kept(parameter).cpu())
+                whole.append(self._gradients.average_kept(parameter).cpu())
             if whole and dist.get_rank() == 0:
                 gathered[name] = whole[0] if len(whole) == 1 else whole[0] + whole[1]
         return gathered
 
     def load_gradients(self, model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
-        self._whole.find()
+        self._placed.whole.find()
         for name, parameter in model.named_parameters():
             grad = saved.get(name)
-            self._whole[parameter].grad = None
+            self._placed.whole[parameter].grad = None
             parameter.grad = None if grad is None else self.place_like(parameter, grad)
 
     def gather(self, tensors: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
@@ -276,6 +309,20 @@ class FSDPBackend:
 
     def place_like(self, parameter: torch.nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
         return shard_like(whole, cast(DTensor, parameter))
+
+
+class FSDPBackend(Backend):
+    """Trains models that are sharded by FSDP2.
+
+    Args:
+        device: of this rank.
+        policy: see :class:`ShardedPlacement`.
+    """
+
+    def __init__(self, device: torch.device, policy: Policy | None = None) -> None:
+        placed = ShardedPlacement(device, policy)
+        gradients = ShardedGradients(placed)
+        super().__init__(device, placed, gradients, ShardedPhases(placed), ShardedStates(placed, gradients))
 
 
 def _as_predicate(policy: Policy | None) -> Callable[[torch.nn.Module], bool]:

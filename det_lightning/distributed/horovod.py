@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from det_lightning import errors
+from det_lightning.distributed.backend import Backend, parameters_of
 from det_lightning.distributed.horovod_broadcast import share_state, share_tensors
 from det_lightning.distributed.horovod_processes import connect_horovod
-from det_lightning.pytorch.backend import LocalBackend, parameters_of
+from det_lightning.distributed.local import LocalGradients, LocalPhases, LocalPlacement, WholeStates
 
 __all__ = ["HorovodBackend"]
 
@@ -19,35 +20,26 @@ __all__ = ["HorovodBackend"]
 _NEVER = sys.maxsize
 
 
-class HorovodBackend(LocalBackend):
-    """Trains with Horovod's own ``DistributedOptimizer``, which averages gradients while a backward pass runs.
-
-    A parameter may get gradients from ``backward_passes_per_step`` backward passes before each step. More of them are
-    an error of Horovod's.
+class HorovodPlacement(LocalPlacement):
+    """Makes each wrapped optimizer one of Horovod's.
 
     Args:
         device: of this rank.
+        hvd: ``horovod.torch``.
 
-    Raises:
-        ImportError, ValueError: Horovod is missing, another launcher is in use too, or the device is a GPU and Horovod
-            was built for the CPU.
+    Attributes:
+        models, optimizers: what is wrapped.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, hvd: Any) -> None:
         super().__init__(device)
-        self._hvd = connect_horovod()
-        if device.type == "cuda" and not (self._hvd.cuda_built() or self._hvd.rocm_built()):
-            raise ValueError(
-                f"This run is to train with Horovod on {device}, and Horovod was built for the CPU. Run "
-                "HOROVOD_GPU_OPERATIONS=NCCL scripts/build_horovod.sh where CUDA and NCCL can be compiled with."
-            )
-        self._models: list[torch.nn.Module] = []
-        self._optimizers: list[_Wrapped] = []
-        self._communicates = True
+        self.hvd = hvd
+        self.models: list[torch.nn.Module] = []
+        self.optimizers: list[_Wrapped] = []
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
         model = super().wrap_model(model)
-        self._models.append(model)
+        self.models.append(model)
         return model
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
@@ -58,27 +50,27 @@ class HorovodBackend(LocalBackend):
                 exchanged; or an optimizer of this class can not be made from its parameter groups alone.
         """
         wrapped = _Wrapped(
-            self._hvd,
+            self.hvd,
             optimizer,
             self._name_parameters(optimizer),
             passes=options.get("backward_passes_per_step", 1),
             compresses=bool(options.get("fp16_compression")),
         )
-        self._optimizers.append(wrapped)
+        self.optimizers.append(wrapped)
         found: torch.optim.Optimizer = wrapped.optimizer
         return found
 
     def _name_parameters(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
         """Name parameters as all ranks do: by model where there is one."""
-        taken = {parameter for wrapped in self._optimizers for parameter in wrapped.parameters}
+        taken = {parameter for wrapped in self.optimizers for parameter in wrapped.parameters}
         of_models = {
             parameter: f"model{index}.{name}"
-            for index, model in enumerate(self._models)
+            for index, model in enumerate(self.models)
             for name, parameter in model.named_parameters()
         }
         named = {}
         for number, parameter in enumerate(parameters_of(optimizer)):
-            name = of_models.get(parameter, f"optimizer{len(self._optimizers)}.{number}")
+            name = of_models.get(parameter, f"optimizer{len(self.optimizers)}.{number}")
             if parameter in taken:
                 raise errors.InvalidExperimentException(
                     f"{name} belongs to two wrapped optimizers, which Horovod can not train; give all of its updates "
@@ -86,32 +78,6 @@ class HorovodBackend(LocalBackend):
                 )
             named[name] = parameter
         return named
-
-    def begin_training(self) -> None:
-        """Make weights and the states of optimizers those of the chief."""
-        if self._hvd.size() == 1:
-            return
-        of_models = [tensor for model in self._models for tensor in (*model.parameters(), *model.buffers())]
-        of_optimizers = [parameter for wrapped in self._optimizers for parameter in wrapped.parameters]
-        share_tensors(self._hvd, list(dict.fromkeys([*of_models, *of_optimizers])), "det_lightning.weights")
-        for index, wrapped in enumerate(self._optimizers):
-            share_state(self._hvd, wrapped.optimizer, self.device, f"det_lightning.optimizer{index}")
-
-    def begin_batch(self, communicate: bool) -> None:
-        if communicate == self._communicates:
-            return
-        self._communicates = communicate
-        for wrapped in self._optimizers:
-            wrapped.finish()
-            wrapped.optimizer.set_backward_passes_per_step(wrapped.passes if communicate else _NEVER)
-
-    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Finish the exchange of gradients.
-
-        Raises:
-            InvalidExperimentException: the optimizer has got parameters since it was wrapped.
-        """
-        self._wrapped(optimizer).synchronize()
 
     def change_optimizer(
         self, optimizer: torch.optim.Optimizer, change: Callable[[torch.optim.Optimizer], None]
@@ -126,21 +92,108 @@ class HorovodBackend(LocalBackend):
             "exchange the gradients of others. Use opt_level='O2', which keeps them as masters, or master_weights=True."
         )
 
+
+class HorovodGradients(LocalGradients):
+    """Finishes the exchange that Horovod's optimizers begin while a backward pass runs.
+
+    Args:
+        placed: the wrapped optimizers.
+    """
+
+    exchanges = True
+
+    def __init__(self, placed: HorovodPlacement) -> None:
+        self._placed = placed
+        self._communicates = True
+
+    def begin_batch(self, communicate: bool) -> None:
+        if communicate == self._communicates:
+            return
+        self._communicates = communicate
+        for wrapped in self._placed.optimizers:
+            wrapped.finish()
+            wrapped.optimizer.set_backward_passes_per_step(wrapped.passes if communicate else _NEVER)
+
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        """Finish the exchange of gradients.
+
+        Raises:
+            InvalidExperimentException: the optimizer has got parameters since it was wrapped.
+        """
+        self._wrapped(optimizer).synchronize()
+
     def agree(self, flag: torch.Tensor) -> None:
-        if self._hvd.size() > 1:
-            flag.copy_(self._hvd.allreduce(flag, name="det_lightning.agree", op=self._hvd.Sum))
+        if self._placed.hvd.size() > 1:
+            flag.copy_(self._placed.hvd.allreduce(flag, name="det_lightning.agree", op=self._placed.hvd.Sum))
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         with self._wrapped(optimizer).optimizer.skip_synchronize():
             super().step(optimizer, scaler)
 
+    def _wrapped(self, optimizer: torch.optim.Optimizer) -> _Wrapped:
+        return next(wrapped for wrapped in self._placed.optimizers if wrapped.optimizer is optimizer)
+
+
+class HorovodPhases(LocalPhases):
+    """Makes ranks equal when a run begins.
+
+    Args:
+        placed: the wrapped models and optimizers.
+    """
+
+    def __init__(self, placed: HorovodPlacement) -> None:
+        self._placed = placed
+
+    def begin_training(self) -> None:
+        """Make weights and the states of optimizers those of the chief."""
+        if self._placed.hvd.size() == 1:
+            return
+        of_models = [tensor for model in self._placed.models for tensor in (*model.parameters(), *model.buffers())]
+        of_optimizers = [parameter for wrapped in self._placed.optimizers for parameter in wrapped.parameters]
+        share_tensors(self._placed.hvd, list(dict.fromkeys([*of_models, *of_optimizers])), "det_lightning.weights")
+        for index, wrapped in enumerate(self._placed.optimizers):
+            share_state(self._placed.hvd, wrapped.optimizer, self._placed.device, f"det_lightning.optimizer{index}")
+
+
+class HorovodStates(WholeStates):
+    """The states of every rank's models and optimizers, read when no exchange is under way.
+
+    Args:
+        placed: the wrapped optimizers.
+    """
+
+    def __init__(self, placed: HorovodPlacement) -> None:
+        self._placed = placed
+
     def gradients(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        for wrapped in self._optimizers:
+        for wrapped in self._placed.optimizers:
             wrapped.finish()
         return super().gradients(model)
 
-    def _wrapped(self, optimizer: torch.optim.Optimizer) -> _Wrapped:
-        return next(wrapped for wrapped in self._optimizers if wrapped.optimizer is optimizer)
+
+class HorovodBackend(Backend):
+    """Trains with Horovod's own ``DistributedOptimizer``, which averages gradients while a backward pass runs.
+
+    A parameter may get gradients from ``backward_passes_per_step`` backward passes before each step. More of them are
+    an error of Horovod's.
+
+    Args:
+        device: of this rank.
+
+    Raises:
+        ImportError, ValueError: Horovod is missing, another launcher is in use too, or the device is a GPU and Horovod
+            was built for the CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        hvd = connect_horovod()
+        if device.type == "cuda" and not (hvd.cuda_built() or hvd.rocm_built()):
+            raise ValueError(
+                f"This run is to train with Horovod on {device}, and Horovod was built for the CPU. Run "
+                "HOROVOD_GPU_OPERATIONS=NCCL scripts/build_horovod.sh where CUDA and NCCL can be compiled with."
+            )
+        placed = HorovodPlacement(device, hvd)
+        super().__init__(device, placed, HorovodGradients(placed), HorovodPhases(placed), HorovodStates(placed))
 
 
 class _Wrapped:

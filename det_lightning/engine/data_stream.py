@@ -8,10 +8,10 @@ from typing import Any
 
 import torch.utils.data
 
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.data import DataLoader
-from det_lightning.pytorch.random_state import PassJournal
-from det_lightning.pytorch.trial import PyTorchTrial
+from det_lightning.pytorch._data import DataLoader
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._random_state import PassJournal
 
 __all__ = ["TrainStream", "TrialData", "ValidationStream"]
 

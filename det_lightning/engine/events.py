@@ -9,7 +9,7 @@ import pathlib
 import warnings
 from typing import Any
 
-from det_lightning.pytorch.callback import PyTorchCallback
+from det_lightning.pytorch._callback import PyTorchCallback
 
 __all__ = ["TrialEvents"]
 

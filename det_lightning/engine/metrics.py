@@ -10,7 +10,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.pytorch.reducers import Reducer, simple_reduce
+from det_lightning.pytorch._reducer import Reducer, simple_reduce
 
 __all__ = [
     "MetricWindow",

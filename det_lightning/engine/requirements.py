@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from det_lightning import errors
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.legacy_trial import interface_mistakes, original_trial
-from det_lightning.pytorch.trial import PyTorchTrial
+from det_lightning.pytorch._legacy_trial import interface_mistakes, original_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
 __all__ = ["require_trainable"]
 

@@ -17,9 +17,9 @@ from det_lightning.checkpoint.safe_load.reading import CheckpointContent
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.engine.events import TrialEvents
 from det_lightning.masking import describe_masked, mask
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.random_state import require_rng, restore_rng
-from det_lightning.pytorch.weights import (
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._random_state import require_rng, restore_rng
+from det_lightning.pytorch._weights import (
     average_gradients,
     collect_gradients,
     explaining,
@@ -89,7 +89,7 @@ def _gradients_of_ranks(context: PyTorchTrialContext) -> Any:
     own = collect_gradients(context)
     if context.distributed.size == 1:
         return own
-    return [own] if context.backend.is_sharded else context.distributed.allgather(own)
+    return [own] if context.backend.states.is_sharded else context.distributed.allgather(own)
 
 
 def _of_rank(entries: list[Any], rank: int) -> Any:
@@ -216,7 +216,7 @@ class ResumePoint:
             context.optimizer_steps = self.extra["optimizer_steps"]
             rank, saved = context.distributed.rank, self.extra["gradients"]
             gradients = [saved] if self.extra.get("world_size", 1) == 1 else saved
-            sharded = context.backend.is_sharded
+            sharded = context.backend.states.is_sharded
             with explaining(f"The gradients in {self.source}"):
                 load_gradients(context, average_gradients(gradients) if sharded else _of_rank(gradients, rank))
                 context.precision.load_unfinished(self.extra.get("precision", {}))

@@ -25,11 +25,11 @@ from det_lightning.engine.resume import ResumePoint, load_data_of, require_same_
 from det_lightning.engine.schedule import Boundary, Schedule
 from det_lightning.engine.stopping import EarlyEnd, Preemption
 from det_lightning.engine.validation import Evaluation
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.legacy_trial import original_trial
-from det_lightning.pytorch.random_state import capture_rng
-from det_lightning.pytorch.trial import PyTorchTrial
-from det_lightning.pytorch.weights import collect_rest, collect_weights
+from det_lightning.pytorch._legacy_trial import original_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._random_state import capture_rng
+from det_lightning.pytorch._weights import collect_rest, collect_weights
 
 __all__ = ["Reporter", "TrialRun"]
 
@@ -130,7 +130,7 @@ class TrialRun:
         """Load the checkpoint, if there is one, and tell the callbacks that training starts."""
         if self._resume is not None:
             self._resume.apply(self.context, self.events)
-        self.context.backend.begin_training()
+        self.context.backend.phases.begin_training()
         self.events.emit("on_training_start")
         self._actions.begin([])
 
@@ -186,11 +186,14 @@ class TrialRun:
 
     def _train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
         context = self.context
-        context.precision.begin_batch(context.is_update_batch())
+        gradients = context.precision.path
+        if gradients.exchanges:
+            gradients.begin_batch(context.is_update_batch())
         if context.experimental.auto_to_device:
             batch = context.to_device(batch)
         metrics: Any = self.trial.train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
-        context.precision.end_batch()
+        if (scaling := context.precision.scaling) is not None:
+            scaling.end_batch()
         if isinstance(metrics, torch.Tensor):
             metrics = {"loss": metrics}
         elif not isinstance(metrics, dict):
@@ -257,7 +260,7 @@ class TrialRun:
         self.context.reducers.reset()
         for model in self.context.models:
             model.eval()
-        self.context.backend.begin_validation(self._validates_in_step)
+        self.context.backend.phases.begin_validation(self._validates_in_step)
         for hook in self.events.overriding("on_validation_step_start"):
             hook()
         self.events.emit("on_validation_start")
@@ -277,7 +280,7 @@ class TrialRun:
         self.events.emit("on_validation_end", metrics)
         for hook in self.events.overriding("on_validation_step_end"):
             hook(metrics)
-        self.context.backend.end_validation()
+        self.context.backend.phases.end_validation()
         self.state.last_val = self.state.batches_trained
         for reporter in self._reporters:
             reporter.report_validation(self.state.batches_trained, metrics)
@@ -300,7 +303,7 @@ class TrialRun:
         All ranks have to call it, for sharded weights are gathered; only the chief gets something.
         """
         context = self.context
-        chief, sharded = context.distributed.rank == 0, context.backend.is_sharded
+        chief, sharded = context.distributed.rank == 0, context.backend.states.is_sharded
         weights = collect_weights(context) if chief or sharded else {}
         if not chief:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from det_lightning.pytorch.context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 __all__ = ["EarlyEnd", "Preemption"]
 

@@ -80,16 +80,19 @@ def our_place(path: str) -> str | None:
 @functools.cache
 def callback_hooks() -> frozenset[str]:
     """Return the names of the methods of ``PyTorchCallback``."""
-    tree = ast.parse((_ROOT / "pytorch" / "callback.py").read_text(encoding="utf-8"))
+    tree = ast.parse((_ROOT / "pytorch" / "_callback.py").read_text(encoding="utf-8"))
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
 def _candidates(path: str) -> list[str]:
     """Return where to look for ``path``, in Determined's names."""
-    found = [path]
-    for module, public in _MOVED.items():
-        if path == module or path.startswith(f"{module}."):
-            found.append(public + path.removeprefix(module))
+    found = [
+        public + path.removeprefix(module)
+        for module, public in _MOVED.items()
+        if path == module or path.startswith(f"{module}.")
+    ]
+    # We have some private modules too, by the same names; a public name is the better one.
+    found.append(path)
     parts = path.split(".")
     if path.startswith(f"{_PYTORCH}."):
         # All public names of its modules are names of the package too.

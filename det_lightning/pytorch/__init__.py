@@ -5,18 +5,19 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning.errors import ShouldExit
 from det_lightning.pytorch import samplers
-from det_lightning.pytorch.callback import PyTorchCallback
-from det_lightning.pytorch.clipping import ClipGradsL2Norm, ClipGradsL2Value
-from det_lightning.pytorch.context import PyTorchTrialContext
-from det_lightning.pytorch.data import DataLoader, TorchData, adapt_batch_sampler, data_length, to_device
-from det_lightning.pytorch.experimental import PyTorchExperimentalContext
-from det_lightning.pytorch.initialization import reset_parameters
-from det_lightning.pytorch.loading import CheckpointLoadContext, load_trial_from_checkpoint_path
-from det_lightning.pytorch.lr_scheduler import LRScheduler
-from det_lightning.pytorch.random_state import isolated_rng
-from det_lightning.pytorch.reducers import MetricReducer, Reducer
-from det_lightning.pytorch.reducers import StandaloneReducers as _PyTorchReducerContext  # noqa: F401 (tests import it)
-from det_lightning.pytorch.reducers import simple_reduce as _simple_reduce_metrics  # noqa: F401
+from det_lightning.pytorch._callback import PyTorchCallback
+from det_lightning.pytorch._clipping import ClipGradsL2Norm, ClipGradsL2Value
+from det_lightning.pytorch._data import DataLoader, TorchData, adapt_batch_sampler, data_length, to_device
+from det_lightning.pytorch._experimental import PyTorchExperimentalContext
+from det_lightning.pytorch._initialization import reset_parameters
+from det_lightning.pytorch._load import CheckpointLoadContext, load_trial_from_checkpoint_path
+from det_lightning.pytorch._lr_scheduler import LRScheduler
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._random_state import isolated_rng
+from det_lightning.pytorch._reducer import MetricReducer, Reducer
+from det_lightning.pytorch._reducer import StandaloneReducers as _PyTorchReducerContext  # noqa: F401 (tests import it)
+from det_lightning.pytorch._reducer import simple_reduce as _simple_reduce_metrics  # noqa: F401
 from det_lightning.pytorch.samplers import (
     DistributedBatchSampler,
     DistributedSampler,
@@ -27,11 +28,10 @@ from det_lightning.pytorch.samplers import (
     SkipBatchSampler,
     SkipSampler,
 )
-from det_lightning.pytorch.trial import PyTorchTrial
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 if TYPE_CHECKING:
-    from det_lightning.pytorch.trainer import Trainer, init
+    from det_lightning.pytorch._trainer import Trainer, init
 
 __all__ = [
     "Batch",
@@ -74,5 +74,5 @@ def __getattr__(name: str) -> Any:
     if name in ("Trainer", "init"):
         # Some modules draw random numbers when they are imported, and the script may have set its seeds already.
         with isolated_rng():
-            return getattr(importlib.import_module("det_lightning.pytorch.trainer"), name)
+            return getattr(importlib.import_module("det_lightning.pytorch._trainer"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -213,7 +213,7 @@ def test_one_process_goes_on_after_as_many_samples(ranks: Path, tmp_path: Path) 
 def test_a_restarted_script_takes_its_own_newest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tmp_path)  # an earlier job, complete, in the same storage
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
-    monkeypatch.setattr("det_lightning.pytorch.trainer._fits", iter([1, 1, 2]))
+    monkeypatch.setattr("det_lightning.pytorch._trainer._fits", iter([1, 1, 2]))
     with pytest.raises(ZeroDivisionError):
         train(tmp_path, trial_that(lambda: 1 / 0), checkpoint_period=pytorch.Batch(5))  # type: ignore[arg-type, return-value]
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")

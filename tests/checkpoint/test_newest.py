@@ -202,7 +202,7 @@ def test_a_damaged_checkpoint_that_was_named_is_an_error(tmp_path: Path) -> None
 
 def test_a_restarted_job_passes_a_damaged_checkpoint_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
-    monkeypatch.setattr("det_lightning.pytorch.trainer._fits", iter([1, 1]))
+    monkeypatch.setattr("det_lightning.pytorch._trainer._fits", iter([1, 1]))
     train(tmp_path, 6)
     truncate(by_steps(tmp_path)[6] / "state_dict.pth")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")

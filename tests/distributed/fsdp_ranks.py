@@ -20,7 +20,7 @@ from det_lightning import core, errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.adapters.strategies import PerModelFSDPStrategy
 from det_lightning.checkpoint import load_checkpoint
-from det_lightning.pytorch.weights import collect_weights, load_models, load_state
+from det_lightning.pytorch._weights import collect_weights, load_models, load_state
 from tests.distributed import ranks
 from tests.distributed.fsdp_trials import (
     Clipped,
@@ -132,7 +132,7 @@ def scale_after_overflow() -> float:
         model = context.wrap_model(torch.nn.Linear(1, 2, bias=False))
         optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        context.backend.begin_batch(True)
+        context.backend.gradients.begin_batch(True)
         context.backward(scaler.scale((model(torch.ones(1, 1)) * torch.tensor([1.0, float("inf")])).sum()))
         context.step_optimizer(optimizer, scaler=scaler)
         scaler.update()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from det_lightning import errors, pytorch
-from det_lightning.pytorch.precision import ApexLevels
+from det_lightning.precision.apex_levels import ApexLevels
 from tests.precision.apex_rules import PlainLoop
 
 BATCHES = [
@@ -59,14 +59,13 @@ class Configured:
             masters = dict(zip(self.model.parameters(), self.parameters(), strict=True))
             own = {half: master for half, master in masters.items() if half is not master}
             level_of = self.levels.level
-            self.context.precision = ApexLevels(
-                level_of, self.context.backend, self.context.optimizers, own, window=window
-            )
+            levels = ApexLevels(level_of, self.context.backend, self.context.optimizers, own, window=window)
+            self.context.precision.use_scaling(levels)
 
     @property
     def levels(self) -> ApexLevels:
-        assert isinstance(self.context.precision, ApexLevels)
-        return self.context.precision
+        assert isinstance(self.context.precision.scaling, ApexLevels)
+        return self.context.precision.scaling
 
     def parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -79,11 +78,11 @@ class Configured:
         scales = []
         for index, (inputs, targets) in enumerate(batches):
             self.context.position.batch_idx = index
-            self.context.precision.begin_batch(self.context.is_update_batch())
+            self.levels.begin_batch(self.context.is_update_batch())
             self.context.backward(loss_of(self.model(inputs), targets, index))
             clips = (lambda p: torch.nn.utils.clip_grad_norm_(p, clip)) if clip else None
             self.context.step_optimizer(self.optimizer, clip_grads=clips)
-            self.context.precision.end_batch()
+            self.levels.end_batch()
             scales.append(self.scale())
         return scales
 
@@ -191,14 +190,14 @@ class TwoLosses:
     def train(self, factors: tuple[float, ...]) -> None:
         self.batch += 1
         self.context.position.batch_idx = self.batch
-        self.context.precision.begin_batch(self.context.is_update_batch())
+        self.context.precision.path.begin_batch(self.context.is_update_batch())
         inputs, targets = BATCHES[self.batch]
         for index, factor in enumerate(factors):
             loss = ((self.models[index % 2](inputs) - targets) ** 2).mean() * factor
             self.context.backward(loss, retain_graph=True)
         for optimizer in self.optimizers:
             self.context.step_optimizer(optimizer)
-        self.context.precision.end_batch()
+        self.context.precision.scaling.end_batch()
 
     def scales(self) -> list[float]:
         entries = self.context.precision.state_dict()["amp_state"]
@@ -317,11 +316,11 @@ def test_recurrent_and_tied_weights(level: str) -> None:
     losses = []
     for batch in range(40):
         context.position.batch_idx = batch
-        context.precision.begin_batch(context.is_update_batch())
+        context.precision.path.begin_batch(context.is_update_batch())
         loss = torch.nn.functional.cross_entropy(model(tokens, reverse=False).flatten(0, 1), tokens.flatten())
         context.backward(loss)
         context.step_optimizer(optimizer)
-        context.precision.end_batch()
+        context.precision.scaling.end_batch()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 2
 
@@ -332,7 +331,7 @@ def test_an_optimizer_that_was_not_configured_sees_unscaled_gradients_too() -> N
     optimizers = [context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
     context.configure_apex_amp(models[0], optimizers[0], opt_level="O2", loss_scale=1024.0)
     context.position.batch_idx = 0
-    context.precision.begin_batch(context.is_update_batch())
+    context.precision.path.begin_batch(context.is_update_batch())
     context.backward(models[1](models[0](torch.ones(1, 2))).sum())
     assert torch.equal(models[1].bias.grad, torch.ones(2))
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from det_lightning import errors, pytorch
-from det_lightning.pytorch.precision import PlainPrecision
 
 Context = pytorch.PyTorchTrialContext
 
@@ -132,7 +131,8 @@ def test_calls_in_the_wrong_order(calls: list[Callable[[Context], Any]], message
 def test_a_level_that_is_not_enabled_changes_nothing() -> None:
     context = Context()
     configure(opt_level="nonsense", enabled=False)(context)
-    assert type(context.precision) is PlainPrecision
+    assert context.precision.scaling is None
+    assert context.precision.path is context.backend.gradients
 
 
 # DET_LIGHTNING_AMP
@@ -178,7 +178,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str 
 
 def test_apex_is_asked_for_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DET_LIGHTNING_AMP", "apex")
-    with pytest.raises(errors.InvalidExperimentException, match=r"apex can not be imported.*Unset DET_LIGHTNING_AMP"):
+    with pytest.raises(errors.InvalidExperimentException, match=r"apex cannot be imported.*Unset DET_LIGHTNING_AMP"):
         configure()(Context())
     monkeypatch.setenv("DET_LIGHTNING_AMP", "nvidia")
     with pytest.raises(ValueError, match=r"DET_LIGHTNING_AMP='nvidia'.*'torch'.*'apex'"):
@@ -200,11 +200,11 @@ def test_an_installed_apex_is_used(installed: Callable[[str | None], None]) -> N
     assert apex.amp.calls[0]["opt_level"] == "O2"
     assert apex.amp.calls[0]["num_losses"] == 1
     context.position.batch_idx = 0
-    context.precision.begin_batch(context.is_update_batch())
+    context.precision.path.begin_batch(context.is_update_batch())
     before = model.weight.detach().clone()
     context.backward(model(torch.ones(1, 2)).sum())
     context.step_optimizer(optimizer)
-    context.precision.end_batch()
+    context.precision.scaling.end_batch()
     torch.testing.assert_close(model.weight, before - 0.1)
     state = context.precision.state_dict()
     assert state == {"amp_state": apex.amp.state_dict()}

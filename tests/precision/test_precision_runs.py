@@ -15,8 +15,8 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
-from det_lightning.pytorch.precision import TorchAmp, make_scaler
-from det_lightning.pytorch.precision.casting import cast_floats, halves_to_float
+from det_lightning.precision.casting import cast_floats, halves_to_float
+from det_lightning.precision.torch_amp import TorchAmp, make_scaler
 from tests.trials import SmallTrial, seed_everything, weights_of
 
 
@@ -177,7 +177,8 @@ def test_the_state_of_a_wrapped_scaler_goes_on(tmp_path: Path, kind: type[Scaled
 def amp_context(scaler: Any, aggregation: int = 1) -> tuple[pytorch.PyTorchTrialContext, Any, list[Any]]:
     """Return a context as ``use_amp`` leaves it on a GPU, but on the CPU; a model; and two optimizers."""
     context = pytorch.PyTorchTrialContext(aggregation_frequency=aggregation)
-    context.scaler, context.precision = scaler, TorchAmp(scaler, context.backend)
+    context.precision.scaler = scaler
+    context.precision.use_scaling(TorchAmp(scaler, context.backend.gradients))
     torch.manual_seed(0)
     model = context.wrap_model(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)))
     kinds = (torch.optim.Adam, torch.optim.Adagrad)
@@ -195,11 +196,11 @@ def test_use_amp_updates_its_scaler_once_a_batch_and_only_after_a_step() -> None
     for batch, inputs in enumerate(torch.randn(8, 4, 2)):
         factor = float("inf") if batch == 3 else 1.0
         context.position.batch_idx = batch
-        context.precision.begin_batch(context.is_update_batch())
+        context.precision.path.begin_batch(context.is_update_batch())
         context.backward(model(inputs).square().mean() * factor)
         for optimizer in optimizers:
             context.step_optimizer(optimizer, clip_grads=lambda p: torch.nn.utils.clip_grad_norm_(p, 0.1))
-        context.precision.end_batch()
+        context.precision.scaling.end_batch()
         by_hand.scale(plain(inputs).square().mean() * factor).backward()
         if batch % 2 == 1:
             for reference in references:
@@ -216,8 +217,8 @@ def test_use_amp_updates_its_scaler_once_a_batch_and_only_after_a_step() -> None
             assert torch.equal(mine, theirs)
     assert ours.get_scale() == 2.0**15
     # No step, no update: torch would raise.
-    context.precision.begin_batch(context.is_update_batch())
-    context.precision.end_batch()
+    context.precision.path.begin_batch(context.is_update_batch())
+    context.precision.scaling.end_batch()
 
 
 def test_a_scaler_takes_over_the_settings_of_another() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from det_lightning import errors
 from det_lightning.core import DistributedContext
+from det_lightning.distributed.local import LocalBackend
 from det_lightning.pytorch import LRScheduler, PyTorchTrialContext
-from det_lightning.pytorch.backend import LocalBackend
 
 Mode = LRScheduler.StepMode
 
@@ -304,13 +304,13 @@ def test_a_scaler_of_the_trials_own_under_automatic_scaling() -> None:
     weight = make_weight(1.0)
     optimizer = wrapped_sgd(context, weight)
     context.position.batch_idx = 0
-    assert context.precision is not None
-    context.precision.begin_batch(True)
+    assert context.precision.scaling is not None
+    context.precision.path.begin_batch(True)
     context.backward(weight * 0.5)
     assert weight.grad is not None
     assert weight.grad.item() == 2.0
     context.step_optimizer(optimizer)
-    context.precision.end_batch()
+    context.precision.scaling.end_batch()
     assert (weight.item(), scaler.get_scale()) == (0.5, 8.0)
 
 

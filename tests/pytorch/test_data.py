@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, T
 
 from det_lightning.engine.data_stream import TrainStream, ValidationStream
 from det_lightning.pytorch import DataLoader, data_length, to_device
-from det_lightning.pytorch.random_state import PassJournal
+from det_lightning.pytorch._random_state import PassJournal
 
 CPU = torch.device("cpu")
 TEN = range(10)

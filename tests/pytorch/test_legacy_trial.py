@@ -17,7 +17,7 @@ from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage
-from det_lightning.pytorch.legacy_trial import adapt_legacy_trial, is_legacy_trial, original_trial
+from det_lightning.pytorch._legacy_trial import adapt_legacy_trial, is_legacy_trial, original_trial
 from tests.trials import BATCH_SIZE, EPOCH_LEN, CountingCallback, make_data, seed_everything, weights_of
 
 Mode = pytorch.LRScheduler.StepMode

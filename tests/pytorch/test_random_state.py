@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, WeightedRandomSampler
 
 from det_lightning.pytorch import samplers
-from det_lightning.pytorch.data import adapt_batch_sampler
-from det_lightning.pytorch.random_state import (
+from det_lightning.pytorch._data import adapt_batch_sampler
+from det_lightning.pytorch._random_state import (
     PassJournal,
     ResumableBatchSampler,
     capture_rng,

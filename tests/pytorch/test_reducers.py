@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning.pytorch import MetricReducer, Reducer
-from det_lightning.pytorch.reducers import FunctionReducer, ReducerRegistry, simple_reduce
+from det_lightning.pytorch._reducer import FunctionReducer, ReducerRegistry, simple_reduce
 from det_lightning.pytorch.samplers import DistributedSampler
 
 

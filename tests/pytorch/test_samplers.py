@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
 from det_lightning.pytorch import samplers
-from det_lightning.pytorch.data import adapt_batch_sampler
+from det_lightning.pytorch._data import adapt_batch_sampler
 
 sizes = st.integers(0, 40)
 ranks = st.integers(1, 6)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from det_lightning import errors
 from det_lightning.pytorch import PyTorchTrialContext
-from det_lightning.pytorch.settings import RunSettings
+from det_lightning.pytorch._settings import TrialSettings
 
 
 def test_settings_are_looked_up() -> None:
@@ -53,8 +53,8 @@ def test_an_unknown_hyperparameter_is_named_beside_those_that_there_are() -> Non
 
 @given(st.integers(1, 1000), st.integers(1, 16))
 def test_a_batch_is_split_evenly_over_the_slots(global_batch_size: int, slots: int) -> None:
-    def settings() -> RunSettings:
-        return RunSettings(hparams={"global_batch_size": global_batch_size}, slots=slots)
+    def settings() -> TrialSettings:
+        return TrialSettings(hparams={"global_batch_size": global_batch_size}, slots=slots)
 
     if global_batch_size < slots:
         with pytest.raises(errors.InvalidExperimentException, match=f"is {global_batch_size}, less than the {slots}"):

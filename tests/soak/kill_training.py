@@ -31,7 +31,7 @@ from det_lightning.checkpoint import CheckpointStorage, Retention, read_checkpoi
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 
 # Imported here, and not by each of the processes that begin.
-from det_lightning.pytorch.trainer import Trainer, init
+from det_lightning.pytorch._trainer import Trainer, init
 from tests.trials import SmallTrial, seed_everything
 
 LENGTH = 30

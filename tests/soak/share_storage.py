@@ -32,9 +32,9 @@ from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention, read_checkpoint
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.retention.trial_index import read_indexes
+from det_lightning.pytorch._trainer import Trainer, init
 
 # Imported here, and not by each of the processes that begin.
-from det_lightning.pytorch.trainer import Trainer, init
 from tests.soak.kill_training import wait
 from tests.trials import SmallTrial, seed_everything, weights_of
 

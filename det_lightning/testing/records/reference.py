@@ -54,7 +54,7 @@ def record_ours(
         threads: torch's number of threads, by default as it is; numbers may depend on it, so give the reference's.
     """
     from det_lightning import pytorch
-    from det_lightning.pytorch.random_state import isolated_rng
+    from det_lightning.pytorch._random_state import isolated_rng
     from det_lightning.testing import recorder
 
     log = recorder.TrainingLog()

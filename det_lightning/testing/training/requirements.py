@@ -8,8 +8,8 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.masking import mask
-from det_lightning.pytorch.random_state import isolated_rng
-from det_lightning.pytorch.trainer import init
+from det_lightning.pytorch._random_state import isolated_rng
+from det_lightning.pytorch._trainer import init
 from det_lightning.testing.outcomes import BadTrial
 from det_lightning.testing.training.loading import TrialSource, is_own_file
 from det_lightning.testing.training.running import Failure, TrialSetup

@@ -19,8 +19,8 @@ import torch
 from det_lightning import errors
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
-from det_lightning.pytorch.random_state import isolated_rng
-from det_lightning.pytorch.trainer import Trainer, init
+from det_lightning.pytorch._random_state import isolated_rng
+from det_lightning.pytorch._trainer import Trainer, init
 from det_lightning.testing.training.loading import TrialSource, own_frames
 from det_lightning.testing.training.surroundings import quietly, seed_generators, torch_defaults
 from det_lightning.testing.watching.observer import Observer

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from det_lightning.pytorch.lr_scheduler import LRScheduler
+from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.testing.training.loading import is_own_file
 from det_lightning.testing.watching.observer import Observer
 from det_lightning.testing.watching.patching import replaced

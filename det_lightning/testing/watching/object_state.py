@@ -21,8 +21,8 @@ import torchmetrics
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from det_lightning.pytorch.callback import PyTorchCallback
-from det_lightning.pytorch.reducers import MetricReducer
+from det_lightning.pytorch._callback import PyTorchCallback
+from det_lightning.pytorch._reducer import MetricReducer
 from det_lightning.testing.watching.digests import fingerprint, generator_state
 
 __all__ = ["Holder", "Leaf", "ObjectState", "StateReader"]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from det_lightning.pytorch.backend import DDP_PREFIX
-from det_lightning.pytorch.weights import collect_rest, collect_weights
+from det_lightning.distributed.backend import DDP_PREFIX
+from det_lightning.pytorch._weights import collect_rest, collect_weights
 from det_lightning.testing.watching.digests import Fingerprint, arrays_in, fingerprint, flat, frozen, nested_fingerprint
 from det_lightning.testing.watching.object_state import ObjectState, StateReader
 from det_lightning.testing.watching.reading_order import ReadingOrder

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from det_lightning.pytorch.callback import PyTorchCallback
+from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.testing.watching.observer import CHECKPOINTED, Observer
 
 __all__ = ["observed"]

@@ -12,7 +12,8 @@ from det_lightning import errors
 from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.distributed import horovod_processes as processes
-from det_lightning.pytorch.backend import Backend, LocalBackend
+from det_lightning.distributed.backend import Backend
+from det_lightning.distributed.local import LocalBackend
 
 
 @pytest.fixture
@@ -34,14 +35,14 @@ def test_a_wrapped_optimizer_keeps_state_defaults_and_hooks(backend: Backend) ->
     calls: list[Any] = []
     plain.register_step_post_hook(lambda *_: calls.append("step"))
     state = plain.state_dict()
-    wrapped = backend.wrap_optimizer(plain)
+    wrapped = backend.placement.wrap_optimizer(plain)
     assert wrapped.state_dict() == state
     assert wrapped.defaults["lr"] == 0.5
     model.weight.grad = torch.ones_like(model.weight)
-    backend.step(wrapped, None)
+    backend.gradients.step(wrapped, None)
     assert calls == ["step"]
     wrapped.load_state_dict(state)
-    backend.step(wrapped, None)
+    backend.gradients.step(wrapped, None)
     assert calls == ["step", "step"]
     wrapped.zero_grad(set_to_none=False)
     assert model.weight.grad is not None
@@ -53,7 +54,7 @@ def test_lightnings_optimizer_may_stand_for_horovods(backend: Backend) -> None:
     from pytorch_lightning.core.optimizer import LightningOptimizer
 
     model = torch.nn.Linear(2, 1)
-    lightning: Any = LightningOptimizer(backend.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5)))
+    lightning: Any = LightningOptimizer(backend.placement.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5)))
     lightning.zero_grad()
     lightning.load_state_dict(lightning.state_dict())
     lightning.synchronize()
@@ -63,26 +64,26 @@ def test_lightnings_optimizer_may_stand_for_horovods(backend: Backend) -> None:
 
 def test_a_closure_is_refused(backend: Backend) -> None:
     model = torch.nn.Linear(2, 1)
-    optimizer = backend.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    optimizer = backend.placement.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
     with pytest.raises(errors.InvalidExperimentException, match="closure"):
         optimizer.step(lambda: 0.0)
 
 
 def test_parameters_that_horovod_would_pass_over_are_refused(backend: Backend) -> None:
-    model = backend.wrap_model(torch.nn.Linear(2, 1))
-    optimizer = backend.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    model = backend.placement.wrap_model(torch.nn.Linear(2, 1))
+    optimizer = backend.placement.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
     with pytest.raises(errors.InvalidExperimentException, match="weight belongs to two"):
-        backend.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+        backend.placement.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
     with pytest.raises(errors.InvalidExperimentException, match="has got parameters since"):
-        backend.synchronize(optimizer)
+        backend.gradients.synchronize(optimizer)
 
 
 def test_bfloat16_needs_compression(backend: Backend) -> None:
     model = torch.nn.Linear(2, 1).bfloat16()
     with pytest.raises(errors.InvalidExperimentException, match="bfloat16"):
-        backend.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
-    backend.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), fp16_compression=True)
+        backend.placement.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    backend.placement.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), fp16_compression=True)
 
 
 def test_an_optimizer_that_can_not_be_made_anew_is_refused(backend: Backend) -> None:
@@ -91,7 +92,7 @@ def test_an_optimizer_that_can_not_be_made_anew_is_refused(backend: Backend) -> 
             super().__init__(params, lr=0.5)
 
     with pytest.raises(errors.InvalidExperimentException, match="Horovod can not wrap a Stubborn"):
-        backend.wrap_optimizer(Stubborn(torch.nn.Linear(2, 1).parameters(), 1))
+        backend.placement.wrap_optimizer(Stubborn(torch.nn.Linear(2, 1).parameters(), 1))
 
 
 def test_one_process_of_horovod_trains_as_one(needs_horovod: None, monkeypatch: pytest.MonkeyPatch) -> None:

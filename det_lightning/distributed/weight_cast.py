@@ -1,0 +1,93 @@
+"""Giving the parameters of models another type, and optimizers other parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+__all__ = ["WeightCast", "named_tensors", "replace_parameters"]
+
+
+class WeightCast:
+    """Casts the weights of models to half precision, each parameter once, and knows it in both types.
+
+    Args:
+        dtype: what floating-point parameters and buffers become.
+        keep_batchnorm: leave batch norms as they are.
+
+    Attributes:
+        halves: of each parameter in float32, what models have in its place.
+    """
+
+    def __init__(self, dtype: torch.dtype, keep_batchnorm: bool) -> None:
+        self.dtype = dtype
+        self._keep_batchnorm = keep_batchnorm
+        self.halves: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+
+    def keeps(self, module: torch.nn.Module) -> bool:
+        """Tell whether a module's own parameters and buffers stay as they are."""
+        return self._keep_batchnorm and isinstance(module, _BatchNorm)
+
+    def renew(self, model: torch.nn.Module) -> None:
+        """Give ``model`` new parameters; the former live on, for an optimizer that has them."""
+        for module in model.modules():
+            if self.keeps(module):
+                continue
+            for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+                if self._casts(parameter):
+                    setattr(module, name, self._half_of(parameter))
+            for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+                if buffer.is_floating_point():
+                    setattr(module, name, buffer.to(self.dtype))
+
+    def _casts(self, parameter: torch.nn.Parameter) -> bool:
+        return parameter.is_floating_point() and parameter.dtype is not self.dtype
+
+    def _half_of(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+        if parameter not in self.halves:
+            self.halves[parameter] = torch.nn.Parameter(parameter.detach().to(self.dtype), parameter.requires_grad)
+        return self.halves[parameter]
+
+    def convert(self, model: torch.nn.Module) -> dict[torch.nn.Parameter, torch.nn.Parameter]:
+        """Cast the parameters of ``model`` in place; return the new float32 one that takes over the value of each."""
+        kept = {module: _copies(module) for module in model.modules() if self.keeps(module)}
+        values = {
+            p: torch.nn.Parameter(p.detach().clone(), p.requires_grad) for p in model.parameters() if self._casts(p)
+        }
+        model.to(self.dtype)
+        for module, tensors in kept.items():
+            _restore(module, tensors)
+        former = {parameter: value for parameter, value in values.items() if parameter.dtype is self.dtype}
+        self.halves.update({value: parameter for parameter, value in former.items()})
+        return former
+
+
+def _copies(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in named_tensors(module)}
+
+
+def _restore(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    for dtype in {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}:
+        module.to(dtype)
+    with torch.no_grad():
+        for name, tensor in named_tensors(module):
+            tensor.copy_(tensors[name])
+
+
+def replace_parameters(optimizer: torch.optim.Optimizer, others: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
+    """Make ``optimizer`` update ``others`` in place of its own parameters, and cast its state like them."""
+    for group in optimizer.param_groups:
+        for index, parameter in enumerate(group["params"]):
+            group["params"][index] = new = others.get(parameter, parameter)
+            if new is not parameter and parameter in optimizer.state:
+                optimizer.state[new] = optimizer.state.pop(parameter)
+    # An optimizer casts what it loads to the types of its parameters.
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def named_tensors(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    """Yield the names and tensors of all parameters and buffers, those that are shared under each of their names."""
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)

@@ -1,0 +1,188 @@
+"""apex's levels on torch.amp."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+import torch
+
+from det_lightning import errors
+from det_lightning.distributed.backend import Backend
+from det_lightning.precision.levels import DYNAMIC, Level
+from det_lightning.precision.loss_scaler import LossScaler
+from det_lightning.precision.scaled_gradients import ScaledGradients
+from det_lightning.precision.scaling import LossScaling
+from det_lightning.precision.stepping import StepUnless
+
+__all__ = ["ApexLevels", "refuse_scaler"]
+
+logger = logging.getLogger(__name__)
+
+
+class ApexLevels(LossScaling):
+    """Trains with the loss scaling of apex.
+
+    The n-th loss of a batch is scaled by the n-th scaler; with one scaler all are scaled by that. Each backward pass
+    unscales the gradients that it adds and adapts its scaler. If one of them is not finite, the next step of every
+    optimizer that got gradients from the pass is skipped.
+
+    Args:
+        level: what was configured.
+        backend: what the context trains on.
+        optimizers: all that are wrapped.
+        masters: the float32 parameter that an optimizer has in place of one in half precision.
+        window: after how many passes without an overflow a scale is doubled.
+
+    Attributes:
+        level: what was configured.
+        scalers: one for each loss of a batch, or one for all.
+    """
+
+    def __init__(
+        self,
+        level: Level,
+        backend: Backend,
+        optimizers: list[torch.optim.Optimizer],
+        masters: dict[torch.nn.Parameter, torch.nn.Parameter],
+        window: int = 2000,
+    ) -> None:
+        super().__init__(backend.gradients)
+        self.exchanges = True  # a batch begins with its first loss
+        self.level = level
+        self._device = backend.device
+        self._optimizers = optimizers
+        self._gradients = ScaledGradients(backend, optimizers, masters)
+        dynamic = level.loss_scale == DYNAMIC
+        self.scalers = [
+            LossScaler(
+                backend.device,
+                dynamic,
+                initial=2.0**16 if dynamic else float(level.loss_scale),
+                window=window,
+                minimum=level.min_loss_scale,
+                maximum=level.max_loss_scale,
+            )
+            for _ in range(level.num_losses)
+        ]
+        self._losses: list[weakref.ref[torch.Tensor]] = []
+        self._overflows: dict[torch.optim.Optimizer, torch.Tensor] = {}
+
+    def begin_batch(self, communicate: bool) -> None:
+        """Begin a batch; where gradients are unscaled they are exchanged after every backward pass."""
+        self._losses.clear()
+        super().begin_batch(communicate or self.level.scales)
+
+    def backward(
+        self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
+    ) -> None:
+        """Run ``loss.backward``, scaled; the gradients are those of the loss afterwards.
+
+        Raises:
+            InvalidExperimentException: the batch has more losses than ``num_losses``.
+        """
+        if not self.level.scales:
+            super().backward(loss.float(), gradient, retain_graph, create_graph)
+            return
+        scaler = self._scaler_of(loss)
+        self._gradients.begin_pass()
+        super().backward(scaler.scale(loss), gradient, retain_graph, create_graph)
+        touched, overflow = self._gradients.end_pass(scaler.inverse())
+        scaler.update(overflow)
+        if scaler.dynamic:
+            for optimizer in touched:
+                earlier = self._overflows.get(optimizer)
+                self._overflows[optimizer] = overflow if earlier is None else torch.maximum(earlier, overflow)
+
+    def _scaler_of(self, loss: torch.Tensor) -> LossScaler:
+        if len(self.scalers) == 1:
+            return self.scalers[0]
+        for index, seen in enumerate(self._losses):
+            if seen() is loss:
+                return self.scalers[index]
+        if len(self._losses) == len(self.scalers):
+            raise errors.InvalidExperimentException(
+                f"A batch called context.backward() with more than {len(self.scalers)} losses, and "
+                f"configure_apex_amp(num_losses={len(self.scalers)}) has made a scaler for each of so many. Raise it, "
+                "or leave it at 1 to scale all losses alike."
+            )
+        self._losses.append(weakref.ref(loss))
+        return self.scalers[len(self._losses) - 1]
+
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        """Exchange gradients, unless each backward pass has done so."""
+        if not self.level.scales:
+            super().synchronize(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
+        """Run one step of ``optimizer``, unless its gradients overflowed.
+
+        Raises:
+            InvalidExperimentException: ``scaler`` is given.
+        """
+        refuse_scaler(scaler)
+        overflow = self._overflows.pop(optimizer, None)
+        super().step(optimizer, None if overflow is None else StepUnless(overflow))
+        self._gradients.copy_to_halves(optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return apex's own state, under Determined's key."""
+        return {"amp_state": {f"loss_scaler{index}": s.state_dict() for index, s in enumerate(self.scalers)}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load apex's state; what is missing is warned of.
+
+        Raises:
+            KeyError: an entry is no state of a loss scaler.
+        """
+        if "amp_state" not in state:
+            logger.warning(
+                "The trial uses apex levels but the checkpoint has no 'amp_state'; loss scaling starts over."
+            )
+            return
+        _load_scalers(self.scalers, state["amp_state"])
+
+    def unfinished(self) -> dict[str, Any]:
+        """Return the gradients of masters, and which optimizers are to skip a step."""
+        overflows = [self._overflows.get(optimizer) for optimizer in self._optimizers]
+        return {
+            "overflows": [None if overflow is None else float(overflow) for overflow in overflows],
+            "masters": self._gradients.of_masters(),
+        }
+
+    def load_unfinished(self, saved: dict[str, Any]) -> None:
+        """Load what :meth:`unfinished` returned."""
+        self._overflows.clear()
+        for optimizer, overflow in zip(self._optimizers, saved.get("overflows", []), strict=False):
+            if overflow is not None:
+                self._overflows[optimizer] = torch.full((), overflow, device=self._device)
+        self._gradients.load_masters(saved.get("masters", []))
+
+
+def _load_scalers(scalers: list[LossScaler], saved: dict[str, Any]) -> None:
+    """Load as many scalers as there are on both sides; a different number is warned of."""
+    if len(saved) != len(scalers):
+        logger.warning(
+            "The checkpoint has the states of %d loss scalers, and configure_apex_amp(num_losses=%d) made %d; those "
+            "that both have go on.",
+            len(saved),
+            len(scalers),
+            len(scalers),
+        )
+    for index, scaler in enumerate(scalers):
+        if (entry := saved.get(f"loss_scaler{index}")) is not None:
+            scaler.load_state_dict(entry)
+
+
+def refuse_scaler(scaler: Any | None) -> None:
+    """Raise if torch's scaler comes together with apex levels.
+
+    Raises:
+        InvalidExperimentException: ``scaler`` is given.
+    """
+    if scaler is not None:
+        raise errors.InvalidExperimentException(
+            f"step_optimizer(scaler=...) got a {type(scaler).__name__} after configure_apex_amp(), which scales losses "
+            "itself: use either torch.amp or apex levels, not both."
+        )

@@ -1,0 +1,112 @@
+"""Casting what goes into a model and what comes out of it, in any nesting."""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import copy
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from det_lightning.precision.levels import HALF_TYPES
+
+__all__ = ["CastingForward", "cast_floats", "floats_of", "halves_to_float"]
+
+logger = logging.getLogger(__name__)
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_warned: set[type] = set()
+
+TensorCast = Callable[[torch.Tensor], torch.Tensor]
+
+
+def halves_to_float(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` as float32 if it is in half precision."""
+    return tensor.float() if tensor.dtype in HALF_TYPES else tensor
+
+
+def floats_of(dtype: torch.dtype) -> TensorCast:
+    """Return what casts floating-point tensors to ``dtype``."""
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return cast
+
+
+def cast_floats(value: Any, cast: TensorCast) -> Any:
+    """Return ``value`` with its tensors cast.
+
+    Containers keep their types: lists, tuples, named tuples, dicts and other mutable mappings, also those that are
+    dataclasses too (as Hugging Face's outputs are), and dataclasses. In anything else tensors stay; a warning says so.
+    """
+    if isinstance(value, torch.Tensor):
+        return cast(value)
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(cast_floats(item, cast) for item in value))
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value)(cast_floats(item, cast) for item in value)
+    if type(value) is dict:
+        return {key: cast_floats(item, cast) for key, item in value.items()}
+    if isinstance(value, collections.abc.MutableMapping):
+        return _cast_mapping(value, cast)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _cast_fields(value, cast)
+    if type(value) not in _warned:
+        _warned.add(type(value))
+        logger.warning("A model in mixed precision takes or returns a %s; tensors in it stay.", type(value).__name__)
+    return value
+
+
+def _cast_mapping(mapping: Any, cast: TensorCast) -> Any:
+    done = copy.copy(mapping)
+    for key, item in mapping.items():
+        done[key] = cast_floats(item, cast)
+    return done
+
+
+def _cast_fields(value: Any, cast: TensorCast) -> Any:
+    done = copy.copy(value)
+    for field in dataclasses.fields(value):
+        if hasattr(value, field.name):
+            # Also where the class is frozen.
+            object.__setattr__(done, field.name, cast_floats(getattr(value, field.name), cast))
+    return done
+
+
+class CastingForward:
+    """The forward pass of a model with casts around it; set as the model's ``forward``.
+
+    It is an object, and no closure, so that a deep copy of the model runs the copy.
+
+    Args:
+        forward: the model's own, bound to it.
+        inputs: how to cast arguments; None leaves them.
+        outputs: how to cast what is returned; None leaves it.
+        autocast: what to compute in where that is safe, by device type; None computes in the types of the tensors.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        inputs: TensorCast | None = None,
+        outputs: TensorCast | None = None,
+        autocast: tuple[str, torch.dtype] | None = None,
+    ) -> None:
+        self._forward = forward
+        self._inputs = inputs
+        self._outputs = outputs
+        self._autocast = autocast
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._inputs is not None:
+            args, kwargs = cast_floats(args, self._inputs), cast_floats(kwargs, self._inputs)
+        with contextlib.nullcontext() if self._autocast is None else torch.autocast(*self._autocast):
+            output = self._forward(*args, **kwargs)
+        return output if self._outputs is None else cast_floats(output, self._outputs)

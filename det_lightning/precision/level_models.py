@@ -1,0 +1,160 @@
+"""Changing models and optimizers as one of apex's levels asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from det_lightning import errors
+from det_lightning.distributed.backend import Backend
+from det_lightning.distributed.weight_cast import WeightCast, replace_parameters
+from det_lightning.precision.casting import CastingForward, TensorCast, floats_of, halves_to_float
+from det_lightning.precision.levels import HALF_TYPES, Level
+from det_lightning.precision.masters import keep_masters
+
+__all__ = ["apply_level", "check_parts", "configured_parts", "put_back", "wrapped_ones"]
+
+
+def configured_parts(models: Any, optimizers: Any) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
+    """Return what was given alone or in a list or tuple as two lists.
+
+    Raises:
+        InvalidExperimentException: something else was given.
+    """
+    parts: list[list[Any]] = []
+    for name, given, kind in (("models", models, torch.nn.Module), ("optimizers", optimizers, torch.optim.Optimizer)):
+        alone = isinstance(given, kind)
+        found = [given] if alone else list(given) if isinstance(given, list | tuple) else [given]
+        wrong = [f"{item!r:.80} of type {type(item).__name__}" for item in found if not isinstance(item, kind)]
+        if wrong:
+            raise errors.InvalidExperimentException(
+                f"configure_apex_amp({name}=...) takes a {kind.__module__}.{kind.__name__} or a list of them; got "
+                + ", ".join(wrong)
+                + "."
+            )
+        parts.append(found)
+    return parts[0], parts[1]
+
+
+def check_parts(
+    models: list[torch.nn.Module],
+    optimizers: list[torch.optim.Optimizer],
+    wrapped_models: list[torch.nn.Module],
+    wrapped_optimizers: list[torch.optim.Optimizer],
+) -> None:
+    """Raise if models and optimizers cannot be configured.
+
+    Raises:
+        InvalidExperimentException: one was not wrapped, an optimizer has no parameters of the models, or a model is in
+            half precision already; names all of it.
+    """
+    mistakes = [
+        f"model {index} ({type(model).__name__}) was not wrapped: pass what wrap_model() returned"
+        for index, model in enumerate(models)
+        if uncompiled(model) not in map(uncompiled, wrapped_models)
+    ]
+    own = {parameter for model in models for parameter in model.parameters()}
+    for index, optimizer in enumerate(optimizers):
+        name = f"optimizer {index} ({type(optimizer).__name__})"
+        if optimizer not in wrapped_optimizers:
+            mistakes.append(f"{name} was not wrapped: pass what wrap_optimizer() returned")
+        elif own.isdisjoint(parameter for group in optimizer.param_groups for parameter in group["params"]):
+            mistakes.append(
+                f"{name} has no parameters of the {len(own)} that the given models have: give the models that it "
+                "trains too, and make it from the parameters of what wrap_model() returned"
+            )
+    mistakes += [
+        f"parameter {name!r} of model {index} ({type(model).__name__}) is of type {parameter.dtype} already: give "
+        "models in float32, and leave .half() to configure_apex_amp()"
+        for index, model in enumerate(models)
+        for name, parameter in _first_half(model)
+    ]
+    if mistakes:
+        raise errors.InvalidExperimentException("configure_apex_amp(): " + "; ".join(mistakes) + ".")
+
+
+def _first_half(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, p) for name, p in model.named_parameters() if p.dtype in HALF_TYPES][:1]
+
+
+def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model that ``torch.compile`` was given, or ``model`` itself."""
+    inner: torch.nn.Module = getattr(model, "_orig_mod", model)  # torch's only name for it
+    return inner
+
+
+def wrapped_ones(models: list[torch.nn.Module], wrapped: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return the models as they were wrapped; what is given may have been compiled since."""
+    by_inner = {uncompiled(model): model for model in wrapped}
+    return [by_inner[uncompiled(model)] for model in models]
+
+
+def apply_level(
+    level: Level, backend: Backend, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
+) -> tuple[dict[torch.nn.Module, torch.nn.Module], dict[torch.nn.Parameter, torch.nn.Parameter]]:
+    """Cast models, and what goes into them and comes out.
+
+    Returns:
+        What took the place of each model, if anything did; and the float32 parameter, which its optimizer has, of each
+        one in half precision.
+
+    Raises:
+        InvalidExperimentException: parameters cannot be changed any more.
+    """
+    changed: dict[torch.nn.Module, torch.nn.Module] = {}
+    halves: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    if level.cast_model_type is not None and level.casts_weights:
+        casting = WeightCast(level.cast_model_type, bool(level.keep_batchnorm_fp32))
+        changed = {model: backend.placement.cast_weights(model, casting) for model in models}
+        halves = casting.halves
+    masters = {}
+    if level.master_weights:
+        masters = {half: master for master, half in halves.items()}
+        for model in models:
+            keep_masters(changed.get(model, model), masters)
+    elif halves:
+        for optimizer in optimizers:
+            backend.placement.change_optimizer(optimizer, lambda changed: replace_parameters(changed, halves))
+    for model in models:
+        _surround(changed.get(model, model), level, backend.device)
+    return changed, masters
+
+
+def _surround(model: torch.nn.Module, level: Level, device: torch.device) -> None:
+    inputs: TensorCast | None = None
+    outputs: TensorCast | None = None
+    if level.cast_model_outputs is not None:
+        outputs = floats_of(level.cast_model_outputs)
+    elif level.halves:
+        outputs = halves_to_float
+    if level.casts_weights and level.cast_model_type is not None:
+        inputs = floats_of(level.cast_model_type)
+    half = torch.bfloat16 if device.type == "cpu" else torch.float16
+    autocast = (device.type, half) if level.patch_torch_functions else None
+    if inputs or outputs or autocast:
+        model.forward = CastingForward(model.forward, inputs, outputs, autocast)
+
+
+def put_back(given: Any, wrapped: list[torch.nn.Module], changed: dict[torch.nn.Module, torch.nn.Module]) -> Any:
+    """Return ``given``, one model or several in a container, with what took their places.
+
+    Args:
+        given: as the trial gave it.
+        wrapped: the same models as they were wrapped.
+        changed: what took the place of those.
+
+    Raises:
+        InvalidExperimentException: something took the place of a model that was compiled after it was wrapped.
+    """
+    alone = isinstance(given, torch.nn.Module)
+    results = []
+    for model, inner in zip([given] if alone else given, wrapped, strict=True):
+        outer = changed.get(inner, inner)
+        if model is not inner and outer is not inner:
+            raise errors.InvalidExperimentException(
+                f"configure_apex_amp() makes another {type(inner).__name__}, with new parameters, and it was compiled "
+                "after wrap_model(). Compile it before wrap_model(), or after configure_apex_amp()."
+            )
+        results.append(outer if model is inner else model)
+    return results[0] if alone else type(given)(results)

@@ -1,0 +1,155 @@
+"""The gradients that one scaled backward pass adds: kept apart from earlier ones, exchanged, unscaled, checked."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from det_lightning.distributed.backend import Backend, parameters_of
+
+__all__ = ["ScaledGradients"]
+
+
+class ScaledGradients:
+    """Unscales what each backward pass adds, so that passes with different scales can add to the same gradients.
+
+    Args:
+        backend: exchanges gradients, and gathers those that are sharded.
+        optimizers: all of the run.
+        masters: the float32 parameter that an optimizer has in place of one in half precision.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        optimizers: list[torch.optim.Optimizer],
+        masters: dict[torch.nn.Parameter, torch.nn.Parameter],
+    ) -> None:
+        self._exchange = backend.gradients
+        self._states = backend.states
+        self._optimizers = optimizers
+        self._pairs = list(masters.items())
+        self._pairs_of = {optimizer: _pairs_of(optimizer, masters) for optimizer in optimizers}
+        self._parameters: list[torch.nn.Parameter] = []
+        self._earlier: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+
+    def begin_pass(self) -> None:
+        """Lay earlier gradients aside."""
+        # Asked for at each pass, for parameters may be added to an optimizer.
+        self._parameters = _distinct_parameters(self._optimizers)
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                self._earlier.append((parameter, parameter.grad))
+                parameter.grad = None
+
+    @torch.no_grad()
+    def end_pass(self, inverse: torch.Tensor) -> tuple[list[torch.optim.Optimizer], torch.Tensor]:
+        """Exchange and unscale what the pass has added, and add earlier gradients again.
+
+        Args:
+            inverse: what to multiply gradients with, a scalar on the device.
+
+        Returns:
+            The optimizers whose parameters got gradients, and a scalar on the device that is not 0 if any of them,
+            on any rank, is not finite.
+        """
+        self._take_from_halves()
+        touched = [optimizer for optimizer in self._optimizers if _has_gradients(optimizer)]
+        for optimizer in touched:
+            self._exchange.synchronize(optimizer)
+        overflow = self._unscale(inverse)
+        self._exchange.agree(overflow)
+        for parameter, gradient in self._earlier:
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+        self._earlier.clear()
+        return touched, overflow
+
+    def copy_to_halves(self, optimizer: torch.optim.Optimizer) -> None:
+        """Round the masters that ``optimizer`` has updated to the weights that the models compute with."""
+        halves, masters = self._pairs_of[optimizer]
+        if halves:
+            with torch.no_grad():
+                torch._foreach_copy_(_on_this_rank(halves), _on_this_rank(masters))
+
+    def of_masters(self) -> list[torch.Tensor | None]:
+        """Return the gradient of each master, whole; see ``ModelStates.is_sharded``."""
+        present = {index: master.grad for index, (_, master) in enumerate(self._pairs) if master.grad is not None}
+        whole = self._states.gather(present)
+        return [whole.get(index) for index in range(len(self._pairs))]
+
+    def load_masters(self, saved: list[torch.Tensor | None]) -> None:
+        """Put back what :meth:`of_masters` returned; masters beyond that have no gradients."""
+        for (_, master), gradient in itertools.zip_longest(self._pairs, saved[: len(self._pairs)]):
+            master.grad = None if gradient is None else self._states.place_like(master, gradient)
+
+    def _take_from_halves(self) -> None:
+        """Move gradients of weights in half precision to their masters."""
+        pairs = [(half, master) for half, master in self._pairs if half.grad is not None]
+        self._exchange.average_rest(half for half, _ in pairs)
+        if not pairs:
+            return
+        gradients: list[Any] = [half.grad for half, _ in pairs]
+        wide = [
+            torch.empty_like(m) if g.layout is torch.strided else g.to(m.dtype)
+            for g, (_, m) in zip(gradients, pairs, strict=True)
+        ]
+        dense = [(to, of) for to, of in zip(wide, gradients, strict=True) if of.layout is torch.strided]
+        if dense:
+            torch._foreach_copy_(_on_this_rank([to for to, _ in dense]), _on_this_rank([of for _, of in dense]))
+        for (half, master), gradient in zip(pairs, wide, strict=True):
+            half.grad, master.grad = None, gradient
+
+    def _unscale(self, inverse: torch.Tensor) -> torch.Tensor:
+        by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                values = _values_of_gradient(parameter)
+                by_kind[values.device, values.dtype].append(values)
+        overflow = torch.zeros((), dtype=torch.float32, device=inverse.device)
+        for (device, _), gradients in by_kind.items():
+            found = overflow if device == overflow.device else torch.zeros((), dtype=torch.float32, device=device)
+            factor = inverse.to(device, non_blocking=True)
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, factor)
+            if found is not overflow:
+                overflow += found.to(overflow.device, non_blocking=True)
+        return overflow
+
+
+def _on_this_rank(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the part of each tensor that is here."""
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+
+
+def _values_of_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Return the tensor that holds the values of a gradient on this rank."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if isinstance(gradient, DTensor):
+        return gradient.to_local()
+    if gradient.is_sparse:
+        # Values of one place have to be added before they are looked at.
+        parameter.grad = summed = gradient.coalesce()
+        return summed.values()
+    return gradient
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(parameter.grad is not None for parameter in parameters_of(optimizer))
+
+
+def _distinct_parameters(optimizers: list[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
+    parameters = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
+    return parameters if len(optimizers) == 1 else list(dict.fromkeys(parameters))
+
+
+def _pairs_of(
+    optimizer: torch.optim.Optimizer, masters: dict[torch.nn.Parameter, torch.nn.Parameter]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return those weights in half precision whose masters ``optimizer`` has, and the masters."""
+    own = set(parameters_of(optimizer))
+    pairs = [(half, master) for half, master in masters.items() if master in own]
+    return [half for half, _ in pairs], [master for _, master in pairs]

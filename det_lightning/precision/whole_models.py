@@ -1,0 +1,41 @@
+"""One precision for all models of a trial, chosen from outside of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from det_lightning.precision.casting import CastingForward, floats_of, halves_to_float
+
+__all__ = ["WholeModelPrecision"]
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeModelPrecision:
+    """What every wrapped model computes in, while the trial knows nothing of it.
+
+    Attributes:
+        name: who asks for it, for messages, such as ``"pl.Trainer(precision='bf16-mixed')"``.
+        dtype: a type of half precision.
+        casts_weights: models have their weights in it; otherwise they compute in it under autocast.
+        scales: scale losses, as float16 needs under autocast.
+        scaler: one whose settings to use for that; by default torch's.
+    """
+
+    name: str
+    dtype: torch.dtype
+    casts_weights: bool = False
+    scales: bool = False
+    scaler: torch.amp.GradScaler | None = dataclasses.field(default=None, compare=False)
+
+    def cast(self, model: torch.nn.Module) -> None:
+        """Cast the weights of ``model`` in place, if that is asked for."""
+        if self.casts_weights:
+            model.to(self.dtype)
+
+    def surround(self, model: torch.nn.Module, device: torch.device) -> None:
+        """Make the forward pass of ``model`` compute in this precision, and return float32."""
+        inputs = floats_of(self.dtype) if self.casts_weights else None
+        autocast = None if self.casts_weights else (device.type, self.dtype)
+        model.forward = CastingForward(model.forward, inputs, halves_to_float, autocast)

@@ -1,0 +1,236 @@
+"""Data loaders and batches."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.utils import data
+
+from det_lightning.pytorch import samplers
+from det_lightning.pytorch._random_state import PassJournal, ResumableBatchSampler
+
+__all__ = ["DataLoader", "TorchData", "adapt_batch_sampler", "data_length", "to_device"]
+
+logger = logging.getLogger(__name__)
+
+TorchData = dict[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
+
+# The kinds of numpy dtype that torch has tensors for: float, complex, int, unsigned int, bool.
+_TENSOR_KINDS = "fciub"
+
+
+class DataLoader:
+    """Takes the arguments of ``torch.utils.data.DataLoader`` and builds the real loader when the run is known.
+
+    Repeating, sharding over ranks and skipping what a resumed run has seen are added then. Use
+    :meth:`get_data_loader`, or iterate over it, to try it out on its own.
+
+    The arguments are attributes too, which may be changed until the real loader is built.
+
+    Args:
+        dataset: a map-style dataset.
+        batch_size: samples per batch on each rank; see ``context.get_per_slot_batch_size``.
+        shuffle: draw a new order for every epoch, from the global random state or ``generator``.
+        sampler: gives the order instead of ``shuffle``.
+        batch_sampler: gives the batches instead of ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``.
+        **torch_kwargs: further arguments of torch's DataLoader (``in_order``, ``pin_memory_device``, ...).
+
+    The others are as in torch.
+
+    Raises:
+        ValueError: ``dataset`` is iterable-style, there is neither ``batch_size`` nor ``batch_sampler``, or torch
+            does not take the combination of arguments.
+    """
+
+    def __init__(
+        self,
+        dataset: data.Dataset[Any],
+        batch_size: int | None = 1,
+        shuffle: bool = False,
+        sampler: data.Sampler[Any] | None = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        **torch_kwargs: Any,
+    ) -> None:
+        if isinstance(dataset, data.IterableDataset):
+            raise ValueError(
+                f"DataLoader got the IterableDataset {type(dataset).__name__}, which cannot be sharded or skipped "
+                "from outside. Return a torch.utils.data.DataLoader instead, call "
+                "context.experimental.disable_dataset_reproducibility_checks(), and shard, repeat and skip in the "
+                "dataset."
+            )
+        if batch_sampler is None and batch_size is None:
+            raise ValueError(
+                "DataLoader got batch_size=None and batch_sampler=None: without batches nothing can be counted. "
+                "Give one of them, or return a torch.utils.data.DataLoader and call "
+                "context.experimental.disable_dataset_reproducibility_checks()."
+            )
+        common: dict[str, Any] = {
+            "num_workers": num_workers,
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory,
+            "timeout": timeout,
+            "worker_init_fn": worker_init_fn,
+            "multiprocessing_context": multiprocessing_context,
+            "generator": generator,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            **torch_kwargs,
+        }
+        # torch checks the arguments and makes the samplers; this loader itself is never iterated.
+        template: data.DataLoader[Any] = data.DataLoader(
+            dataset, batch_size, shuffle, sampler, batch_sampler, drop_last=drop_last, **common
+        )
+        self.dataset, self.batch_size, self.drop_last = dataset, template.batch_size, template.drop_last
+        self.sampler, self.batch_sampler = template.sampler, cast("Any", template.batch_sampler)
+        self.num_workers, self.prefetch_factor = num_workers, template.prefetch_factor
+        self.persistent_workers, self.multiprocessing_context = persistent_workers, multiprocessing_context
+        self.collate_fn, self.worker_init_fn = template.collate_fn, worker_init_fn
+        self.pin_memory, self.timeout, self.generator = pin_memory, timeout, generator
+        self._torch_kwargs = torch_kwargs
+
+    def get_data_loader(
+        self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
+    ) -> data.DataLoader[Any]:
+        """Build torch's loader.
+
+        Args:
+            repeat: go over the data without end.
+            skip: number of batches, of this rank, to leave out at the beginning.
+            num_replicas: number of ranks to share the batches out to.
+            rank: the rank whose share is loaded: batches ``rank``, ``rank + num_replicas``, ...
+        """
+        return self._build(adapt_batch_sampler(self.batch_sampler, repeat, skip, num_replicas, rank))
+
+    def get_resumable_loader(
+        self, journal: PassJournal, first_batch: int = 0, num_replicas: int = 1, rank: int = 0
+    ) -> data.DataLoader[Any]:
+        """Build torch's loader for training: endless, from this rank's batch ``first_batch`` on.
+
+        Args:
+            journal: how the passes began that an interrupted run had begun; see :class:`PassJournal`.
+            first_batch: number of batches, of this rank, that were trained on.
+            num_replicas: number of ranks to share the batches out to.
+            rank: the rank whose share is loaded.
+        """
+        # Prefetching workers ask the sampler for that many batches before they are trained on.
+        journal.keep = 2 + self.num_workers * (self.prefetch_factor or 0)
+        endless = ResumableBatchSampler(self.batch_sampler, journal, first_batch * num_replicas)
+        return self._build(adapt_batch_sampler(endless, num_replicas=num_replicas, rank=rank))
+
+    def _build(self, batch_sampler: Any) -> data.DataLoader[Any]:
+        return data.DataLoader(
+            self.dataset,
+            batch_sampler=batch_sampler,
+            num_workers=self.num_workers,
+            collate_fn=self.collate_fn,
+            pin_memory=self.pin_memory,
+            timeout=self.timeout,
+            worker_init_fn=functools.partial(_begin_worker, self.worker_init_fn),
+            multiprocessing_context=self.multiprocessing_context,
+            generator=self.generator,
+            prefetch_factor=self.prefetch_factor,
+            persistent_workers=self.persistent_workers,
+            **self._torch_kwargs,
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get_data_loader())
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+
+def _begin_worker(init: Callable[[int], None] | None, worker_id: int) -> None:
+    """Begin a worker that loads batches.
+
+    Its process leaves the group of the one that trains. Schedulers signal whole groups, and a worker that died of that
+    would take the training with it before it is saved.
+    """
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
+    if init is not None:
+        init(worker_id)
+
+
+def adapt_batch_sampler(
+    batch_sampler: Any, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
+) -> Any:
+    """Chain repeating, sharding and skipping, in this order, around ``batch_sampler``."""
+    if repeat:
+        batch_sampler = samplers.RepeatBatchSampler(batch_sampler)
+    if num_replicas > 1:
+        batch_sampler = samplers.DistributedBatchSampler(batch_sampler, num_replicas, rank)
+    if skip > 0:
+        batch_sampler = samplers.SkipBatchSampler(batch_sampler, skip)
+    return batch_sampler
+
+
+def data_length(batch: Any) -> int:
+    """Return the number of records in a batch: the length of the first array in it.
+
+    Raises:
+        ValueError: ``batch`` is an empty dict, list or tuple.
+        TypeError: ``batch`` is something else; override ``PyTorchTrial.get_batch_length`` for such batches.
+    """
+    if isinstance(batch, np.ndarray | torch.Tensor):
+        return len(batch)
+    if isinstance(batch, dict | list | tuple):
+        if not batch:
+            raise ValueError(f"A batch holds at least one array or tensor; got an empty {type(batch).__name__}.")
+        return len(next(iter(batch.values())) if isinstance(batch, dict) else batch[0])
+    raise TypeError(
+        f"The number of records in a batch of type {type(batch).__name__} is not known; override get_batch_length() "
+        "in the trial."
+    )
+
+
+def to_device(data: Any, device: torch.device | str, warned_types: set[type] | None = None) -> Any:
+    """Move a batch, nested in dicts, lists and tuples in any way, to ``device``.
+
+    numpy arrays of numbers become tensors, and any object with a method ``to`` is asked. What cannot be moved is
+    passed through, with one warning for each type.
+
+    Args:
+        data: what to move.
+        device: where to.
+        warned_types: the types that a warning was given for already; new ones are added.
+    """
+    if not isinstance(device, torch.device):
+        device = torch.device(device)
+    if isinstance(data, torch.Tensor):
+        # Without waiting for the copy, which work on the device comes after anyway. What comes from there has to wait.
+        return data if data.device == device else data.to(device, non_blocking=device.type != "cpu")
+    warned_types = set() if warned_types is None else warned_types
+    if isinstance(data, dict):
+        return {key: to_device(value, device, warned_types) for key, value in data.items()}
+    if isinstance(data, list):
+        return [to_device(value, device, warned_types) for value in data]
+    if isinstance(data, tuple):
+        return tuple(to_device(value, device, warned_types) for value in data)
+    if isinstance(data, np.ndarray):
+        if data.dtype.kind in _TENSOR_KINDS:
+            return torch.from_numpy(data).to(device, non_blocking=device.type != "cpu")
+    elif callable(move := getattr(data, "to", None)):
+        return move(device)
+    if type(data) not in warned_types:
+        warned_types.add(type(data))
+        name = type(data).__name__
+        logger.warning("to_device() was not able to move data of type %s to %s; it is passed on.", name, device)
+    return data

@@ -1,0 +1,239 @@
+"""Trials of the interface before Determined 0.12.13, run as trials of today's.
+
+Such a trial wraps nothing. It says how to build one model and one optimizer, and ``train_batch`` and the evaluation get
+the model as an argument. Backward pass and optimizer step are not the trial's: they follow from the loss that
+``train_batch`` returns.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import weakref
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+import torch
+
+from det_lightning import errors
+from det_lightning.pytorch._callback import PyTorchCallback
+from det_lightning.pytorch._data import DataLoader, TorchData
+from det_lightning.pytorch._lr_scheduler import LRScheduler
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._reducer import Reducer
+
+__all__ = ["LegacyTrialAdapter", "adapt_legacy_trial", "interface_mistakes", "is_legacy_trial", "original_trial"]
+
+logger = logging.getLogger(__name__)
+
+_BUILDERS = ("build_model", "optimizer")
+
+# A context that is used for a second run holds what the first one wrapped; this tells it from what a trial wrapped.
+_adapted: weakref.WeakKeyDictionary[PyTorchTrialContext, weakref.ref[PyTorchTrial]] = weakref.WeakKeyDictionary()
+
+
+class _LegacyInterface(Protocol):
+    """What an old trial implements beyond loaders, callbacks and reducers; ``create_lr_scheduler`` is optional."""
+
+    def build_model(self) -> torch.nn.Module: ...
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer: ...
+
+    def train_batch(self, batch: TorchData, model: torch.nn.Module, epoch_idx: int, batch_idx: int) -> Any: ...
+
+    def evaluate_batch(self, batch: TorchData, model: torch.nn.Module) -> dict[str, Any]: ...
+
+    def evaluate_full_dataset(self, data_loader: Any, model: torch.nn.Module) -> dict[str, Any]: ...
+
+
+class LegacyTrialAdapter(PyTorchTrial):
+    """An old trial behind today's interface.
+
+    :func:`adapt_legacy_trial` makes these; what the old trial builds is wrapped before.
+
+    Args:
+        context: holds the wrapped model and optimizer.
+        trial: the old trial.
+
+    Attributes:
+        trial: the old trial.
+    """
+
+    def __init__(self, context: PyTorchTrialContext, trial: PyTorchTrial) -> None:
+        self.trial = trial
+        self._legacy = cast(_LegacyInterface, trial)
+        self._context = context
+        self._model = context.get_model()
+        self._optimizer = context.get_optimizer()
+
+    def train_batch(self, batch: TorchData, epoch_idx: int, batch_idx: int) -> torch.Tensor | dict[str, Any]:
+        """Let the trial compute the loss, then do the backward pass and the optimizer step.
+
+        Raises:
+            TypeError: the trial returned neither a tensor nor a dict, or a loss that is no tensor.
+            ValueError: it returned a dict without ``"loss"``.
+        """
+        metrics = self._legacy.train_batch(batch=batch, model=self._model, epoch_idx=epoch_idx, batch_idx=batch_idx)
+        self._context.backward(self._loss_of(metrics, batch_idx))
+        self._context.step_optimizer(self._optimizer)
+        return cast("torch.Tensor | dict[str, Any]", metrics)
+
+    def _loss_of(self, metrics: Any, batch_idx: int) -> torch.Tensor:
+        if isinstance(metrics, torch.Tensor):
+            return metrics
+        method = f"{type(self.trial).__name__}.train_batch()"
+        if not isinstance(metrics, dict):
+            raise TypeError(
+                f"{method} must return the loss as a tensor, or a dict of metrics with the loss under 'loss'; it "
+                f"returned {metrics!r} for batch {batch_idx}."
+            )
+        if "loss" not in metrics:
+            raise ValueError(
+                f"{method} must return the loss under 'loss', for the backward pass; the dict that it returned for "
+                f"batch {batch_idx} has {sorted(map(str, metrics))}."
+            )
+        loss = metrics["loss"]
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(
+                f"{method} must return the loss as a tensor with its graph, for the backward pass; 'loss' is "
+                f"{loss!r} for batch {batch_idx}."
+            )
+        return loss
+
+    def evaluate_batch(self, batch: TorchData, batch_idx: int) -> dict[str, Any]:
+        return self._legacy.evaluate_batch(batch=batch, model=self._model)
+
+    def evaluate_full_dataset(self, data_loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
+        return self._legacy.evaluate_full_dataset(data_loader=data_loader, model=self._model)
+
+    def build_training_data_loader(self) -> DataLoader | torch.utils.data.DataLoader[Any]:
+        return self.trial.build_training_data_loader()
+
+    def build_validation_data_loader(self) -> DataLoader | torch.utils.data.DataLoader[Any]:
+        return self.trial.build_validation_data_loader()
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return self.trial.build_callbacks()
+
+    def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
+        return self.trial.evaluation_reducer()
+
+    def get_batch_length(self, batch: Any) -> int:
+        return self.trial.get_batch_length(batch)
+
+
+def is_legacy_trial(trial: type[PyTorchTrial] | PyTorchTrial) -> bool:
+    """Tell whether a trial, or its class, has the interface before Determined 0.12.13.
+
+    It has if it defines ``build_model`` and ``optimizer`` and its ``train_batch`` takes a ``model``: today's training
+    loop does not pass one, so methods that happen to have those names do not make a trial an old one.
+    """
+    trial_class = trial if isinstance(trial, type) else type(trial)
+    if _missing_builders(trial_class):
+        return False
+    parameters = _parameters_of_train_batch(trial_class)
+    return "model" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def adapt_legacy_trial(trial: PyTorchTrial, context: PyTorchTrialContext) -> PyTorchTrial:
+    """Wrap what an old trial builds, and return it behind today's interface; return any other trial as it is.
+
+    A trial that wrapped something itself is not taken for an old one. Adapting a trial again, for a second run, goes
+    on with the model and the optimizer of the first one.
+
+    Args:
+        trial: of either interface, built with ``context``.
+        context: where model, optimizer and learning rate scheduler are wrapped.
+
+    Raises:
+        TypeError: ``build_model``, ``optimizer`` or ``create_lr_scheduler`` returned something of another type.
+        InvalidExperimentException: the scheduler is not one of the optimizer that the trial was given, or the
+            experiment configuration asks for a precision that is not available.
+    """
+    if not is_legacy_trial(trial):
+        return trial
+    adapted = _adapted.get(context)
+    if adapted is None or adapted() is not trial:
+        if context.models or context.optimizers:
+            return trial
+        logger.info("%s has the interface before Determined 0.12.13; it runs adapted.", type(trial).__name__)
+        _wrap(trial, context)
+        _adapted[context] = weakref.ref(trial)
+    return LegacyTrialAdapter(context, trial)
+
+
+def original_trial(trial: PyTorchTrial) -> PyTorchTrial:
+    """Return the trial that the user wrote: that of an adapter, or the one given."""
+    return trial.trial if isinstance(trial, LegacyTrialAdapter) else trial
+
+
+def interface_mistakes(trial: PyTorchTrial) -> list[str]:
+    """Return what keeps a trial whose ``train_batch`` needs a ``model`` from being one of either interface."""
+    if isinstance(trial, LegacyTrialAdapter):
+        return []
+    parameter = _parameters_of_train_batch(type(trial)).get("model")
+    if parameter is None or parameter.default is not parameter.empty:
+        return []
+    name = type(trial).__name__
+    missing = [f"{builder}()" for builder in _missing_builders(type(trial))]
+    found = f"{name} does not define {' and '.join(missing)}" if missing else "something is wrapped already"
+    return [
+        f"{name}.train_batch() takes a model, as before Determined 0.12.13; such a trial defines build_model() and "
+        f"optimizer(model) and wraps nothing, but {found}. Either go back to that, or wrap in __init__ and take the "
+        "parameter away"
+    ]
+
+
+def _missing_builders(trial_class: type[PyTorchTrial]) -> list[str]:
+    return [name for name in _BUILDERS if not callable(getattr(trial_class, name, None))]
+
+
+def _parameters_of_train_batch(trial_class: type[PyTorchTrial]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(trial_class.train_batch).parameters
+    except ValueError:  # compiled code may not tell
+        return {}
+
+
+def _wrap(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+    name, legacy = type(trial).__name__, cast(_LegacyInterface, trial)
+    model = legacy.build_model()
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"{name}.build_model() must return a torch.nn.Module; it returned {model!r}.")
+    model = context.wrap_model(model)
+    optimizer = legacy.optimizer(model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"{name}.optimizer() must return a torch.optim.Optimizer; it returned {optimizer!r}.")
+    optimizer = context.wrap_optimizer(optimizer)
+    create_lr_scheduler = getattr(trial, "create_lr_scheduler", None)
+    scheduler = None if create_lr_scheduler is None else create_lr_scheduler(optimizer)
+    if scheduler is not None:
+        if not isinstance(scheduler, LRScheduler):
+            modes = ", ".join(mode.name for mode in LRScheduler.StepMode)
+            raise TypeError(
+                f"{name}.create_lr_scheduler() must return None or a det_lightning.pytorch.LRScheduler; it returned a "
+                f"{type(scheduler).__name__}. Say when it steps: return LRScheduler(scheduler, "
+                f"step_mode=LRScheduler.StepMode.STEP_EVERY_EPOCH); the modes are {modes}."
+            )
+        context.wrap_lr_scheduler(scheduler.scheduler, scheduler.step_mode, scheduler.frequency)
+    _configure_precision(context, model, optimizer)
+
+
+def _configure_precision(
+    context: PyTorchTrialContext, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Do what the training loop did for the field that ``configure_apex_amp`` replaced."""
+    try:
+        optimizations = context.get_experiment_config().get("optimizations") or {}
+    except ValueError:
+        return  # there is no configuration
+    level = optimizations.get("mixed_precision") or "O0"
+    if level == "O0":
+        return
+    try:
+        context.configure_apex_amp(model, optimizer, opt_level=level)
+    except errors.InvalidExperimentException as e:
+        raise errors.InvalidExperimentException(
+            f"The experiment configuration has optimizations.mixed_precision={level!r}, which needs {e}"
+        ) from e

@@ -1,0 +1,176 @@
+"""From a checkpoint to a trial with its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import pathlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.checkpoint.format import layout
+from det_lightning.checkpoint.format.lightning_file import read_settings
+from det_lightning.checkpoint.format.manifest import require_unchanged, require_unchanged_code, split_code
+from det_lightning.checkpoint.format.resume_values import require_resume
+from det_lightning.checkpoint.format.upgrade import LoadData, modernize, read_load_data
+from det_lightning.checkpoint.safe_load.nan_weights import warn_of_nan
+from det_lightning.checkpoint.safe_load.state_file import read_state
+from det_lightning.checkpoint.storage.local_copy import open_checkpoint
+from det_lightning.compat import answering_determined
+from det_lightning.importing import import_only, load_class
+from det_lightning.pytorch._legacy_trial import adapt_legacy_trial, is_legacy_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._weights import load_models
+
+__all__ = ["CheckpointLoadContext", "load_trial_from_checkpoint_path"]
+
+logger = logging.getLogger("det_lightning.checkpoint")
+
+# So many files are named in a message.
+_FEW = 5
+
+
+class CheckpointLoadContext(PyTorchTrialContext):
+    """A context for building a trial to hold weights, outside of training.
+
+    Models are left on the device on which the trial makes them.
+
+    Args:
+        hparams: hyperparameters that the trial asks for.
+        exp_conf: experiment configuration that the trial asks for.
+    """
+
+    def __init__(self, hparams: dict[str, Any] | None = None, exp_conf: dict[str, Any] | None = None) -> None:
+        super().__init__(hparams=hparams, exp_conf=exp_conf, trial_seed=0, loading_only=True)
+
+
+def load_trial_from_checkpoint_path(
+    path: str | os.PathLike[str],
+    trial_class: type[PyTorchTrial] | None = None,
+    trial_kwargs: dict[str, Any] | None = None,
+    torch_load_kwargs: dict[str, Any] | None = None,
+    *,
+    hparams: dict[str, Any] | None = None,
+    exp_conf: dict[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    trusted: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Build the trial of a checkpoint of any release since 0.12 and load its weights.
+
+    Without ``trial_class=`` this runs the code of the checkpoint: the trial's class is imported from the copy in
+    there. Give ``trial_class=`` for a checkpoint whose code you do not trust; nothing that it carries is run then.
+
+    Where the checkpoint has a manifest its code is compared with that first, and what is not listed there is not
+    imported; nor is what lies behind a link.
+
+    Args:
+        path: path or URL of the checkpoint's directory.
+        trial_class: the trial's class; by default it is imported from the copy of the code in the checkpoint, with
+            ``import determined`` answered by det_lightning.
+        trial_kwargs: arguments of the trial beyond the context.
+        torch_load_kwargs: arguments of ``torch.load``; tensors go to the CPU by default.
+        hparams: hyperparameters for the trial; by default those in the checkpoint.
+        exp_conf: experiment configuration for the trial; by default the one in the checkpoint.
+        storage_options: what the file system needs to know where ``path`` is a URL; see ``CheckpointStorage``.
+        trusted: unpickle anything that the checkpoint holds, running whatever code it asks for.
+        **kwargs: deprecated spelling of ``torch_load_kwargs``.
+
+    Returns:
+        The trial; for a trial of the interface before 0.12.13, whose checkpoint has no ``load_data.json``, its model,
+        as in Determined.
+
+    Raises:
+        CheckpointNotFound, IncompleteCheckpointError, UnsafeCheckpointError: see ``read_checkpoint``;
+            ``IncompleteCheckpointError`` also if the code to be imported is not what was written.
+        StorageError: a URL can not be read.
+        ValueError: the trial's class can not be imported from the checkpoint, or both spellings are used.
+        InvalidCheckpointException: the weights do not fit the trial's models.
+    """
+    if kwargs:
+        if torch_load_kwargs:
+            raise ValueError(f"Give torch_load_kwargs or further arguments, not both; got {sorted(kwargs)} as well.")
+        warnings.warn(
+            f"Pass {sorted(kwargs)} in torch_load_kwargs, not as arguments of load_trial_from_checkpoint_path().",
+            FutureWarning,
+            stacklevel=2,
+        )
+        torch_load_kwargs = kwargs
+    with open_checkpoint(path, storage_options, with_code=trial_class is None) as directory:
+        layout.require_complete(directory)
+        state_file = layout.find_state_file(directory)
+        load_data = _with_settings(read_load_data(directory), directory, hparams, exp_conf, trusted)
+        state = read_state(state_file, trusted=trusted, **torch_load_kwargs or {})
+        if not trusted:
+            require_unchanged(directory, [state_file.relative_to(directory).as_posix(), layout.LOAD_DATA_FILE])
+        modernize(state, str(state_file))
+        warn_of_nan(state, str(state_file))
+        with answering_determined():
+            chosen = trial_class or _import_trial_class(directory, load_data, trusted)
+            context = CheckpointLoadContext(load_data.hparams, load_data.experiment_config)
+            trial = chosen(context, **trial_kwargs or {})
+        adapt_legacy_trial(trial, context)
+        load_models(context, state, str(state_file), load_data.trial_cls_spec)
+    if load_data.may_be_functional and is_legacy_trial(trial):
+        return context.models[0]
+    return trial
+
+
+def _with_settings(
+    load_data: LoadData,
+    directory: pathlib.Path,
+    hparams: dict[str, Any] | None,
+    exp_conf: dict[str, Any] | None,
+    trusted: bool,
+) -> LoadData:
+    """Fill in hyperparameters and configuration: as given, as in the checkpoint, or as in our own part of it.
+
+    Determined writes neither where one of them is missing.
+    """
+    resume_file = directory / layout.RESUME_FILE
+    saved = {"hparams": load_data.hparams, "experiment_config": load_data.experiment_config}
+    if load_data.hparams is None and resume_file.exists():
+        resume = read_state(resume_file, trusted=trusted)
+        require_resume(resume, str(resume_file))
+        saved.update(read_settings(resume, None))
+    return dataclasses.replace(
+        load_data,
+        hparams=saved["hparams"] if hparams is None else hparams,
+        experiment_config=saved["experiment_config"] if exp_conf is None else exp_conf,
+    )
+
+
+def _import_trial_class(directory: pathlib.Path, load_data: LoadData, trusted: bool) -> type[PyTorchTrial]:
+    code, spec = directory / layout.CODE_DIR, load_data.trial_cls_spec
+    if spec is None:
+        raise ValueError(
+            f"{directory} does not tell the trial's class: up to 0.17.7 only Determined's platform knew it, and added "
+            "it to what it downloaded. Pass trial_class=, and hparams= if the trial asks for any."
+        )
+    if not trusted:
+        require_unchanged_code(directory)
+    files, others = split_code(directory)
+    unused = ", ".join(map(ascii, others[:_FEW])) + (f" and {len(others) - _FEW} more" if len(others) > _FEW else "")
+    if unused:
+        logger.warning(
+            "Not imported from the checkpoint %s, as it is a link or %s does not list it: %s.",
+            *(directory, layout.METADATA_FILE, unused),
+        )
+    try:
+        with import_only(code, [directory / name for name in files]):
+            trial_class = load_class(spec)
+    except Exception as e:  # the import runs the trial's module, which may raise anything
+        beside = f" Not looked at, as links or not listed in {layout.METADATA_FILE}: {unused}." if unused else ""
+        raise ValueError(
+            f"The trial class {spec} can not be imported from {code}: {type(e).__name__}: {e}.{beside} Pass it as "
+            "trial_class="
+        ) from e
+    if not (isinstance(trial_class, type) and issubclass(trial_class, PyTorchTrial)):
+        raise errors.InvalidCheckpointException(
+            f"{spec} in {code} is no det_lightning.pytorch.PyTorchTrial but {trial_class!r}. Pass trial_class=."
+        )
+    return trial_class

@@ -1,0 +1,81 @@
+"""The interface that a trial implements."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import torch.utils.data
+
+from det_lightning.pytorch._callback import PyTorchCallback
+from det_lightning.pytorch._data import DataLoader, TorchData, data_length
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._reducer import Reducer
+
+__all__ = ["PyTorchTrial"]
+
+
+class PyTorchTrial(abc.ABC):
+    """Models, optimizers, data and the steps on one batch; the training loop is not the trial's.
+
+    A subclass wraps its models, optimizers and learning rate schedulers in ``__init__`` and implements
+    :meth:`train_batch`, the two loaders, and one of :meth:`evaluate_batch` and :meth:`evaluate_full_dataset`.
+    The interface is that of Determined 0.38 (``determined.pytorch.PyTorchTrial``).
+    """
+
+    @abc.abstractmethod
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        """Build and wrap what is trained.
+
+        Models first (``context.wrap_model``), then the optimizers over their parameters
+        (``context.wrap_optimizer``), then the schedulers of those optimizers (``context.wrap_lr_scheduler``).
+        What is not wrapped is not in the checkpoints.
+        """
+
+    @abc.abstractmethod
+    def train_batch(self, batch: TorchData, epoch_idx: int, batch_idx: int) -> torch.Tensor | dict[str, Any]:
+        """Train on one batch: forward, ``context.backward(loss)``, ``context.step_optimizer(optimizer)``.
+
+        Args:
+            batch: what the training loader gave, on the device.
+            epoch_idx: index of the epoch, from 0.
+            batch_idx: index of the batch over the whole run, from 0.
+
+        Returns:
+            The metrics of the batch by name, or one tensor, which is taken as ``{"loss": tensor}``.
+        """
+
+    @abc.abstractmethod
+    def build_training_data_loader(self) -> DataLoader | torch.utils.data.DataLoader[Any]:
+        """Return the loader of the training data.
+
+        A ``torch.utils.data.DataLoader`` needs ``context.experimental.disable_dataset_reproducibility_checks()``, and
+        has to repeat its data and shard them over the ranks itself.
+        """
+
+    @abc.abstractmethod
+    def build_validation_data_loader(self) -> DataLoader | torch.utils.data.DataLoader[Any]:
+        """Return the loader of the validation data; see :meth:`build_training_data_loader`."""
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        """Return callbacks by name; the name is the key of a callback's state in a checkpoint."""
+        return {}
+
+    def evaluate_batch(self, batch: TorchData, batch_idx: int) -> dict[str, Any]:
+        """Return the validation metrics of one batch; they are reduced over batches and ranks.
+
+        An override may leave out the parameter ``batch_idx``, the index of the batch in this validation.
+        """
+        raise NotImplementedError
+
+    def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
+        """Return how validation metrics are reduced: one way for all, or one for each metric by name."""
+        return Reducer.AVG
+
+    def evaluate_full_dataset(self, data_loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
+        """Return the validation metrics over all of the data. Runs on the chief only, with unsharded data."""
+        raise NotImplementedError
+
+    def get_batch_length(self, batch: Any) -> int:
+        """Return the number of records in a batch; override it for batches of unusual types."""
+        return data_length(batch)

@@ -1,0 +1,155 @@
+"""What is known about a run before its trial is built: hyperparameters, configuration, batch sizes, aggregation."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.masking import MaskedSettings, leave_out_masked
+
+__all__ = ["TrialSettings"]
+
+logger = logging.getLogger(__name__)
+
+
+class TrialSettings:
+    """Hyperparameters and configuration of a trial, and the lookups that a context offers.
+
+    Args:
+        hparams: hyperparameters; ``global_batch_size`` among them is split over the slots.
+        exp_conf: an experiment configuration, as in Determined's YAML files. A secret that is masked in there, or among
+            the hyperparameters, is left out, and an error names it where the trial looks it up.
+        trial_seed: the seed of the trial, if it has one.
+        slots: number of processes that train together.
+        aggregation_frequency: number of batches whose gradients make one optimizer update.
+        average_aggregated_gradients: divide the gradients of an update by ``aggregation_frequency``, unless an
+            optimizer is wrapped with its own choice.
+
+    Raises:
+        InvalidExperimentException: ``global_batch_size`` is not an integer, or smaller than the number of slots.
+        ValueError: ``aggregation_frequency`` is below 1.
+    """
+
+    def __init__(
+        self,
+        hparams: dict[str, Any] | None = None,
+        exp_conf: dict[str, Any] | None = None,
+        trial_seed: int | None = None,
+        slots: int = 1,
+        aggregation_frequency: int = 1,
+        average_aggregated_gradients: bool = True,
+    ) -> None:
+        self._hparams: dict[str, Any] | None = leave_out_masked(hparams, "hparams")
+        self._exp_conf: dict[str, Any] | None = leave_out_masked(exp_conf, "exp_conf")
+        self._trial_seed = trial_seed
+        self._global_batch_size: int | None = None
+        self._per_slot_batch_size: int | None = None
+        if hparams and hparams.get("global_batch_size"):
+            self._split_batch(hparams["global_batch_size"], slots)
+        if aggregation_frequency < 1:
+            raise ValueError(f"aggregation_frequency must be at least 1; got {aggregation_frequency}.")
+        self.aggregation_frequency = aggregation_frequency
+        self.average_aggregated_gradients = average_aggregated_gradients
+
+    def _split_batch(self, global_batch_size: Any, slots: int) -> None:
+        if not isinstance(global_batch_size, int):
+            raise errors.InvalidExperimentException(
+                f"hparams['global_batch_size'] must be an integer value; got {global_batch_size!r} of type "
+                f"{type(global_batch_size).__name__}."
+            )
+        if global_batch_size < slots:
+            raise errors.InvalidExperimentException(
+                f"hparams['global_batch_size'] is {global_batch_size}, less than the {slots} slots that share it. "
+                "It has to be greater or equal, for each slot needs at least one record per batch."
+            )
+        self._per_slot_batch_size = global_batch_size // slots
+        self._global_batch_size = self._per_slot_batch_size * slots
+        if self._global_batch_size != global_batch_size:
+            logger.warning(
+                "global_batch_size %d is not divisible by %d slots; %d is used.",
+                global_batch_size,
+                slots,
+                self._global_batch_size,
+            )
+
+    def get_hparams(self) -> dict[str, Any]:
+        """Return all hyperparameters.
+
+        Raises:
+            ValueError: none were given.
+        """
+        if self._hparams is None:
+            raise ValueError("This trial has no hparams; pass hparams={...} to init() or to TrialModule.")
+        return self._hparams
+
+    def get_hparam(self, name: str) -> Any:
+        """Return the hyperparameter ``name``.
+
+        Raises:
+            ValueError: there is no such hyperparameter, or none were given at all; or all that is known of it is a
+                mask, see :mod:`det_lightning.masking`.
+        """
+        hparams = self.get_hparams()
+        if isinstance(hparams, MaskedSettings) and name in hparams.masked:
+            raise ValueError(hparams.explain(name))
+        if name not in hparams:
+            raise ValueError(f"There is no hyperparameter {name!r}; hparams has {sorted(hparams)}.")
+        if name == "global_batch_size":
+            logger.warning("Use get_global_batch_size() or get_per_slot_batch_size() rather than the hyperparameter.")
+        return hparams[name]
+
+    def get_experiment_config(self) -> dict[str, Any]:
+        """Return the experiment configuration.
+
+        Raises:
+            ValueError: none was given.
+        """
+        if self._exp_conf is None:
+            raise ValueError("This trial has no experiment configuration; pass exp_conf={...} to init().")
+        return self._exp_conf
+
+    def get_data_config(self) -> dict[str, Any]:
+        """Return the ``data`` section of the experiment configuration, empty if there is no such section.
+
+        Raises:
+            ValueError: there is no experiment configuration.
+        """
+        data: dict[str, Any] = self.get_experiment_config().get("data", {})
+        return data
+
+    def compresses_gradients(self) -> bool:
+        """Tell whether ``optimizations.gradient_compression`` of the experiment configuration is set."""
+        optimizations = (self._exp_conf or {}).get("optimizations") or {}
+        return bool(optimizations.get("gradient_compression"))
+
+    def get_global_batch_size(self) -> int:
+        """Return the number of records in a batch over all slots.
+
+        Raises:
+            ValueError: hparams has no ``global_batch_size``.
+        """
+        return self._require_batch_size(self._global_batch_size)
+
+    def get_per_slot_batch_size(self) -> int:
+        """Return the number of records in a batch on one slot: ``global_batch_size // slots``.
+
+        Raises:
+            ValueError: hparams has no ``global_batch_size``.
+        """
+        return self._require_batch_size(self._per_slot_batch_size)
+
+    def _require_batch_size(self, size: int | None) -> int:
+        if size is None:
+            raise ValueError("The batch size is not known; pass hparams={'global_batch_size': ...} to init().")
+        return size
+
+    def get_trial_seed(self) -> int:
+        """Return the seed of the trial.
+
+        Raises:
+            InternalException: the trial has none.
+        """
+        if self._trial_seed is None:
+            raise errors.InternalException("The trial has no seed; pass trial_seed= to init() or to TrialModule.")
+        return self._trial_seed

@@ -1,0 +1,112 @@
+"""The TensorBoard files of a run."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import os
+import pathlib
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import google_crc32c
+from tensorboard.compat.proto import event_pb2
+
+__all__ = ["EventFile", "TensorBoardOutput", "default_directory"]
+
+
+class TensorBoardOutput:
+    """The place of a run's TensorBoard files, and their writer, made when it is first used.
+
+    Args:
+        enabled: write metrics at all.
+        locate: says, when the first file is made, in which directory; by default ``runs/<time>_<host>``, as
+            ``SummaryWriter`` has it.
+    """
+
+    def __init__(self, enabled: bool, locate: Callable[[], pathlib.Path] | None = None) -> None:
+        self.enabled = enabled
+        self._locate = locate or default_directory
+
+    @functools.cached_property
+    def path(self) -> pathlib.Path:
+        """The directory of the files."""
+        return pathlib.Path(self._locate())
+
+    @functools.cached_property
+    def writer(self) -> Any:
+        """A ``torch.utils.tensorboard.SummaryWriter`` on :attr:`path`."""
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and not every run writes
+
+        return SummaryWriter(str(self.path))
+
+    def add_scalars(self, scalars: list[tuple[str, float, int]]) -> None:
+        """Write ``(tag, value, step)`` triples and flush them.
+
+        As long as nobody has asked for :attr:`writer` they go to a file of their own, in one piece: a
+        ``SummaryWriter`` reopens its file for each value. Once there is one it is used, since TensorBoard follows
+        only the latest file of a directory.
+        """
+        if not scalars:
+            return
+        if "writer" in vars(self):
+            for tag, value, step in scalars:
+                self.writer.add_scalar(tag, value, step)
+            self.writer.flush()
+        else:
+            self._event_file.write(scalars)
+
+    @functools.cached_property
+    def _event_file(self) -> EventFile:
+        return EventFile(self.path)
+
+
+def default_directory() -> pathlib.Path:
+    """Return a new directory below ``runs/``."""
+    started = datetime.datetime.now().strftime("%b%d_%H-%M-%S")
+    return pathlib.Path(f"runs/{started}_{socket.gethostname()}")
+
+
+class EventFile:
+    """A TensorBoard file that takes many scalars at once.
+
+    Args:
+        directory: where to make the file.
+    """
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        started = time.time()
+        self.path = directory / f"events.out.tfevents.{int(started)}.{socket.gethostname()}.{os.getpid()}.scalars"
+        self._append([event_pb2.Event(wall_time=started, file_version="brain.Event:2").SerializeToString()])
+
+    def write(self, scalars: list[tuple[str, float, int]]) -> None:
+        """Append ``(tag, value, step)`` triples."""
+        self._append(_serialized(scalars))
+
+    def _append(self, events: Iterable[bytes]) -> None:
+        # One write for all; and tensorboard's own writer spends most of its time on checksums, in Python.
+        with self.path.open("ab") as file:
+            file.write(b"".join(_as_record(event) for event in events))
+
+
+def _as_record(data: bytes) -> bytes:
+    """Frame an event as a TFRecord: length, its checksum, data, their checksum (tensorflow.org, "TFRecord")."""
+    length = struct.pack("<Q", len(data))
+    return length + _masked_checksum(length) + data + _masked_checksum(data)
+
+
+def _masked_checksum(data: bytes) -> bytes:
+    checksum = google_crc32c.value(data)
+    rotated = (checksum >> 15) | (checksum << 17)
+    return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _serialized(scalars: list[tuple[str, float, int]]) -> Iterator[bytes]:
+    event = event_pb2.Event(wall_time=time.time())
+    entry = event.summary.value.add()
+    for entry.tag, entry.simple_value, event.step in scalars:
+        yield event.SerializeToString()

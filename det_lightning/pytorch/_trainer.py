@@ -1,0 +1,346 @@
+"""Determined's door: ``init`` and ``Trainer``, which build what a Lightning user would write by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ProgressBar
+from pytorch_lightning.strategies import Strategy
+
+from det_lightning import errors
+from det_lightning.adapters.lightning_internals import interrupts_come_through, quiet_hints
+from det_lightning.adapters.module import TrialModule
+from det_lightning.adapters.strategies.processes import TrainingProcesses
+from det_lightning.callbacks.checkpoint import POLICIES, DeterminedCheckpoint
+from det_lightning.callbacks.metrics import DeterminedTensorBoard
+from det_lightning.callbacks.preemption import PreemptionHandler
+from det_lightning.callbacks.profiler import TorchProfiler
+from det_lightning.callbacks.progress import TrialProgressBar
+from det_lightning.checkpoint.retention.rule import Retention
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._elastic import elastic_job, restarts
+from det_lightning.escaping import escape
+from det_lightning.masking import mask_url
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._random_state import isolated_rng
+from det_lightning.units import Batch, Epoch, TrainUnit
+
+__all__ = ["Trainer", "init"]
+
+logger = logging.getLogger("det_lightning.pytorch")
+
+# A script may train several trials, and takes up each where it was when it is restarted.
+_fits = itertools.count(1)
+
+# More damaged checkpoints in a row are no accident.
+_MOST_FALLBACKS = 10
+# Each time another run deletes the newest checkpoint it has written a newer one.
+_MOST_TRIES = 10
+
+
+@contextlib.contextmanager
+def init(
+    *,
+    hparams: dict[str, Any] | None = None,
+    exp_conf: dict[str, Any] | None = None,
+    distributed: DistributedContext | None = None,
+    aggregation_frequency: int = 1,
+    enable_tensorboard_logging: bool = True,
+    trial_seed: int | None = None,
+    tensorboard_path: str | os.PathLike[str] | None = None,
+    strategy: str | Strategy = "trial_ddp",
+) -> Iterator[PyTorchTrialContext]:
+    """Make the context for a trial; use it in a ``with`` statement.
+
+    Args:
+        hparams: what ``context.get_hparams()`` returns; ``global_batch_size`` among them is split over the slots.
+        exp_conf: what ``context.get_experiment_config()`` returns. Its ``searcher`` section names the metric that the
+            checkpoint policy ``"best"`` compares.
+        distributed: the processes of the run; by default those of Horovod if it is asked for, or those of torchrun
+            where it has started the script, which are connected if they are not yet; otherwise this one alone.
+        aggregation_frequency: number of batches whose gradients make one optimizer update.
+        enable_tensorboard_logging: write the metrics as TensorBoard files.
+        trial_seed: seed Python's, numpy's and torch's random generators; by default they are left as they are.
+        tensorboard_path: directory of the TensorBoard files; by default a new one below ``runs/``.
+        strategy: how several processes train: ``"trial_ddp"`` gives each whole models, ``"trial_fsdp"`` shards them,
+            ``"horovod"`` is chosen by ``USE_HOROVOD`` in the environment and by ``horovodrun`` too;
+            or a ``PerModelFSDPStrategy`` of ``det_lightning.adapters.strategies`` that was told more.
+
+    Raises:
+        ValueError: the strategy is unknown, or ``torch.distributed`` does not connect the processes; or Horovod is
+            asked for together with something else.
+        ImportError: Horovod is asked for, and not installed.
+    """
+    if trial_seed is not None:
+        random.seed(trial_seed)
+        np.random.seed(trial_seed)
+        torch.manual_seed(trial_seed)
+    processes = TrainingProcesses.of_script(distributed, strategy)
+    context = PyTorchTrialContext(
+        hparams=hparams,
+        exp_conf=exp_conf,
+        trial_seed=trial_seed,
+        aggregation_frequency=aggregation_frequency,
+        distributed=processes.distributed,
+        backend=processes.backend,
+        enable_tensorboard_logging=enable_tensorboard_logging,
+        tensorboard_path=tensorboard_path,
+    )
+    try:
+        yield context
+    except SystemExit:  # also Preempted
+        raise
+    except BaseException as error:
+        context.distributed.abandon(error)
+        raise
+    finally:
+        context.distributed.close()
+
+
+class Trainer:
+    """Trains a trial on PyTorch Lightning.
+
+    Args:
+        trial: the trial, built with ``context``.
+        context: what :func:`init` gave.
+        **lightning: arguments of ``pl.Trainer``: ``logger=``, ``callbacks=``, ``profiler=``, ``enable_progress_bar=``,
+            ...; those that :meth:`fit` decides on are refused.
+
+    Attributes:
+        checkpoints: what wrote the checkpoints of the latest :meth:`fit`, with the paths of the last and the best one.
+    """
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, **lightning: Any) -> None:
+        self._trial = trial
+        self._context = context
+        self._lightning = lightning
+        self.checkpoints: DeterminedCheckpoint | None = None
+
+    def configure_profiler(
+        self,
+        sync_timings: bool = True,
+        enabled: bool = False,
+        begin_on_batch: int = 0,
+        end_after_batch: int | None = None,
+    ) -> None:
+        """Do nothing but point to what replaced Determined's system profiler."""
+        logger.warning("configure_profiler() has no effect; profile with context.set_profiler(...).")
+
+    def fit(
+        self,
+        checkpoint_period: TrainUnit | None = None,
+        validation_period: TrainUnit | None = None,
+        max_length: TrainUnit | None = None,
+        reporting_period: TrainUnit = Batch(100),  # noqa: B008 (never changed)
+        checkpoint_policy: str = "best",
+        latest_checkpoint: str | os.PathLike[str] | None = None,
+        step_zero_validation: bool = False,
+        test_mode: bool = False,
+        profiling_enabled: bool = False,
+        *,
+        checkpoint_storage: str | os.PathLike[str] | Mapping[str, Any] | CheckpointStorage | None = None,
+        code_dir: str | os.PathLike[str] | None = None,
+        code_with_secrets: bool = False,
+        trusted: bool = False,
+        async_write: bool | None = None,
+        retention: Retention | None = None,
+        preemption: bool = True,
+        fall_back: bool = True,
+    ) -> None:
+        """Train, validate and checkpoint.
+
+        Where torchrun has restarted the script, the run goes on from the newest checkpoint that it wrote.
+
+        Args:
+            checkpoint_period: when checkpoints are due, besides those by policy and the one at the end.
+            validation_period: when validations are due, besides the one at the end.
+            max_length: how long to train, as ``Batch(int)`` or ``Epoch(int)``, over all runs of the trial.
+            reporting_period: when training metrics are reported.
+            checkpoint_policy: after which validations to checkpoint: ``"best"``, ``"all"`` or ``"none"``. ``"best"``
+                needs the metric's name in ``exp_conf["searcher"]["metric"]``; without it all validations count.
+            latest_checkpoint: id, path or URL of a checkpoint to go on from, at the very next batch. ``"last"`` is the
+                newest complete one in the storage, see ``CheckpointStorage.newest_first``; without any the run begins
+                anew.
+            step_zero_validation: validate before the first batch.
+            test_mode: train one batch, validate one batch, checkpoint, and end.
+            profiling_enabled: Determined's system profiler needs a master; a warning says so.
+            checkpoint_storage: a directory or URL for the checkpoints, the ``checkpoint_storage`` section of an
+                experiment configuration, or a ``CheckpointStorage``; by default Determined's own directory for local
+                runs.
+            code_dir: the directory that is copied into each checkpoint; by default the working directory.
+            code_with_secrets: copy files under whose names secrets are kept too, such as ``.env``.
+            trusted: unpickle anything that ``latest_checkpoint`` holds, running whatever code it asks for.
+            async_write: write checkpoints while the training goes on; by default where the storage is remote.
+            retention: which checkpoints to keep; by default what the configuration given as ``checkpoint_storage``
+                says, otherwise all of them.
+            preemption: save the run and end when ``SIGTERM`` or ``SIGUSR1`` comes; see ``PreemptionHandler``. One among
+                the ``callbacks`` of the trainer is used in any case.
+            fall_back: where the newest checkpoint is damaged, go on from the one before, with a warning that names
+                both; if False that is an error. A checkpoint that ``latest_checkpoint`` names is never exchanged.
+
+        Raises:
+            ValueError: ``max_length`` is missing, or ``checkpoint_policy`` unknown.
+            TypeError: a period is no ``Batch`` or ``Epoch``, or ``max_length`` not one of an int.
+            InvalidExperimentException: the trial can not be trained; names why.
+            CheckpointError: ``latest_checkpoint`` is missing, torn, unsafe, or of another trial; or a checkpoint can
+                not be written, or is not there any more at the end.
+            Preempted: the process was asked to end, and the run is saved.
+        """
+        if max_length is None:
+            raise ValueError("fit() needs max_length, such as max_length=Batch(1000) or max_length=Epoch(10).")
+        if not isinstance(max_length, Batch | Epoch) or not isinstance(max_length.value, int):
+            raise TypeError(f"max_length must be Batch(int) or Epoch(int); got {max_length!r}.")
+        if profiling_enabled:
+            logger.warning("profiling_enabled has no effect without a Determined master; see context.set_profiler().")
+        self._context.wrapped.require_same_on_all_ranks()
+        job = None if (elastic := elastic_job()) is None else f"{elastic}/{next(_fits)}"
+        self.checkpoints = self._checkpoint_callback(
+            checkpoint_policy,
+            job=job,
+            period=_or_never(checkpoint_period),
+            storage=checkpoint_storage,
+            code_dir=code_dir,
+            code_with_secrets=code_with_secrets,
+            async_write=async_write,
+            retention=retention,
+        )
+        try:
+            self._fit(
+                self.checkpoints,
+                self._choose_checkpoint(self.checkpoints, latest_checkpoint, job, fall_back),
+                preemption,
+                max_length=max_length,
+                validation_period=_or_never(validation_period),
+                reporting_period=reporting_period,
+                step_zero_validation=step_zero_validation,
+                test_mode=test_mode,
+                trusted=trusted,
+            )
+        finally:
+            self.checkpoints.close()
+
+    def _choose_checkpoint(
+        self,
+        checkpoints: DeterminedCheckpoint,
+        latest: str | os.PathLike[str] | None,
+        job: str | None,
+        fall_back: bool,
+    ) -> list[str]:
+        """Return the checkpoint to go on from, which others may not delete now, and those before it; on every rank."""
+        distributed = self._context.distributed
+        found: list[str] = []
+        if distributed.rank == 0:
+            for _ in range(_MOST_TRIES):
+                found = _find_latest(checkpoints.storage, latest, job, most=_MOST_FALLBACKS if fall_back else 1)
+                # Another run may have found a newer one in the meantime, and deletes this.
+                if not found or checkpoints.protect(found[0]):
+                    break
+        chosen: list[str] = distributed.broadcast(found)
+        return chosen
+
+    def _fit(
+        self, checkpoints: DeterminedCheckpoint, newest_first: list[str], preemption: bool, **options: Any
+    ) -> None:
+        module = TrialModule(
+            self._trial,
+            context=self._context,
+            storage_options=checkpoints.storage.options,
+            newest_first=newest_first,
+            **options,
+        )
+        # What Lightning imports when it is set up may draw random numbers.
+        with isolated_rng(), quiet_hints():
+            trainer = self._lightning_trainer(checkpoints, preemption)
+        with quiet_hints(), contextlib.suppress(errors.ShouldExit), interrupts_come_through():
+            trainer.fit(module, ckpt_path=newest_first[0] if newest_first else None)
+
+    def _checkpoint_callback(self, policy: str, **arguments: Any) -> DeterminedCheckpoint:
+        searcher = self._searcher()
+        metric = searcher.get("metric")
+        if policy == "best" and metric is None:
+            logger.warning(
+                "checkpoint_policy='best' has no metric to compare, so every validation is followed by a checkpoint. "
+                'Name the metric in init(exp_conf={"searcher": {"metric": ...}}).'
+            )
+            policy = "all"
+        if policy not in POLICIES:
+            raise ValueError(f"checkpoint_policy must be one of {', '.join(POLICIES)}; got {policy!r}.")
+        return DeterminedCheckpoint(
+            policy=policy,
+            metric=metric,
+            smaller_is_better=searcher.get("smaller_is_better", True),
+            **arguments,
+        )
+
+    def _searcher(self) -> dict[str, Any]:
+        try:
+            searcher: dict[str, Any] = self._context.get_experiment_config().get("searcher") or {}
+        except ValueError:
+            return {}
+        return searcher
+
+    def _lightning_trainer(self, checkpoint: DeterminedCheckpoint, preemption: bool) -> pl.Trainer:
+        context, given = self._context, dict(self._lightning)
+        device = context.device
+        decided = {
+            "accelerator": "cuda" if device.type == "cuda" else "cpu",
+            "devices": [device.index or 0] if device.type == "cuda" else context.distributed.local_size,
+            "num_nodes": context.distributed.cross_size,
+            "strategy": TrainingProcesses(context.distributed, context.backend).make_strategy(),
+            "max_epochs": -1,
+            "num_sanity_val_steps": 0,
+            "inference_mode": False,
+        }
+        clashing = sorted(decided.keys() & given.keys())
+        if clashing:
+            raise errors.UnsupportedTrainerFlags(
+                f"Trainer() was given {', '.join(clashing)}, which fit() decides on. Use pl.Trainer with "
+                "det_lightning.adapters.TrialModule to choose them."
+            )
+        callbacks: list[pl.Callback] = [checkpoint, DeterminedTensorBoard(context.tensorboard)]
+        if context.profiler is not None:
+            callbacks.append(TorchProfiler(context.profiler))
+        users = given.pop("callbacks", None) or []
+        callbacks += users if isinstance(users, list) else [users]
+        if preemption and not any(isinstance(callback, PreemptionHandler) for callback in callbacks):
+            callbacks.append(PreemptionHandler())
+        has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+        if given.get("enable_progress_bar", True) and not has_bar:
+            callbacks.append(TrialProgressBar())
+        defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+        return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)
+
+
+def _find_latest(
+    storage: CheckpointStorage, latest: str | os.PathLike[str] | None, job: str | None, most: int
+) -> list[str]:
+    """Return the checkpoint to go on from and, where the newest was asked for, those before it, ``most`` in all."""
+    if restarts():
+        if job is None:
+            logger.warning(
+                "The script was restarted, but its job has no id, so its checkpoints are not known from others. Give "
+                "torchrun an --rdzv-id, or pass latest_checkpoint='last'."
+            )
+        elif newest := [*itertools.islice(storage.newest_first(job), most)]:
+            shown = escape(mask_url(newest[0]))
+            logger.warning("The script was restarted; the run goes on from its newest checkpoint, %s.", shown)
+            return newest
+    if latest is None:
+        return []
+    return [*itertools.islice(storage.newest_first(), most)] if latest == "last" else [storage.find(latest)]
+
+
+def _or_never(period: TrainUnit | None) -> TrainUnit:
+    return Batch(sys.maxsize) if period is None else period

@@ -1,0 +1,268 @@
+"""Between the state of a trial and the content of a checkpoint's ``state_dict.pth``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from det_lightning import errors
+from det_lightning.distributed.backend import DDP_PREFIX
+from det_lightning.pytorch._callback import PyTorchCallback
+from det_lightning.pytorch._lr_scheduler import LRScheduler
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+
+__all__ = [
+    "average_gradients",
+    "collect_gradients",
+    "collect_rest",
+    "collect_weights",
+    "explaining",
+    "load_gradients",
+    "load_models",
+    "load_rest",
+    "load_schedulers",
+    "load_state",
+]
+
+logger = logging.getLogger(__name__)
+
+
+def collect_weights(context: PyTorchTrialContext) -> dict[str, Any]:
+    """Return the states of models and optimizers, under Determined's keys; see ``ModelStates.is_sharded``."""
+    states = context.backend.states
+    return {
+        "models_state_dict": [states.model_state(model) for model in context.models],
+        "optimizers_state_dict": [states.optimizer_state(optimizer) for optimizer in context.optimizers],
+    }
+
+
+def collect_rest(
+    context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], rng_state: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the state of everything else that the trial has, under the keys that Determined uses."""
+    state: dict[str, Any] = {
+        "lr_schedulers_state_dict": [scheduler.state_dict() for scheduler in context.lr_schedulers],
+        "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
+        "rng_state": rng_state,
+    }
+    if context.scaler is not None:
+        state["scaler_state_dict"] = context.scaler.state_dict()
+    return {**state, **context.precision.state_dict()}
+
+
+def collect_gradients(context: PyTorchTrialContext) -> list[dict[str, torch.Tensor]]:
+    """Return the gradients that each model holds, by parameter; those of an aggregation that is under way."""
+    return [context.backend.states.gradients(model) for model in context.models]
+
+
+def average_gradients(ranks: list[list[dict[str, torch.Tensor]]]) -> list[dict[str, torch.Tensor]]:
+    """Return the average of what :func:`collect_gradients` returned on several ranks; a missing gradient is zero."""
+    if len(ranks) == 1:
+        return ranks[0]
+    averages = []
+    for of_model in zip(*ranks, strict=True):
+        names = dict.fromkeys(name for gradients in of_model for name in gradients)
+        present = {name: [gradients[name] for gradients in of_model if name in gradients] for name in names}
+        averages.append({name: sum(present[name][1:], present[name][0]) / len(ranks) for name in names})
+    return averages
+
+
+def load_gradients(context: PyTorchTrialContext, gradients: list[dict[str, torch.Tensor]]) -> None:
+    """Put back what :func:`collect_gradients` returned."""
+    for model, saved in zip(context.models, gradients, strict=True):
+        context.backend.states.load_gradients(model, saved)
+
+
+def load_state(
+    context: PyTorchTrialContext,
+    callbacks: dict[str, PyTorchCallback],
+    state: dict[str, Any],
+    source: str,
+    trial_class: str | None = None,
+) -> None:
+    """Load everything but the random state into the trial.
+
+    Args:
+        context: the trial's.
+        callbacks: the trial's.
+        state: what :func:`collect_weights` and :func:`collect_rest` returned, in one dict.
+        source: where it was read, for messages.
+        trial_class: the class that wrote it, for messages.
+
+    Raises:
+        InvalidCheckpointException: something does not fit; names everything that does not.
+    """
+
+    def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+        _require_numbers(saved)
+        context.backend.states.load_optimizer(optimizer, saved)
+
+    _raise_if_any(
+        [
+            *_load_models(context, state),
+            *_load_each("optimizer", context.optimizers, state, "optimizers_state_dict", load_optimizer),
+            *_load_schedulers(context, state),
+        ],
+        source,
+        trial_class,
+    )
+    load_rest(context, callbacks, state)
+
+
+def load_schedulers(context: PyTorchTrialContext, state: dict[str, Any], source: str) -> None:
+    """Load the learning rate schedulers.
+
+    Raises:
+        InvalidCheckpointException: their number differs, or one does not take its state.
+    """
+    _raise_if_any(_load_schedulers(context, state), source)
+
+
+def load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], state: dict[str, Any]) -> None:
+    """Load gradient and loss scalers and the callbacks; what is missing on one side is warned of."""
+    if context.scaler is not None and "scaler_state_dict" in state:
+        with explaining("The state of the gradient scaler"):
+            _require_scale(state["scaler_state_dict"])
+            context.scaler.load_state_dict(state["scaler_state_dict"])
+    elif (context.scaler is not None) != ("scaler_state_dict" in state):
+        has, lacks = ("checkpoint", "trial") if context.scaler is None else ("trial", "checkpoint")
+        logger.warning("The %s has a gradient scaler but the %s has none; its state is not restored.", has, lacks)
+    with explaining("The state of the precision"):
+        context.precision.load_state_dict(state)
+    saved = state.get("callbacks", {})
+    for name, callback in callbacks.items():
+        if name in saved:
+            callback.load_state_dict(saved[name])
+        elif type(callback).load_state_dict is not PyTorchCallback.load_state_dict:
+            logger.warning("The checkpoint has no state for callback %r; it starts over.", name)
+
+
+def load_models(
+    context: PyTorchTrialContext, state: dict[str, Any], source: str, trial_class: str | None = None
+) -> None:
+    """Load the weights of all models. The prefix that DDP gives to names is added or taken away as needed.
+
+    Raises:
+        InvalidCheckpointException: number, names or shapes differ; names what.
+    """
+    _raise_if_any(_load_models(context, state), source, trial_class)
+
+
+def _load_models(context: PyTorchTrialContext, state: dict[str, Any]) -> list[str]:
+    def load(model: torch.nn.Module, weights: dict[str, Any]) -> None:
+        context.backend.states.load_model(model, _fit_prefix(model, weights))
+
+    return _load_each("model", context.models, state, "models_state_dict", load)
+
+
+def _load_schedulers(context: PyTorchTrialContext, state: dict[str, Any]) -> list[str]:
+    def load(scheduler: LRScheduler, saved: dict[str, Any]) -> None:
+        if not _is_number(saved.get("last_epoch", 0)):
+            raise ValueError(f"'last_epoch' should be a number; got {_shown(saved['last_epoch'])}")
+        scheduler.load_state_dict(saved)
+
+    return _load_each("learning rate scheduler", context.lr_schedulers, state, "lr_schedulers_state_dict", load)
+
+
+def _fit_prefix(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
+    expected = model.state_dict().keys()
+    stripped = {name.removeprefix(DDP_PREFIX): value for name, value in weights.items()}
+    prefixed = {DDP_PREFIX + name: value for name, value in weights.items()}
+    return next((w for w in (weights, stripped, prefixed) if w.keys() == expected), weights)
+
+
+def _load_each(
+    what: str, targets: list[Any], state: dict[str, Any], key: str, load: Callable[[Any, Any], None]
+) -> list[str]:
+    """Load what stands under ``key`` into ``targets``; return what does not fit, a sentence each."""
+    states = state.get(key)
+    if isinstance(states, list) and not all(isinstance(one, dict) for one in states):
+        return [f"{key!r} should be a list of dicts; got {', '.join(type(one).__name__ for one in states):.200}"]
+    if not isinstance(states, list):
+        return [f"there is no list {key!r}; there is {', '.join(sorted(map(str, state))) or 'nothing'}"]
+    if len(targets) != len(states):
+        return [f"the trial wraps {len(targets)} {what}(s), and {len(states)} are there"]
+    mismatches = []
+    for index, (target, saved) in enumerate(zip(targets, states, strict=True)):
+        try:
+            load(target, saved)
+        except _MISFITS as e:
+            mismatches.append(f"{what} {index} ({type(target).__name__}): {e}")
+    return mismatches
+
+
+def _raise_if_any(mismatches: list[str], source: str, trial_class: str | None = None) -> None:
+    if mismatches:
+        written_by = f" It was written by the trial {trial_class}." if trial_class else ""
+        raise errors.InvalidCheckpointException(
+            f"{source} does not fit the trial:\n- "
+            + "\n- ".join(mismatches)
+            + f"\nIt is a checkpoint of another trial, "
+            f"or the trial was changed.{written_by}"
+        )
+
+
+@contextlib.contextmanager
+def explaining(what: str) -> Iterator[None]:
+    """Turn what torch raises about a state inside into an error that names it.
+
+    Raises:
+        InvalidCheckpointException: the state has wrong values.
+    """
+    try:
+        yield
+    except errors.CheckpointError:
+        raise
+    except _MISFITS as e:
+        raise errors.InvalidCheckpointException(
+            f"{what} cannot be loaded, it is damaged or of another trial: {type(e).__name__}: {e!s:.500}"
+        ) from e
+
+
+def _require_numbers(saved: dict[str, Any]) -> None:
+    """Raise if the learning rate or another number of an optimizer's group is none that it could step with."""
+    for index, group in enumerate(saved.get("param_groups") or []):
+        if not isinstance(group, dict):
+            raise ValueError(f"group {index} should be a dict; got a {type(group).__name__}")
+        for name in ("lr", "initial_lr", "weight_decay", "momentum"):
+            value = group.get(name)
+            if value is not None and not _is_number(value):
+                raise ValueError(f"{name!r} of group {index} should be a finite number; got {_shown(value)}")
+    if not isinstance(saved.get("state", {}), dict):
+        raise ValueError(f"its state should be a dict; got a {type(saved['state']).__name__}")
+
+
+def _require_scale(saved: Any) -> None:
+    # Of a scaler that is switched off there is nothing.
+    if saved and not (_is_number(saved["scale"]) and saved["scale"] > 0):
+        raise ValueError(f"'scale' should be a number above 0; got {_shown(saved['scale'])}")
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and value.device.type != "meta" and bool(torch.isfinite(value).all())
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.100}" if isinstance(value, float | str | None) else f"a {type(value).__name__} that is none"
+
+
+# What loading a state that does not fit raises.
+_MISFITS = (
+    RuntimeError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+)

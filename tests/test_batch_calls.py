@@ -1,0 +1,136 @@
+"""How many Python calls of ours, and through how many of our files, one batch makes: a number that no clock decides."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from det_lightning import pytorch
+from det_lightning.adapters import TrialModule
+from tests.trials import make_data
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = tuple(f"{ROOT / package}/" for package in ("det_lightning", "adapters", "callbacks"))
+
+
+class CallRecorder:
+    """Notes the calls of functions of ours, as ``(file, function)``, while it records."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.finished: list[list[tuple[str, str]]] = []
+        self.batch_frame: FrameType | None = None
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call":
+            if code is TrialModule.training_step.__code__:
+                self.calls = []  # what Lightning and its hooks do between steps belongs to no batch
+            if code.co_filename.startswith(OURS):
+                self.calls.append((Path(code.co_filename).name, code.co_name))
+        elif event == "return" and frame is self.batch_frame:
+            self.finished.append(self.calls)
+            self.calls = []
+
+
+def profiled(recorder: CallRecorder, run: Callable[[], Any]) -> None:
+    before = sys.getprofile()
+    sys.setprofile(recorder)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+
+
+class PlainTrial(pytorch.PyTorchTrial):
+    """One model and one optimizer; tells a recorder which frame trains a batch: the one that calls ``train_batch``."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext, recorder: CallRecorder) -> None:
+        self.context = context
+        self.recorder = recorder
+        self.model = context.wrap_model(torch.nn.Linear(4, 1))
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.01))
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(make_data(), batch_size=4)
+
+    build_validation_data_loader = build_training_data_loader
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.recorder.batch_frame = sys._getframe(1)
+        inputs, targets = batch
+        loss = (self.model(inputs) - targets).square().mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[str, str]]]:
+    """The calls of each batch of a run: from the end of the one before or the beginning of the step to its end."""
+    tmp_path = tmp_path_factory.mktemp("run")
+    recorder = CallRecorder()
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        trainer = pytorch.Trainer(PlainTrial(context, recorder), context, enable_progress_bar=False)
+        length, period = pytorch.Batch(8), pytorch.Batch(4)
+        profiled(
+            recorder,
+            lambda: trainer.fit(
+                max_length=length,
+                reporting_period=period,
+                checkpoint_policy="none",
+                checkpoint_storage=tmp_path / "checkpoints",
+                code_dir=tmp_path,
+            ),
+        )
+    assert len(recorder.finished) == 8
+    return recorder.finished
+
+
+@pytest.mark.parametrize(
+    ("begins_a_step", "most_calls", "most_files"),
+    [
+        (False, 15, 8),
+        (True, 31, 12),  # a workload begins, and the schedule says where it ends
+    ],
+)
+def test_a_plain_batch_goes_through_few_calls_and_files(
+    batches: list[list[tuple[str, str]]], begins_a_step: bool, most_calls: int, most_files: int
+) -> None:
+    fewest = min((calls for calls in batches if (("module.py", "training_step") in calls) == begins_a_step), key=len)
+    assert len(fewest) <= most_calls, fewest
+    assert len({file for file, _ in fewest}) <= most_files, fewest
+
+
+@pytest.mark.parametrize("aggregation_frequency", [1, 2])
+def test_a_backward_pass_and_a_step_in_float32_have_no_layer_between_context_and_device(
+    aggregation_frequency: int,
+) -> None:
+    recorder = CallRecorder()
+    context = pytorch.PyTorchTrialContext(aggregation_frequency=aggregation_frequency)
+    model = context.wrap_model(torch.nn.Linear(2, 1))
+    optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    context.position.batch_idx = aggregation_frequency - 1
+    loss = model(torch.ones(4, 2, device=context.device)).sum()
+
+    def train() -> None:
+        context.backward(loss)
+        context.step_optimizer(optimizer)
+
+    profiled(recorder, train)
+    assert [call for call in recorder.calls if call[1] in ("backward", "step_optimizer", "step")] == [
+        ("_pytorch_context.py", "backward"),
+        ("local.py", "backward"),
+        ("_pytorch_context.py", "step_optimizer"),
+        ("local.py", "step"),
+    ]
+    assert aggregation_frequency > 1 or len(recorder.calls) == 4

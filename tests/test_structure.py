@@ -1,0 +1,122 @@
+"""How the package is put together, as its source shows it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("det_lightning", "adapters", "callbacks")
+
+
+@dataclasses.dataclass
+class ClassSource:
+    """What a class statement says: its bases by their last name, and the underscore names in its own methods."""
+
+    name: str
+    where: str
+    bases: list[str]
+    defines: set[str]
+    reads: dict[str, int]
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def is_self(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "super"
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def attributes_of_self(body: ast.ClassDef) -> Iterator[ast.Attribute]:
+    for node in ast.walk(body):
+        if isinstance(node, ast.Attribute) and is_self(node.value) and is_private(node.attr):
+            yield node
+
+
+def class_source(statement: ast.ClassDef, file: str) -> ClassSource:
+    found = ClassSource(statement.name, f"{file}:{statement.lineno}", [], set(), {})
+    for base in statement.bases:
+        base = base.value if isinstance(base, ast.Subscript) else base
+        found.bases.append(base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", ""))
+    for node in statement.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.defines.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found.defines.update(target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.defines.add(node.target.id)
+    for attribute in attributes_of_self(statement):
+        if isinstance(attribute.ctx, ast.Load):
+            found.reads.setdefault(attribute.attr, attribute.lineno)
+        else:
+            found.defines.add(attribute.attr)
+    return found
+
+
+def classes_in(source: str, file: str) -> list[ClassSource]:
+    return [class_source(node, file) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+
+
+def ancestors(child: ClassSource, classes: dict[str, list[ClassSource]]) -> Iterator[ClassSource]:
+    for parent in (parent for base in child.bases for parent in classes.get(base, ())):
+        yield parent
+        yield from ancestors(parent, classes)
+
+
+def reads_of_parents(sources: list[ClassSource]) -> list[str]:
+    """Return each underscore name that a class reads through ``self`` and a parent class defines, as a sentence."""
+    by_name: dict[str, list[ClassSource]] = {}
+    for source in sources:
+        by_name.setdefault(source.name, []).append(source)
+    return [
+        f"{child.where}: {child.name} reads self.{name} (line {line}), which {parent.name} defines"
+        for child in sources
+        for name, line in child.reads.items()
+        for parent in ancestors(child, by_name)
+        if name in parent.defines
+    ]
+
+
+def test_no_class_reads_an_underscore_name_of_its_parent_class() -> None:
+    files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    sources = [found for path in files for found in classes_in(path.read_text(), path.relative_to(ROOT).as_posix())]
+    assert len(sources) > 100
+    assert reads_of_parents(sources) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("return self._value", ["self._value"]),
+        ("return super()._compute()", ["self._compute"]),
+        ("self._value = 1", []),
+        ("return self.value", []),
+        ("return self._own", []),
+        ("return other._value", []),
+    ],
+)
+def test_such_a_read_is_noticed_two_classes_down(body: str, found: list[str]) -> None:
+    source = f"""
+        class Parent:
+            def __init__(self):
+                self._value = self.value = 0
+            def _compute(self):
+                return self._value
+        class Child(Parent):
+            pass
+        class Grandchild(module.Child):
+            def __init__(self):
+                self._own = 1
+            def method(self, other):
+                {body}
+    """
+    problems = reads_of_parents(classes_in(textwrap.dedent(source), "file.py"))
+    assert [problem.split(" reads ")[1].split(" ")[0] for problem in problems] == found
