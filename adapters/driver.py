@@ -116,15 +116,23 @@ class RunDriver:
         """
         if self.shows_each_batch:
             return _always
-        context, state, bars = self.run.context, self.run.state, self._bars
-        is_asked_to_end = self._is_asked_to_end
+        context = self.run.context
+        state = self.run.state
+        stop_request = self.run.early_end.stop_request
+        # Several ranks agree on it at the next boundary.
+        is_alone = self.run.early_end.is_alone
+        trainer = self._trainer
+        bars = self._bars
         max_steps = self._trainer.max_steps if self._trainer.max_steps != -1 else sys.maxsize
         epoch_len = context.position.epoch_length()
 
         def ends() -> bool:
             if bars.any_drawn and bars.is_due():
                 bars.draw_training(state.batches_trained % epoch_len)
-            return context.optimizer_steps >= max_steps or is_asked_to_end()
+            if context.optimizer_steps >= max_steps or (is_alone and stop_request.requested):
+                return True
+            # Lightning's own handler of SIGTERM, where nothing else handles it.
+            return trainer.received_sigterm
 
         return ends
 
@@ -140,9 +148,6 @@ class RunDriver:
             return False
 
         return ends
-
-    def _is_asked_to_end(self) -> bool:
-        return self.run.early_end.may_come_now() or self._trainer.received_sigterm
 
     @_invalid_hp_ends_the_run()
     def act(self) -> bool:

@@ -21,7 +21,7 @@ from det_lightning.adapters.precision import take_precision
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.engine.resume import ResumePoint
 from det_lightning.engine.run import Reporter, TrialRun
-from det_lightning.engine.stopping import Preemption
+from det_lightning.engine.stopping import StopRequest
 from det_lightning.masking import mask
 from det_lightning.precision import WholeModelPrecision
 from det_lightning.pytorch._legacy_trial import original_trial
@@ -117,7 +117,7 @@ class TrialModule(pl.LightningModule):
         self.context: PyTorchTrialContext | None = None
         self.driver: RunDriver | None = None
         self.checkpointer: Checkpointer | None = None
-        self.preemption: Preemption | None = None
+        self.stop_request: StopRequest | None = None
         self.reporters: list[Reporter] = []
         self._model_precision: WholeModelPrecision | None = None
         self.resume_point: ResumePoint | None = None
@@ -134,7 +134,7 @@ class TrialModule(pl.LightningModule):
         lightning_internals.keep_ranks_independent(self.trainer)
         self._model_precision = take_precision(self.trainer)
         self.checkpointer, self.reporters, self.resume_point, self.driver = None, [], None, None
-        self.preemption = None
+        self.stop_request = None
         return [_RunGuard()]
 
     def setup(self, stage: str) -> None:
@@ -218,10 +218,10 @@ class TrialModule(pl.LightningModule):
         if self.driver is not None:
             self.driver.close()
             run = self.driver.run
-            if run.early_end.preempted and self.preemption is not None:
+            if run.early_end.preempted and self.stop_request is not None:
                 # Together, for a launcher ends the others when the first one ends.
                 run.context.distributed.broadcast(None)
-                raise errors.Preempted(lightning_internals.exit_code_of(self.trainer, self.preemption.exit_code))
+                raise errors.Preempted(lightning_internals.exit_code_of(self.trainer, self.stop_request.exit_code))
 
     # Validation
 
@@ -287,11 +287,11 @@ class TrialModule(pl.LightningModule):
         self,
         checkpointer: Checkpointer | None = None,
         reporter: Reporter | None = None,
-        preemption: Preemption | None = None,
+        stop_request: StopRequest | None = None,
     ) -> None:
         """Attach what writes checkpoints, takes metrics or ends runs early; for a callback's ``setup``."""
-        if preemption is not None:
-            self.preemption = preemption
+        if stop_request is not None:
+            self.stop_request = stop_request
         if checkpointer is not None:
             self.checkpointer = checkpointer
         if reporter is not None:
@@ -321,7 +321,7 @@ class TrialModule(pl.LightningModule):
         period = None if self.checkpointer is None else self.checkpointer.period
         schedule = flags.schedule_of(self.trainer, self.options, context.position, period)
         reporters = [LightningReporter(self), *self.reporters]
-        run = TrialRun(trial, context, schedule, reporters, self.resume_point, self.preemption)
+        run = TrialRun(trial, context, schedule, reporters, self.resume_point, self.stop_request)
         self.driver = RunDriver(self.trainer, run, self.checkpointer)
         run.start_up(self.trainer.limit_train_batches)
 

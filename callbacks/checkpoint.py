@@ -169,8 +169,8 @@ class DeterminedCheckpoint(pl.Callback):
         self._abandoned = False
 
         def is_ending() -> bool:
-            preempted = module.preemption is not None and module.preemption.requested
-            return self._abandoned or preempted or trainer.received_sigterm
+            asked = module.stop_request is not None and module.stop_request.requested
+            return self._abandoned or asked or trainer.received_sigterm
 
         self.storage.hurry_when(is_ending)
 

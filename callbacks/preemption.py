@@ -16,6 +16,7 @@ import pytorch_lightning as pl
 from det_lightning.adapters.lightning_internals import exit_code_of
 from det_lightning.callbacks.attaching import require_trial_module
 from det_lightning.engine.signals import SAME_SIGNAL_S, end_by_signal, print_at_once
+from det_lightning.engine.stopping import StopRequest
 from det_lightning.errors import PREEMPTED_EXIT_CODE, Preempted
 
 __all__ = ["PreemptionHandler"]
@@ -49,7 +50,7 @@ class PreemptionHandler(pl.Callback):
         if not 0 < exit_code < 256:
             raise ValueError(f"exit_code of a preempted process has to be from 1 to 255; got {exit_code}.")
         self.exit_code = exit_code
-        self._requested = False
+        self._stop_request = StopRequest(exit_code)
         self._first_signal_s: float | None = None
         self._before: dict[signal.Signals, _Handler] = {}
         self._process = os.getpid()
@@ -58,11 +59,11 @@ class PreemptionHandler(pl.Callback):
     @property
     def requested(self) -> bool:
         """Whether this process was asked to end."""
-        return self._requested
+        return self._stop_request.requested
 
     def request(self) -> None:
         """Ask this process to end; for notices that are not signals, or where signals can not be handled."""
-        self._requested = True
+        self._stop_request.requested = True
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Offer the module to tell when this process has to end.
@@ -72,8 +73,9 @@ class PreemptionHandler(pl.Callback):
         """
         module = require_trial_module(self, pl_module)
         if stage == "fit":
-            self._requested, self._first_signal_s = False, None
-            module.attach(preemption=self)
+            self._stop_request.requested = False
+            self._first_signal_s = None
+            module.attach(stop_request=self._stop_request)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember the handlers of the user; Lightning puts its own in their place after this."""
@@ -116,7 +118,8 @@ class PreemptionHandler(pl.Callback):
         if os.getpid() != self._process:  # a fork, such as a process that the trial started, has inherited this
             end_by_signal(signum)
         elif self._first_signal_s is None:
-            self._requested, self._first_signal_s = True, now
+            self._stop_request.requested = True
+            self._first_signal_s = now
             name = signal.Signals(signum).name
             print_at_once(
                 f"det_lightning: {name} has come; process {self._process} saves and ends at the next boundary.\n"

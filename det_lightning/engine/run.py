@@ -23,7 +23,7 @@ from det_lightning.engine.metrics import (
 from det_lightning.engine.requirements import require_trainable
 from det_lightning.engine.resume import ResumePoint, load_data_of, require_same_checkpoint, resume_payload
 from det_lightning.engine.schedule import Boundary, Schedule
-from det_lightning.engine.stopping import EarlyEnd, Preemption
+from det_lightning.engine.stopping import EarlyEnd, StopRequest
 from det_lightning.engine.validation import Evaluation
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -55,7 +55,7 @@ class TrialRun:
         schedule: when boundaries lie.
         reporters: who is told of the metrics.
         resume: what the run goes on from; None to begin anew.
-        preemption: ends the run from outside; None if nothing does.
+        stop_request: may end the run from outside; None if nothing does.
 
     Attributes:
         early_end: whether it ends before its length is reached.
@@ -72,7 +72,7 @@ class TrialRun:
         schedule: Schedule,
         reporters: list[Reporter],
         resume: ResumePoint | None = None,
-        preemption: Preemption | None = None,
+        stop_request: StopRequest | None = None,
     ) -> None:
         self.trial = trial
         self.context = context
@@ -89,7 +89,7 @@ class TrialRun:
         self._in_workload = False
         self._due: list[Boundary] = []
         self._rng_before_final_validation: dict[str, Any] | None = None
-        self.early_end = EarlyEnd(context, preemption)
+        self.early_end = EarlyEnd(context, stop_request)
         self._actions = BoundaryActions(schedule, self.state, self.early_end.agree)
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())

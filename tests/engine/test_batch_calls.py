@@ -99,8 +99,8 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[str, st
 @pytest.mark.parametrize(
     ("begins_a_step", "most_calls", "most_files"),
     [
-        (False, 20, 10),
-        (True, 32, 14),  # a workload begins, and the schedule says where it ends
+        (False, 15, 8),
+        (True, 32, 13),  # a workload begins, and the schedule says where it ends
     ],
 )
 def test_a_plain_batch_goes_through_few_calls_and_files(
