@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import os
@@ -11,18 +10,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 
 from det_lightning import errors
 from det_lightning.adapters.module import TrialModule
 from det_lightning.callbacks.attaching import require_trial_module
+from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.retention.keeper import CheckpointKeeper
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.retention.run_claims import RunClaims, sweep_claims
 from det_lightning.checkpoint.retention.trial_index import TrialIndex
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage, new_id
 from det_lightning.checkpoint.storage.saving import CheckpointSaver
-from det_lightning.checkpoint.storage.writer import CheckpointFiles, CheckpointWriter
+from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.engine.metrics import is_numerical_scalar
 from det_lightning.engine.run import TrialRun
@@ -148,10 +147,10 @@ class DeterminedCheckpoint(pl.Callback):
         Raises:
             StorageError: a remote storage can not be written to, or a live run has the name of the trial.
         """
-        resume = require_trial_module(self, pl_module).resume_point
-        inherited = (resume.extra if resume is not None else None) or {}
+        before = require_trial_module(self, pl_module).resume_content
+        inherited = None if before is None else before.resume
         # Compare with the best value of the run that this one goes on from.
-        self.best_value = inherited.get("best_value")
+        self.best_value = None if inherited is None else inherited.best_value
         self._validated = None
         self._untold = 0
         self._hurry_when_asked_to_end(trainer, require_trial_module(self, pl_module))
@@ -159,8 +158,10 @@ class DeterminedCheckpoint(pl.Callback):
             self.storage.require_writable()
             self.storage.sweep()
             sweep_claims(self.storage.root)
-            self._trial = self._claims.claim_trial(self._experiment, self._given_trial, inherited.get("trial"))
-            parent = resume.name if resume is not None and resume.name else None
+            self._trial = self._claims.claim_trial(
+                self._experiment, self._given_trial, None if inherited is None else inherited.trial
+            )
+            parent = before.name if before is not None and before.name else None
             self._lineage = self._claims.trace_back(trainer.ckpt_path, parent)
             self._saver.keeper = self._make_keeper(parent)
 
@@ -203,30 +204,34 @@ class DeterminedCheckpoint(pl.Callback):
         run.state.last_ckpt = run.state.batches_trained
         distributed = run.context.distributed
         checkpoint_id = distributed.broadcast(new_id())
-        resume, collected = run.collect_resume(), run.collect_checkpoint()
-        if collected is not None:
-            files, metric = self._make_files(run, resume, *collected)
+        content = run.checkpoint_content()
+        if content is not None:
+            metric = self._metric_after(run.state.batches_trained)
+            self._add_notes(content, metric)
             told = run.events.tell_written if run.events.wants_written() else None
-            self._saver.save(files, metric, told, checkpoint_id)
+            self._saver.save(content, metric, told, checkpoint_id)
             logger.info("Checkpoint %s after %d batches.", checkpoint_id, run.state.batches_trained)
         self._untold += 1
         self.last_checkpoint_id, self.last_checkpoint_path = checkpoint_id, (self.storage.root / checkpoint_id).url
         self.settle(run)
 
-    def _make_files(
-        self, run: TrialRun, resume: dict[str, Any], state: dict[str, Any], copies: list[torch.Tensor]
-    ) -> tuple[CheckpointFiles, float | None]:
+    def _metric_after(self, batches_trained: int) -> float | None:
         steps, value = self._validated or (-1, None)
-        metric = value if steps == run.state.batches_trained else None
-        notes = {"trial": self._trial, "experiment": self._experiment or self._trial, **self._lineage}
+        return value if steps == batches_trained else None
+
+    def _add_notes(self, content: CheckpointContent, metric: float | None) -> None:
+        content.notes.update(trial=self._trial, experiment=self._experiment or self._trial, **self._lineage)
         if self._job is not None:
-            notes["job"] = self._job
+            content.notes["job"] = self._job
         if metric is not None:
-            notes["metric"] = {"name": self._metric, "value": metric, "smaller_is_better": self._smaller_is_better}
-        resume = {**resume, "best_value": self.best_value, "trial": self._trial}
-        trial_state = dataclasses.replace(run.state)
-        files = CheckpointFiles(state, trial_state, run.load_data(), resume, notes=notes, copies=copies)
-        return files, metric
+            content.notes["metric"] = {
+                "name": self._metric,
+                "value": metric,
+                "smaller_is_better": self._smaller_is_better,
+            }
+        if content.resume is not None:
+            content.resume.best_value = self.best_value
+            content.resume.trial = self._trial
 
     def settle(self, run: TrialRun, wait: bool = False) -> None:
         """Tell the trial, on every rank, of the checkpoints that have become complete.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from det_lightning import pytorch
 from det_lightning.checkpoint import (
-    CheckpointFiles,
+    CheckpointContent,
     CheckpointRecord,
     CheckpointStorage,
     CheckpointWriter,
@@ -111,8 +111,8 @@ def test_all_wrong_numbers_are_named() -> None:
 # The keeper
 
 
-def files_of(steps: int, notes: dict[str, Any] | None = None) -> CheckpointFiles:
-    return CheckpointFiles({}, TrialState(batches_trained=steps), {}, None, notes=notes or {})
+def files_of(steps: int, notes: dict[str, Any] | None = None) -> CheckpointContent:
+    return CheckpointContent({}, TrialState(batches_trained=steps), {}, None, notes=notes or {})
 
 
 def keeper_of(storage: CheckpointStorage, trial: str, retention: Retention) -> CheckpointKeeper:
@@ -346,7 +346,7 @@ def test_what_was_written_without_retention_can_be_pruned_later(tmp_path: Path) 
     for step, value in enumerate([3.0, 1.0, 2.0, 4.0]):
         metric = {"name": "loss", "value": value, "smaller_is_better": True}
         notes = {"experiment": "e", "trial": "t", "metric": metric, "time": float(step)}
-        files = CheckpointFiles({}, TrialState(batches_trained=step), {}, None, notes=notes)
+        files = CheckpointContent({}, TrialState(batches_trained=step), {}, None, notes=notes)
         ids.append(CheckpointWriter(storage).write(files))
     plan = plan_pruning(storage, Retention(experiment_best=0, trial_best=1, trial_latest=1))
     assert plan.to_delete == [ids[0], ids[2]]

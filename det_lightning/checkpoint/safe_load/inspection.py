@@ -13,17 +13,16 @@ from det_lightning import errors
 from det_lightning.checkpoint.format.layout import (
     LIGHTNING_FILE,
     METADATA_FILE,
-    RESUME_FILE,
     find_state_file,
     read_json,
     require_complete,
 )
-from det_lightning.checkpoint.format.lightning_file import collect_load_data, read_settings
 from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, MANIFEST_KEY, find_metadata_damage
-from det_lightning.checkpoint.format.resume_values import require_resume
-from det_lightning.checkpoint.format.trial_state import read_trial_state
-from det_lightning.checkpoint.format.upgrade import modernize
+from det_lightning.checkpoint.format.resume_state import read_settings
+from det_lightning.checkpoint.format.upgrade import collect_load_data, modernize
+from det_lightning.checkpoint.safe_load.reading import read_resume
 from det_lightning.checkpoint.safe_load.state_file import read_state
+from det_lightning.checkpoint.safe_load.trial_state_file import read_trial_state
 from det_lightning.masking import mask
 
 __all__ = ["inspect_checkpoint"]
@@ -89,10 +88,8 @@ def _inspect_trial_state(directory: pathlib.Path, trusted: bool) -> dict[str, An
 
 
 def _inspect_resume(directory: pathlib.Path, load_data: dict[str, Any] | None, trusted: bool) -> dict[str, Any]:
-    resume = _read_if_there(directory / RESUME_FILE, trusted)
-    if resume is not None:
-        require_resume(resume, str(directory / RESUME_FILE))
-    return {"exact_resume": resume is not None, **mask(read_settings(resume or {}, load_data))}
+    resume = read_resume(directory, trusted=trusted)
+    return {"exact_resume": resume is not None, **mask(read_settings(resume, load_data))}
 
 
 def _read_if_there(path: pathlib.Path, trusted: bool) -> dict[str, Any] | None:

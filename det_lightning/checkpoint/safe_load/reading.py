@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import (
     FILES_READ,
     LIGHTNING_FILE,
@@ -17,44 +18,17 @@ from det_lightning.checkpoint.format.layout import (
     require_complete,
 )
 from det_lightning.checkpoint.format.manifest import find_damage, require_unchanged
-from det_lightning.checkpoint.format.resume_values import require_resume
-from det_lightning.checkpoint.format.trial_state import TrialState, read_trial_state
-from det_lightning.checkpoint.format.upgrade import read_load_data
+from det_lightning.checkpoint.format.resume_state import ResumeState
+from det_lightning.checkpoint.format.upgrade import collect_load_data
 from det_lightning.checkpoint.safe_load.nan_weights import warn_of_nan
 from det_lightning.checkpoint.safe_load.state_file import read_state
+from det_lightning.checkpoint.safe_load.trial_state_file import read_trial_state
 from det_lightning.checkpoint.storage.local_copy import open_checkpoint
 from det_lightning.checkpoint.storage.location import Location
 
-__all__ = ["CheckpointContent", "load_checkpoint", "read_checkpoint"]
+__all__ = ["load_checkpoint", "read_checkpoint", "read_resume"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
-
-
-@dataclasses.dataclass
-class CheckpointContent:
-    """What :func:`read_checkpoint` found.
-
-    Attributes:
-        directory: where.
-        state: content of ``state_dict.pth``, with the keys of the release that wrote it; see ``modernize``.
-        trial_state: how far the trial had come.
-        resume: content of ``resume.pth``; None if Determined wrote the checkpoint.
-        epochs_known: ``trial_state`` tells the number of epochs; those of older releases do not.
-        lightning: content of ``lightning.pth``; None unless a callback of Lightning's wrote the checkpoint.
-        name: the checkpoint's id.
-        source: path or URL of the file with the state, for messages.
-        trial_class: the class that wrote it, as ``"module:QualName"``; None where nothing tells.
-    """
-
-    directory: pathlib.Path
-    state: dict[str, Any]
-    trial_state: TrialState
-    resume: dict[str, Any] | None
-    epochs_known: bool = True
-    lightning: dict[str, Any] | None = None
-    name: str = ""
-    source: str = ""
-    trial_class: str | None = None
 
 
 def load_checkpoint(
@@ -96,28 +70,39 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Checkp
     state_file = find_state_file(directory)
     trial_state, epochs_known = read_trial_state(directory, trusted=trusted)
 
-    def read_if_there(name: str) -> dict[str, Any] | None:
-        return read_state(directory / name, trusted=trusted) if (directory / name).is_file() else None
-
     state = read_state(state_file, trusted=trusted)
     warn_of_nan(state, str(state_file))
-    resume = read_if_there(RESUME_FILE)
-    if resume is not None:
-        require_resume(resume, str(directory / RESUME_FILE))
+    lightning = directory / LIGHTNING_FILE
     content = CheckpointContent(
-        directory=directory,
         state=state,
         trial_state=trial_state,
-        resume=resume,
+        resume=read_resume(directory, trusted=trusted),
+        lightning=read_state(lightning, trusted=trusted) if lightning.is_file() else None,
+        load_data=collect_load_data(directory),
         epochs_known=epochs_known,
-        lightning=read_if_there(LIGHTNING_FILE),
         name=directory.name,
         source=str(state_file),
-        trial_class=read_load_data(directory).trial_cls_spec,
+        directory=directory,
     )
     # Last, for a file that was exchanged may be worse than damaged, and the readers tell.
     _compare_with_manifest(directory, trusted)
     return content
+
+
+def read_resume(directory: pathlib.Path, *, trusted: bool = False) -> ResumeState | None:
+    """Read what the checkpoint in ``directory`` has for an exact resume; None if Determined wrote it.
+
+    Args:
+        directory: a checkpoint's own directory.
+        trusted: unpickle anything, running whatever code the file asks for.
+
+    Raises:
+        InvalidCheckpointException: a newer release wrote it.
+        IncompleteCheckpointError: it is damaged.
+        UnsafeCheckpointError: it refers to code and is not ``trusted``.
+    """
+    path = directory / RESUME_FILE
+    return ResumeState.from_dict(read_state(path, trusted=trusted), str(path)) if path.is_file() else None
 
 
 def _compare_with_manifest(directory: pathlib.Path, trusted: bool) -> None:

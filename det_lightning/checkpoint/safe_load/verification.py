@@ -12,16 +12,15 @@ from det_lightning.checkpoint.format.layout import (
     FILES_READ,
     LIGHTNING_FILE,
     METADATA_FILE,
-    RESUME_FILE,
     find_state_file,
     read_json,
     require_complete,
 )
 from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, find_damage, find_unlisted
-from det_lightning.checkpoint.format.resume_values import require_resume
-from det_lightning.checkpoint.format.trial_state import read_trial_state
 from det_lightning.checkpoint.format.upgrade import read_load_data
+from det_lightning.checkpoint.safe_load.reading import read_resume
 from det_lightning.checkpoint.safe_load.state_file import read_state
+from det_lightning.checkpoint.safe_load.trial_state_file import read_trial_state
 
 __all__ = ["Verdict", "verify_checkpoint"]
 
@@ -63,17 +62,12 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
     attempt(lambda: read_load_data(directory))
     attempt(lambda: read_trial_state(directory, trusted=trusted))
     # Whether there is a state at all was the first check.
-    states = [path for path in (_state_file(directory), directory / RESUME_FILE, directory / LIGHTNING_FILE) if path]
-    for path in states:
-        if path.is_file():
-            attempt(lambda path=path: _read(path, trusted))  # type: ignore[misc]
+    if (state_file := _state_file(directory)) is not None:
+        attempt(lambda: read_state(state_file, trusted=trusted))
+    attempt(lambda: read_resume(directory, trusted=trusted))
+    if (directory / LIGHTNING_FILE).is_file():
+        attempt(lambda: read_state(directory / LIGHTNING_FILE, trusted=trusted))
     return verdict
-
-
-def _read(path: pathlib.Path, trusted: bool) -> None:
-    content = read_state(path, trusted=trusted)
-    if path.name == RESUME_FILE:
-        require_resume(content, str(path))
 
 
 def _compare_checksums(directory: pathlib.Path, verdict: Verdict) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from det_lightning import errors
+from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.retention.keeper import CheckpointKeeper
 from det_lightning.checkpoint.storage.background_task import BackgroundTask, all_signals_deferred, dead_workers_deferred
 from det_lightning.checkpoint.storage.checkpoint_storage import new_id
 from det_lightning.checkpoint.storage.snapshot import Snapshotter, tensors_in
-from det_lightning.checkpoint.storage.writer import CheckpointFiles, CheckpointWriter
+from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.checkpoint.storage.written import WrittenCheckpoints
 
 __all__ = ["CheckpointSaver"]
@@ -63,7 +64,7 @@ class CheckpointSaver:
 
     def save(
         self,
-        files: CheckpointFiles,
+        content: CheckpointContent,
         metric: float | None = None,
         tell_written: Callable[[pathlib.Path], None] | None = None,
         checkpoint_id: str | None = None,
@@ -71,7 +72,7 @@ class CheckpointSaver:
         """Write a checkpoint, or begin to; return its id.
 
         Args:
-            files: the content.
+            content: what is written.
             metric: value of the searcher metric of a validation at the same batch.
             tell_written: is told the directory before the checkpoint is complete, and may add files to it. The training
                 then waits for all but the last step, since what is told may look at the trial as it is now.
@@ -86,12 +87,12 @@ class CheckpointSaver:
         checkpoint_id = checkpoint_id or new_id()
         with dead_workers_deferred():
             if not self._in_background:
-                self._complete.append(self._write(files, checkpoint_id, metric, tell_written))
+                self._complete.append(self._write(content, checkpoint_id, metric, tell_written))
             elif tell_written is None:
-                copied = self._copy(files, checkpoint_id)
-                self._begin(lambda: self._write(CheckpointFiles(**copied), checkpoint_id, metric))
+                copied = self._copy(content, checkpoint_id)
+                self._begin(lambda: self._write(copied, checkpoint_id, metric))
             else:
-                self._write_then_commit(files, checkpoint_id, metric, tell_written)
+                self._write_then_commit(content, checkpoint_id, metric, tell_written)
         return checkpoint_id
 
     def note_metric(self, steps_completed: int, metric: float) -> None:
@@ -143,9 +144,9 @@ class CheckpointSaver:
         with all_signals_deferred():
             self._under_way = BackgroundTask(write, name="checkpoint")
 
-    def _copy(self, files: CheckpointFiles, checkpoint_id: str) -> dict[str, Any]:
+    def _copy(self, content: CheckpointContent, checkpoint_id: str) -> CheckpointContent:
         try:
-            copied: dict[str, Any] = self._snapshotter.copy(vars(files), files.copies)
+            copied: CheckpointContent = self._snapshotter.copy(content, content.copies)
         except (RuntimeError, pickle.PicklingError, AttributeError, TypeError) as e:
             raise errors.CheckpointError(
                 f"Checkpoint {checkpoint_id} can not be written: its state can not be copied: {e}."
@@ -154,32 +155,32 @@ class CheckpointSaver:
 
     def _write(
         self,
-        files: CheckpointFiles,
+        content: CheckpointContent,
         checkpoint_id: str,
         metric: float | None,
         tell_written: Callable[[pathlib.Path], None] | None = None,
     ) -> str:
-        self._writer.write(files, checkpoint_id, tell_written)
-        return self._keep(files, checkpoint_id, metric)
+        self._writer.write(content, checkpoint_id, tell_written)
+        return self._keep(content, checkpoint_id, metric)
 
     def _write_then_commit(
         self,
-        files: CheckpointFiles,
+        content: CheckpointContent,
         checkpoint_id: str,
         metric: float | None,
         tell_written: Callable[[pathlib.Path], None],
     ) -> None:
-        place = self._writer.write_files(files, checkpoint_id, tell_written)
+        place = self._writer.write_files(content, checkpoint_id, tell_written)
 
         def commit() -> str:
-            self._writer.commit(files, place)
-            return self._keep(files, checkpoint_id, metric)
+            self._writer.commit(content, place)
+            return self._keep(content, checkpoint_id, metric)
 
         self._begin(commit)
 
-    def _keep(self, files: CheckpointFiles, checkpoint_id: str, metric: float | None) -> str:
+    def _keep(self, content: CheckpointContent, checkpoint_id: str, metric: float | None) -> str:
         self._written.add(checkpoint_id)
         if self.keeper is not None:
-            deleted = self.keeper.note_written(checkpoint_id, files.trial_state.batches_trained, metric)
+            deleted = self.keeper.note_written(checkpoint_id, content.trial_state.batches_trained, metric)
             self._written.discard(deleted)
         return checkpoint_id

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.storage.background_task import BackgroundTask, all_signals_deferred
 
 __all__ = ["Snapshotter", "tensors_in"]
@@ -109,7 +111,7 @@ def _key_of(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested dicts, lists and tuples."""
+    """Yield the tensors in nested dicts, lists and tuples, and in the content of a checkpoint."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -118,6 +120,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item)
+    elif isinstance(value, CheckpointContent | ResumeState):
+        yield from tensors_in(vars(value))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from det_lightning import errors
-from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState, load_checkpoint
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState, load_checkpoint
 from det_lightning.checkpoint.storage.saving import CheckpointSaver
 from det_lightning.checkpoint.storage.snapshot import Snapshotter
+from tests.checkpoint.made_checkpoints import make_resume
 from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, equal, files_of
 
 # Snapshots
@@ -238,9 +239,9 @@ def writing_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
 
 
-def files_with(weight: torch.Tensor, steps: int = 1) -> CheckpointFiles:
+def files_with(weight: torch.Tensor, steps: int = 1) -> CheckpointContent:
     load_data = {"hparams": {}, "experiment_config": None, "trial_cls_spec": "m:T"}
-    return CheckpointFiles({"weight": weight}, TrialState(batches_trained=steps), load_data, {"list": []})
+    return CheckpointContent({"weight": weight}, TrialState(batches_trained=steps), load_data, make_resume(steps))
 
 
 def test_saving_returns_at_once_and_what_changes_then_is_not_written(gate: Gate) -> None:
@@ -334,7 +335,7 @@ def test_what_can_be_neither_copied_nor_pickled_is_an_error_of_the_checkpoint(
 ) -> None:
     saver = saver_for(CheckpointStorage(tmp_path), in_background)
     for value in (threading.Lock(), lambda: None):
-        files = CheckpointFiles({"value": value}, TrialState(), {}, None)
+        files = CheckpointContent({"value": value}, TrialState(), {}, None)
         with pytest.raises(errors.CheckpointError, match=r"can not be written: .*(pickle|serialize|local object)"):
             saver.save(files)
             saver.settle(wait=True)

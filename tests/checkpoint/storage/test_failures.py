@@ -218,7 +218,7 @@ if what == "code":
         with Path("code", name).open("wb") as file:
             file.truncate(12_000_000)
 elif what == "resume":
-    files = dataclasses.replace(files, resume=large)
+    files = dataclasses.replace(files, resume=dataclasses.replace(files.resume, precision=large))
 elif what == "load_data":
     files = dataclasses.replace(files, load_data={"text": "x" * 12_000_000})
 else:

@@ -1,4 +1,4 @@
-"""How far a trial has come, and reading that from a checkpoint without running what the pickle carries."""
+"""Reading how far a trial has come, without running what the pickle carries."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import io
 import pathlib
 import pickle
 import pickletools
-import reprlib
 from typing import Any, NoReturn
 
 from det_lightning import errors
+from det_lightning.checkpoint.format.content import TrialState, find_wrong_counts, short_text
 from det_lightning.checkpoint.format.layout import TRIAL_STATE_FILE, WORKLOAD_FILE, read_bytes
 
-__all__ = ["MAX_COUNT", "TrialState", "find_wrong_counts", "read_trial_state"]
+__all__ = ["read_trial_state"]
 
 # A dict of a few numbers has some hundred bytes.
 _MAX_BYTES = 64 * 1024
@@ -21,30 +21,6 @@ _MAX_BYTES = 64 * 1024
 _NESTING = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET", "ADDITEMS", "DUP"}
 # At the first of these the unpickler stops by itself.
 _REFERRING = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
-
-#: No run counts further; Determined keeps counts in columns of 32 bits.
-MAX_COUNT = 2**31 - 1
-
-
-@dataclasses.dataclass
-class TrialState:
-    """How far a trial has come; the content of ``trial_state.pkl``.
-
-    Attributes:
-        trial_id: Determined's id of the trial, 0 for a local run.
-        last_ckpt: ``batches_trained`` at the latest checkpoint.
-        step_id: kept for Determined; not used.
-        last_val: ``batches_trained`` at the latest validation.
-        batches_trained: number of batches trained on.
-        epochs_trained: number of epochs completed.
-    """
-
-    trial_id: int = 0
-    last_ckpt: int = 0
-    step_id: int = 0
-    last_val: int = 0
-    batches_trained: int = 0
-    epochs_trained: int = 0
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -99,14 +75,6 @@ def _read_pickle(path: pathlib.Path, trusted: bool) -> dict[str, Any]:
     return values
 
 
-def _shown(value: Any) -> str:
-    """Return a short text for a value, which may be nested, or a number with more digits than Python prints."""
-    try:
-        return f"{reprlib.repr(value):.300}"
-    except ValueError:
-        return f"a very large {type(value).__name__}"
-
-
 def _require_small(content: bytes) -> None:
     """Raise if a pickle would take much more memory or time than it has bytes."""
     if len(content) > _MAX_BYTES:
@@ -125,8 +93,8 @@ def _checked(values: dict[str, Any], path: pathlib.Path) -> TrialState:
     names = [field.name for field in dataclasses.fields(TrialState)]
     if values.keys().isdisjoint([*names, "steps_completed"]):
         raise errors.IncompleteCheckpointError(
-            f"{path} should hold {', '.join(names)}; it has {_shown(sorted(map(_shown, values)))}. It is damaged, or "
-            "the file of something else."
+            f"{path} should hold {', '.join(names)}; it has {short_text(sorted(map(short_text, values)))}. It is "
+            "damaged, or the file of something else."
         )
     # Older releases counted in "steps_completed"; what they kept beyond our fields is of no use here.
     values = {"batches_trained": values.get("steps_completed"), **values}
@@ -135,11 +103,3 @@ def _checked(values: dict[str, Any], path: pathlib.Path) -> TrialState:
     if wrong is not None:
         raise errors.IncompleteCheckpointError(f"{path} {wrong}.")
     return TrialState(**known)
-
-
-def find_wrong_counts(counts: dict[str, Any]) -> str | None:
-    """Return what is wrong with values that should be counts, as a :class:`TrialState` has them; None if nothing."""
-    wrong = {name: value for name, value in counts.items() if type(value) is not int or not 0 <= value <= MAX_COUNT}
-    if not wrong:
-        return None
-    return f"should hold counts, which are integers from 0 to {MAX_COUNT}; it has {_shown(wrong)}"
