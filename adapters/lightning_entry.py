@@ -6,8 +6,7 @@ from typing import Any
 
 from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.joined_models import split_models
-from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry, to_entry
+from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry, split_models, to_entry
 from det_lightning.checkpoint.format.upgrade import modernize
 from det_lightning.engine.resume import require_resumable
 from det_lightning.engine.run import TrialRun

@@ -15,12 +15,12 @@ from det_lightning import errors
 from det_lightning.adapters.module import TrialModule
 from det_lightning.callbacks.attaching import require_trial_module
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.retention.keeper import CheckpointKeeper
+from det_lightning.checkpoint.retention.pruning import CheckpointKeeper
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.retention.run_claims import RunClaims, sweep_claims
 from det_lightning.checkpoint.retention.trial_index import TrialIndex
+from det_lightning.checkpoint.saving import CheckpointSaver
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage, new_id
-from det_lightning.checkpoint.storage.saving import CheckpointSaver
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.engine.metrics import is_numerical_scalar

@@ -7,11 +7,10 @@ if TYPE_CHECKING:
     from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
     from det_lightning.checkpoint.format.resume_state import ResumeState
     from det_lightning.checkpoint.retention.rule import CheckpointRecord, Retention
-    from det_lightning.checkpoint.safe_load.reading import load_checkpoint, read_checkpoint
+    from det_lightning.checkpoint.safe_load import load_checkpoint, read_checkpoint
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-    from det_lightning.checkpoint.storage.local_copy import open_checkpoint
     from det_lightning.checkpoint.storage.metadata import CheckpointInfo
-    from det_lightning.checkpoint.storage.transfer import RetryPolicy
+    from det_lightning.checkpoint.storage.transfer import RetryPolicy, open_checkpoint
     from det_lightning.checkpoint.storage.writer import CheckpointWriter
 
 # Where each name comes from: a tool that only lists checkpoints must not wait for torch.
@@ -25,9 +24,9 @@ _MODULES = {
     "Retention": "retention.rule",
     "RetryPolicy": "storage.transfer",
     "TrialState": "format.content",
-    "load_checkpoint": "safe_load.reading",
-    "open_checkpoint": "storage.local_copy",
-    "read_checkpoint": "safe_load.reading",
+    "load_checkpoint": "safe_load",
+    "open_checkpoint": "storage.transfer",
+    "read_checkpoint": "safe_load",
 }
 
 __all__ = [

@@ -11,7 +11,7 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.checkpoint.format.resume_state import ResumeState
-from det_lightning.checkpoint.storage.snapshot import tensors_in
+from det_lightning.checkpoint.storage.background import tensors_in
 from det_lightning.engine.boundary import Action, BoundaryActions
 from det_lightning.engine.data_stream import TrialData
 from det_lightning.engine.events import TrialEvents

@@ -15,10 +15,8 @@ from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.manifest import require_unchanged, require_unchanged_code, split_code
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.format.upgrade import LoadData, modernize, read_load_data
-from det_lightning.checkpoint.safe_load.nan_weights import warn_of_nan
-from det_lightning.checkpoint.safe_load.reading import read_resume
-from det_lightning.checkpoint.safe_load.state_file import read_state
-from det_lightning.checkpoint.storage.local_copy import open_checkpoint
+from det_lightning.checkpoint.safe_load import read_resume, read_state, warn_of_nan
+from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.compat import answering_determined
 from det_lightning.importing import import_only, load_class
 from det_lightning.pytorch.context import PyTorchTrialContext

@@ -14,9 +14,7 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, read_checkpoint
-from det_lightning.checkpoint.safe_load.inspection import inspect_checkpoint
-from det_lightning.checkpoint.safe_load.state_file import read_state
-from det_lightning.checkpoint.safe_load.verification import verify_checkpoint
+from det_lightning.checkpoint.safe_load import inspect_checkpoint, read_state, verify_checkpoint
 from tests.checkpoint.made_checkpoints import forget_checksums, write_checkpoint
 from tests.trials import SmallTrial
 

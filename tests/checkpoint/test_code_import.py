@@ -20,7 +20,7 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
 from det_lightning.checkpoint.format.layout import read_json
-from det_lightning.checkpoint.safe_load.verification import verify_checkpoint
+from det_lightning.checkpoint.safe_load import verify_checkpoint
 from det_lightning.importing import import_only, load_class
 from det_lightning.pytorch import PyTorchTrial, load_trial_from_checkpoint_path
 from tests.checkpoint.made_checkpoints import forget_checksums

@@ -20,8 +20,8 @@ import pytest
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, RetryPolicy
-from det_lightning.checkpoint.storage.background_task import BackgroundTask, all_signals_deferred
-from det_lightning.checkpoint.storage.saving import CheckpointSaver
+from det_lightning.checkpoint.saving import CheckpointSaver
+from det_lightning.checkpoint.storage.background import BackgroundTask, all_signals_deferred
 from tests.checkpoint.storage.backends import FlakyFileSystem, files_of
 from tests.trials import SmallTrial
 

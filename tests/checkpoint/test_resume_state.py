@@ -15,9 +15,7 @@ from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, ResumeState, TrialState, read_checkpoint
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry, to_entry
 from det_lightning.checkpoint.format.resume_state import RESUME_VERSION
-from det_lightning.checkpoint.safe_load.inspection import inspect_checkpoint
-from det_lightning.checkpoint.safe_load.state_file import read_state
-from det_lightning.checkpoint.safe_load.verification import verify_checkpoint
+from det_lightning.checkpoint.safe_load import inspect_checkpoint, read_state, verify_checkpoint
 from tests.checkpoint.made_checkpoints import assert_equal, forget_checksums, make_resume
 from tests.trials import SmallTrial, seed_everything, weights_of
 

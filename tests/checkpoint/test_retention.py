@@ -22,8 +22,7 @@ from det_lightning.checkpoint import (
     Retention,
     TrialState,
 )
-from det_lightning.checkpoint.retention.keeper import CheckpointKeeper
-from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
+from det_lightning.checkpoint.retention.pruning import CheckpointKeeper, carry_out, plan_pruning
 from det_lightning.checkpoint.retention.trial_index import TrialIndex, read_indexes
 from tests.trials import SmallTrial, seed_everything
 

@@ -20,12 +20,25 @@ from det_lightning.checkpoint.format.layout import (
     STATE_FILES,
     TRIAL_STATE_FILE,
 )
-from det_lightning.checkpoint.storage.leftovers import move_aside, remove_dead_stagings, remove_tree, sweep
-from det_lightning.checkpoint.storage.lineage import Ancestry, newest_first
 from det_lightning.checkpoint.storage.location import Location, explain_errors
-from det_lightning.checkpoint.storage.metadata import CheckpointInfo, describe, modified, read_metadata
+from det_lightning.checkpoint.storage.metadata import (
+    Ancestry,
+    CheckpointInfo,
+    describe,
+    modified,
+    newest_first,
+    read_metadata,
+)
 from det_lightning.checkpoint.storage.paths import bookkeeping_path, checkpoint_path, is_name, is_own_id, new_id
-from det_lightning.checkpoint.storage.staging import LocalPlace, Place, RemotePlace
+from det_lightning.checkpoint.storage.staging import (
+    LocalPlace,
+    Place,
+    RemotePlace,
+    move_aside,
+    remove_dead_stagings,
+    remove_tree,
+    sweep,
+)
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.escaping import escape

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState, load_checkpoint
-from det_lightning.checkpoint.storage.saving import CheckpointSaver
-from det_lightning.checkpoint.storage.snapshot import Snapshotter
+from det_lightning.checkpoint.saving import CheckpointSaver
+from det_lightning.checkpoint.storage.background import Snapshotter
 from tests.checkpoint.made_checkpoints import make_resume
 from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, equal, files_of
 

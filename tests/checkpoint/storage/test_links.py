@@ -19,8 +19,7 @@ from det_lightning.checkpoint import (
     load_checkpoint,
     open_checkpoint,
 )
-from det_lightning.checkpoint.retention.keeper import CheckpointKeeper
-from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
+from det_lightning.checkpoint.retention.pruning import CheckpointKeeper, carry_out, plan_pruning
 from det_lightning.checkpoint.retention.trial_index import TrialIndex
 from det_lightning.cli.app import app
 from tests.checkpoint.storage.backends import STATE, Backend, backend_of, equal, files_of, write
