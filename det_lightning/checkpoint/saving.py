@@ -13,7 +13,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.retention.pruning import CheckpointKeeper
+from det_lightning.checkpoint.retention.pruning import RunRetention
 from det_lightning.checkpoint.storage.background import (
     BackgroundTask,
     Snapshotter,
@@ -89,13 +89,13 @@ class CheckpointSaver:
     Args:
         writer: writes them.
         in_background: copy the state, and write the copy in another thread. At most one is under way.
-        keeper: decides which ones to keep; None to keep all.
+        retention: decides which ones to keep; None to keep all.
     """
 
     def __init__(
-        self, writer: CheckpointWriter, in_background: bool = False, keeper: CheckpointKeeper | None = None
+        self, writer: CheckpointWriter, in_background: bool = False, retention: RunRetention | None = None
     ) -> None:
-        self.keeper = keeper
+        self.retention = retention
         self._writer = writer
         self._written = WrittenCheckpoints(writer.storage)
         self._in_background = in_background
@@ -127,7 +127,7 @@ class CheckpointSaver:
         self,
         content: CheckpointContent,
         metric: float | None = None,
-        tell_written: Callable[[pathlib.Path], None] | None = None,
+        report_written: Callable[[pathlib.Path], None] | None = None,
         checkpoint_id: str | None = None,
     ) -> str:
         """Write a checkpoint, or begin to; return its id.
@@ -135,8 +135,8 @@ class CheckpointSaver:
         Args:
             content: what is written.
             metric: value of the searcher metric of a validation at the same batch.
-            tell_written: is told the directory before the checkpoint is complete, and may add files to it. The training
-                then waits for all but the last step, since what is told may look at the trial as it is now.
+            report_written: gets the directory before the checkpoint is complete, and may add files to it. The training
+                then waits for all but the last step, since a callback may look at the trial as it is now.
             checkpoint_id: the id; by default a new one.
 
         Raises:
@@ -148,20 +148,20 @@ class CheckpointSaver:
         checkpoint_id = checkpoint_id or new_id()
         with dead_workers_deferred():
             if not self._in_background:
-                self._complete.append(self._write(content, checkpoint_id, metric, tell_written))
-            elif tell_written is None:
+                self._complete.append(self._write(content, checkpoint_id, metric, report_written))
+            elif report_written is None:
                 copied = self._copy(content, checkpoint_id)
                 self._begin(lambda: self._write(copied, checkpoint_id, metric))
             else:
-                self._write_then_commit(content, checkpoint_id, metric, tell_written)
+                self._write_then_commit(content, checkpoint_id, metric, report_written)
         return checkpoint_id
 
     def note_metric(self, steps_completed: int, metric: float) -> None:
         """Note the metric of a validation for the checkpoint that was written at the same batch, if there is one."""
-        if self.keeper is not None:
+        if self.retention is not None:
             self._collect(wait=True)
             with dead_workers_deferred():
-                self._written.discard(self.keeper.note_metric(steps_completed, metric))
+                self._written.discard(self.retention.note_metric(steps_completed, metric))
 
     def is_under_way(self) -> bool:
         """Tell whether a checkpoint is being written in the background."""
@@ -177,7 +177,7 @@ class CheckpointSaver:
         self._collect(wait=True)
         self._written.require_all()
 
-    def settle(self, wait: bool = False) -> list[str]:
+    def take_complete(self, wait: bool = False) -> list[str]:
         """Return the ids of the checkpoints that have become complete since the last call.
 
         Args:
@@ -219,9 +219,9 @@ class CheckpointSaver:
         content: CheckpointContent,
         checkpoint_id: str,
         metric: float | None,
-        tell_written: Callable[[pathlib.Path], None] | None = None,
+        report_written: Callable[[pathlib.Path], None] | None = None,
     ) -> str:
-        self._writer.write(content, checkpoint_id, tell_written)
+        self._writer.write(content, checkpoint_id, report_written)
         return self._keep(content, checkpoint_id, metric)
 
     def _write_then_commit(
@@ -229,19 +229,19 @@ class CheckpointSaver:
         content: CheckpointContent,
         checkpoint_id: str,
         metric: float | None,
-        tell_written: Callable[[pathlib.Path], None],
+        report_written: Callable[[pathlib.Path], None],
     ) -> None:
-        place = self._writer.write_files(content, checkpoint_id, tell_written)
+        staging = self._writer.write_files(content, checkpoint_id, report_written)
 
         def commit() -> str:
-            self._writer.commit(content, place)
+            self._writer.commit(content, staging)
             return self._keep(content, checkpoint_id, metric)
 
         self._begin(commit)
 
     def _keep(self, content: CheckpointContent, checkpoint_id: str, metric: float | None) -> str:
         self._written.add(checkpoint_id)
-        if self.keeper is not None:
-            deleted = self.keeper.note_written(checkpoint_id, content.trial_state.batches_trained, metric)
+        if self.retention is not None:
+            deleted = self.retention.note_written(checkpoint_id, content.trial_state.batches_trained, metric)
             self._written.discard(deleted)
         return checkpoint_id

@@ -94,7 +94,7 @@ def test_the_file_that_completes_a_checkpoint_is_written_last(tmp_path: Path) ->
         assert storage.list_ids() == []
         (directory / "added by a callback").write_text("belongs to it")
 
-    checkpoint_id = CheckpointWriter(storage).write(files_of(), tell_written=look)
+    checkpoint_id = CheckpointWriter(storage).write(files_of(), report_written=look)
     assert storage.list_ids() == [checkpoint_id]
     assert (tmp_path / checkpoint_id / "added by a callback").exists()
     assert "added by a callback" in read_json(tmp_path / checkpoint_id / "metadata.json")["files"]
@@ -108,7 +108,7 @@ def test_a_failure_removes_what_was_begun_and_nothing_else(checkpoint: Path, fai
         raise failure
 
     with pytest.raises(type(failure)):
-        CheckpointWriter(storage).write(files_of(), tell_written=fail)
+        CheckpointWriter(storage).write(files_of(), report_written=fail)
     assert [path.name for path in checkpoint.parent.iterdir()] == storage.list_ids() == [checkpoint.name]
     read_checkpoint(checkpoint)
 

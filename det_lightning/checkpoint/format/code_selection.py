@@ -11,7 +11,6 @@ import sysconfig
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from det_lightning.checkpoint.format.code_rules import CodeRules, GitIgnores
 from det_lightning.checkpoint.format.layout import (
@@ -34,31 +33,28 @@ def files_imported_from(directory: pathlib.Path) -> set[str]:
     Those of Python itself and of installed packages, as in a virtual environment there, are left out.
     """
     roots = (os.path.abspath(directory), os.path.realpath(directory))  # noqa: PTH100 (the first keeps links)
+    below = tuple(root.rstrip(os.sep) + os.sep for root in roots)
     pythons_own = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
-    found = {file: _path_below(roots, file) for file in _module_files()}
-    return {
-        relative.as_posix()
-        for file, relative in found.items()
-        if relative is not None
-        and not _INSTALLED & {*relative.parts}
-        and _path_below(pythons_own, os.path.realpath(file)) is None
-    }
-
-
-def _module_files() -> Iterator[str]:
+    found = set()
+    # Thousands of modules are loaded, and few of them lie there: one loop, without a call for each.
     for module in list(sys.modules.values()):
-        file = _attributes(module).get("__file__")
-        if isinstance(file, str) and pathlib.Path(file).is_file():  # unlike "<stdin>"
-            yield os.path.abspath(file)  # noqa: PTH100 (keeps links)
-
-
-def _attributes(module: Any) -> dict[str, Any]:
-    try:
-        # Asking a lazy module in the usual way would import it.
-        found = object.__getattribute__(module, "__dict__")
-    except AttributeError:  # something else that stands for a module
-        return {}
-    return found if isinstance(found, dict) else {}
+        try:
+            # Asking a lazy module in the usual way would import it.
+            attributes = object.__getattribute__(module, "__dict__")
+        except AttributeError:  # something else that stands for a module
+            continue
+        file = attributes.get("__file__") if isinstance(attributes, dict) else None
+        if not isinstance(file, str) or not (path := os.path.abspath(file)).startswith(below):  # noqa: PTH100
+            continue
+        relative = _path_below(roots, path)
+        if (
+            relative is not None
+            and not _INSTALLED & {*relative.parts}
+            and pathlib.Path(path).is_file()  # unlike "<stdin>"
+            and _path_below(pythons_own, os.path.realpath(path)) is None
+        ):
+            found.add(relative.as_posix())
+    return found
 
 
 def _path_below(roots: Sequence[str], file: str) -> pathlib.PurePath | None:

@@ -13,16 +13,16 @@ from det_lightning.checkpoint.retention.run_claims import delete_unless_used, is
 from det_lightning.checkpoint.retention.trial_index import TrialIndex, read_indexes, record_from_metadata
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import explain_errors
-from det_lightning.checkpoint.storage.metadata import MetadataNotes, notes_in
+from det_lightning.checkpoint.storage.metadata import CheckpointNotes, notes_in
 from det_lightning.checkpoint.storage.staging import find_writers
 from det_lightning.escaping import escape
 
-__all__ = ["CheckpointKeeper", "PrunePlan", "carry_out", "plan_pruning"]
+__all__ = ["PrunePlan", "RunRetention", "carry_out", "plan_pruning"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
 
-class CheckpointKeeper:
+class RunRetention:
     """Notes the checkpoints of one trial, and deletes those that its rule does not keep.
 
     Of other trials of the experiment it only reads the index: each deletes its own.
@@ -199,7 +199,7 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
         deleted += gone
     deleted += [checkpoint_id for checkpoint_id in plan.incomplete if _delete(storage, checkpoint_id)]
     if plan.incomplete:
-        storage.sweep()
+        storage.remove_abandoned()
     return deleted
 
 
@@ -221,7 +221,7 @@ def _indexes_of(storage: CheckpointStorage, complete: list[str]) -> list[TrialIn
     return list(indexes.values())
 
 
-def _begin_index(storage: CheckpointStorage, notes: MetadataNotes) -> TrialIndex | None:
+def _begin_index(storage: CheckpointStorage, notes: CheckpointNotes) -> TrialIndex | None:
     """Return an index for the trial that metadata name; None if the names cannot be those of files."""
     assert notes.experiment is not None
     assert notes.trial is not None

@@ -23,9 +23,9 @@ from det_lightning.checkpoint.safe_load.allowed_calls import CALLS, NAMES
 from det_lightning.checkpoint.safe_load.archive import Entry, PlainArchive, read_entries
 from det_lightning.checkpoint.safe_load.descriptions import require_bounded
 from det_lightning.checkpoint.safe_load.numpy_values import STAND_INS, allow_safe_values, finish
-from det_lightning.checkpoint.safe_load.pickle_interpreter import PickleScreen
+from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
 
-__all__ = ["read_state", "screen_archived", "screen_old_format", "warn_of_nan"]
+__all__ = ["check_archived_pickle", "check_old_format", "read_state", "warn_of_nan"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
@@ -34,7 +34,7 @@ _OLD_MAGIC = 0x1950A86A20F9469CFC6C
 _OLD_PROTOCOL = 1001
 
 
-def screen_archived(pickled: bytes, storage_sizes: Mapping[str, int]) -> None:
+def check_archived_pickle(pickled: bytes, storage_sizes: Mapping[str, int]) -> None:
     """Raise unless ``torch.save`` can have written a pickle, or it is read in no time and little memory anyway.
 
     Args:
@@ -49,8 +49,8 @@ def screen_archived(pickled: bytes, storage_sizes: Mapping[str, int]) -> None:
     def claim(key: str, nbytes: int) -> bool:
         return storage_sizes.get(key) == nbytes
 
-    screen = PickleScreen(io.BytesIO(pickled), len(pickled), claim, _allowed_names(), CALLS, NAMES)
-    require_bounded(screen.run())
+    interpreter = Interpreter(io.BytesIO(pickled), len(pickled), claim, _allowed_names(), CALLS, NAMES)
+    require_bounded(interpreter.run())
 
 
 def _allowed_names() -> frozenset[str]:
@@ -61,7 +61,7 @@ def _allowed_names() -> frozenset[str]:
     return frozenset(STAND_INS | safe) - frozenset(CALLS)
 
 
-def screen_old_format(file: IO[bytes], size: int) -> None:
+def check_old_format(file: IO[bytes], size: int) -> None:
     """Do the same for a file that ``torch.save`` wrote before 1.6.
 
     Args:
@@ -69,7 +69,7 @@ def screen_old_format(file: IO[bytes], size: int) -> None:
         size: of the file in bytes.
 
     Raises:
-        pickle.UnpicklingError, ValueError, and others: see :func:`screen_archived`.
+        pickle.UnpicklingError, ValueError, and others: see :func:`check_archived_pickle`.
     """
     claimed: set[str] = set()
     left = size
@@ -80,11 +80,11 @@ def screen_old_format(file: IO[bytes], size: int) -> None:
         left -= nbytes + 8  # before each there is its length
         return left >= 0
 
-    if PickleScreen(file, size).run() != _OLD_MAGIC or PickleScreen(file, size).run() != _OLD_PROTOCOL:
+    if Interpreter(file, size).run() != _OLD_MAGIC or Interpreter(file, size).run() != _OLD_PROTOCOL:
         raise ValueError("it does not begin as torch.save lets it")
-    PickleScreen(file, size).run()  # of the machine that wrote it
-    require_bounded(PickleScreen(file, size, claim, _allowed_names(), CALLS, NAMES).run())
-    keys = PickleScreen(file, size).run()
+    Interpreter(file, size).run()  # of the machine that wrote it
+    require_bounded(Interpreter(file, size, claim, _allowed_names(), CALLS, NAMES).run())
+    keys = Interpreter(file, size).run()
     if type(keys) is not list or sorted(map(str, keys)) != sorted(claimed):
         raise ValueError("the tensors and their content do not belong together")
 
@@ -182,7 +182,7 @@ def _read_archive(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]) -
     pickled = _read_pickle(file, entries)
     if kwargs["weights_only"]:
         storages = {name: entry for name, entry in entries.items() if name.startswith(_STORAGES)}
-        screen_archived(pickled, {name.removeprefix(_STORAGES): entry.size for name, entry in storages.items()})
+        check_archived_pickle(pickled, {name.removeprefix(_STORAGES): entry.size for name, entry in storages.items()})
         entries = {name: entries[name] for name in (_PICKLE, *_SMALL_ENTRIES) if name in entries} | storages
     with PlainArchive(file, entries, {_PICKLE: pickled}) as archive:
         # Mapping into memory needs the file itself. What it holds was found to be the same for every reader.
@@ -230,7 +230,7 @@ def _read_old_format(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]
     if not kwargs["weights_only"]:
         return _load(path, kwargs)
     stream = io.BufferedReader(_Stream(file))
-    screen_old_format(stream, path.stat().st_size)
+    check_old_format(stream, path.stat().st_size)
     stream.seek(0)
     return _load(stream, kwargs)
 

@@ -45,7 +45,7 @@ class CheckpointInfo:
 
 
 @dataclasses.dataclass(frozen=True)
-class MetadataNotes:
+class CheckpointNotes:
     """What ``metadata.json`` notes of a checkpoint; None for what it does not note, or notes in an impossible way.
 
     Attributes:
@@ -67,12 +67,12 @@ class MetadataNotes:
     experiment: str | None = None
 
 
-def notes_in(metadata: Mapping[str, Any]) -> MetadataNotes:
+def notes_in(metadata: Mapping[str, Any]) -> CheckpointNotes:
     """Return what the content of ``metadata.json`` notes, with the types that it should have."""
     steps, metric = metadata.get("steps_completed"), metadata.get("metric")
     metric = metric if isinstance(metric, dict) else {}
     time_s = _number(metadata.get("time"))
-    return MetadataNotes(
+    return CheckpointNotes(
         steps_completed=steps if type(steps) is int and 0 <= steps <= _MAX_STEPS else None,
         metric_name=_text(metric.get("name")),
         metric=_number(metric.get("value")),

@@ -29,16 +29,16 @@ from det_lightning.escaping import escape
 
 __all__ = [
     "STAGING_PREFIX",
-    "LocalPlace",
-    "Place",
-    "RemotePlace",
+    "LocalStaging",
+    "RemoteStaging",
+    "StagingDirectory",
     "find_writers",
     "marks_path",
     "move_aside",
+    "remove_abandoned",
     "remove_dead_stagings",
     "remove_empty",
     "remove_tree",
-    "sweep",
 ]
 
 logger = logging.getLogger("det_lightning.checkpoint")
@@ -62,7 +62,7 @@ def find_writers(root: Location) -> dict[str, bool]:
     return {name: not is_abandoned(marks / f"{name}{MARK_SUFFIX}") for name in ids if is_name(name)}
 
 
-def sweep(root: Location) -> list[str]:
+def remove_abandoned(root: Location) -> list[str]:
     """Remove what writers left behind that are gone: killed, or cut off. Return the ids.
 
     Raises:
@@ -71,7 +71,7 @@ def sweep(root: Location) -> list[str]:
     if root.is_local:
         _finish_removals(root)
     marks = marks_path(root)
-    swept = []
+    removed_ids = []
     for name in marks.list_names():
         checkpoint_id, _, suffix = name.rpartition(".")
         if f".{suffix}" not in (MARK_SUFFIX, ".new") or not is_name(checkpoint_id) or not is_abandoned(marks / name):
@@ -83,11 +83,11 @@ def sweep(root: Location) -> list[str]:
                 continue
             logger.warning("Removing the incomplete checkpoint %s: its writer ended before it did.", escape(checkpoint))
             _remove(root, checkpoint)
-            swept.append(checkpoint_id)
+            removed_ids.append(checkpoint_id)
         (marks / name).remove()
     if root.is_local:
         remove_empty(marks.local_path)
-    return swept
+    return removed_ids
 
 
 def _is_incomplete(checkpoint: Location) -> bool:
@@ -176,7 +176,7 @@ def _is_own_directory(path: pathlib.Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and (not hasattr(os, "getuid") or found.st_uid == os.getuid())
 
 
-class Place(Protocol):
+class StagingDirectory(Protocol):
     """A directory to write one checkpoint into."""
 
     directory: pathlib.Path
@@ -188,7 +188,7 @@ class Place(Protocol):
         """Remove what was written."""
 
 
-class LocalPlace:
+class LocalStaging:
     """The final directory, on a local disk. A lock on its mark tells others that the writer lives."""
 
     def __init__(self, root: Location, checkpoint_id: str) -> None:
@@ -223,7 +223,7 @@ class LocalPlace:
         remove_empty(self._mark.parent)
 
 
-class RemotePlace:
+class RemoteStaging:
     """A temporary directory, uploaded on :meth:`commit`. A lock on a file in it tells others that the writer lives.
 
     Raises:

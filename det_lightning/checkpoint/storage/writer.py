@@ -20,7 +20,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, describe_files, with_checksum
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.paths import new_id
-from det_lightning.checkpoint.storage.staging import Place
+from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.escaping import escape
 from det_lightning.masking import describe_masked
 
@@ -53,7 +53,7 @@ class CheckpointWriter:
         self,
         content: CheckpointContent,
         checkpoint_id: str | None = None,
-        tell_written: Callable[[pathlib.Path], None] | None = None,
+        report_written: Callable[[pathlib.Path], None] | None = None,
     ) -> str:
         """Write a checkpoint and return its id.
 
@@ -62,47 +62,47 @@ class CheckpointWriter:
         Args:
             content: what is written.
             checkpoint_id: the id; by default a new one.
-            tell_written: is told the directory when all files but the last are there, and may add some.
+            report_written: gets the directory when all files but the last are there, and may add some.
 
         Raises:
             CheckpointError: the files can not be written.
             StorageError: the storage failed for good.
         """
-        place = self.write_files(content, checkpoint_id or new_id(), tell_written)
-        self.commit(content, place)
-        return place.directory.name
+        staging = self.write_files(content, checkpoint_id or new_id(), report_written)
+        self.commit(content, staging)
+        return staging.directory.name
 
     def write_files(
         self,
         content: CheckpointContent,
         checkpoint_id: str,
-        tell_written: Callable[[pathlib.Path], None] | None = None,
-    ) -> Place:
+        report_written: Callable[[pathlib.Path], None] | None = None,
+    ) -> StagingDirectory:
         """Write all files but the last; see :meth:`write`."""
         try:
-            place = self.storage.begin(checkpoint_id)
+            staging = self.storage.begin(checkpoint_id)
         except OSError as e:
             raise errors.CheckpointError(f"No checkpoint can be written in {escape(self.storage)}: {e}") from e
         try:
-            with _writing_to(place.directory):
-                self._code.copy(place.directory / layout.CODE_DIR)
-                _write_files(content, place.directory)
-            if tell_written is not None:
-                tell_written(place.directory)
+            with _writing_to(staging.directory):
+                self._code.copy(staging.directory / layout.CODE_DIR)
+                _write_files(content, staging.directory)
+            if report_written is not None:
+                report_written(staging.directory)
         except BaseException:
-            place.abandon()
+            staging.abandon()
             raise
-        return place
+        return staging
 
-    def commit(self, content: CheckpointContent, place: Place) -> None:
+    def commit(self, content: CheckpointContent, staging: StagingDirectory) -> None:
         """Write the last file and bring the checkpoint into the storage; see :meth:`write`."""
         try:
-            with _writing_to(place.directory):
-                place.commit(_metadata_of(content, place.directory))
+            with _writing_to(staging.directory):
+                staging.commit(_metadata_of(content, staging.directory))
         except errors.StorageError:
             raise  # a copy is kept on this machine, and was named
         except BaseException:
-            place.abandon()
+            staging.abandon()
             raise
 
 

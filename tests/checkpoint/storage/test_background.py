@@ -248,13 +248,13 @@ def test_saving_returns_at_once_and_what_changes_then_is_not_written(gate: Gate)
     saver, weight = saver_for(gate.storage), torch.zeros(3)
     files = files_with(weight)
     checkpoint_id = saver.save(files)
-    assert saver.settle() == []
+    assert saver.take_complete() == []
     weight += 1
     files.trial_state.batches_trained = 99
     files.load_data.clear()
     gate.open.set()
-    assert saver.settle(wait=True) == [checkpoint_id]
-    assert saver.settle(wait=True) == []
+    assert saver.take_complete(wait=True) == [checkpoint_id]
+    assert saver.take_complete(wait=True) == []
     content = load_checkpoint(gate.storage.find(checkpoint_id))
     assert torch.equal(content.state["weight"], torch.zeros(3))
     assert content.trial_state.batches_trained == 1
@@ -282,7 +282,7 @@ def test_room_is_made_when_optimizers_have_stepped(tmp_path: Path) -> None:
         saver.save(files)
     # Random states and the like are not part of what is expected.
     assert 30 * 30 * 4 not in requests.sizes
-    assert len(saver.settle(wait=True)) == 1
+    assert len(saver.take_complete(wait=True)) == 1
     assert writing_threads() == []
 
 
@@ -291,7 +291,7 @@ def test_a_second_run_needs_no_more_room_than_the_first(tmp_path: Path) -> None:
     saver = saver_for(CheckpointStorage(tmp_path))
     for _ in range(2):
         saver.expect([model], [])
-        saver.settle(wait=True)
+        saver.take_complete(wait=True)
     held = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.dtype is torch.uint8]
     assert [memory.nbytes for memory in held].count(30 * 31 * 4) == 1
 
@@ -306,7 +306,7 @@ def test_at_most_one_is_under_way(gate: Gate) -> None:
     assert len(gate.entered) == len(writing_threads()) == 1
     gate.open.set()
     second.join(30)
-    assert len(saver.settle(wait=True)) == 2
+    assert len(saver.take_complete(wait=True)) == 2
     assert len(gate.storage.list_ids()) == 2
 
 
@@ -321,12 +321,12 @@ def test_an_error_is_raised_once_at_the_next_boundary(boundary: str, flaky: Back
         if boundary == "save":
             saver.save(files_of())
         else:
-            while saver.settle(wait=boundary == "settle and wait") == []:
+            while saver.take_complete(wait=boundary == "settle and wait") == []:
                 pass
-    assert saver.settle(wait=True) == []
+    assert saver.take_complete(wait=True) == []
     assert writing_threads() == []
     saver.save(files_of())
-    assert len(saver.settle(wait=True)) == 1
+    assert len(saver.take_complete(wait=True)) == 1
 
 
 @pytest.mark.parametrize("in_background", [False, True])
@@ -338,7 +338,7 @@ def test_what_can_be_neither_copied_nor_pickled_is_an_error_of_the_checkpoint(
         files = CheckpointContent({"value": value}, TrialState(), {}, None)
         with pytest.raises(errors.CheckpointError, match=r"can not be written: .*(pickle|serialize|local object)"):
             saver.save(files)
-            saver.settle(wait=True)
+            saver.take_complete(wait=True)
     assert [*tmp_path.iterdir()] == []
     assert writing_threads() == []
 
@@ -346,8 +346,8 @@ def test_what_can_be_neither_copied_nor_pickled_is_an_error_of_the_checkpoint(
 @pytest.mark.parametrize("in_background", [False, True])
 def test_what_is_told_of_a_checkpoint_may_add_files(in_background: bool, remote: Backend) -> None:
     saver = saver_for(remote.storage(), in_background)
-    checkpoint_id = saver.save(files_of(), tell_written=lambda directory: (directory / "added").write_text("mine"))
-    assert saver.settle(wait=True) == [checkpoint_id]
+    checkpoint_id = saver.save(files_of(), report_written=lambda directory: (directory / "added").write_text("mine"))
+    assert saver.take_complete(wait=True) == [checkpoint_id]
     place = remote.storage().root / checkpoint_id
     assert (place / "added").read() == b"mine"
     assert b'"added"' in (place / "metadata.json").read()
@@ -360,7 +360,7 @@ def test_both_ways_of_writing_write_the_same(tmp_path: Path) -> None:
         saver = saver_for(storage, in_background)
         for steps in (1, 2):
             saver.save(files_of(steps))
-        ids = saver.settle(wait=True)
+        ids = saver.take_complete(wait=True)
         contents.append([load_checkpoint(storage.find(checkpoint_id)) for checkpoint_id in ids])
     for one, other in zip(*contents, strict=True):
         assert equal(one.state, other.state)
