@@ -63,7 +63,7 @@ class Checkpointer(Protocol):
     def save_after_validation(self, run: TrialRun, metrics: dict[str, Any]) -> None:
         """Write a checkpoint if the policy wants one after a validation with these metrics."""
 
-    def settle(self, run: TrialRun, wait: bool = False) -> None:
+    def report_complete(self, run: TrialRun, wait: bool = False) -> None:
         """Tell the trial of checkpoints that have become complete; raise where one can not be written."""
 
     def finish(self, run: TrialRun) -> None:
@@ -153,7 +153,7 @@ class RunDriver:
     def act(self) -> bool:
         """Do what is due up to a validation; tell whether Lightning has to validate now."""
         if self._checkpointer is not None:
-            self._checkpointer.settle(self.run)
+            self._checkpointer.report_complete(self.run)
         while (action := self.run.next_action()) is not None:
             if action is Action.VALIDATE:
                 if self._trainer.enable_validation:

@@ -13,14 +13,14 @@ from pytorch_lightning.__version__ import version as lightning_version
 from pytorch_lightning.plugins.io import CheckpointIO, TorchCheckpointIO
 
 from det_lightning import errors
+from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import from_lightning
 from det_lightning.checkpoint.format.manifest import find_damage
-from det_lightning.checkpoint.safe_load.numpy_values import allow_safe_values, finish
-from det_lightning.checkpoint.safe_load.reading import CheckpointContent, load_checkpoint
+from det_lightning.checkpoint.safe_load import allow_safe_values, finish, load_checkpoint
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.local_copy import open_checkpoint
 from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.paths import checkpoint_path, new_id
+from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.masking import mask_text
 

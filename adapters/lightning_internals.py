@@ -20,7 +20,7 @@ from pytorch_lightning.core.optimizer import LightningOptimizer
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.strategies import ParallelStrategy
 
-from det_lightning.checkpoint.format.trial_state import TrialState
+from det_lightning.checkpoint.format.content import TrialState
 
 __all__ = [
     "TrialEpochLoop",

@@ -16,10 +16,10 @@ from det_lightning.adapters import flags, lightning_internals
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.driver import Checkpointer, RunDriver, StopIterationGuard
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO
-from det_lightning.adapters.lightning_entry import entry_of, take_up
+from det_lightning.adapters.lightning_entry import add_trial, take_content
 from det_lightning.adapters.precision import take_precision
 from det_lightning.adapters.reporting import LightningReporter
-from det_lightning.engine.resume import ResumePoint
+from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.engine.run import Reporter, TrialRun
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.masking import mask
@@ -120,7 +120,7 @@ class TrialModule(pl.LightningModule):
         self.stop_request: StopRequest | None = None
         self.reporters: list[Reporter] = []
         self._model_precision: WholeModelPrecision | None = None
-        self.resume_point: ResumePoint | None = None
+        self.resume_content: CheckpointContent | None = None
         if hparams:
             # For checkpoints of Lightning's and loggers, which take the name of the argument; the trial has its own.
             hparams = mask(hparams)
@@ -133,7 +133,7 @@ class TrialModule(pl.LightningModule):
         flags.refuse_unsupported_flags(self.trainer)
         lightning_internals.keep_ranks_independent(self.trainer)
         self._model_precision = take_precision(self.trainer)
-        self.checkpointer, self.reporters, self.resume_point, self.driver = None, [], None, None
+        self.checkpointer, self.reporters, self.resume_content, self.driver = None, [], None, None
         self.stop_request = None
         return [_RunGuard()]
 
@@ -269,13 +269,13 @@ class TrialModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what Lightning does not know of: callbacks, random state, position in the data."""
-        checkpoint.update(entry_of(self.trial_run))
+        add_trial(checkpoint, self.trial_run)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built."""
-        point = take_up(checkpoint, self._built()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)
-        if point is not None:
-            self.resume_point = point
+        content = take_content(checkpoint, self._built()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)
+        if content is not None:
+            self.resume_content = content
             # Lightning goes on to load what stands here.
             checkpoint["state_dict"] = self.state_dict()
         # The trial's own position takes the place of that of Lightning's loops.
@@ -321,7 +321,7 @@ class TrialModule(pl.LightningModule):
         period = None if self.checkpointer is None else self.checkpointer.period
         schedule = flags.schedule_of(self.trainer, self.options, context.position, period)
         reporters = [LightningReporter(self), *self.reporters]
-        run = TrialRun(trial, context, schedule, reporters, self.resume_point, self.stop_request)
+        run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
         self.driver = RunDriver(self.trainer, run, self.checkpointer)
         run.start_up(self.trainer.limit_train_batches)
 

@@ -18,9 +18,7 @@ import tempfile
 
 WAYS = {
     "torch.load": "import torch; read = lambda: torch.load(path, map_location='cpu', weights_only=True)",
-    "read_state": (
-        "from det_lightning.checkpoint.safe_load.state_file import read_state; read = lambda: read_state(path)"
-    ),
+    "read_state": ("from det_lightning.checkpoint.safe_load import read_state; read = lambda: read_state(path)"),
 }
 MEASURE = "import pathlib, sys, time; path = pathlib.Path(sys.argv[1]); {}\n"
 MEASURE += "begun = time.perf_counter(), time.process_time(); state = read(); "

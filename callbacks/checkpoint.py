@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import os
@@ -11,18 +10,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 
 from det_lightning import errors
 from det_lightning.adapters.module import TrialModule
 from det_lightning.callbacks.attaching import require_trial_module
-from det_lightning.checkpoint.retention.keeper import CheckpointKeeper
+from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.retention.pruning import RunRetention
 from det_lightning.checkpoint.retention.rule import Retention
-from det_lightning.checkpoint.retention.run_claims import RunClaims, sweep_claims
+from det_lightning.checkpoint.retention.run_claims import RunClaims, remove_dead_claims
 from det_lightning.checkpoint.retention.trial_index import TrialIndex
+from det_lightning.checkpoint.saving import CheckpointSaver
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage, new_id
-from det_lightning.checkpoint.storage.saving import CheckpointSaver
-from det_lightning.checkpoint.storage.writer import CheckpointFiles, CheckpointWriter
+from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.engine.metrics import is_numerical_scalar
 from det_lightning.engine.run import TrialRun
@@ -113,7 +112,7 @@ class DeterminedCheckpoint(pl.Callback):
         self._trial = ""
         self._lineage: dict[str, Any] = {}
         self._validated: tuple[int, float] | None = None
-        self._untold = 0
+        self._unreported = 0
         self._abandoned = False
         in_background = not self.storage.is_local if async_write is None else async_write
         code = pathlib.Path(code_dir) if code_dir is not None else None
@@ -148,21 +147,23 @@ class DeterminedCheckpoint(pl.Callback):
         Raises:
             StorageError: a remote storage can not be written to, or a live run has the name of the trial.
         """
-        resume = require_trial_module(self, pl_module).resume_point
-        inherited = (resume.extra if resume is not None else None) or {}
+        before = require_trial_module(self, pl_module).resume_content
+        inherited = None if before is None else before.resume
         # Compare with the best value of the run that this one goes on from.
-        self.best_value = inherited.get("best_value")
+        self.best_value = None if inherited is None else inherited.best_value
         self._validated = None
-        self._untold = 0
+        self._unreported = 0
         self._hurry_when_asked_to_end(trainer, require_trial_module(self, pl_module))
         if trainer.is_global_zero:
             self.storage.require_writable()
-            self.storage.sweep()
-            sweep_claims(self.storage.root)
-            self._trial = self._claims.claim_trial(self._experiment, self._given_trial, inherited.get("trial"))
-            parent = resume.name if resume is not None and resume.name else None
+            self.storage.remove_abandoned()
+            remove_dead_claims(self.storage.root)
+            self._trial = self._claims.claim_trial(
+                self._experiment, self._given_trial, None if inherited is None else inherited.trial
+            )
+            parent = before.name if before is not None and before.name else None
             self._lineage = self._claims.trace_back(trainer.ckpt_path, parent)
-            self._saver.keeper = self._make_keeper(parent)
+            self._saver.retention = self._make_retention(parent)
 
     def _hurry_when_asked_to_end(self, trainer: pl.Trainer, module: TrialModule) -> None:
         """Pause no longer between the attempts at a storage that fails when the process was asked to end."""
@@ -184,14 +185,14 @@ class DeterminedCheckpoint(pl.Callback):
         """Let go of the run: the storage may be used on."""
         self.storage.hurry_when(lambda: False)
 
-    def _make_keeper(self, resumed_from: str | None) -> CheckpointKeeper | None:
+    def _make_retention(self, resumed_from: str | None) -> RunRetention | None:
         if self._retention is None:
             return None
         experiment = self._experiment or self._trial
         index = TrialIndex(self.storage.root, experiment, self._trial, self._metric, self._smaller_is_better)
-        keeper = CheckpointKeeper(self.storage, index, self._retention, self._claims.run_id)
-        keeper.catch_up(resumed_from)
-        return keeper
+        run_retention = RunRetention(self.storage, index, self._retention, self._claims.run_id)
+        run_retention.catch_up(resumed_from)
+        return run_retention
 
     def save(self, run: TrialRun) -> None:
         """Write a checkpoint of ``run``, or begin to.
@@ -199,36 +200,40 @@ class DeterminedCheckpoint(pl.Callback):
         Raises:
             CheckpointError: it, or the one before, can not be written; earlier checkpoints are as they were.
         """
-        self.settle(run, wait=True)
+        self.report_complete(run, wait=True)
         run.state.last_ckpt = run.state.batches_trained
         distributed = run.context.distributed
         checkpoint_id = distributed.broadcast(new_id())
-        resume, collected = run.collect_resume(), run.collect_checkpoint()
-        if collected is not None:
-            files, metric = self._make_files(run, resume, *collected)
-            told = run.events.tell_written if run.events.wants_written() else None
-            self._saver.save(files, metric, told, checkpoint_id)
+        content = run.checkpoint_content()
+        if content is not None:
+            metric = self._metric_after(run.state.batches_trained)
+            self._add_notes(content, metric)
+            report_written = run.events.report_written if run.events.wants_written() else None
+            self._saver.save(content, metric, report_written, checkpoint_id)
             logger.info("Checkpoint %s after %d batches.", checkpoint_id, run.state.batches_trained)
-        self._untold += 1
+        self._unreported += 1
         self.last_checkpoint_id, self.last_checkpoint_path = checkpoint_id, (self.storage.root / checkpoint_id).url
-        self.settle(run)
+        self.report_complete(run)
 
-    def _make_files(
-        self, run: TrialRun, resume: dict[str, Any], state: dict[str, Any], copies: list[torch.Tensor]
-    ) -> tuple[CheckpointFiles, float | None]:
+    def _metric_after(self, batches_trained: int) -> float | None:
         steps, value = self._validated or (-1, None)
-        metric = value if steps == run.state.batches_trained else None
-        notes = {"trial": self._trial, "experiment": self._experiment or self._trial, **self._lineage}
-        if self._job is not None:
-            notes["job"] = self._job
-        if metric is not None:
-            notes["metric"] = {"name": self._metric, "value": metric, "smaller_is_better": self._smaller_is_better}
-        resume = {**resume, "best_value": self.best_value, "trial": self._trial}
-        trial_state = dataclasses.replace(run.state)
-        files = CheckpointFiles(state, trial_state, run.load_data(), resume, notes=notes, copies=copies)
-        return files, metric
+        return value if steps == batches_trained else None
 
-    def settle(self, run: TrialRun, wait: bool = False) -> None:
+    def _add_notes(self, content: CheckpointContent, metric: float | None) -> None:
+        content.notes.update(trial=self._trial, experiment=self._experiment or self._trial, **self._lineage)
+        if self._job is not None:
+            content.notes["job"] = self._job
+        if metric is not None:
+            content.notes["metric"] = {
+                "name": self._metric,
+                "value": metric,
+                "smaller_is_better": self._smaller_is_better,
+            }
+        if content.resume is not None:
+            content.resume.best_value = self.best_value
+            content.resume.trial = self._trial
+
+    def report_complete(self, run: TrialRun, wait: bool = False) -> None:
         """Tell the trial, on every rank, of the checkpoints that have become complete.
 
         Args:
@@ -240,12 +245,12 @@ class DeterminedCheckpoint(pl.Callback):
         """
         distributed = run.context.distributed
         # Not every connection can be used by two threads, as that which writes in the background is one.
-        if distributed.rank == 0 and (not self._untold or self.storage.root.is_object_store):
+        if distributed.rank == 0 and (not self._unreported or self.storage.root.is_object_store):
             self._claims.renew()
-        if not self._untold:
+        if not self._unreported:
             return
-        complete = _on_chief(distributed, lambda: self._saver.settle(wait))
-        self._untold -= len(complete)
+        complete = _on_chief(distributed, lambda: self._saver.take_complete(wait))
+        self._unreported -= len(complete)
         for checkpoint_id in complete:
             run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
 
@@ -256,7 +261,7 @@ class DeterminedCheckpoint(pl.Callback):
             CheckpointError: a checkpoint can not be written.
             StorageError: some have vanished; names them.
         """
-        self.settle(run, wait=True)
+        self.report_complete(run, wait=True)
         _on_chief(run.context.distributed, self._saver.finish)
 
     def close(self) -> None:
@@ -274,12 +279,12 @@ class DeterminedCheckpoint(pl.Callback):
         Raises:
             CheckpointError: it can not be written.
         """
-        self._untold = 0
+        self._unreported = 0
         self._abandoned = True
         if self._saver.is_under_way():
             logger.warning("A checkpoint is being written; the process waits for it. Ctrl-C would give it up.")
         try:
-            complete = self._saver.settle(wait=True)
+            complete = self._saver.take_complete(wait=True)
         finally:
             self._abandoned = False  # the storage may be used on
         for checkpoint_id in complete:

@@ -29,7 +29,7 @@ PUBLIC = {
     "det_lightning.callbacks": "DeterminedCheckpoint DeterminedTensorBoard PreemptionHandler TorchProfiler",
     "det_lightning.core": "ClusterInfo DistributedContext TrialInfo get_cluster_info",
     "det_lightning.checkpoint": """
-        CheckpointContent CheckpointFiles CheckpointInfo CheckpointRecord CheckpointStorage CheckpointWriter Retention
+        CheckpointContent CheckpointInfo CheckpointRecord CheckpointStorage CheckpointWriter ResumeState Retention
         RetryPolicy TrialState load_checkpoint open_checkpoint read_checkpoint
     """,
     "det_lightning.testing": "InMemoryStorage TrainedTrial assert_resumes assert_same_training run_trial",

@@ -4,38 +4,38 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from det_lightning.checkpoint.format.trial_state import TrialState
+    from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
+    from det_lightning.checkpoint.format.resume_state import ResumeState
     from det_lightning.checkpoint.retention.rule import CheckpointRecord, Retention
-    from det_lightning.checkpoint.safe_load.reading import CheckpointContent, load_checkpoint, read_checkpoint
+    from det_lightning.checkpoint.safe_load import load_checkpoint, read_checkpoint
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-    from det_lightning.checkpoint.storage.local_copy import open_checkpoint
     from det_lightning.checkpoint.storage.metadata import CheckpointInfo
-    from det_lightning.checkpoint.storage.transfer import RetryPolicy
-    from det_lightning.checkpoint.storage.writer import CheckpointFiles, CheckpointWriter
+    from det_lightning.checkpoint.storage.transfer import RetryPolicy, open_checkpoint
+    from det_lightning.checkpoint.storage.writer import CheckpointWriter
 
 # Where each name comes from: a tool that only lists checkpoints must not wait for torch.
 _MODULES = {
-    "CheckpointContent": "safe_load.reading",
-    "CheckpointFiles": "storage.writer",
+    "CheckpointContent": "format.content",
     "CheckpointInfo": "storage.metadata",
     "CheckpointRecord": "retention.rule",
     "CheckpointStorage": "storage.checkpoint_storage",
     "CheckpointWriter": "storage.writer",
+    "ResumeState": "format.resume_state",
     "Retention": "retention.rule",
     "RetryPolicy": "storage.transfer",
-    "TrialState": "format.trial_state",
-    "load_checkpoint": "safe_load.reading",
-    "open_checkpoint": "storage.local_copy",
-    "read_checkpoint": "safe_load.reading",
+    "TrialState": "format.content",
+    "load_checkpoint": "safe_load",
+    "open_checkpoint": "storage.transfer",
+    "read_checkpoint": "safe_load",
 }
 
 __all__ = [
     "CheckpointContent",
-    "CheckpointFiles",
     "CheckpointInfo",
     "CheckpointRecord",
     "CheckpointStorage",
     "CheckpointWriter",
+    "ResumeState",
     "Retention",
     "RetryPolicy",
     "TrialState",

@@ -11,8 +11,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format import exports as exporting
 from det_lightning.checkpoint.format.lightning_file import from_lightning
-from det_lightning.checkpoint.safe_load.reading import read_checkpoint
-from det_lightning.checkpoint.safe_load.state_file import read_state
+from det_lightning.checkpoint.safe_load import read_checkpoint, read_state
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.writer import CheckpointWriter

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from det_lightning.checkpoint.format.layout import CODE_DIR
-from det_lightning.checkpoint.safe_load.inspection import inspect_checkpoint
+from det_lightning.checkpoint.safe_load import inspect_checkpoint
 from det_lightning.cli.finding import find_checkpoint, list_sizes, opened, with_name_of
 from det_lightning.cli.output import (
     as_command_line,

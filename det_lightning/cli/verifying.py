@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from det_lightning.checkpoint.safe_load.verification import Verdict, verify_checkpoint
+from det_lightning.checkpoint.safe_load import Verdict, verify_checkpoint
 from det_lightning.cli.finding import find_checkpoints, opened, with_name_of
 from det_lightning.cli.output import as_command_line, print_json, print_lines, print_table
 

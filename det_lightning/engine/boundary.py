@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from det_lightning.checkpoint.format.trial_state import TrialState
+from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.engine.schedule import Boundary, Schedule
 
 __all__ = ["Action", "BoundaryActions", "Phase"]

@@ -84,7 +84,7 @@ class TrialEvents:
         """Tell whether a callback looks at the directory of a checkpoint."""
         return any(self.overriding(method) for method in ("on_checkpoint_end", "on_checkpoint_write_end"))
 
-    def tell_written(self, directory: pathlib.Path) -> None:
+    def report_written(self, directory: pathlib.Path) -> None:
         """Call ``on_checkpoint_write_end``, and its older spelling, callback by callback."""
         for callback in self.callbacks.values():
             callback.on_checkpoint_end(str(directory))

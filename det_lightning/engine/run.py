@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.trial_state import TrialState
-from det_lightning.checkpoint.storage.snapshot import tensors_in
+from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
+from det_lightning.checkpoint.format.resume_state import ResumeState
+from det_lightning.checkpoint.storage.background import tensors_in
 from det_lightning.engine.boundary import Action, BoundaryActions
 from det_lightning.engine.data_stream import TrialData
 from det_lightning.engine.events import TrialEvents
@@ -21,7 +23,14 @@ from det_lightning.engine.metrics import (
     to_numpy,
 )
 from det_lightning.engine.requirements import require_trainable
-from det_lightning.engine.resume import ResumePoint, load_data_of, require_same_checkpoint, resume_payload
+from det_lightning.engine.resume import (
+    adapt_to,
+    apply,
+    collect_resume_state,
+    journal_of,
+    load_data_of,
+    require_same_checkpoint,
+)
 from det_lightning.engine.schedule import Boundary, Schedule
 from det_lightning.engine.stopping import EarlyEnd, StopRequest
 from det_lightning.engine.validation import Evaluation
@@ -54,7 +63,7 @@ class TrialRun:
         context: the trial's.
         schedule: when boundaries lie.
         reporters: who is told of the metrics.
-        resume: what the run goes on from; None to begin anew.
+        resume: the checkpoint that the run goes on from; None to begin with the trial as it is.
         stop_request: may end the run from outside; None if nothing does.
 
     Attributes:
@@ -71,14 +80,14 @@ class TrialRun:
         context: PyTorchTrialContext,
         schedule: Schedule,
         reporters: list[Reporter],
-        resume: ResumePoint | None = None,
+        resume: CheckpointContent | None = None,
         stop_request: StopRequest | None = None,
     ) -> None:
         self.trial = trial
         self.context = context
         self.schedule = schedule
         if resume is not None:
-            resume.adapt_to(context.distributed.size)
+            adapt_to(resume, context.distributed.size)
         self.state = TrialState() if resume is None else resume.trial_state
         self.evaluation = Evaluation(trial, context, schedule.test_mode)
         self._data: TrialData | None = None
@@ -109,7 +118,7 @@ class TrialRun:
         self.context.position.initial_batch = self.state.batches_trained
         require_same_checkpoint(self.context.distributed, self._resume)
         self.events.start_up(self.state.batches_trained, None if self._resume is None else self._resume.name)
-        journal = None if self._resume is None else self._resume.journal(self.context.distributed.rank)
+        journal = journal_of(self._resume, self.context.distributed.rank)
         self._data = TrialData(self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit)
         self._validates_in_step = self.evaluation.by_batch and self._data.has_even_validation()
         if self._resume is not None and not self._resume.epochs_known:
@@ -129,7 +138,7 @@ class TrialRun:
     def begin_training(self) -> None:
         """Load the checkpoint, if there is one, and tell the callbacks that training starts."""
         if self._resume is not None:
-            self._resume.apply(self.context, self.events)
+            apply(self._resume, self.context, self.events)
         self.context.backend.phases.begin_training()
         self.events.emit("on_training_start")
         self._actions.begin([])
@@ -297,12 +306,13 @@ class TrialRun:
         """Tell whether nothing was trained since the latest checkpoint."""
         return self.state.last_ckpt == self.state.batches_trained
 
-    def collect_checkpoint(self) -> tuple[dict[str, Any], list[torch.Tensor]] | None:
-        """Return the content of ``state_dict.pth``, as the callbacks leave it, and which tensors are copies already.
+    def checkpoint_content(self) -> CheckpointContent | None:
+        """Return the content of a checkpoint, with a state as the callbacks leave it; None but on the chief.
 
-        All ranks have to call it, for sharded weights are gathered; only the chief gets something.
+        All ranks have to call it, for what is sharded or each rank has of its own is gathered.
         """
         context = self.context
+        resume = self._resume_state()
         chief, sharded = context.distributed.rank == 0, context.backend.states.is_sharded
         weights = collect_weights(context) if chief or sharded else {}
         if not chief:
@@ -310,14 +320,21 @@ class TrialRun:
         copies = list(tensors_in(weights)) if sharded else []
         state = {**weights, **collect_rest(context, self.events.callbacks, capture_rng(context.device))}
         self.events.emit("on_checkpoint_save_start", state)
-        return state, copies
+        return dataclasses.replace(self._content_of(state, resume), copies=copies)
 
-    def collect_resume(self) -> dict[str, Any]:
-        """Return what an exact resume needs beyond Determined's format."""
+    def content_for_lightning(self) -> CheckpointContent:
+        """Return what Lightning does not know of: callbacks, random state, position in the data.
+
+        All ranks have to call it.
+        """
+        rest = collect_rest(self.context, self.events.callbacks, capture_rng(self.context.device))
+        return dataclasses.replace(self._content_of(rest, self._resume_state()), has_weights=False)
+
+    def _content_of(self, state: dict[str, Any], resume: ResumeState) -> CheckpointContent:
+        load_data = load_data_of(original_trial(self.trial), resume.settings or {})
+        return CheckpointContent(state, dataclasses.replace(self.state), load_data, resume)
+
+    def _resume_state(self) -> ResumeState:
         rng = self._rng_before_final_validation or capture_rng(self.context.device)
         journal = self.data.journal.state_dict(self.state.batches_trained * self.context.distributed.size)
-        return resume_payload(self.context, self.state, rng, journal)
-
-    def load_data(self) -> dict[str, Any]:
-        """Return the content of ``load_data.json``: how to build the trial again."""
-        return load_data_of(self.context, original_trial(self.trial))
+        return collect_resume_state(self.context, self.state, rng, journal)

@@ -6,7 +6,7 @@ import enum
 import sys
 from collections.abc import Container
 
-from det_lightning.checkpoint.format.trial_state import TrialState
+from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 __all__ = ["Boundary", "Schedule"]

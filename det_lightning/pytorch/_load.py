@@ -12,13 +12,11 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.format.lightning_file import read_settings
 from det_lightning.checkpoint.format.manifest import require_unchanged, require_unchanged_code, split_code
-from det_lightning.checkpoint.format.resume_values import require_resume
+from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.format.upgrade import LoadData, modernize, read_load_data
-from det_lightning.checkpoint.safe_load.nan_weights import warn_of_nan
-from det_lightning.checkpoint.safe_load.state_file import read_state
-from det_lightning.checkpoint.storage.local_copy import open_checkpoint
+from det_lightning.checkpoint.safe_load import read_resume, read_state, warn_of_nan
+from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.compat import answering_determined
 from det_lightning.importing import import_only, load_class
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial, is_legacy_trial
@@ -131,11 +129,8 @@ def _with_settings(
 
     Determined writes neither where one of them is missing.
     """
-    resume_file = directory / layout.RESUME_FILE
     saved = {"hparams": load_data.hparams, "experiment_config": load_data.experiment_config}
-    if load_data.hparams is None and resume_file.exists():
-        resume = read_state(resume_file, trusted=trusted)
-        require_resume(resume, str(resume_file))
+    if load_data.hparams is None and (resume := read_resume(directory, trusted=trusted)) is not None:
         saved.update(read_settings(resume, None))
     return dataclasses.replace(
         load_data,

@@ -15,7 +15,7 @@ from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.strategies import DDPStrategy
 
 from det_lightning.adapters import lightning_internals
-from det_lightning.checkpoint.format.trial_state import TrialState
+from det_lightning.checkpoint.format.content import TrialState
 
 
 class Watched(BoringModel):

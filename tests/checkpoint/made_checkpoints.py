@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, ResumeState, TrialState
 from det_lightning.checkpoint.format.layout import read_json
 
 LOAD_DATA = {
@@ -44,7 +44,19 @@ def make_state() -> dict[str, Any]:
     }
 
 
-def make_files(steps: int = 7, by_determined: bool = False, **changes: Any) -> CheckpointFiles:
+def make_resume(steps: int = 7) -> ResumeState:
+    """Return what an exact resume needs, of a single rank."""
+    return ResumeState(
+        trial_state=dict(vars(TrialState(batches_trained=steps, last_ckpt=steps, epochs_trained=2, last_val=5))),
+        rng_states=[{"cpu_rng_state": torch.zeros(3, dtype=torch.uint8)}],
+        journals=[[{"first_batch": 0, "rng": {"np": torch.zeros(2)}, "samplers": []}]],
+        optimizer_steps=2 * steps,
+        gradients=[{"0.bias": torch.ones(3)}, {}],
+        settings={"hparams": LOAD_DATA["hparams"], "experiment_config": None},
+    )
+
+
+def make_files(steps: int = 7, by_determined: bool = False, **changes: Any) -> CheckpointContent:
     """Return the content of a checkpoint.
 
     Args:
@@ -53,21 +65,13 @@ def make_files(steps: int = 7, by_determined: bool = False, **changes: Any) -> C
         **changes: attributes that shall be others.
     """
     trial_state = TrialState(batches_trained=steps, last_ckpt=steps, epochs_trained=2, last_val=5)
-    resume = {
-        "trial_state": dict(vars(trial_state)),
-        "rng_states": [{"cpu_rng_state": torch.zeros(3, dtype=torch.uint8)}],
-        "journals": [[{"first_batch": 0, "rng": None}]],
-        "optimizer_steps": 2 * steps,
-        "gradients": [{"0.bias": torch.ones(3)}, {}],
-        "settings": json.dumps({"hparams": LOAD_DATA["hparams"], "experiment_config": None}),
-    }
     content: dict[str, Any] = {
         "state": make_state(),
         "trial_state": trial_state,
         "load_data": LOAD_DATA,
-        "resume": None if by_determined else resume,
+        "resume": None if by_determined else make_resume(steps),
     }
-    return CheckpointFiles(**{**content, **changes})
+    return CheckpointContent(**{**content, **changes})
 
 
 def write_checkpoint(root: str | Path, steps: int = 7, by_determined: bool = False, **changes: Any) -> Path:
@@ -92,7 +96,9 @@ def forget_checksums(checkpoint: Path) -> None:
 
 def assert_equal(one: Any, other: Any) -> None:
     """Compare nested states to the bit, types of containers included; an ``OrderedDict`` counts as a dict."""
-    if isinstance(one, dict):
+    if isinstance(one, ResumeState):
+        assert_equal(vars(one), vars(other))
+    elif isinstance(one, dict):
         assert isinstance(other, dict)
         assert list(one) == list(other)
         for name in one:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.safe_load.state_file import read_state
+from det_lightning.checkpoint.safe_load import read_state
 from tests.soak import mutations
 from tests.soak.mutations import call, name_of, number, storage_ref, text, tuple_of
 

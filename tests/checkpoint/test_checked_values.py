@@ -14,9 +14,7 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, read_checkpoint
-from det_lightning.checkpoint.safe_load.inspection import inspect_checkpoint
-from det_lightning.checkpoint.safe_load.state_file import read_state
-from det_lightning.checkpoint.safe_load.verification import verify_checkpoint
+from det_lightning.checkpoint.safe_load import inspect_checkpoint, read_state, verify_checkpoint
 from tests.checkpoint.made_checkpoints import forget_checksums, write_checkpoint
 from tests.trials import SmallTrial
 
@@ -74,7 +72,11 @@ DELETED = object()
         ("world_size", 0),
         ("world_size", 10**9),
         ("world_size", 2),
-        ("settings", {"hparams": {}}),
+        ("settings", '{"hparams": {}}'),
+        ("settings", {"hparams": [1]}),
+        ("settings", {"hparams": {"lr": torch.ones(2)}}),
+        ("settings", {"experiment_config": {"deep": json.loads("[" * 120 + "]" * 120)}}),
+        ("version", "two"),
     ],
 )
 def test_a_wrong_value_of_resume_is_named_by_all_that_read_it(path: str, value: Any, trained: Path) -> None:
@@ -193,18 +195,20 @@ def test_wrong_load_data_is_named(changes: dict[str, Any], message: str, tmp_pat
 
 
 @pytest.mark.parametrize("settings", ["{", "[1]", '{"hparams": [1]}', '{"experiment_config": "x"}', "[" * 100_000])
-def test_settings_that_are_none_are_named(settings: str, trained: Path) -> None:
-    change(trained / "resume.pth", "settings", settings)
+def test_settings_of_the_first_version_that_are_not_json_are_named(settings: str, trained: Path) -> None:
+    file = trained / "resume.pth"
+    change(file, "version", DELETED)
+    change(file, "settings", settings)
     (problem,) = inspect_checkpoint(trained)["problems"]
-    assert "settings of a run should be JSON" in problem
+    assert f"{file} is damaged, or the file of something else: 'settings' should be JSON" in problem
 
 
 def test_what_a_trial_module_added_to_a_file_is_checked() -> None:
-    from det_lightning.engine.resume import ResumePoint
+    from det_lightning.checkpoint.format.lightning_file import from_entry
 
     for entry in (None, {"extra": 3, "state": {}}, {"extra": {}, "state": {}}, {"extra": {"trial_state": {"x": 1}}}):
         with pytest.raises(errors.CheckpointError):
-            ResumePoint.from_lightning(copy.deepcopy(entry))  # type: ignore[arg-type]
+            from_entry(copy.deepcopy(entry))
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1.0])

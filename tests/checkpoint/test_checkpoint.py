@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from collections.abc import Callable
@@ -15,22 +16,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from det_lightning import errors
-from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
 from det_lightning.checkpoint.format.layout import read_json
+from tests.checkpoint.made_checkpoints import make_resume
 
 STATE: dict[str, Any] = {
     "models_state_dict": [{"weight": torch.arange(3.0), "half": torch.ones(2, dtype=torch.bfloat16)}],
     "callbacks": {"mine": {"count": 3, "name": "x", "nested": [(1, 2.5, None)], "array": np.arange(4)}},
     "scalar": np.float64(0.25),
 }
-RESUME: dict[str, Any] = {"journals": [[{"first_batch": 0, "rng": torch.zeros(2)}]], "array": np.ones(2)}
+RESUME = dataclasses.replace(make_resume(), precision={"array": np.ones(2)})
 TRIAL_STATE = TrialState(batches_trained=7, epochs_trained=2, last_val=5)
 LOAD_DATA = {"trial_cls_spec": "m:T", "hparams": {"lr": 0.1}, "experiment_config": None, "is_trainer": True}
 PICKLES = ["state_dict.pth", "resume.pth", "trial_state.pkl"]
 
 
-def files_of(state: dict[str, Any] = STATE) -> CheckpointFiles:
-    return CheckpointFiles(state, TRIAL_STATE, {**LOAD_DATA, "path": Path("p")}, RESUME)
+def files_of(state: dict[str, Any] = STATE) -> CheckpointContent:
+    return CheckpointContent(state, TRIAL_STATE, {**LOAD_DATA, "path": Path("p")}, RESUME)
 
 
 def write(root: Path, state: dict[str, Any] = STATE, code_dir: Path | None = None) -> Path:
@@ -61,7 +63,7 @@ def test_what_was_written_is_read_back(checkpoint: Path) -> None:
     assert np.array_equal(mine["array"], np.arange(4))
     assert (content.state["scalar"], type(content.state["scalar"])) == (0.25, np.float64)
     assert content.resume is not None
-    assert np.array_equal(content.resume["array"], np.ones(2))
+    assert np.array_equal(content.resume.precision["array"], np.ones(2))
 
 
 def test_the_directory_has_the_layout_of_determined(checkpoint: Path) -> None:
@@ -92,7 +94,7 @@ def test_the_file_that_completes_a_checkpoint_is_written_last(tmp_path: Path) ->
         assert storage.list_ids() == []
         (directory / "added by a callback").write_text("belongs to it")
 
-    checkpoint_id = CheckpointWriter(storage).write(files_of(), tell_written=look)
+    checkpoint_id = CheckpointWriter(storage).write(files_of(), report_written=look)
     assert storage.list_ids() == [checkpoint_id]
     assert (tmp_path / checkpoint_id / "added by a callback").exists()
     assert "added by a callback" in read_json(tmp_path / checkpoint_id / "metadata.json")["files"]
@@ -106,7 +108,7 @@ def test_a_failure_removes_what_was_begun_and_nothing_else(checkpoint: Path, fai
         raise failure
 
     with pytest.raises(type(failure)):
-        CheckpointWriter(storage).write(files_of(), tell_written=fail)
+        CheckpointWriter(storage).write(files_of(), report_written=fail)
     assert [path.name for path in checkpoint.parent.iterdir()] == storage.list_ids() == [checkpoint.name]
     read_checkpoint(checkpoint)
 
@@ -158,7 +160,8 @@ def test_code_in_a_checkpoint_runs_only_if_it_is_trusted(
 ) -> None:
     sentinel = Path.cwd() / "the code ran"
     forget_checksums(checkpoint)
-    save({"trial_id": RunsCode(sentinel)}, checkpoint / name)
+    needed = RESUME.to_dict() if name == "resume.pth" else {}
+    save({**needed, "trial_id": RunsCode(sentinel)}, checkpoint / name)
     with pytest.raises(errors.UnsafeCheckpointError, match=r"exec.* could run code.*trusted=True") as raised:
         read_checkpoint(checkpoint)
     assert str(checkpoint / name) in str(raised.value)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from det_lightning import errors
-from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
 
 
 def write(root: Path | str, code_dir: Path | None = None) -> Path:
-    files = CheckpointFiles(state={}, trial_state=TrialState(), load_data={}, resume={})
+    files = CheckpointContent(state={}, trial_state=TrialState(), load_data={})
     return Path(root) / CheckpointWriter(CheckpointStorage(root), code_dir).write(files)
 
 
@@ -113,7 +113,7 @@ def test_the_copy_for_a_remote_storage_does_not_copy_itself(monkeypatch: pytest.
     touch("model_def.py", "tmp/notes.txt")
     monkeypatch.setattr("tempfile.tempdir", str(Path("tmp").resolve()))
     storage = CheckpointStorage("memory://copies")
-    files = CheckpointFiles(state={}, trial_state=TrialState(), load_data={}, resume={})
+    files = CheckpointContent(state={}, trial_state=TrialState(), load_data={})
     place = storage.root / CheckpointWriter(storage).write(files)
     copied = [name for name in place.find_files() if name.startswith("code/")]
     place.remove()

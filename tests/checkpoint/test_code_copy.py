@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.code_selection import CodeLimits
 
@@ -185,7 +185,7 @@ def test_a_directory_that_is_gone_ends_no_training(
         Path("gone").mkdir()
         monkeypatch.chdir("gone")
         Path("../gone").rmdir()
-    checkpoint = tmp_path / writer.write(CheckpointFiles({}, TrialState(), {}, {}))
+    checkpoint = tmp_path / writer.write(CheckpointContent({}, TrialState()))
     assert files_below(checkpoint / "code") == []
     assert "removed" in caplog.text if code_dir is None else "project" in caplog.text
 
@@ -330,7 +330,7 @@ def test_a_module_is_copied_where_the_working_directory_is_the_storage(module: A
     subprocess.run(["git", "init", "-q"], check=True)
     module(Path("generated").resolve())
     for _ in range(2):
-        checkpoint = CheckpointWriter(CheckpointStorage(".")).write(CheckpointFiles({}, TrialState(), {}, {}))
+        checkpoint = CheckpointWriter(CheckpointStorage(".")).write(CheckpointContent({}, TrialState()))
         assert files_below(Path(checkpoint, "code")) == [".gitignore", f"generated/{MODULE}.py"]
 
 
@@ -377,7 +377,7 @@ def test_of_a_large_directory_only_sources_are_copied_and_one_warning_says_so(
             file.truncate(size * 1024**2)
     writer = CheckpointWriter(CheckpointStorage(tmp_path))
     for _ in range(2):
-        checkpoint = tmp_path / writer.write(CheckpointFiles({}, TrialState(), {}, {}))
+        checkpoint = tmp_path / writer.write(CheckpointContent({}, TrialState()))
         assert files_below(checkpoint / "code") == ["kept.py", "package/kept.py"]
     (message,) = warnings_in(caplog).splitlines()
     assert "only a part of the code" in message
@@ -385,7 +385,7 @@ def test_of_a_large_directory_only_sources_are_copied_and_one_warning_says_so(
     assert "95 MiB" in message
     assert ".detignore" in message
     Path(".detignore").write_text("data/\n")
-    assert "weights.bin" in files_below(tmp_path / writer.write(CheckpointFiles({}, TrialState(), {}, {})) / "code")
+    assert "weights.bin" in files_below(tmp_path / writer.write(CheckpointContent({}, TrialState())) / "code")
 
 
 def test_a_directory_of_many_files_is_not_walked_to_its_end(copied: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -428,12 +428,12 @@ def test_permissions_follow_the_umask(umask: int, tmp_path: Path) -> None:
 STARTED = """
 import sys
 from pathlib import Path
-from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
 
 writer = CheckpointWriter(CheckpointStorage(sys.argv[1]))
 print("started", flush=True)
 while True:
-    writer.write(CheckpointFiles({}, TrialState(), {}, {}))
+    writer.write(CheckpointContent({}, TrialState()))
 """
 
 

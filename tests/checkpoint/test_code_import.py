@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
 from det_lightning.checkpoint.format.layout import read_json
-from det_lightning.checkpoint.safe_load.verification import verify_checkpoint
+from det_lightning.checkpoint.safe_load import verify_checkpoint
 from det_lightning.importing import import_only, load_class
 from det_lightning.pytorch import PyTorchTrial, load_trial_from_checkpoint_path
 from tests.checkpoint.made_checkpoints import forget_checksums
@@ -65,7 +65,7 @@ def checkpoint(tmp_path: Path) -> Path:
     }
     state = {"models_state_dict": [{"weight": torch.ones(1, 1)}], "callbacks": {}}
     storage = CheckpointStorage(tmp_path / "storage")
-    name = CheckpointWriter(storage, code).write(CheckpointFiles(state, TrialState(), load_data, {}))
+    name = CheckpointWriter(storage, code).write(CheckpointContent(state, TrialState(), load_data))
     shutil.rmtree(code)
     return tmp_path / "storage" / name
 
@@ -237,7 +237,7 @@ def test_a_checkpoint_of_an_earlier_release_needs_no_checksum_of_its_metadata(ch
 
 @pytest.mark.parametrize("value", [float("nan"), 1e300, "ü\ud800", {"1": [None, True]}, {1: (2,)}, Path("x"), 10**400])
 def test_whatever_metadata_says_its_checksum_holds_after_reading(value: Any, tmp_path: Path) -> None:
-    files = CheckpointFiles({}, TrialState(), {"hparams": None, "experiment_config": None, "trial_cls_spec": "a:B"}, {})
+    files = CheckpointContent({}, TrialState(), {"hparams": None, "experiment_config": None, "trial_cls_spec": "a:B"})
     files.notes["value"] = value
     checkpoint = tmp_path / CheckpointWriter(CheckpointStorage(tmp_path)).write(files)
     assert "metadata_crc32c" in read_json(checkpoint / "metadata.json")

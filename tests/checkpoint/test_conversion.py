@@ -27,13 +27,13 @@ from det_lightning.checkpoint import (
 from det_lightning.checkpoint.format.exports import export_lightning, export_safetensors, export_weights
 from det_lightning.checkpoint.format.lightning_file import (
     TRIAL_KEY,
-    collect_load_data,
     from_lightning,
-    read_settings,
     to_lightning,
     to_weights,
 )
-from det_lightning.checkpoint.safe_load.state_file import read_state
+from det_lightning.checkpoint.format.resume_state import read_settings
+from det_lightning.checkpoint.format.upgrade import collect_load_data
+from det_lightning.checkpoint.safe_load import read_state
 from tests.checkpoint.made_checkpoints import LOAD_DATA, assert_equal, forget_checksums, make_state, write_checkpoint
 from tests.trials import SmallTrial, seed_everything, weights_of
 
@@ -82,7 +82,7 @@ def test_models_without_weights_are_not_lost(models: list[dict[str, Any]], tmp_p
 def test_names_are_left_as_they_are() -> None:
     # As written under DDP, by more models than there are digits.
     models = [{f"module.models.{i}.weight": torch.tensor(i)} for i in range(12)]
-    content = CheckpointContent(Path("x"), {**make_state(), "models_state_dict": models}, TrialState(), None)
+    content = CheckpointContent({**make_state(), "models_state_dict": models}, TrialState())
     assert_equal(from_lightning(to_lightning(content)).state["models_state_dict"], models)
 
 
@@ -139,7 +139,7 @@ def test_where_nothing_but_the_platform_tells_of_the_trial_that_is_taken(tmp_pat
 
 def test_a_ckpt_file_has_what_lightning_looks_for(tmp_path: Path) -> None:
     content = read(write_checkpoint(tmp_path))
-    ckpt = to_lightning(content, LOAD_DATA)
+    ckpt = to_lightning(content)
     assert (ckpt["epoch"], ckpt["global_step"], ckpt["pytorch-lightning_version"]) == (2, 14, pl.__version__)
     assert ckpt["hyper_parameters"] == LOAD_DATA["hparams"]
     assert_equal(ckpt["optimizer_states"], content.state["optimizers_state_dict"])
@@ -200,7 +200,7 @@ def test_a_file_that_lightning_wrote_becomes_a_checkpoint_to_go_on_from(tmp_path
     trainer.save_checkpoint(tmp_path / "file.ckpt")
     files = from_lightning(read_state(tmp_path / "file.ckpt"))
     assert files.load_data["trial_cls_spec"] == "tests.trials:SmallTrial"
-    assert read_settings(files.resume or {}, files.load_data)["hparams"] == {"lr": 0.1}
+    assert read_settings(files.resume, files.load_data)["hparams"] == {"lr": 0.1}
     imported = tmp_path / CheckpointWriter(CheckpointStorage(tmp_path)).write(files)
     assert torch.equal(weights_of(resumed_from(str(imported))), weights_of(resumed_from(str(tmp_path / "file.ckpt"))))
 
@@ -253,17 +253,22 @@ def entry(**changes: Any) -> dict[str, Any]:
         ({"state_dict": [1], "x": 2}, r"\['state_dict', 'x'\]"),
         ({"state_dict": {}, TRIAL_KEY: None}, "has no state; it is None"),
         ({"state_dict": {}, TRIAL_KEY: {"state": 3}}, "has no state"),
-        ({"state_dict": {}, TRIAL_KEY: entry(extra=None)}, "should be dicts; got None"),
-        ({"state_dict": {}, TRIAL_KEY: entry(load_data="x")}, "should be dicts"),
+        ({"state_dict": {}, TRIAL_KEY: entry(extra=None)}, "how far the trial had come; it has None"),
+        ({"state_dict": {}, TRIAL_KEY: entry(load_data="x")}, "should be dicts: 'load_data' is 'x'"),
         ({"state_dict": {}, TRIAL_KEY: entry(extra={})}, "how far the trial had come; it has None"),
         ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {"x": 1}})}, "unexpected keyword argument 'x'"),
-        ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {}, "settings": "{"})}, "should be JSON"),
-        ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {}, "settings": 3})}, "should be JSON"),
+        ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {}, "settings": "{"})}, "should be JSON:"),
+        ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {}, "settings": 3})}, "should be JSON; got 3"),
+        (
+            {"state_dict": {}, TRIAL_KEY: {"state": {}, "trial_state": {}, "resume": 3}},
+            "should be dicts: 'resume' is 3",
+        ),
+        ({"state_dict": {}, TRIAL_KEY: {"state": {}, "trial_state": {}, "resume": {}}}, "'rng_states' is missing"),
         ({"state_dict": {"models.1.x": 1}, TRIAL_KEY: entry()}, r"numbered from 0.* \[1\]"),
     ],
 )
 def test_a_file_that_is_not_what_it_should_be_is_refused(ckpt: dict[str, Any], message: str) -> None:
-    with pytest.raises(errors.InvalidCheckpointException, match=message):
+    with pytest.raises(errors.CheckpointError, match=message):
         from_lightning(ckpt)
 
 

@@ -19,8 +19,7 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint import read_checkpoint
 from det_lightning.checkpoint.format.manifest import find_damage
-from det_lightning.checkpoint.format.trial_state import read_trial_state
-from det_lightning.checkpoint.safe_load.state_file import read_state
+from det_lightning.checkpoint.safe_load import read_state, read_trial_state
 from tests.checkpoint.made_checkpoints import assert_equal
 from tests.soak import mutations
 from tests.soak.mutations import PickleMaker, call, name_of, number, storage_ref, text, tuple_of

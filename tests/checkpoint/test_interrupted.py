@@ -20,14 +20,14 @@ import pytest
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, RetryPolicy
-from det_lightning.checkpoint.storage.background_task import BackgroundTask, all_signals_deferred
-from det_lightning.checkpoint.storage.saving import CheckpointSaver
+from det_lightning.checkpoint.saving import CheckpointSaver
+from det_lightning.checkpoint.storage.background import BackgroundTask, all_signals_deferred
 from tests.checkpoint.storage.backends import FlakyFileSystem, files_of
 from tests.trials import SmallTrial
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals, and no fork")
 
-SCRIPT = Path(__file__).parent / "soak" / "interrupt_training.py"
+SCRIPT = Path(__file__).parents[1] / "soak" / "interrupt_training.py"
 
 
 def test_a_dozen_moments(tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ def save_and_end(storage: CheckpointStorage, instruction: int) -> None:
 
     def save() -> None:
         saver.save(files_of())
-        saver.settle(wait=True)
+        saver.take_complete(wait=True)
 
     interrupt_at(instruction, save)
-    complete = saver.settle(wait=True)
+    complete = saver.take_complete(wait=True)
     assert set(complete) <= set(storage.list_ids())
 
 
@@ -86,7 +86,7 @@ def test_an_interrupt_at_any_instruction_leaves_no_writer_that_never_ends(tmp_pa
     (tmp_path / "code").mkdir()
     saver = CheckpointSaver(CheckpointWriter(CheckpointStorage(tmp_path / "count"), tmp_path / "code"), True)
     instructions = interrupt_at(-1, lambda: saver.save(files_of()))
-    saver.settle(wait=True)
+    saver.take_complete(wait=True)
     for point in range(3, instructions + 100, instructions // 50):
         storage = CheckpointStorage(tmp_path / str(point))
         assert exit_status(save_and_end, storage, point) == 0, f"at instruction {point} of {instructions}"

@@ -14,7 +14,7 @@ from det_lightning.checkpoint.retention.rule import CheckpointRecord
 from det_lightning.checkpoint.retention.trial_index import TrialIndex, read_indexes
 from tests.trials import SmallTrial, seed_everything
 
-SCRIPT = Path(__file__).parent / "soak" / "kill_training.py"
+SCRIPT = Path(__file__).parents[1] / "soak" / "kill_training.py"
 
 
 def test_a_dozen_kills(tmp_path: Path) -> None:
@@ -36,9 +36,9 @@ def test_killed_before_the_mark_has_its_name(tmp_path: Path) -> None:
         (marks / name).write_text("")
     with (marks / "alive.new").open("r+b") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX)
-        storage.sweep()
+        storage.remove_abandoned()
         assert [path.name for path in marks.iterdir()] == ["alive.new"]
-    storage.sweep()
+    storage.remove_abandoned()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 
 from det_lightning import pytorch
 from det_lightning.checkpoint import (
-    CheckpointFiles,
+    CheckpointContent,
     CheckpointRecord,
     CheckpointStorage,
     CheckpointWriter,
     Retention,
     TrialState,
 )
-from det_lightning.checkpoint.retention.keeper import CheckpointKeeper
-from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
+from det_lightning.checkpoint.retention.pruning import RunRetention, carry_out, plan_pruning
 from det_lightning.checkpoint.retention.trial_index import TrialIndex, read_indexes
 from tests.trials import SmallTrial, seed_everything
 
@@ -108,15 +107,15 @@ def test_all_wrong_numbers_are_named() -> None:
         Retention.from_config(section)
 
 
-# The keeper
+# Retention during a run
 
 
-def files_of(steps: int, notes: dict[str, Any] | None = None) -> CheckpointFiles:
-    return CheckpointFiles({}, TrialState(batches_trained=steps), {}, None, notes=notes or {})
+def files_of(steps: int, notes: dict[str, Any] | None = None) -> CheckpointContent:
+    return CheckpointContent({}, TrialState(batches_trained=steps), {}, None, notes=notes or {})
 
 
-def keeper_of(storage: CheckpointStorage, trial: str, retention: Retention) -> CheckpointKeeper:
-    return CheckpointKeeper(storage, TrialIndex(storage.root, "experiment", trial, "loss"), retention)
+def retention_of(storage: CheckpointStorage, trial: str, retention: Retention) -> RunRetention:
+    return RunRetention(storage, TrialIndex(storage.root, "experiment", trial, "loss"), retention)
 
 
 @settings(max_examples=15)
@@ -131,8 +130,8 @@ def test_after_each_checkpoint_a_trial_has_kept_what_the_rule_keeps(
     there: list[CheckpointRecord] = []
     for steps, (trial, metric) in enumerate(writes):
         name = CheckpointWriter(storage).write(files_of(steps))
-        # A keeper of its own each time, as after a restart.
-        keeper_of(storage, trial, retention).note_written(name, steps, metric)
+        # An object of its own each time, as after a restart.
+        retention_of(storage, trial, retention).note_written(name, steps, metric)
         there.append(CheckpointRecord(name, trial, steps, steps, metric))
         deleted = delete_by_sql(there, retention, smaller_is_better=True)
         # Each trial deletes its own.
@@ -142,21 +141,21 @@ def test_after_each_checkpoint_a_trial_has_kept_what_the_rule_keeps(
 
 def test_a_clock_that_is_set_back_does_not_change_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = CheckpointStorage(tmp_path)
-    keeper = keeper_of(storage, "trial", Retention(0, 0, 1))
+    retention = retention_of(storage, "trial", Retention(0, 0, 1))
     for steps, now in enumerate((1000.0, 500.0, 500.0)):
         name = CheckpointWriter(storage).write(files_of(steps))
         with monkeypatch.context() as patch:
             patch.setattr("time.time", lambda now=now: now)
-            keeper.note_written(name, steps, None)
+            retention.note_written(name, steps, None)
         assert storage.list_ids() == [name]
 
 
 def test_a_checkpoint_that_someone_removed_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     storage = CheckpointStorage(tmp_path)
-    keeper = keeper_of(storage, "trial", Retention(0, 0, 1))
+    retention = retention_of(storage, "trial", Retention(0, 0, 1))
     for steps in range(2):
         name = CheckpointWriter(storage).write(files_of(steps))
-        keeper.note_written(name, steps, None)
+        retention.note_written(name, steps, None)
         storage.delete(name)
     assert "was deleted by someone else" in caplog.text
     (index,) = read_indexes(storage.root, "experiment")
@@ -166,11 +165,11 @@ def test_a_checkpoint_that_someone_removed_is_forgotten(tmp_path: Path, caplog: 
 def test_a_metric_counts_for_the_latest_checkpoint_only(tmp_path: Path) -> None:
     """A trial that went back to an earlier batch has an older checkpoint of the same batch."""
     storage = CheckpointStorage(tmp_path)
-    keeper = keeper_of(storage, "trial", Retention(0, 1, 9))
+    retention = retention_of(storage, "trial", Retention(0, 1, 9))
     for steps in (5, 9, 5):
-        keeper.note_written(CheckpointWriter(storage).write(files_of(steps)), steps, None)
-    keeper.note_metric(9, 1.0)
-    keeper.note_metric(5, 2.0)
+        retention.note_written(CheckpointWriter(storage).write(files_of(steps)), steps, None)
+    retention.note_metric(9, 1.0)
+    retention.note_metric(5, 2.0)
     (index,) = read_indexes(storage.root, "experiment")
     assert [(record.steps_completed, record.metric) for record in index.records] == [(5, None), (9, None), (5, 2.0)]
 
@@ -208,8 +207,10 @@ def test_a_damaged_index_is_made_again_from_the_checkpoints(
     assert [(record.id, record.metric) for record in index.records] == [*zip(ids, (3.0, 1.0, 2.0), strict=True)]
     assert index.metric_name == "loss"
     assert f"The index {file} is damaged" in caplog.text
-    keeper_of(storage, "trial", Retention()).note_metric(3, 2.0)
-    keeper_of(storage, "trial", Retention()).note_written(CheckpointWriter(storage).write(files_of(4, notes)), 4, None)
+    retention_of(storage, "trial", Retention()).note_metric(3, 2.0)
+    retention_of(storage, "trial", Retention()).note_written(
+        CheckpointWriter(storage).write(files_of(4, notes)), 4, None
+    )
     (index,) = read_indexes(storage.root)
     assert [record.steps_completed for record in index.records] == [2, 4]
 
@@ -346,7 +347,7 @@ def test_what_was_written_without_retention_can_be_pruned_later(tmp_path: Path) 
     for step, value in enumerate([3.0, 1.0, 2.0, 4.0]):
         metric = {"name": "loss", "value": value, "smaller_is_better": True}
         notes = {"experiment": "e", "trial": "t", "metric": metric, "time": float(step)}
-        files = CheckpointFiles({}, TrialState(batches_trained=step), {}, None, notes=notes)
+        files = CheckpointContent({}, TrialState(batches_trained=step), {}, None, notes=notes)
         ids.append(CheckpointWriter(storage).write(files))
     plan = plan_pruning(storage, Retention(experiment_best=0, trial_best=1, trial_latest=1))
     assert plan.to_delete == [ids[0], ids[2]]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.safe_load.state_file import read_state
+from det_lightning.checkpoint.safe_load import read_state
 from tests.soak import mutations
 
 BASE = torch.arange(100.0).reshape(10, 10)

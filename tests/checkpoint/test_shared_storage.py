@@ -17,7 +17,7 @@ import pytest
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
-from det_lightning.checkpoint.retention.run_claims import RunClaims, delete_unless_used, sweep_claims
+from det_lightning.checkpoint.retention.run_claims import RunClaims, delete_unless_used, remove_dead_claims
 from det_lightning.checkpoint.retention.trial_index import read_indexes
 from det_lightning.checkpoint.storage.leases import Lease
 from tests.checkpoint.storage.backends import write
@@ -196,7 +196,7 @@ def test_the_name_of_a_killed_run_is_free_at_once_even_if_its_workers_live(tmp_p
         assert claims.claim_trial(None, None, "trial") == "trial"
         os.killpg(process.pid, signal.SIGKILL)
     claims.release()
-    sweep_claims(storage.root)
+    remove_dead_claims(storage.root)
     assert not (tmp_path / ".det_lightning").exists()
 
 
@@ -267,7 +267,7 @@ def test_on_a_remote_storage_a_claim_counts_while_its_process_may_live(
 ) -> None:
     RunClaims(in_memory).claim_trial(None, "trial", None)
     change_claim(in_memory, change)
-    sweep_claims(in_memory.root)
+    remove_dead_claims(in_memory.root)
     assert (RunClaims(in_memory).claim_trial(None, None, "trial") == "trial") == is_free
 
 

@@ -28,7 +28,14 @@ from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, TrialS
 from det_lightning.checkpoint.retention.rule import CheckpointRecord
 from det_lightning.checkpoint.retention.trial_index import TrialIndex
 from det_lightning.cli.app import app
-from tests.checkpoint.made_checkpoints import assert_equal, forget_checksums, make_files, make_state, write_checkpoint
+from tests.checkpoint.made_checkpoints import (
+    assert_equal,
+    forget_checksums,
+    make_files,
+    make_resume,
+    make_state,
+    write_checkpoint,
+)
 
 UNKNOWN = "11111111-2222-3333-4444-555555555555"
 
@@ -293,7 +300,8 @@ def test_show_names_what_an_unsafe_file_refers_to_and_goes_on(name: str, tmp_pat
     if name == "trial_state.pkl":
         (checkpoint / name).write_bytes(pickle.dumps({"batches_trained": RunsCode()}))
     else:
-        torch.save({**make_state(), "x": RunsCode()}, checkpoint / name)
+        content = make_resume().to_dict() if name == "resume.pth" else make_state()
+        torch.save({**content, "x": RunsCode()}, checkpoint / name)
     output = run("show", checkpoint, ends_with=1).stdout
     (problem,) = (line for line in output.splitlines() if line.startswith("PROBLEM: "))
     assert f"{checkpoint / name} refers to" in problem

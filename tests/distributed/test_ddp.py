@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -101,6 +100,6 @@ def test_a_checkpoint_is_written_once_with_the_random_state_of_all(folder: Path)
     (checkpoint,) = storage.list_ids()
     content = load_checkpoint(folder / "plain-storage" / checkpoint)
     assert content.resume is not None
-    states = [entry["cpu_rng_state"] for entry in content.resume["rng_states"]]
+    states = [entry["cpu_rng_state"] for entry in content.resume.rng_states]
     assert len(states) == 2
-    assert json.loads(content.resume["settings"])["hparams"] == {"global_batch_size": 8}
+    assert (content.resume.settings or {})["hparams"] == {"global_batch_size": 8}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.checkpoint.format.trial_state import TrialState
+from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.engine.boundary import Action, BoundaryActions, Phase
 from det_lightning.engine.schedule import Boundary, Schedule
 from det_lightning.units import Batch, Epoch, TrainUnit

@@ -34,8 +34,7 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import load_checkpoint, read_checkpoint
 from det_lightning.checkpoint.retention.trial_index import read_indexes
-from det_lightning.checkpoint.safe_load.inspection import inspect_checkpoint
-from det_lightning.checkpoint.safe_load.verification import verify_checkpoint
+from det_lightning.checkpoint.safe_load import inspect_checkpoint, verify_checkpoint
 from det_lightning.checkpoint.storage.location import Location
 from tests.soak.mutations import SENTINEL, Files, make_corpus, make_input, write_files
 

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
 from tests.checkpoint import layouts
+from tests.checkpoint.made_checkpoints import make_resume
 
 _DTYPES = (torch.float64, torch.float16, torch.int8, torch.complex64)
 
@@ -131,13 +132,10 @@ def make_corpus(folder: Path) -> dict[str, Files]:
     state = make_state()
     trial_state = TrialState(batches_trained=7, epochs_trained=2, last_val=5)
     load_data = {"trial_cls_spec": "m:T", "hparams": {"lr": 0.1}, "experiment_config": {"a": [1]}, "is_trainer": True}
-    resume = {
-        "journals": [[{"rng": torch.zeros(2)}]],
-        "settings": json.dumps({"hparams": {}, "experiment_config": None}),
-    }
+    resume = make_resume()
     (folder / "code").mkdir(parents=True)
     storage = CheckpointStorage(folder / "storage")
-    name = CheckpointWriter(storage, folder / "code").write(CheckpointFiles(state, trial_state, load_data, resume))
+    name = CheckpointWriter(storage, folder / "code").write(CheckpointContent(state, trial_state, load_data, resume))
     ours = _read(folder / "storage" / name)
     record = {"id": "checkpoint", "trial": "trial", "steps_completed": 7, "order": 1.5, "metric": 0.5}
     ours[INDEX_FILE] = json.dumps({"metric": "m", "smaller_is_better": True, "checkpoints": [record]}).encode()

@@ -6,12 +6,13 @@ import dataclasses
 import os
 import pathlib
 import re
+import sys
+import sysconfig
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from det_lightning.checkpoint.format.code_rules import CodeRules, GitIgnores
-from det_lightning.checkpoint.format.imported_files import files_imported_from
 from det_lightning.checkpoint.format.layout import (
     BOOKKEEPING_DIR,
     CODE_DIR,
@@ -21,7 +22,47 @@ from det_lightning.checkpoint.format.layout import (
     STATE_FILES,
 )
 
-__all__ = ["CodeLimits", "CodeSelection", "select_code"]
+__all__ = ["CodeLimits", "CodeSelection", "files_imported_from", "select_code"]
+
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def files_imported_from(directory: pathlib.Path) -> set[str]:
+    """Return the files of loaded modules that lie in ``directory``, by their paths from there.
+
+    Those of Python itself and of installed packages, as in a virtual environment there, are left out.
+    """
+    roots = (os.path.abspath(directory), os.path.realpath(directory))  # noqa: PTH100 (the first keeps links)
+    below = tuple(root.rstrip(os.sep) + os.sep for root in roots)
+    pythons_own = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    found = set()
+    # Thousands of modules are loaded, and few of them lie there: one loop, without a call for each.
+    for module in list(sys.modules.values()):
+        try:
+            # Asking a lazy module in the usual way would import it.
+            attributes = object.__getattribute__(module, "__dict__")
+        except AttributeError:  # something else that stands for a module
+            continue
+        file = attributes.get("__file__") if isinstance(attributes, dict) else None
+        if not isinstance(file, str) or not (path := os.path.abspath(file)).startswith(below):  # noqa: PTH100
+            continue
+        relative = _path_below(roots, path)
+        if (
+            relative is not None
+            and not _INSTALLED & {*relative.parts}
+            and pathlib.Path(path).is_file()  # unlike "<stdin>"
+            and _path_below(pythons_own, os.path.realpath(path)) is None
+        ):
+            found.add(relative.as_posix())
+    return found
+
+
+def _path_below(roots: Sequence[str], file: str) -> pathlib.PurePath | None:
+    for root in roots:
+        if file.startswith(root.rstrip(os.sep) + os.sep):
+            return pathlib.PurePath(os.path.relpath(file, root))
+    return None
+
 
 _SOURCE_SUFFIXES = (".py", ".pyi")
 # Names that a storage does not give back as they are, or that a reader refuses.

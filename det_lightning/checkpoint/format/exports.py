@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.lightning_file import collect_load_data, to_lightning, to_weights
-from det_lightning.checkpoint.safe_load.reading import CheckpointContent
+from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.lightning_file import to_lightning, to_weights
 
 __all__ = ["export_lightning", "export_safetensors", "export_weights"]
 
@@ -36,7 +36,7 @@ def export_lightning(content: CheckpointContent, file: pathlib.Path) -> None:
         InvalidCheckpointException: models, optimizers or schedulers are missing.
         StorageError: the file can not be written.
     """
-    ckpt = to_lightning(content, collect_load_data(content.directory))
+    ckpt = to_lightning(content)
     with _replacing(file) as unfinished:
         torch.save(ckpt, unfinished)
 
@@ -65,7 +65,7 @@ def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[s
         "format": "pt",
         "checkpoint": content.name,
         "steps_completed": str(content.trial_state.batches_trained),
-        "trial_class": str(collect_load_data(content.directory).get("trial_cls_spec") or ""),
+        "trial_class": content.trial_class or "",
     }
     left_out = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
     with _replacing(file) as unfinished:
@@ -74,7 +74,9 @@ def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[s
         except OSError:
             raise
         except Exception as e:  # the library's errors have no common base
-            raise errors.CheckpointError(f"{content.directory} can not be written as safetensors: {e}") from e
+            raise errors.CheckpointError(
+                f"{content.directory or content.source} can not be written as safetensors: {e}"
+            ) from e
     return left_out
 
 

@@ -7,30 +7,88 @@ that another ``LightningModule`` wrote only what Determined's format has a place
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.metadata
-import json
-import pathlib
+import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.joined_models import join_models, split_models
-from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, read_json
-from det_lightning.checkpoint.format.resume_values import find_mistakes
-from det_lightning.checkpoint.format.trial_state import TrialState
-from det_lightning.checkpoint.format.upgrade import modernize, read_load_data
-from det_lightning.checkpoint.safe_load.reading import CheckpointContent
-from det_lightning.checkpoint.storage.writer import CheckpointFiles
+from det_lightning.checkpoint.format.content import CheckpointContent, TrialState, find_wrong_counts
+from det_lightning.checkpoint.format.resume_state import ResumeState, read_settings
+from det_lightning.checkpoint.format.upgrade import make_load_data, modernize
 from det_lightning.masking import mask
 
 __all__ = [
     "TRIAL_KEY",
-    "collect_load_data",
+    "from_entry",
     "from_lightning",
-    "read_settings",
+    "join_models",
+    "split_models",
+    "to_entry",
     "to_lightning",
     "to_weights",
 ]
+
+_MODEL_NAME = re.compile(r"models\.(\d{1,6})(?:\.(.*))?", re.DOTALL)
+
+
+def join_models(models: list[dict[str, Any]]) -> OrderedDict[str, Any]:
+    """Return the state dicts of all models as the one that a TrialModule has: ``models.<index>.<name>``."""
+    joined: OrderedDict[str, Any] = OrderedDict()
+    versions: OrderedDict[str, Any] = OrderedDict({"": {"version": 1}, "models": {"version": 1}})
+    for index, weights in enumerate(models):
+        prefix = f"models.{index}."
+        joined.update({prefix + name: value for name, value in weights.items()})
+        own = _versions_of(weights) or {"": {"version": 1}}
+        versions.update({(prefix + name).removesuffix("."): version for name, version in own.items()})
+    _set_versions(joined, versions)
+    return joined
+
+
+def split_models(joined: Mapping[str, Any]) -> tuple[list[OrderedDict[str, Any]], dict[str, Any]]:
+    """Take apart what :func:`join_models` returned.
+
+    Returns:
+        The state dict of each model, and what belongs to none.
+
+    Raises:
+        InvalidCheckpointException: a model is missing.
+    """
+    values: dict[int, OrderedDict[str, Any]] = {}
+    versions: dict[int, OrderedDict[str, Any]] = {}
+    rest = {}
+    for name, value in joined.items():
+        match = _MODEL_NAME.fullmatch(str(name))
+        if match is None or match[2] is None:
+            rest[name] = value
+        else:
+            values.setdefault(int(match[1]), OrderedDict())[match[2]] = value
+    for name, version in _versions_of(joined).items():
+        if (match := _MODEL_NAME.fullmatch(str(name))) is not None:
+            # A model without any tensor is known by its version only.
+            values.setdefault(int(match[1]), OrderedDict())
+            versions.setdefault(int(match[1]), OrderedDict())[match[2] or ""] = version
+    if sorted(values) != list(range(len(values))):
+        raise errors.InvalidCheckpointException(
+            f"The models of a TrialModule are numbered from 0; the file holds those of the numbers {sorted(values)}."
+        )
+    for index, weights in values.items():
+        _set_versions(weights, versions.get(index, OrderedDict()))
+    return [values[index] for index in range(len(values))], rest
+
+
+def _versions_of(weights: Any) -> Mapping[str, Any]:
+    """Return the versions of the modules, which torch attaches to a state dict."""
+    versions = getattr(weights, "_metadata", None)
+    return versions if isinstance(versions, Mapping) else {}
+
+
+def _set_versions(weights: OrderedDict[str, Any], versions: OrderedDict[str, Any]) -> None:
+    if versions:
+        weights._metadata = versions  # type: ignore[attr-defined]  # where torch looks for it
+
 
 #: Where a TrialModule keeps its own state in a checkpoint file of Lightning's.
 TRIAL_KEY = "det_lightning"
@@ -38,43 +96,107 @@ TRIAL_KEY = "det_lightning"
 _MODELS, _OPTIMIZERS, _SCHEDULERS = "models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"
 
 
-def to_lightning(content: CheckpointContent, load_data: dict[str, Any] | None = None) -> dict[str, Any]:
+def to_lightning(content: CheckpointContent) -> dict[str, Any]:
     """Return the content of a ``.ckpt`` file from which ``pl.Trainer.fit(TrialModule(...), ckpt_path=...)`` goes on.
 
     Args:
         content: a checkpoint of any release; stays as it is.
-        load_data: content of ``load_data.json``, see :func:`collect_load_data`.
 
     Raises:
         InvalidCheckpointException: models, optimizers or schedulers are missing.
     """
     state = _modern_state(content)
     models, optimizers = state.pop(_MODELS), state.pop(_OPTIMIZERS)
-    resume = _without_secrets(content.resume or {})
-    load_data = mask(load_data)
+    resume, load_data = _without_secrets(content.resume), mask(content.load_data)
     hparams = mask(read_settings(resume, load_data)["hparams"])
+    batches = content.trial_state.batches_trained
     return {
         **({} if hparams is None else {"hparams_name": "hparams", "hyper_parameters": hparams}),
         "callbacks": {},
         **(content.lightning or {}),
         "pytorch-lightning_version": importlib.metadata.version("pytorch-lightning"),
         "epoch": content.trial_state.epochs_trained,
-        "global_step": resume.get("optimizer_steps", content.trial_state.batches_trained),
+        "global_step": batches if resume is None else resume.optimizer_steps,
         "state_dict": join_models(models),
         "optimizer_states": optimizers,
         # Lightning counts the schedulers of torch only. A TrialModule loads all of them, from its own entry.
         "lr_schedulers": [copy.deepcopy(one) for one in state[_SCHEDULERS] if "last_epoch" in one],
-        TRIAL_KEY: {
-            "state": state,
-            "extra": resume or {"trial_state": dict(vars(content.trial_state))},
-            "load_data": load_data,
-            "epochs_known": content.epochs_known,
-            "name": content.name,
-        },
+        TRIAL_KEY: to_entry(dataclasses.replace(content, state=state, load_data=load_data, resume=resume)),
     }
 
 
-def from_lightning(ckpt: Mapping[str, Any], *, any_module: bool = False) -> CheckpointFiles:
+def to_entry(content: CheckpointContent) -> dict[str, Any]:
+    """Return the entry of a ``.ckpt`` file that holds what Lightning does not know of.
+
+    Args:
+        content: with a state that holds neither models nor optimizers, which Lightning keeps itself.
+    """
+    return {
+        "state": content.state,
+        "trial_state": dict(vars(content.trial_state)),
+        "resume": None if content.resume is None else content.resume.to_dict(),
+        "load_data": content.load_data,
+        "epochs_known": content.epochs_known,
+        "name": content.name,
+    }
+
+
+def from_entry(entry: Any, source: str = "the Lightning checkpoint") -> CheckpointContent:
+    """Return what :func:`to_entry` made an entry of; ``has_weights`` is False.
+
+    Args:
+        entry: of this or an earlier release.
+        source: where it was read, for messages.
+
+    Raises:
+        CheckpointError: values are missing or wrong; names them.
+    """
+    what = f"The entry {TRIAL_KEY!r} of {source}"
+    if not isinstance(entry, dict) or not isinstance(entry.get("state"), dict):
+        raise errors.InvalidCheckpointException(f"{what} has no state; it is {mask(entry)!r:.200}.")
+    load_data = entry.get("load_data")
+    trial_state, resume = _progress_in(entry)
+    wrong = [
+        f"{name!r} is {mask(one)!r:.99}"
+        for name, one in (("resume", resume), ("load_data", load_data))
+        if not isinstance(one, dict | None)
+    ]
+    if wrong:
+        raise errors.InvalidCheckpointException(f"Values of {what} should be dicts: {'; '.join(wrong)}.")
+    try:
+        found = TrialState(**trial_state)
+    except TypeError as e:
+        raise errors.InvalidCheckpointException(
+            f"{what} should say how far the trial had come; it has {trial_state!r:.200}: {e}"
+        ) from e
+    wrong_counts = find_wrong_counts(vars(found))
+    if wrong_counts is not None:
+        raise errors.IncompleteCheckpointError(f"{what} is damaged: 'trial_state' {wrong_counts}.")
+    name = entry.get("name")
+    return CheckpointContent(
+        state=entry["state"],
+        trial_state=found,
+        load_data=load_data,
+        resume=None if resume is None else ResumeState.from_dict(resume, what),
+        epochs_known=bool(entry.get("epochs_known", True)),
+        has_weights=False,
+        name=name if isinstance(name, str) else "",
+        source=source,
+    )
+
+
+def _progress_in(entry: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the trial's state and the state for an exact resume, which earlier releases kept in one dict."""
+    if "extra" not in entry:
+        return entry.get("trial_state"), entry.get("resume")
+    extra = entry["extra"]
+    if not isinstance(extra, dict):
+        return None, extra
+    # Of a checkpoint that Determined wrote, and a release of ours converted, nothing else was known.
+    return extra.get("trial_state"), None if extra.keys() == {"trial_state"} else extra
+
+
+def from_lightning(ckpt: Mapping[str, Any], *, any_module: bool = False) -> CheckpointContent:
     """Return what Determined's files hold of the content of a ``.ckpt`` file; the rest goes to ``lightning.pth``.
 
     A ``.ckpt`` of a ``TrialModule`` is carried over whole. Of one that another ``LightningModule`` wrote the weights
@@ -117,45 +239,9 @@ def to_weights(content: CheckpointContent) -> dict[str, Any]:
     return copy.copy(models[0]) if len(models) == 1 else join_models(models)
 
 
-def collect_load_data(directory: pathlib.Path) -> dict[str, Any]:
-    """Return how to build the trial of the checkpoint in ``directory``, in the form of ``load_data.json``.
-
-    Raises:
-        IncompleteCheckpointError: a file is damaged, or lacks an entry.
-    """
-    found = read_load_data(directory)
-    if (directory / LOAD_DATA_FILE).is_file():
-        return read_json(directory / LOAD_DATA_FILE)
-    return _load_data(found.hparams, found.experiment_config, found.trial_cls_spec, found.is_trainer)
-
-
-def read_settings(resume: Mapping[str, Any], load_data: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return hyperparameters and experiment configuration, None for what the trial did not have.
-
-    Args:
-        resume: content of ``resume.pth``.
-        load_data: content of ``load_data.json``, which holds neither where one of the two was missing.
-
-    Raises:
-        InvalidCheckpointException: what ``resume`` tells is damaged.
-    """
-    names = ("hparams", "experiment_config")
-    try:
-        settings = json.loads(resume.get("settings") or "{}")
-    except (ValueError, TypeError, RecursionError) as e:
-        raise errors.InvalidCheckpointException(f"The settings of a run should be JSON: {e}") from e
-    known = {name: value for name, value in (load_data or {}).items() if value is not None}
-    found = known if not isinstance(settings, dict) else {**settings, **known}
-    wrong = [f"{name!r} is {found[name]!r:.200}" for name in names if not isinstance(found.get(name), dict | None)]
-    if wrong or not isinstance(settings, dict):
-        what = "; ".join(wrong) or f"a {type(settings).__name__}"
-        raise errors.InvalidCheckpointException(f"The settings of a run should be JSON objects; they are {what}.")
-    return {name: found.get(name) for name in names}
-
-
 def _modern_state(content: CheckpointContent) -> dict[str, Any]:
     state = dict(content.state)
-    source = content.source or str(content.directory)
+    source = content.source or "The checkpoint"
     modernize(state, source)
     for key in (_MODELS, _OPTIMIZERS, _SCHEDULERS):
         found = state.get(key)
@@ -169,39 +255,26 @@ def _modern_state(content: CheckpointContent) -> dict[str, Any]:
 # Files of Lightning's
 
 
-def _from_trial(ckpt: Mapping[str, Any]) -> CheckpointFiles:
-    entry = ckpt[TRIAL_KEY]
-    if not isinstance(entry, dict) or not isinstance(entry.get("state"), dict):
-        raise errors.InvalidCheckpointException(f"The entry {TRIAL_KEY!r} has no state; it is {mask(entry)!r:.200}.")
-    extra, load_data = entry.get("extra"), entry.get("load_data")
-    if not isinstance(extra, dict) or not isinstance(load_data, dict | None):
-        raise errors.InvalidCheckpointException(
-            f"'extra' and 'load_data' of the entry {TRIAL_KEY!r} should be dicts; got {mask(extra)!r:.99}, "
-            f"{mask(load_data)!r:.99}."
-        )
+def _from_trial(ckpt: Mapping[str, Any]) -> CheckpointContent:
+    content = from_entry(ckpt[TRIAL_KEY], "the file")
     models, unknown = split_models(ckpt["state_dict"])
     lightning = _rest_of(ckpt)
     if unknown:
         lightning["state_dict"] = unknown
-    load_data = load_data or _load_data(**read_settings(extra, None))
-    trial_state = _trial_state_of(extra)
-    if mistakes := find_mistakes(extra):
-        raise errors.InvalidCheckpointException(f"The entry {TRIAL_KEY!r} is damaged: {'; '.join(mistakes)}.")
-    return CheckpointFiles(
-        state={_MODELS: models, _OPTIMIZERS: list(ckpt.get("optimizer_states") or []), **entry["state"]},
-        trial_state=trial_state,
-        load_data=mask(load_data),
-        # Where Determined wrote the checkpoint, nothing else is known.
-        resume=None if extra.keys() == {"trial_state"} else _without_secrets(extra),
+    return dataclasses.replace(
+        content,
+        state={_MODELS: models, _OPTIMIZERS: list(ckpt.get("optimizer_states") or []), **content.state},
+        load_data=mask(content.load_data or make_load_data(**read_settings(content.resume, None))),
+        resume=_without_secrets(content.resume),
         lightning=lightning,
-        epochs_known=bool(entry.get("epochs_known", True)),
+        has_weights=True,
     )
 
 
-def _from_other_module(ckpt: Mapping[str, Any]) -> CheckpointFiles:
+def _from_other_module(ckpt: Mapping[str, Any]) -> CheckpointContent:
     batches, epochs = _progress_of(ckpt)
     hparams = ckpt.get("hyper_parameters")
-    return CheckpointFiles(
+    return CheckpointContent(
         state={
             _MODELS: [ckpt["state_dict"]],
             _OPTIMIZERS: list(ckpt.get("optimizer_states") or []),
@@ -209,7 +282,7 @@ def _from_other_module(ckpt: Mapping[str, Any]) -> CheckpointFiles:
             "callbacks": {},
         },
         trial_state=TrialState(batches_trained=batches, last_ckpt=batches, epochs_trained=epochs),
-        load_data=mask(_load_data(dict(hparams) if isinstance(hparams, Mapping) else None, None)),
+        load_data=mask(make_load_data(dict(hparams) if isinstance(hparams, Mapping) else None, None)),
         resume=None,
         lightning=_rest_of(ckpt),
     )
@@ -223,20 +296,9 @@ def _rest_of(ckpt: Mapping[str, Any]) -> dict[str, Any]:
     return rest
 
 
-def _without_secrets(resume: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of ``resume.pth`` to be written again; an older release may have written it."""
-    settings = mask(read_settings(resume, None))
-    return {**resume, "settings": json.dumps(settings)} if "settings" in resume else resume
-
-
-def _trial_state_of(extra: dict[str, Any]) -> TrialState:
-    found: Any = extra.get("trial_state")
-    try:
-        return TrialState(**found)
-    except TypeError as e:
-        raise errors.InvalidCheckpointException(
-            f"The entry {TRIAL_KEY!r} should tell how far the trial had come; it has {found!r:.200}: {e}"
-        ) from e
+def _without_secrets(resume: ResumeState | None) -> ResumeState | None:
+    """Return the state for an exact resume as it is written again; an older release may have written it."""
+    return None if resume is None else dataclasses.replace(resume, settings=mask(resume.settings))
 
 
 def _progress_of(ckpt: Mapping[str, Any]) -> tuple[int, int]:
@@ -253,15 +315,3 @@ def _progress_of(ckpt: Mapping[str, Any]) -> tuple[int, int]:
         count(ckpt.get("global_step"), "fit_loop", "epoch_loop.batch_progress", "total", "completed"),
         count(ckpt.get("epoch"), "fit_loop", "epoch_progress", "current", "processed"),
     )
-
-
-def _load_data(
-    hparams: Any, experiment_config: Any, spec: str | None = None, is_trainer: bool = True
-) -> dict[str, Any]:
-    return {
-        "trial_type": "PyTorchTrial",
-        "experiment_config": experiment_config,
-        "hparams": hparams,
-        "trial_cls_spec": spec,
-        "is_trainer": is_trainer,
-    }

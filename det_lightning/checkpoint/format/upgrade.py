@@ -9,7 +9,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE, read_json
 
-__all__ = ["LoadData", "modernize", "read_load_data"]
+__all__ = ["LoadData", "collect_load_data", "make_load_data", "modernize", "read_load_data"]
 
 # Up to 0.12.12 a trial had one model, one optimizer and one scheduler, and no lists of them.
 _SINGLE_KEYS = {
@@ -110,6 +110,31 @@ def read_load_data(directory: pathlib.Path) -> LoadData:
         is_trainer=bool(is_trainer),
         may_be_functional=not load_data.is_file(),
     )
+
+
+def collect_load_data(directory: pathlib.Path) -> dict[str, Any]:
+    """Return how to build the trial of the checkpoint in ``directory``, in the form of ``load_data.json``.
+
+    Raises:
+        IncompleteCheckpointError: a file is damaged, or lacks an entry.
+    """
+    found = read_load_data(directory)
+    if (directory / LOAD_DATA_FILE).is_file():
+        return read_json(directory / LOAD_DATA_FILE)
+    return make_load_data(found.hparams, found.experiment_config, found.trial_cls_spec, found.is_trainer)
+
+
+def make_load_data(
+    hparams: Any, experiment_config: Any, trial_cls_spec: str | None = None, is_trainer: bool = True
+) -> dict[str, Any]:
+    """Return the content of ``load_data.json``."""
+    return {
+        "trial_type": "PyTorchTrial",
+        "experiment_config": experiment_config,
+        "hparams": hparams,
+        "trial_cls_spec": trial_cls_spec,
+        "is_trainer": is_trainer,
+    }
 
 
 def _require_load_data(source: pathlib.Path, content: dict[str, Any], spec: Any) -> None:

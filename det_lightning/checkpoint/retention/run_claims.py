@@ -16,12 +16,11 @@ from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.retention.trial_index import is_trial_name, lock_folder
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.leases import Lease, is_claimed
-from det_lightning.checkpoint.storage.lineage import lineage_notes
 from det_lightning.checkpoint.storage.location import Location, explain_errors
-from det_lightning.checkpoint.storage.metadata import read_metadata
+from det_lightning.checkpoint.storage.metadata import lineage_notes, read_metadata
 from det_lightning.checkpoint.storage.paths import bookkeeping_path, is_name
 
-__all__ = ["RunClaims", "delete_unless_used", "is_trial_live", "is_used", "sweep_claims"]
+__all__ = ["RunClaims", "delete_unless_used", "is_trial_live", "is_used", "remove_dead_claims"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
@@ -224,7 +223,7 @@ def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: s
     return True
 
 
-def sweep_claims(root: Location) -> None:
+def remove_dead_claims(root: Location) -> None:
     """Remove the claims of runs that have ended without a word.
 
     Raises:

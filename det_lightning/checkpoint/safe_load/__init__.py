@@ -1,1 +1,25 @@
-"""Reading the files of a checkpoint that nobody vouches for, without running what they carry."""
+"""Reading checkpoints that nobody vouches for. Import from this package, not from its modules."""
+
+from det_lightning.checkpoint.safe_load.inspection import Verdict, inspect_checkpoint, verify_checkpoint
+from det_lightning.checkpoint.safe_load.numpy_values import allow_safe_values, finish
+from det_lightning.checkpoint.safe_load.reading import (
+    load_checkpoint,
+    read_checkpoint,
+    read_resume,
+    read_trial_state,
+)
+from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
+
+__all__ = [
+    "Verdict",
+    "allow_safe_values",
+    "finish",
+    "inspect_checkpoint",
+    "load_checkpoint",
+    "read_checkpoint",
+    "read_resume",
+    "read_state",
+    "read_trial_state",
+    "verify_checkpoint",
+    "warn_of_nan",
+]

@@ -21,7 +21,7 @@ from det_lightning.checkpoint.safe_load.descriptions import (
     PlainValue,
     is_count,
 )
-from det_lightning.checkpoint.safe_load.pickle_interpreter import PickleScreen
+from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
 
 __all__ = ["CALLS", "NAMES"]
 
@@ -50,56 +50,56 @@ def _require(condition: bool, what: str) -> None:
         raise ValueError(f"a call has other arguments than torch.save gives: {what}")
 
 
-def _ordered_dict(screen: PickleScreen, items: Any = ()) -> DescribedDict:
+def _ordered_dict(interpreter: Interpreter, items: Any = ()) -> DescribedDict:
     found = DescribedDict(ordered=True)
     _require(
         isinstance(items, list | tuple) and all(isinstance(i, list | tuple) and len(i) == 2 for i in items), "pairs"
     )
     for key, value in items:
-        screen.require_key(key)
+        interpreter.require_key(key)
         found.items += [key, value]
     return found
 
 
-def _counter(_screen: PickleScreen, counts: Any) -> DescribedDict:
+def _counter(_interpreter: Interpreter, counts: Any) -> DescribedDict:
     _require(isinstance(counts, DescribedDict), "counts")
     return DescribedDict(list(counts.items))
 
 
-def _set(screen: PickleScreen, items: Any) -> CheckedElsewhere:
+def _set(interpreter: Interpreter, items: Any) -> CheckedElsewhere:
     _require(type(items) is list, "items of a set")
     for item in items:
-        screen.require_key(item)
+        interpreter.require_key(item)
     return CheckedElsewhere()
 
 
-def _encode(_screen: PickleScreen, text: Any, encoding: Any) -> PlainValue:
+def _encode(_interpreter: Interpreter, text: Any, encoding: Any) -> PlainValue:
     _require(isinstance(text, str) and encoding in ("latin1", "latin-1"), "text and encoding")
     return PlainValue()
 
 
-def _bytearray(_screen: PickleScreen, content: Any = "", encoding: Any = "latin-1") -> CheckedElsewhere:
+def _bytearray(_interpreter: Interpreter, content: Any = "", encoding: Any = "latin-1") -> CheckedElsewhere:
     _require(isinstance(content, str | PlainValue) and encoding in ("latin1", "latin-1"), "content")
     return CheckedElsewhere()
 
 
-def _complex(_screen: PickleScreen, *parts: Any) -> PlainValue:
+def _complex(_interpreter: Interpreter, *parts: Any) -> PlainValue:
     _require(len(parts) == 2 and all(isinstance(part, int | float) for part in parts), "real and imaginary part")
     return PlainValue()
 
 
-def _size(_screen: PickleScreen, lengths: Any) -> tuple[int, ...]:
+def _size(_interpreter: Interpreter, lengths: Any) -> tuple[int, ...]:
     _require_counts(lengths, "size")
     found: tuple[int, ...] = lengths
     return found
 
 
-def _device(_screen: PickleScreen, kind: Any, index: Any = None) -> PlainValue:
+def _device(_interpreter: Interpreter, kind: Any, index: Any = None) -> PlainValue:
     _require(isinstance(kind, str) and (index is None or is_count(index)), "device")
     return PlainValue()
 
 
-def _layout(_screen: PickleScreen, name: Any) -> NamedGlobal:
+def _layout(_interpreter: Interpreter, name: Any) -> NamedGlobal:
     _require(isinstance(name, str) and name in _LAYOUTS, "layout")
     return NamedGlobal(name)
 
@@ -142,13 +142,13 @@ def _require_attributes(state: Any) -> None:
         _require(all(isinstance(name, str) and not hasattr(torch.nn.Parameter, name) for name in names), "attributes")
 
 
-def _tensor_v1(_screen: PickleScreen, storage: Any, offset: Any, size: Any, stride: Any) -> DescribedTensor:
+def _tensor_v1(_interpreter: Interpreter, storage: Any, offset: Any, size: Any, stride: Any) -> DescribedTensor:
     _require_inside(storage, offset, size, stride)
     return DescribedTensor()
 
 
 def _tensor_v2(
-    _screen: PickleScreen,
+    _interpreter: Interpreter,
     storage: Any,
     offset: Any,
     size: Any,
@@ -164,7 +164,7 @@ def _tensor_v2(
 
 
 def _tensor_v3(
-    _screen: PickleScreen,
+    _interpreter: Interpreter,
     storage: Any,
     offset: Any,
     size: Any,
@@ -188,7 +188,7 @@ def _dtype(name: Any) -> torch.dtype:
 
 
 def _quantized(
-    _screen: PickleScreen,
+    _interpreter: Interpreter,
     storage: Any,
     offset: Any,
     size: Any,
@@ -211,7 +211,7 @@ def _quantized(
     return DescribedTensor()
 
 
-def _sparse(_screen: PickleScreen, layout: Any, data: Any) -> DescribedTensor:
+def _sparse(_interpreter: Interpreter, layout: Any, data: Any) -> DescribedTensor:
     """What the indices say is looked at when they are there; see ``safe_values.finish``."""
     parts = _LAYOUTS.get(layout.full, 0) if isinstance(layout, NamedGlobal) else 0
     _require(parts > 0 and type(data) is tuple and len(data) in (parts, 4), "layout and parts")
@@ -222,7 +222,7 @@ def _sparse(_screen: PickleScreen, layout: Any, data: Any) -> DescribedTensor:
     return DescribedTensor()
 
 
-def _meta(_screen: PickleScreen, dtype: Any, size: Any, stride: Any, requires_grad: Any) -> DescribedTensor:
+def _meta(_interpreter: Interpreter, dtype: Any, size: Any, stride: Any, requires_grad: Any) -> DescribedTensor:
     _dtype(dtype)
     _require_counts(size, "size")
     _require_counts(stride, "stride")
@@ -230,17 +230,21 @@ def _meta(_screen: PickleScreen, dtype: Any, size: Any, stride: Any, requires_gr
     return DescribedTensor()
 
 
-def _parameter(_screen: PickleScreen, data: Any, requires_grad: Any, hooks: Any, state: Any = None) -> DescribedTensor:
+def _parameter(
+    _interpreter: Interpreter, data: Any, requires_grad: Any, hooks: Any, state: Any = None
+) -> DescribedTensor:
     _require(isinstance(data, DescribedTensor), "tensor")
     _require_hooks(requires_grad, hooks)
     _require_attributes(state)
     return DescribedTensor(state)
 
 
-def _from_type(screen: PickleScreen, function: Any, kind: Any, args: Any, state: Any) -> Any:
-    _require(isinstance(kind, NamedGlobal) and (kind.full in _TENSOR_CLASSES or kind.full in screen.believed), "class")
-    made = screen.call(function, args)
-    if kind.full in screen.believed:
+def _from_type(interpreter: Interpreter, function: Any, kind: Any, args: Any, state: Any) -> Any:
+    _require(
+        isinstance(kind, NamedGlobal) and (kind.full in _TENSOR_CLASSES or kind.full in interpreter.safe_names), "class"
+    )
+    made = interpreter.call(function, args)
+    if kind.full in interpreter.safe_names:
         return CheckedElsewhere()
     _require(isinstance(made, DescribedTensor), "tensor")
     _require_attributes(state)

@@ -1,7 +1,8 @@
-"""What is inside of a checkpoint, told without building the trial."""
+"""What is inside of a checkpoint, told without building the trial, and whether it can be relied on."""
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -11,22 +12,91 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import (
+    FILES_READ,
     LIGHTNING_FILE,
     METADATA_FILE,
-    RESUME_FILE,
     find_state_file,
     read_json,
     require_complete,
 )
-from det_lightning.checkpoint.format.lightning_file import collect_load_data, read_settings
-from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, MANIFEST_KEY, find_metadata_damage
-from det_lightning.checkpoint.format.resume_values import require_resume
-from det_lightning.checkpoint.format.trial_state import read_trial_state
-from det_lightning.checkpoint.format.upgrade import modernize
+from det_lightning.checkpoint.format.manifest import (
+    CHECKSUM_KEY,
+    MANIFEST_KEY,
+    find_damage,
+    find_metadata_damage,
+    find_unlisted,
+)
+from det_lightning.checkpoint.format.resume_state import read_settings
+from det_lightning.checkpoint.format.upgrade import collect_load_data, modernize, read_load_data
+from det_lightning.checkpoint.safe_load.reading import read_resume, read_trial_state
 from det_lightning.checkpoint.safe_load.state_file import read_state
 from det_lightning.masking import mask
 
-__all__ = ["inspect_checkpoint"]
+__all__ = ["Verdict", "inspect_checkpoint", "verify_checkpoint"]
+
+
+@dataclasses.dataclass
+class Verdict:
+    """What :func:`verify_checkpoint` found.
+
+    Attributes:
+        files: number of files.
+        checksums: number of files of which ``metadata.json`` tells the checksum; 0 if Determined wrote the checkpoint.
+        problems: what is wrong, a sentence each.
+    """
+
+    files: int
+    checksums: int = 0
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+
+def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verdict:
+    """Look for all that may be wrong with a checkpoint: missing, changed, damaged and unsafe files.
+
+    Args:
+        directory: the checkpoint's, with ``code/`` in it.
+        trusted: unpickle anything, running whatever code the files ask for.
+    """
+    verdict = Verdict(sum(path.is_file() for path in directory.rglob("*")))
+
+    def attempt(check: Callable[[], Any]) -> None:
+        try:
+            check()
+        except errors.CheckpointError as e:
+            # A file that several checks read is reported once.
+            if str(e) not in verdict.problems:
+                verdict.problems.append(str(e))
+
+    attempt(lambda: require_complete(directory))
+    attempt(lambda: _compare_checksums(directory, verdict))
+    attempt(lambda: read_load_data(directory))
+    attempt(lambda: read_trial_state(directory, trusted=trusted))
+    # Whether there is a state at all was the first check.
+    if (state_file := _state_file(directory)) is not None:
+        attempt(lambda: read_state(state_file, trusted=trusted))
+    attempt(lambda: read_resume(directory, trusted=trusted))
+    if (directory / LIGHTNING_FILE).is_file():
+        attempt(lambda: read_state(directory / LIGHTNING_FILE, trusted=trusted))
+    return verdict
+
+
+def _compare_checksums(directory: pathlib.Path, verdict: Verdict) -> None:
+    metadata = directory / METADATA_FILE
+    if metadata.is_file():
+        verdict.problems += find_damage(directory)
+        verdict.problems += [
+            f"{directory / name} is not listed in {METADATA_FILE}: it was added after the checkpoint was written"
+            for name in find_unlisted(directory, FILES_READ)
+        ]
+        verdict.checksums = len(read_json(metadata).get(MANIFEST_KEY, {}))
+
+
+def _state_file(directory: pathlib.Path) -> pathlib.Path | None:
+    try:
+        return find_state_file(directory)
+    except errors.CheckpointNotFound:
+        return None
+
 
 _RNG_NAMES = {
     "cpu_rng_state": "torch",
@@ -89,10 +159,8 @@ def _inspect_trial_state(directory: pathlib.Path, trusted: bool) -> dict[str, An
 
 
 def _inspect_resume(directory: pathlib.Path, load_data: dict[str, Any] | None, trusted: bool) -> dict[str, Any]:
-    resume = _read_if_there(directory / RESUME_FILE, trusted)
-    if resume is not None:
-        require_resume(resume, str(directory / RESUME_FILE))
-    return {"exact_resume": resume is not None, **mask(read_settings(resume or {}, load_data))}
+    resume = read_resume(directory, trusted=trusted)
+    return {"exact_resume": resume is not None, **mask(read_settings(resume, load_data))}
 
 
 def _read_if_there(path: pathlib.Path, trusted: bool) -> dict[str, Any] | None:

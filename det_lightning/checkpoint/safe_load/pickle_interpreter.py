@@ -23,7 +23,7 @@ from det_lightning.checkpoint.safe_load.descriptions import (
     shown,
 )
 
-__all__ = ["PickleScreen"]
+__all__ = ["Interpreter"]
 
 # A longer text is not looked at, but for its length.
 _SHORT_TEXT_BYTES = 4096
@@ -45,19 +45,19 @@ _STORAGES = {f"torch.{kind}Storage": size for size, kinds in _ITEMSIZES.items() 
 _STORAGES["torch.storage.UntypedStorage"] = 1
 
 
-class PickleScreen:
+class Interpreter:
     """Follows one pickle.
 
     Args:
         file: where it begins.
         size: bytes that may follow.
         claim: is told the key and the number of bytes of each storage, and says whether there is one.
-        believed: names of what may be called with anything.
+        safe_names: names of what may be called with anything.
         calls: for each function that may be called, what checks its arguments and describes its result.
         names: of classes and constants that a pickle may name and not call.
 
     Attributes:
-        believed: as given.
+        safe_names: as given.
         stack: what was described and is not part of anything yet.
         memo: what was described and may be referred to again.
     """
@@ -67,14 +67,14 @@ class PickleScreen:
         file: IO[bytes],
         size: int,
         claim: Callable[[Any, int], bool] | None = None,
-        believed: frozenset[str] = frozenset(),
+        safe_names: frozenset[str] = frozenset(),
         calls: Mapping[str, Callable[..., Any]] | None = None,
         names: frozenset[str] = frozenset(),
     ) -> None:
         self._file = file
         self._size = size
         self._claim = claim
-        self.believed = believed
+        self.safe_names = safe_names
         self._calls = calls or {}
         self._names = names | _STORAGES.keys()
         self._storages: dict[Any, DescribedStorage] = {}
@@ -135,7 +135,7 @@ class PickleScreen:
         full = f"{'builtins' if module == '__builtin__' else module}.{name}"
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         known = full in self._calls or full in self._names or is_dtype
-        if not known and full not in self.believed:
+        if not known and full not in self.safe_names:
             # In the words of torch, which the caller understands.
             raise pickle.UnpicklingError(f"Unsupported global: GLOBAL {full.removeprefix('builtins.')}")
         self.stack.append(NamedGlobal(full))
@@ -206,7 +206,7 @@ class PickleScreen:
     def call(self, function: Any, args: Any) -> Any:
         if not isinstance(function, NamedGlobal) or type(args) is not tuple:
             raise ValueError(f"{shown(function)} cannot be called with {shown(args)}")
-        if function.full in self.believed:
+        if function.full in self.safe_names:
             return CheckedElsewhere()
         check = self._calls.get(function.full)
         if check is None:
@@ -217,7 +217,7 @@ class PickleScreen:
         _args, kind = self.stack.pop(), self.stack.pop()
         if not isinstance(kind, NamedGlobal):
             raise ValueError(f"{shown(kind)} is not a class")
-        if kind.full not in self.believed:
+        if kind.full not in self.safe_names:
             raise pickle.UnpicklingError(f"Unsupported global: GLOBAL {kind.full}")
         self.stack.append(CheckedElsewhere())
 
@@ -271,7 +271,7 @@ class PickleScreen:
         return DescribedStorage(storage.itemsize, numel * storage.itemsize)
 
 
-_STEPS: dict[bytes, Callable[[PickleScreen], Any]] = {
+_STEPS: dict[bytes, Callable[[Interpreter], Any]] = {
     pickle.PROTO: lambda s: s.read(1),
     pickle.NONE: lambda s: s.stack.append(None),
     pickle.NEWTRUE: lambda s: s.stack.append(True),
@@ -280,16 +280,16 @@ _STEPS: dict[bytes, Callable[[PickleScreen], Any]] = {
     pickle.BININT1: lambda s: s.stack.append(s.integer("<B")),
     pickle.BININT2: lambda s: s.stack.append(s.integer("<H")),
     pickle.BINFLOAT: lambda s: s.stack.append(struct.unpack(">d", s.read(8))[0]),
-    pickle.LONG1: PickleScreen.long,
+    pickle.LONG1: Interpreter.long,
     pickle.BINUNICODE: lambda s: s.text(s.integer("<I")),
-    pickle.SHORT_BINSTRING: PickleScreen.old_text,
-    pickle.GLOBAL: PickleScreen.push_name,
+    pickle.SHORT_BINSTRING: Interpreter.old_text,
+    pickle.GLOBAL: Interpreter.push_name,
     pickle.EMPTY_TUPLE: lambda s: s.stack.append(()),
     pickle.EMPTY_LIST: lambda s: s.stack.append([]),
     pickle.EMPTY_DICT: lambda s: s.stack.append(DescribedDict()),
     pickle.EMPTY_SET: lambda s: s.stack.append(CheckedElsewhere()),
-    pickle.MARK: PickleScreen.mark,
-    pickle.TUPLE: PickleScreen.marked_tuple,
+    pickle.MARK: Interpreter.mark,
+    pickle.TUPLE: Interpreter.marked_tuple,
     pickle.TUPLE1: lambda s: s.tuple(1),
     pickle.TUPLE2: lambda s: s.tuple(2),
     pickle.TUPLE3: lambda s: s.tuple(3),
@@ -301,8 +301,8 @@ _STEPS: dict[bytes, Callable[[PickleScreen], Any]] = {
     pickle.LONG_BINPUT: lambda s: s.memo.__setitem__(s.integer("<I"), s.stack[-1]),
     pickle.BINGET: lambda s: s.stack.append(s.memo[s.integer("<B")]),
     pickle.LONG_BINGET: lambda s: s.stack.append(s.memo[s.integer("<I")]),
-    pickle.REDUCE: PickleScreen.reduce,
-    pickle.NEWOBJ: PickleScreen.new,
-    pickle.BUILD: PickleScreen.build,
-    pickle.BINPERSID: PickleScreen.stored,
+    pickle.REDUCE: Interpreter.reduce,
+    pickle.NEWOBJ: Interpreter.new,
+    pickle.BUILD: Interpreter.build,
+    pickle.BINPERSID: Interpreter.stored,
 }

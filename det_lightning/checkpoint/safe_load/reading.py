@@ -3,58 +3,126 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import os
 import pathlib
+import pickle
+import pickletools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
+from det_lightning import errors
+from det_lightning.checkpoint.format.content import CheckpointContent, TrialState, find_wrong_counts, short_text
 from det_lightning.checkpoint.format.layout import (
     FILES_READ,
     LIGHTNING_FILE,
     RESUME_FILE,
+    TRIAL_STATE_FILE,
+    WORKLOAD_FILE,
     find_state_file,
+    read_bytes,
     require_complete,
 )
 from det_lightning.checkpoint.format.manifest import find_damage, require_unchanged
-from det_lightning.checkpoint.format.resume_values import require_resume
-from det_lightning.checkpoint.format.trial_state import TrialState, read_trial_state
-from det_lightning.checkpoint.format.upgrade import read_load_data
-from det_lightning.checkpoint.safe_load.nan_weights import warn_of_nan
-from det_lightning.checkpoint.safe_load.state_file import read_state
-from det_lightning.checkpoint.storage.local_copy import open_checkpoint
+from det_lightning.checkpoint.format.resume_state import ResumeState
+from det_lightning.checkpoint.format.upgrade import collect_load_data
+from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
 from det_lightning.checkpoint.storage.location import Location
+from det_lightning.checkpoint.storage.transfer import open_checkpoint
 
-__all__ = ["CheckpointContent", "load_checkpoint", "read_checkpoint"]
+__all__ = ["load_checkpoint", "read_checkpoint", "read_resume", "read_trial_state"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
+# A dict of a few numbers has some hundred bytes.
+_MAX_BYTES = 64 * 1024
+# With these a few bytes describe keys that take years to hash.
+_NESTING = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET", "ADDITEMS", "DUP"}
+# At the first of these the unpickler stops by itself.
+_REFERRING = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
 
-@dataclasses.dataclass
-class CheckpointContent:
-    """What :func:`read_checkpoint` found.
 
-    Attributes:
-        directory: where.
-        state: content of ``state_dict.pth``, with the keys of the release that wrote it; see ``modernize``.
-        trial_state: how far the trial had come.
-        resume: content of ``resume.pth``; None if Determined wrote the checkpoint.
-        epochs_known: ``trial_state`` tells the number of epochs; those of older releases do not.
-        lightning: content of ``lightning.pth``; None unless a callback of Lightning's wrote the checkpoint.
-        name: the checkpoint's id.
-        source: path or URL of the file with the state, for messages.
-        trial_class: the class that wrote it, as ``"module:QualName"``; None where nothing tells.
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickles containers, numbers and strings, which need no imports."""
+
+    def __init__(self, content: bytes, path: pathlib.Path) -> None:
+        super().__init__(io.BytesIO(content))
+        self._path = path
+
+    def find_class(self, module_name: str, global_name: str) -> NoReturn:
+        raise errors.UnsafeCheckpointError(
+            f"{self._path} refers to {module_name}.{global_name}, and reading that could run code. If you know where "
+            "the file comes from, pass trusted=True."
+        )
+
+
+def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple[TrialState, bool]:
+    """Read how far the trial of a checkpoint had come.
+
+    Args:
+        directory: the checkpoint's.
+        trusted: unpickle anything, running whatever code the file asks for.
+
+    Returns:
+        The state, and whether ``epochs_trained`` is known: ``workload_sequencer.pkl`` of older releases does not tell
+        it, and a checkpoint with neither file tells nothing.
+
+    Raises:
+        UnsafeCheckpointError: the pickle refers to classes or functions and is not ``trusted``.
+        IncompleteCheckpointError: the file is damaged.
     """
+    for name in (TRIAL_STATE_FILE, WORKLOAD_FILE):
+        path = directory / name
+        if path.is_file():
+            values = _read_pickle(path, trusted)
+            return _checked(values, path), "epochs_trained" in values
+    return TrialState(), False
 
-    directory: pathlib.Path
-    state: dict[str, Any]
-    trial_state: TrialState
-    resume: dict[str, Any] | None
-    epochs_known: bool = True
-    lightning: dict[str, Any] | None = None
-    name: str = ""
-    source: str = ""
-    trial_class: str | None = None
+
+def _read_pickle(path: pathlib.Path, trusted: bool) -> dict[str, Any]:
+    content = read_bytes(path)
+    try:
+        if not trusted:
+            _require_small(content)
+        values = pickle.loads(content) if trusted else _PlainUnpickler(content, path).load()
+    except errors.CheckpointError:
+        raise
+    except Exception as e:  # unpickling damaged bytes may raise anything
+        raise errors.IncompleteCheckpointError(f"{path} can not be read, it may be damaged: {e}") from e
+    if not isinstance(values, dict):
+        raise errors.IncompleteCheckpointError(f"{path} should hold a dict; it holds a {type(values).__name__}.")
+    return values
+
+
+def _require_small(content: bytes) -> None:
+    """Raise if a pickle would take much more memory or time than it has bytes."""
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it has {len(content):,} bytes")
+    for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
+        if operation.name in _REFERRING:
+            return
+        if operation.name in _NESTING:
+            raise ValueError("it holds more than numbers and names")
+        # Memory is taken for all places up to the one that is used.
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > number:
+            raise ValueError(f"it numbers its values up to {argument:,}")
+
+
+def _checked(values: dict[str, Any], path: pathlib.Path) -> TrialState:
+    names = [field.name for field in dataclasses.fields(TrialState)]
+    if values.keys().isdisjoint([*names, "steps_completed"]):
+        raise errors.IncompleteCheckpointError(
+            f"{path} should hold {', '.join(names)}; it has {short_text(sorted(map(short_text, values)))}. It is "
+            "damaged, or the file of something else."
+        )
+    # Older releases counted in "steps_completed"; what they kept beyond our fields is of no use here.
+    values = {"batches_trained": values.get("steps_completed"), **values}
+    known = {name: 0 if values.get(name) is None else values[name] for name in names}
+    wrong = find_wrong_counts(known)
+    if wrong is not None:
+        raise errors.IncompleteCheckpointError(f"{path} {wrong}.")
+    return TrialState(**known)
 
 
 def load_checkpoint(
@@ -96,28 +164,39 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Checkp
     state_file = find_state_file(directory)
     trial_state, epochs_known = read_trial_state(directory, trusted=trusted)
 
-    def read_if_there(name: str) -> dict[str, Any] | None:
-        return read_state(directory / name, trusted=trusted) if (directory / name).is_file() else None
-
     state = read_state(state_file, trusted=trusted)
     warn_of_nan(state, str(state_file))
-    resume = read_if_there(RESUME_FILE)
-    if resume is not None:
-        require_resume(resume, str(directory / RESUME_FILE))
+    lightning = directory / LIGHTNING_FILE
     content = CheckpointContent(
-        directory=directory,
         state=state,
         trial_state=trial_state,
-        resume=resume,
+        resume=read_resume(directory, trusted=trusted),
+        lightning=read_state(lightning, trusted=trusted) if lightning.is_file() else None,
+        load_data=collect_load_data(directory),
         epochs_known=epochs_known,
-        lightning=read_if_there(LIGHTNING_FILE),
         name=directory.name,
         source=str(state_file),
-        trial_class=read_load_data(directory).trial_cls_spec,
+        directory=directory,
     )
     # Last, for a file that was exchanged may be worse than damaged, and the readers tell.
     _compare_with_manifest(directory, trusted)
     return content
+
+
+def read_resume(directory: pathlib.Path, *, trusted: bool = False) -> ResumeState | None:
+    """Read what the checkpoint in ``directory`` has for an exact resume; None if Determined wrote it.
+
+    Args:
+        directory: a checkpoint's own directory.
+        trusted: unpickle anything, running whatever code the file asks for.
+
+    Raises:
+        InvalidCheckpointException: a newer release wrote it.
+        IncompleteCheckpointError: it is damaged.
+        UnsafeCheckpointError: it refers to code and is not ``trusted``.
+    """
+    path = directory / RESUME_FILE
+    return ResumeState.from_dict(read_state(path, trusted=trusted), str(path)) if path.is_file() else None
 
 
 def _compare_with_manifest(directory: pathlib.Path, trusted: bool) -> None:

@@ -1,8 +1,14 @@
-"""Reading the files that ``torch.save`` wrote, without running what they carry."""
+"""Reading the files that ``torch.save`` wrote, without running what they carry.
+
+``torch.load(weights_only=True)`` runs no foreign code, but it trusts sizes and counts: ``bytearray`` of ten billion, a
+sparse tensor whose indices lead out of it, keys that take years to hash. The same pickle is followed here first with
+descriptions in place of values, and only what ``torch.save`` writes passes.
+"""
 
 from __future__ import annotations
 
 import io
+import logging
 import pathlib
 import pickle
 import re
@@ -13,11 +19,112 @@ from typing import IO, Any
 import torch
 
 from det_lightning import errors
+from det_lightning.checkpoint.safe_load.allowed_calls import CALLS, NAMES
 from det_lightning.checkpoint.safe_load.archive import Entry, PlainArchive, read_entries
-from det_lightning.checkpoint.safe_load.numpy_values import allow_safe_values, finish
-from det_lightning.checkpoint.safe_load.pickle_check import screen_archived, screen_old_format
+from det_lightning.checkpoint.safe_load.descriptions import require_bounded
+from det_lightning.checkpoint.safe_load.numpy_values import STAND_INS, allow_safe_values, finish
+from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
 
-__all__ = ["read_state"]
+__all__ = ["check_archived_pickle", "check_old_format", "read_state", "warn_of_nan"]
+
+logger = logging.getLogger("det_lightning.checkpoint")
+
+# What torch.save wrote before 1.6 begins with these two pickles.
+_OLD_MAGIC = 0x1950A86A20F9469CFC6C
+_OLD_PROTOCOL = 1001
+
+
+def check_archived_pickle(pickled: bytes, storage_sizes: Mapping[str, int]) -> None:
+    """Raise unless ``torch.save`` can have written a pickle, or it is read in no time and little memory anyway.
+
+    Args:
+        pickled: content of ``data.pkl`` of an archive.
+        storage_sizes: bytes of each storage in the archive, by its key.
+
+    Raises:
+        pickle.UnpicklingError: it refers to something that is not known to be safe.
+        ValueError, and others: it is damaged, or made up.
+    """
+
+    def claim(key: str, nbytes: int) -> bool:
+        return storage_sizes.get(key) == nbytes
+
+    interpreter = Interpreter(io.BytesIO(pickled), len(pickled), claim, _allowed_names(), CALLS, NAMES)
+    require_bounded(interpreter.run())
+
+
+def _allowed_names() -> frozenset[str]:
+    declared = torch.serialization.get_safe_globals()
+    names = {one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}" for one in declared}
+    # torch declares its nested tensors safe, but checks nothing of what they are made of.
+    safe = {name for name in names if not name.startswith(("torch.nested.", "torch._dynamo."))}
+    return frozenset(STAND_INS | safe) - frozenset(CALLS)
+
+
+def check_old_format(file: IO[bytes], size: int) -> None:
+    """Do the same for a file that ``torch.save`` wrote before 1.6.
+
+    Args:
+        file: at its beginning.
+        size: of the file in bytes.
+
+    Raises:
+        pickle.UnpicklingError, ValueError, and others: see :func:`check_archived_pickle`.
+    """
+    claimed: set[str] = set()
+    left = size
+
+    def claim(key: str, nbytes: int) -> bool:
+        nonlocal left
+        claimed.add(key)
+        left -= nbytes + 8  # before each there is its length
+        return left >= 0
+
+    if Interpreter(file, size).run() != _OLD_MAGIC or Interpreter(file, size).run() != _OLD_PROTOCOL:
+        raise ValueError("it does not begin as torch.save lets it")
+    Interpreter(file, size).run()  # of the machine that wrote it
+    require_bounded(Interpreter(file, size, claim, _allowed_names(), CALLS, NAMES).run())
+    keys = Interpreter(file, size).run()
+    if type(keys) is not list or sorted(map(str, keys)) != sorted(claimed):
+        raise ValueError("the tensors and their content do not belong together")
+
+
+_FEW = 5
+
+
+def warn_of_nan(state: Mapping[str, Any], source: str) -> None:
+    """Log a warning that names weights which hold NaN.
+
+    Args:
+        state: content of ``state_dict.pth``, of any release.
+        source: where it was read.
+    """
+    models = state.get("models_state_dict", [state.get("model_state_dict")])
+    found = [
+        f"{name} of model {index}"
+        for index, weights in enumerate(models if isinstance(models, list) else [])
+        if isinstance(weights, Mapping)
+        for name, value in weights.items()
+        if isinstance(value, torch.Tensor) and _has_nan(value)
+    ]
+    if found:
+        more = f" and {len(found) - _FEW:,} more" if len(found) > _FEW else ""
+        logger.warning("%s holds weights that are NaN: %s%s.", source, f"{', '.join(found[:_FEW]):.500}", more)
+
+
+def _has_nan(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor holds NaN. A sum takes no memory, and mostly says that there is none."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        return False
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
+    flat = tensor.detach()
+    if flat.numel() * flat.element_size() > flat.untyped_storage().nbytes():
+        return False  # the same few numbers again and again
+    if flat.element_size() == 1:  # in eight bits torch computes nothing
+        flat = flat.to(torch.float32)
+    return bool(flat.sum().isnan()) and bool(flat.isnan().any())
+
 
 # With these bytes a file begins that torch reads as a zip archive.
 _ZIP_MAGIC = b"PK\x03\x04"
@@ -75,7 +182,7 @@ def _read_archive(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]) -
     pickled = _read_pickle(file, entries)
     if kwargs["weights_only"]:
         storages = {name: entry for name, entry in entries.items() if name.startswith(_STORAGES)}
-        screen_archived(pickled, {name.removeprefix(_STORAGES): entry.size for name, entry in storages.items()})
+        check_archived_pickle(pickled, {name.removeprefix(_STORAGES): entry.size for name, entry in storages.items()})
         entries = {name: entries[name] for name in (_PICKLE, *_SMALL_ENTRIES) if name in entries} | storages
     with PlainArchive(file, entries, {_PICKLE: pickled}) as archive:
         # Mapping into memory needs the file itself. What it holds was found to be the same for every reader.
@@ -123,7 +230,7 @@ def _read_old_format(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]
     if not kwargs["weights_only"]:
         return _load(path, kwargs)
     stream = io.BufferedReader(_Stream(file))
-    screen_old_format(stream, path.stat().st_size)
+    check_old_format(stream, path.stat().st_size)
     stream.seek(0)
     return _load(stream, kwargs)
 

@@ -20,12 +20,25 @@ from det_lightning.checkpoint.format.layout import (
     STATE_FILES,
     TRIAL_STATE_FILE,
 )
-from det_lightning.checkpoint.storage.leftovers import move_aside, remove_dead_stagings, remove_tree, sweep
-from det_lightning.checkpoint.storage.lineage import Ancestry, newest_first
 from det_lightning.checkpoint.storage.location import Location, explain_errors
-from det_lightning.checkpoint.storage.metadata import CheckpointInfo, describe, modified, read_metadata
+from det_lightning.checkpoint.storage.metadata import (
+    Ancestry,
+    CheckpointInfo,
+    describe,
+    modified,
+    newest_first,
+    read_metadata,
+)
 from det_lightning.checkpoint.storage.paths import bookkeeping_path, checkpoint_path, is_name, is_own_id, new_id
-from det_lightning.checkpoint.storage.staging import LocalPlace, Place, RemotePlace
+from det_lightning.checkpoint.storage.staging import (
+    LocalStaging,
+    RemoteStaging,
+    StagingDirectory,
+    move_aside,
+    remove_abandoned,
+    remove_dead_stagings,
+    remove_tree,
+)
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.escaping import escape
@@ -88,15 +101,15 @@ class CheckpointStorage:
 
     # Writing and removing
 
-    def begin(self, checkpoint_id: str) -> Place:
+    def begin(self, checkpoint_id: str) -> StagingDirectory:
         """Return a directory to write the checkpoint ``checkpoint_id`` into.
 
         Raises:
             OSError: it can not be made.
         """
         if self.is_local:
-            return LocalPlace(self.root, checkpoint_id)
-        return RemotePlace(self.root, checkpoint_id, self.retry)
+            return LocalStaging(self.root, checkpoint_id)
+        return RemoteStaging(self.root, checkpoint_id, self.retry)
 
     def require_writable(self) -> None:
         """Raise if a remote storage can not be written to, before hours of training are at stake.
@@ -118,19 +131,19 @@ class CheckpointStorage:
             CheckpointNotFound: there is none of this id, or what is there is no checkpoint; nothing was removed.
             StorageError: the storage refuses.
         """
-        place = self._place_of(checkpoint_id)
-        if place is None:
+        directory = self._directory_of(checkpoint_id)
+        if directory is None:
             raise self._not_found(checkpoint_id)
-        files = self._require_own_files(place)
+        files = self._require_own_files(directory)
         if self.is_local:
-            with explain_errors(f"removing {escape(place)}"):
-                remove_tree(move_aside(self.root, place.local_path))
+            with explain_errors(f"removing {escape(directory)}"):
+                remove_tree(move_aside(self.root, directory.local_path))
             return
         # In this order, for what is left of a checkpoint without its weights is never taken for one.
         for name in (METADATA_FILE, *STATE_FILES):
             if name in files:
-                self.retry.call(f"removing {escape(place)}", (place / name).remove)
-        self.retry.call(f"removing {escape(place)}", place.remove)
+                self.retry.call(f"removing {escape(directory)}", (directory / name).remove)
+        self.retry.call(f"removing {escape(directory)}", directory.remove)
 
     def replace(self, checkpoint_id: str, by: str) -> None:
         """Give the complete checkpoint ``by`` another id. What has that is removed; of a link, only the link is.
@@ -159,12 +172,12 @@ class CheckpointStorage:
             if aside is not None:
                 remove_tree(aside)
 
-    def sweep(self) -> list[str]:
+    def remove_abandoned(self) -> list[str]:
         """Remove what writers left behind that were killed; return the ids."""
         if not self.is_local:
             remove_dead_stagings()
         with explain_errors(f"looking for incomplete checkpoints in {escape(self)}"):
-            return sweep(self.root)
+            return remove_abandoned(self.root)
 
     # Finding
 
@@ -199,8 +212,8 @@ class CheckpointStorage:
             StorageError: the storage can not be read.
         """
         with explain_errors(f"looking for {escape(checkpoint_id)} in {escape(self)}"):
-            place = self._place_of(checkpoint_id)
-            return place is not None and place.link_target() is None and (place / METADATA_FILE).exists()
+            directory = self._directory_of(checkpoint_id)
+            return directory is not None and directory.link_target() is None and (directory / METADATA_FILE).exists()
 
     def newest(self, job: str | None = None) -> str | None:
         """Return path or URL of the newest complete checkpoint; None if there is none. See :meth:`newest_first`."""
@@ -267,14 +280,14 @@ class CheckpointStorage:
             StorageError: the storage can not be read.
         """
         name = os.fspath(id_or_path)
-        place = self._place_of(name)
-        if place is None and "/" in name:
+        directory = self._directory_of(name)
+        if directory is None and "/" in name:
             elsewhere = Location.parse(name, self.options)
             with explain_errors(f"looking for {escape(elsewhere)}"):
-                place = elsewhere if elsewhere.is_dir() else None
-        if place is None:
+                directory = elsewhere if elsewhere.is_dir() else None
+        if directory is None:
             raise self._not_found(name)
-        return place.resolved().url
+        return directory.resolved().url
 
     def read_metadata(self, checkpoint_id: str) -> dict[str, Any]:
         """Return the content of ``metadata.json``; empty if it is missing or damaged."""
@@ -292,26 +305,26 @@ class CheckpointStorage:
 
     # Parts
 
-    def _require_own_files(self, place: Location) -> set[str]:
+    def _require_own_files(self, directory: Location) -> set[str]:
         """Return the names of the files of what is to be removed, which has to be a checkpoint itself."""
-        with explain_errors(f"looking for {escape(place)}"):
-            target = place.link_target()
-            files = set(place.find_files()) if target is None else set()
+        with explain_errors(f"looking for {escape(directory)}"):
+            target = directory.link_target()
+            files = set(directory.find_files()) if target is None else set()
         if target is not None:
             raise errors.CheckpointNotFound(
-                f"{escape(place)} is a link{f' to {escape(target)}' if target else ''}, and nothing is deleted through "
-                "one. Delete the checkpoint itself by its id, or remove the link."
+                f"{escape(directory)} is a link{f' to {escape(target)}' if target else ''}, and nothing is deleted "
+                "through one. Delete the checkpoint itself by its id, or remove the link."
             )
-        if not files & set(_MARKERS if is_own_id(place.name) else _OWN_MARKERS):
-            raise errors.CheckpointNotFound(f"{escape(place)} is no checkpoint, but another directory: it stays.")
+        if not files & set(_MARKERS if is_own_id(directory.name) else _OWN_MARKERS):
+            raise errors.CheckpointNotFound(f"{escape(directory)} is no checkpoint, but another directory: it stays.")
         return files
 
-    def _place_of(self, name: str) -> Location | None:
+    def _directory_of(self, name: str) -> Location | None:
         if not is_name(name):
             return None
-        place = checkpoint_path(self.root, name)
-        with explain_errors(f"looking for {escape(place)}"):
-            return place if place.is_dir() else None
+        directory = checkpoint_path(self.root, name)
+        with explain_errors(f"looking for {escape(directory)}"):
+            return directory if directory.is_dir() else None
 
     def _not_found(self, name: str) -> errors.CheckpointNotFound:
         known = self.list_ids()

@@ -19,8 +19,8 @@ from typing import IO, Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
-from det_lightning.checkpoint.storage.file_locks import make_directory, try_to_lock
 from det_lightning.checkpoint.storage.location import Location
+from det_lightning.checkpoint.storage.locks import make_directory, try_to_lock
 from det_lightning.checkpoint.storage.metadata import modified
 
 __all__ = ["Lease", "is_claimed"]

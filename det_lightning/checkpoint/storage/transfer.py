@@ -1,4 +1,4 @@
-"""Moving the files of a checkpoint between this machine and a remote storage."""
+"""Bringing files to and from a storage, as often as it takes, and a checkpoint of any storage as a local directory."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ import errno
 import functools
 import itertools
 import logging
+import os
 import pathlib
 import random
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tenacity
 
 from det_lightning import errors
+from det_lightning.checkpoint.format.layout import CODE_DIR
 from det_lightning.checkpoint.storage.location import Location, explain_errors
+from det_lightning.checkpoint.storage.paths import is_name
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_text
 
-__all__ = ["RetryPolicy", "download", "upload"]
+__all__ = ["RetryPolicy", "download", "open_checkpoint", "upload"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
@@ -194,3 +198,46 @@ def _parents_of(name: str) -> Iterator[str]:
 def _is_inside(name: str) -> bool:
     path = pathlib.PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name
+
+
+@contextlib.contextmanager
+def open_checkpoint(
+    url: str | os.PathLike[str],
+    options: Mapping[str, Any] | None = None,
+    *,
+    with_code: bool = False,
+    retry: RetryPolicy | None = None,
+    progress: Progress | None = None,
+) -> Iterator[pathlib.Path]:
+    """Give a checkpoint as a local directory, inside of a ``with`` block; a remote one is copied for that time.
+
+    Args:
+        url: path or URL of the checkpoint's directory.
+        options: see ``CheckpointStorage``.
+        with_code: copy ``code/`` too.
+        retry: how often a transfer is tried.
+        progress: is told of each file that has arrived, with its size in bytes.
+
+    Raises:
+        CheckpointNotFound: there is no such directory.
+        StorageError: it can not be read.
+        UnsafeCheckpointError: the names of its files lead out of it, or one is that of a file and of a directory.
+    """
+    place = Location.parse(url, options)
+    if place.is_local:
+        if not place.local_path.is_dir():
+            raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(place)}.")
+        # What goes on from a link goes on from the checkpoint that it leads to.
+        yield place.resolved().local_path
+        return
+    if not is_name(place.name):
+        raise errors.CheckpointNotFound(f"{place.name!r} in {escape(place)} cannot be the name of a checkpoint.")
+    with explain_errors(f"reading {escape(place)}"):
+        names = [name for name in place.find_files() if with_code or not name.startswith(f"{CODE_DIR}/")]
+    if not names:
+        raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(place)}.")
+    with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
+        directory = pathlib.Path(folder) / place.name
+        directory.mkdir()
+        download(place, names, directory, retry or RetryPolicy(), progress)
+        yield directory

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import pathlib
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,75 +16,20 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.code_copy import CodeCopier
+from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, describe_files, with_checksum
-from det_lightning.checkpoint.format.trial_state import TrialState
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.paths import new_id
-from det_lightning.checkpoint.storage.staging import Place
+from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.escaping import escape
 from det_lightning.masking import describe_masked
 
-__all__ = ["CheckpointFiles", "CheckpointWriter"]
+__all__ = ["CheckpointWriter"]
 
 # The release whose format is written.
 _FORMAT_VERSION = "0.38.1"
 # With less than this a disk counts as full.
 _LITTLE_ROOM_BYTES = 16 * 1024 * 1024
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointFiles:
-    """What goes into the files of a checkpoint.
-
-    Attributes:
-        state: ``state_dict.pth``.
-        trial_state: ``trial_state.pkl``; how far the trial has come.
-        load_data: ``load_data.json``; how to build the trial again.
-        resume: ``resume.pth``; what an exact resume needs beyond Determined's format.
-        lightning: ``lightning.pth``; what Lightning keeps beyond the trial. None if Lightning keeps nothing.
-        notes: entries of ``metadata.json`` beyond those of Determined.
-        epochs_known: ``trial_state`` tells the number of epochs.
-        copies: tensors of ``state`` that nothing else uses, so that they need not be copied to be written later.
-    """
-
-    state: dict[str, Any]
-    trial_state: TrialState
-    load_data: dict[str, Any]
-    resume: dict[str, Any] | None
-    lightning: dict[str, Any] | None = None
-    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
-    epochs_known: bool = True
-    copies: Sequence[torch.Tensor] = ()
-
-    def write(self, directory: pathlib.Path) -> None:
-        """Write all files but ``metadata.json``.
-
-        ``load_data.json`` comes first: where it is and ``metadata.json`` is not, a checkpoint was cut off.
-        """
-        load_data = json.dumps(self.load_data, default=describe_masked)
-        (directory / layout.LOAD_DATA_FILE).write_text(load_data, encoding="utf-8")
-        trial_state = dict(vars(self.trial_state))
-        if not self.epochs_known:
-            del trial_state["epochs_trained"]
-        (directory / layout.TRIAL_STATE_FILE).write_bytes(pickle.dumps(trial_state))
-        if self.resume is not None:
-            torch.save(self.resume, directory / layout.RESUME_FILE)
-        if self.lightning is not None:
-            torch.save(self.lightning, directory / layout.LIGHTNING_FILE)
-        torch.save(self.state, directory / layout.STATE_FILE)
-
-    def metadata(self, directory: pathlib.Path) -> dict[str, Any]:
-        """Return the content of ``metadata.json`` for the files that lie in ``directory``."""
-        entries = {
-            "determined_version": _FORMAT_VERSION,
-            "steps_completed": self.trial_state.batches_trained,
-            "framework": f"torch-{torch.__version__}",
-            "format": "pickle",
-            "time": time.time(),
-            **self.notes,
-            MANIFEST_KEY: describe_files(directory),
-        }
-        return with_checksum(entries)
 
 
 class CheckpointWriter:
@@ -107,58 +51,58 @@ class CheckpointWriter:
 
     def write(
         self,
-        files: CheckpointFiles,
+        content: CheckpointContent,
         checkpoint_id: str | None = None,
-        tell_written: Callable[[pathlib.Path], None] | None = None,
+        report_written: Callable[[pathlib.Path], None] | None = None,
     ) -> str:
         """Write a checkpoint and return its id.
 
         If anything fails what was written is removed, and earlier checkpoints stay as they are.
 
         Args:
-            files: the content.
+            content: what is written.
             checkpoint_id: the id; by default a new one.
-            tell_written: is told the directory when all files but the last are there, and may add some.
+            report_written: gets the directory when all files but the last are there, and may add some.
 
         Raises:
             CheckpointError: the files can not be written.
             StorageError: the storage failed for good.
         """
-        place = self.write_files(files, checkpoint_id or new_id(), tell_written)
-        self.commit(files, place)
-        return place.directory.name
+        staging = self.write_files(content, checkpoint_id or new_id(), report_written)
+        self.commit(content, staging)
+        return staging.directory.name
 
     def write_files(
         self,
-        files: CheckpointFiles,
+        content: CheckpointContent,
         checkpoint_id: str,
-        tell_written: Callable[[pathlib.Path], None] | None = None,
-    ) -> Place:
+        report_written: Callable[[pathlib.Path], None] | None = None,
+    ) -> StagingDirectory:
         """Write all files but the last; see :meth:`write`."""
         try:
-            place = self.storage.begin(checkpoint_id)
+            staging = self.storage.begin(checkpoint_id)
         except OSError as e:
             raise errors.CheckpointError(f"No checkpoint can be written in {escape(self.storage)}: {e}") from e
         try:
-            with _writing_to(place.directory):
-                self._code.copy(place.directory / layout.CODE_DIR)
-                files.write(place.directory)
-            if tell_written is not None:
-                tell_written(place.directory)
+            with _writing_to(staging.directory):
+                self._code.copy(staging.directory / layout.CODE_DIR)
+                _write_files(content, staging.directory)
+            if report_written is not None:
+                report_written(staging.directory)
         except BaseException:
-            place.abandon()
+            staging.abandon()
             raise
-        return place
+        return staging
 
-    def commit(self, files: CheckpointFiles, place: Place) -> None:
+    def commit(self, content: CheckpointContent, staging: StagingDirectory) -> None:
         """Write the last file and bring the checkpoint into the storage; see :meth:`write`."""
         try:
-            with _writing_to(place.directory):
-                place.commit(files.metadata(place.directory))
+            with _writing_to(staging.directory):
+                staging.commit(_metadata_of(content, staging.directory))
         except errors.StorageError:
             raise  # a copy is kept on this machine, and was named
         except BaseException:
-            place.abandon()
+            staging.abandon()
             raise
 
 
@@ -179,3 +123,35 @@ def _reason(error: Exception) -> str:
         # torch does not tell what the system told it.
         return f"torch.save() could not write all of a file, as on a full disk or beyond a quota ({error})"
     return str(error)
+
+
+def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
+    """Write all files but ``metadata.json``.
+
+    ``load_data.json`` comes first: where it is and ``metadata.json`` is not, a checkpoint was cut off.
+    """
+    load_data = json.dumps(content.load_data or {}, default=describe_masked)
+    (directory / layout.LOAD_DATA_FILE).write_text(load_data, encoding="utf-8")
+    trial_state = dict(vars(content.trial_state))
+    if not content.epochs_known:
+        del trial_state["epochs_trained"]
+    (directory / layout.TRIAL_STATE_FILE).write_bytes(pickle.dumps(trial_state))
+    if content.resume is not None:
+        torch.save(content.resume.to_dict(), directory / layout.RESUME_FILE)
+    if content.lightning is not None:
+        torch.save(content.lightning, directory / layout.LIGHTNING_FILE)
+    torch.save(content.state, directory / layout.STATE_FILE)
+
+
+def _metadata_of(content: CheckpointContent, directory: pathlib.Path) -> dict[str, Any]:
+    """Return the content of ``metadata.json`` for the files that lie in ``directory``."""
+    entries = {
+        "determined_version": _FORMAT_VERSION,
+        "steps_completed": content.trial_state.batches_trained,
+        "framework": f"torch-{torch.__version__}",
+        "format": "pickle",
+        "time": time.time(),
+        **content.notes,
+        MANIFEST_KEY: describe_files(directory),
+    }
+    return with_checksum(entries)

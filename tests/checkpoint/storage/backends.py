@@ -21,13 +21,15 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from det_lightning.checkpoint import (
-    CheckpointFiles,
+    CheckpointContent,
     CheckpointStorage,
     CheckpointWriter,
+    ResumeState,
     RetryPolicy,
     TrialState,
 )
 from det_lightning.core._ports import free_port
+from tests.checkpoint.made_checkpoints import make_resume
 
 QUICK = RetryPolicy(first_wait_s=0.01)
 
@@ -35,7 +37,7 @@ STATE: dict[str, Any] = {
     "models_state_dict": [{"weight": torch.arange(6.0).reshape(2, 3), "half": torch.ones(2, dtype=torch.bfloat16)}],
     "callbacks": {"mine": {"count": 3, "nested": [(1, 2.5, None)], "array": np.arange(4)}},
 }
-RESUME: dict[str, Any] = {"journals": [[{"first_batch": 0}]], "rng": torch.arange(3)}
+RESUME = make_resume()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +51,9 @@ class Backend:
         return CheckpointStorage(f"{self.url}{below}", options=self.options, retry=QUICK)
 
 
-def files_of(steps: int = 7, notes: dict[str, Any] | None = None) -> CheckpointFiles:
+def files_of(steps: int = 7, notes: dict[str, Any] | None = None) -> CheckpointContent:
     load_data = {"trial_cls_spec": "m:T", "hparams": None, "experiment_config": None, "is_trainer": True}
-    return CheckpointFiles(STATE, TrialState(batches_trained=steps), load_data, RESUME, notes=notes or {})
+    return CheckpointContent(STATE, TrialState(batches_trained=steps), load_data, RESUME, notes=notes or {})
 
 
 def write(storage: CheckpointStorage, steps: int = 7, notes: dict[str, Any] | None = None) -> str:
@@ -77,6 +79,8 @@ def equal(one: Any, other: Any) -> bool:
         ) and torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, ResumeState):
+        return equal(vars(one), vars(other))
     if isinstance(one, dict):
         return [*one] == [*other] and all(equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):

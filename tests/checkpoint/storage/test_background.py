@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from det_lightning import errors
-from det_lightning.checkpoint import CheckpointFiles, CheckpointStorage, CheckpointWriter, TrialState, load_checkpoint
-from det_lightning.checkpoint.storage.saving import CheckpointSaver
-from det_lightning.checkpoint.storage.snapshot import Snapshotter
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState, load_checkpoint
+from det_lightning.checkpoint.saving import CheckpointSaver
+from det_lightning.checkpoint.storage.background import Snapshotter
+from tests.checkpoint.made_checkpoints import make_resume
 from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, equal, files_of
 
 # Snapshots
@@ -238,22 +239,22 @@ def writing_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
 
 
-def files_with(weight: torch.Tensor, steps: int = 1) -> CheckpointFiles:
+def files_with(weight: torch.Tensor, steps: int = 1) -> CheckpointContent:
     load_data = {"hparams": {}, "experiment_config": None, "trial_cls_spec": "m:T"}
-    return CheckpointFiles({"weight": weight}, TrialState(batches_trained=steps), load_data, {"list": []})
+    return CheckpointContent({"weight": weight}, TrialState(batches_trained=steps), load_data, make_resume(steps))
 
 
 def test_saving_returns_at_once_and_what_changes_then_is_not_written(gate: Gate) -> None:
     saver, weight = saver_for(gate.storage), torch.zeros(3)
     files = files_with(weight)
     checkpoint_id = saver.save(files)
-    assert saver.settle() == []
+    assert saver.take_complete() == []
     weight += 1
     files.trial_state.batches_trained = 99
     files.load_data.clear()
     gate.open.set()
-    assert saver.settle(wait=True) == [checkpoint_id]
-    assert saver.settle(wait=True) == []
+    assert saver.take_complete(wait=True) == [checkpoint_id]
+    assert saver.take_complete(wait=True) == []
     content = load_checkpoint(gate.storage.find(checkpoint_id))
     assert torch.equal(content.state["weight"], torch.zeros(3))
     assert content.trial_state.batches_trained == 1
@@ -281,7 +282,7 @@ def test_room_is_made_when_optimizers_have_stepped(tmp_path: Path) -> None:
         saver.save(files)
     # Random states and the like are not part of what is expected.
     assert 30 * 30 * 4 not in requests.sizes
-    assert len(saver.settle(wait=True)) == 1
+    assert len(saver.take_complete(wait=True)) == 1
     assert writing_threads() == []
 
 
@@ -290,7 +291,7 @@ def test_a_second_run_needs_no_more_room_than_the_first(tmp_path: Path) -> None:
     saver = saver_for(CheckpointStorage(tmp_path))
     for _ in range(2):
         saver.expect([model], [])
-        saver.settle(wait=True)
+        saver.take_complete(wait=True)
     held = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.dtype is torch.uint8]
     assert [memory.nbytes for memory in held].count(30 * 31 * 4) == 1
 
@@ -305,7 +306,7 @@ def test_at_most_one_is_under_way(gate: Gate) -> None:
     assert len(gate.entered) == len(writing_threads()) == 1
     gate.open.set()
     second.join(30)
-    assert len(saver.settle(wait=True)) == 2
+    assert len(saver.take_complete(wait=True)) == 2
     assert len(gate.storage.list_ids()) == 2
 
 
@@ -320,12 +321,12 @@ def test_an_error_is_raised_once_at_the_next_boundary(boundary: str, flaky: Back
         if boundary == "save":
             saver.save(files_of())
         else:
-            while saver.settle(wait=boundary == "settle and wait") == []:
+            while saver.take_complete(wait=boundary == "settle and wait") == []:
                 pass
-    assert saver.settle(wait=True) == []
+    assert saver.take_complete(wait=True) == []
     assert writing_threads() == []
     saver.save(files_of())
-    assert len(saver.settle(wait=True)) == 1
+    assert len(saver.take_complete(wait=True)) == 1
 
 
 @pytest.mark.parametrize("in_background", [False, True])
@@ -334,10 +335,10 @@ def test_what_can_be_neither_copied_nor_pickled_is_an_error_of_the_checkpoint(
 ) -> None:
     saver = saver_for(CheckpointStorage(tmp_path), in_background)
     for value in (threading.Lock(), lambda: None):
-        files = CheckpointFiles({"value": value}, TrialState(), {}, None)
+        files = CheckpointContent({"value": value}, TrialState(), {}, None)
         with pytest.raises(errors.CheckpointError, match=r"can not be written: .*(pickle|serialize|local object)"):
             saver.save(files)
-            saver.settle(wait=True)
+            saver.take_complete(wait=True)
     assert [*tmp_path.iterdir()] == []
     assert writing_threads() == []
 
@@ -345,8 +346,8 @@ def test_what_can_be_neither_copied_nor_pickled_is_an_error_of_the_checkpoint(
 @pytest.mark.parametrize("in_background", [False, True])
 def test_what_is_told_of_a_checkpoint_may_add_files(in_background: bool, remote: Backend) -> None:
     saver = saver_for(remote.storage(), in_background)
-    checkpoint_id = saver.save(files_of(), tell_written=lambda directory: (directory / "added").write_text("mine"))
-    assert saver.settle(wait=True) == [checkpoint_id]
+    checkpoint_id = saver.save(files_of(), report_written=lambda directory: (directory / "added").write_text("mine"))
+    assert saver.take_complete(wait=True) == [checkpoint_id]
     place = remote.storage().root / checkpoint_id
     assert (place / "added").read() == b"mine"
     assert b'"added"' in (place / "metadata.json").read()
@@ -359,7 +360,7 @@ def test_both_ways_of_writing_write_the_same(tmp_path: Path) -> None:
         saver = saver_for(storage, in_background)
         for steps in (1, 2):
             saver.save(files_of(steps))
-        ids = saver.settle(wait=True)
+        ids = saver.take_complete(wait=True)
         contents.append([load_checkpoint(storage.find(checkpoint_id)) for checkpoint_id in ids])
     for one, other in zip(*contents, strict=True):
         assert equal(one.state, other.state)

@@ -191,7 +191,7 @@ def stop(directory):
         os.kill(os.getpid(), signal.SIGKILL)
     sys.stdin.readline()
 
-print(CheckpointWriter(CheckpointStorage(sys.argv[1])).write(files_of(), tell_written=stop), flush=True)
+print(CheckpointWriter(CheckpointStorage(sys.argv[1])).write(files_of(), report_written=stop), flush=True)
 """
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -223,12 +223,12 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_writes_is_not(
         assert dead.wait() == -9
         assert storage.list_ids() == [complete]
         assert storage.list_ids(complete=False) == sorted([complete, *written_by.values()])
-        assert storage.sweep() == [written_by["dead"]]
-        assert storage.sweep() == []
+        assert storage.remove_abandoned() == [written_by["dead"]]
+        assert storage.remove_abandoned() == []
         assert storage.list_ids(complete=False) == sorted([complete, written_by["live"]])
         assert live.communicate("go on\n")[0].strip() == written_by["live"]
     assert storage.list_ids() == sorted([complete, written_by["live"]])
-    assert storage.sweep() == []
+    assert storage.remove_abandoned() == []
     assert not (tmp_path / "storage/.det_lightning").exists()
 
 
@@ -240,7 +240,7 @@ def test_what_was_left_on_a_remote_storage_is_removed_after_a_day(remote: Backen
     for name in (complete, torn):
         mark = storage.root / ".det_lightning/partial" / f"{name}.json"
         mark.write(json.dumps({"started": time.time() - 3600 * age_h}).encode())
-    assert storage.sweep() == ([torn] if age_h > 24 else [])
+    assert storage.remove_abandoned() == ([torn] if age_h > 24 else [])
     assert storage.list_ids(complete=False) == sorted([complete, torn] if age_h < 24 else [complete])
     assert storage.list_ids() == [complete]
 
@@ -251,7 +251,7 @@ def test_a_damaged_mark_removes_nothing(remote: Backend, content: bytes) -> None
     torn = write(storage)
     (storage.root / torn / "metadata.json").remove()
     (storage.root / ".det_lightning/partial" / f"{torn}.json").write(content)
-    assert storage.sweep() == []
+    assert storage.remove_abandoned() == []
     assert storage.list_ids(complete=False) == [torn]
 
 
@@ -260,7 +260,7 @@ def test_what_others_write_is_never_swept(backend: Backend) -> None:
     storage = backend.storage()
     torn = write(storage)
     (storage.root / torn / "metadata.json").remove()
-    assert storage.sweep() == []
+    assert storage.remove_abandoned() == []
     assert storage.list_ids(complete=False) == [torn]
 
 

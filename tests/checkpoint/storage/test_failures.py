@@ -218,20 +218,20 @@ if what == "code":
         with Path("code", name).open("wb") as file:
             file.truncate(12_000_000)
 elif what == "resume":
-    files = dataclasses.replace(files, resume=large)
+    files = dataclasses.replace(files, resume=dataclasses.replace(files.resume, precision=large))
 elif what == "load_data":
     files = dataclasses.replace(files, load_data={"text": "x" * 12_000_000})
 else:
     files = dataclasses.replace(files, state=large)
 
-def tell_written(directory):
+def report_written(directory):
     if what == "callback":
         (directory / "added").write_bytes(b"x" * 12_000_000)
 
 try:
     if what == "callback":
         files = files_of()
-    writer.write(files, tell_written=tell_written)
+    writer.write(files, report_written=report_written)
     error = None
 except Exception as e:
     error = [type(e).__name__, str(e)]
@@ -303,7 +303,7 @@ def test_an_id_that_is_taken_is_left_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(errors.CheckpointError, match="No checkpoint can be written"):
         CheckpointWriter(storage).write(files_of(), taken)
     assert all_paths(storage) == before
-    assert storage.sweep() == []
+    assert storage.remove_abandoned() == []
     load_checkpoint(tmp_path / taken)
 
 
@@ -314,7 +314,7 @@ from det_lightning.checkpoint import CheckpointStorage
 storage = CheckpointStorage(sys.argv[1])
 if os.getuid() == 0:  # who may do anything
     os.setuid(65534)
-print(storage.sweep())
+print(storage.remove_abandoned())
 """
     with tempfile.TemporaryDirectory() as folder:
         marks = Path(folder, ".det_lightning/partial")

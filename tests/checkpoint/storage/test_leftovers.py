@@ -104,7 +104,7 @@ def test_a_mark_that_names_no_partial_checkpoint_of_ours_removes_nothing(tmp_pat
     marks.mkdir(parents=True)
     (marks / mark.format(own=own)).write_bytes(LONG_AGO)
     before = content(tmp_path)
-    assert storage.sweep() == []
+    assert storage.remove_abandoned() == []
     carry_out(plan_pruning(storage, Retention(), incomplete=True), storage)
     assert content(tmp_path) == before
 
@@ -119,7 +119,7 @@ def test_nor_does_one_on_a_remote_storage(remote: Backend, mark: str) -> None:
     marked = storage.root / ".det_lightning/partial" / mark.format(own=own)
     marked.write(LONG_AGO)
     before = all_paths(above)
-    assert storage.sweep() == []
+    assert storage.remove_abandoned() == []
     assert [path for path in before if "partial" not in path] == [p for p in all_paths(above) if "partial" not in p]
     assert storage.list_ids() == [kept]
 
@@ -134,7 +134,7 @@ def test_what_a_killed_writer_had_written_is_known_as_such(tmp_path: Path, held:
     mark = tmp_path / ".det_lightning/partial" / f"{partial.name}.json"
     mark.parent.mkdir(parents=True)
     mark.write_bytes(LONG_AGO)
-    assert CheckpointStorage(tmp_path).sweep() == [partial.name]
+    assert CheckpointStorage(tmp_path).remove_abandoned() == [partial.name]
     assert [*tmp_path.iterdir()] == []
 
 
@@ -144,7 +144,7 @@ def test_a_time_that_is_none_does_not_make_a_mark_an_abandoned_one(remote: Backe
     torn = write(storage)
     (storage.root / torn / "metadata.json").remove()
     (storage.root / ".det_lightning/partial" / f"{torn}.json").write(b'{"started": ' + started + b"}")
-    assert storage.sweep() == []
+    assert storage.remove_abandoned() == []
     assert storage.list_ids(complete=False) == [torn]
 
 
@@ -181,7 +181,7 @@ CheckpointStorage(sys.argv[1]).delete(sys.argv[2])
     assert storage.list_ids(complete=False) == [kept]
     assert not (tmp_path / deleted).exists()
     assert (tmp_path / ".det_lightning/removed").exists()
-    assert storage.sweep() == []
+    assert storage.remove_abandoned() == []
     assert [path.name for path in tmp_path.iterdir()] == [kept]
 
 
@@ -189,7 +189,7 @@ def test_what_is_not_ours_among_the_removed_stays(tmp_path: Path) -> None:
     (tmp_path / ".det_lightning/removed/datasets").mkdir(parents=True)
     (tmp_path / ".det_lightning/removed" / new_id()).symlink_to(tmp_path)
     (tmp_path / "precious").write_text("precious")
-    CheckpointStorage(tmp_path).sweep()
+    CheckpointStorage(tmp_path).remove_abandoned()
     assert (tmp_path / "precious").exists()
     assert len([*(tmp_path / ".det_lightning/removed").iterdir()]) == 2
 
@@ -207,7 +207,7 @@ def stop(directory):
         os.kill(os.getpid(), signal.SIGKILL)
     sys.stdin.readline()
 
-CheckpointWriter(CheckpointStorage("memory://storage")).write(files_of(), tell_written=stop)
+CheckpointWriter(CheckpointStorage("memory://storage")).write(files_of(), report_written=stop)
 """
 
 
@@ -235,7 +235,7 @@ def test_staging_directories_of_killed_writers_are_removed_and_those_of_live_one
         kept, left = (Path(process.stdout.readline().strip()) for process in (live, dead) if process.stdout)
         assert dead.wait() == -9
         assert left.is_dir()
-        flaky.storage().sweep()
+        flaky.storage().remove_abandoned()
         assert [*staging.iterdir()] == [kept.parent]
         assert (kept / "state_dict.pth").is_file()
         live.communicate("go on\n")
@@ -249,7 +249,7 @@ def test_the_copy_that_a_failed_upload_keeps_is_not_taken_for_one_of_a_killed_wr
     FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict.pth")
     with pytest.raises(errors.StorageError, match="a complete copy is kept in") as raised:
         write(flaky.storage())
-    flaky.storage().sweep()
+    flaky.storage().remove_abandoned()
     found = re.search(r"a complete copy is kept in (.*)\.$", str(raised.value))
     assert found is not None
     load_checkpoint(found[1])
@@ -268,7 +268,7 @@ def test_other_temporary_directories_stay(staging: Path, flaky: Backend, tmp_pat
         tmp_path / "elsewhere/.det_lightning-writer.json"
     )
     before = sorted(os.fspath(path) for path in tmp_path.rglob("*"))
-    flaky.storage().sweep()
+    flaky.storage().remove_abandoned()
     assert sorted(os.fspath(path) for path in tmp_path.rglob("*")) == before
 
 

@@ -19,8 +19,7 @@ from det_lightning.checkpoint import (
     load_checkpoint,
     open_checkpoint,
 )
-from det_lightning.checkpoint.retention.keeper import CheckpointKeeper
-from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
+from det_lightning.checkpoint.retention.pruning import RunRetention, carry_out, plan_pruning
 from det_lightning.checkpoint.retention.trial_index import TrialIndex
 from det_lightning.cli.app import app
 from tests.checkpoint.storage.backends import STATE, Backend, backend_of, equal, files_of, write
@@ -132,7 +131,7 @@ def test_an_index_that_names_a_link_deletes_nothing_by_it(tmp_path: Path) -> Non
     elsewhere = content(tmp_path / "elsewhere")
     carry_out(plan_pruning(storage, Retention(0, 1, 1)), storage)
     assert storage.list_ids() == sorted([ids[0], ids[2]])
-    CheckpointKeeper(storage, TrialIndex(storage.root, "e", "t", "loss"), Retention(0, 0, 1)).note_written(
+    RunRetention(storage, TrialIndex(storage.root, "e", "t", "loss"), Retention(0, 0, 1)).note_written(
         write(storage, 4), 4, 4.0
     )
     assert content(tmp_path / "elsewhere") == elsewhere
@@ -174,7 +173,7 @@ def test_bookkeeping_behind_a_link_is_neither_written_nor_deleted(tmp_path: Path
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(precious.parents[2])
     before = content(tmp_path)
-    for action in (storage.sweep, lambda: write(storage) if refused == "write" else storage.delete(kept)):
+    for action in (storage.remove_abandoned, lambda: write(storage) if refused == "write" else storage.delete(kept)):
         with pytest.raises(errors.StorageError, match=r"is a link to .*, and nothing is written or deleted through a"):
             action()
     assert content(tmp_path) == before

@@ -1,8 +1,9 @@
-"""Saving checkpoints during a run, while the training waits or while it goes on."""
+"""Saving checkpoints during a run, while the training waits or while it goes on, and retention after each."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import pathlib
 import pickle
 from collections.abc import Callable, Iterable
@@ -11,14 +12,75 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.retention.keeper import CheckpointKeeper
-from det_lightning.checkpoint.storage.background_task import BackgroundTask, all_signals_deferred, dead_workers_deferred
-from det_lightning.checkpoint.storage.checkpoint_storage import new_id
-from det_lightning.checkpoint.storage.snapshot import Snapshotter, tensors_in
-from det_lightning.checkpoint.storage.writer import CheckpointFiles, CheckpointWriter
-from det_lightning.checkpoint.storage.written import WrittenCheckpoints
+from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.retention.pruning import RunRetention
+from det_lightning.checkpoint.storage.background import (
+    BackgroundTask,
+    Snapshotter,
+    all_signals_deferred,
+    dead_workers_deferred,
+    tensors_in,
+)
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage, new_id
+from det_lightning.checkpoint.storage.writer import CheckpointWriter
 
-__all__ = ["CheckpointSaver"]
+__all__ = ["CheckpointSaver", "WrittenCheckpoints"]
+
+logger = logging.getLogger("det_lightning.checkpoint")
+
+
+class WrittenCheckpoints:
+    """Remembers what a run has written and not deleted, and looks for it.
+
+    Args:
+        storage: where it was written to.
+    """
+
+    def __init__(self, storage: CheckpointStorage) -> None:
+        self._storage = storage
+        self._there: list[str] = []
+        self._vanished: list[str] = []
+
+    def add(self, checkpoint_id: str) -> None:
+        """Remember a complete checkpoint."""
+        self._there.append(checkpoint_id)
+
+    def discard(self, checkpoint_ids: Iterable[str]) -> None:
+        """Forget what the run itself has deleted."""
+        deleted = set(checkpoint_ids)
+        self._there = [checkpoint_id for checkpoint_id in self._there if checkpoint_id not in deleted]
+
+    def look(self) -> None:
+        """Log an error that names what has vanished since the last time. The training need not end for that.
+
+        Raises:
+            StorageError: the storage can not be read.
+        """
+        gone = self._storage.find_missing(self._there)
+        if gone:
+            self.discard(gone)
+            self._vanished += gone
+            logger.error("%s", _describe(gone, self._storage))
+
+    def require_all(self) -> None:
+        """Look for the last time.
+
+        Raises:
+            StorageError: checkpoints have vanished during the run; names all of them.
+        """
+        self.look()
+        vanished, self._vanished = self._vanished, []
+        self._there = []
+        if vanished:
+            raise errors.StorageError(_describe(vanished, self._storage))
+
+
+def _describe(checkpoint_ids: list[str], storage: CheckpointStorage) -> str:
+    return (
+        f"{len(checkpoint_ids)} checkpoints that this run has written to {storage} are not there any more: "
+        f"{', '.join(checkpoint_ids)}. Was the storage removed or unmounted, or were they deleted by hand? Retention "
+        "deletes what need not be kept, and `det-lightning checkpoint prune` what a run has left that is over."
+    )
 
 
 class CheckpointSaver:
@@ -27,13 +89,13 @@ class CheckpointSaver:
     Args:
         writer: writes them.
         in_background: copy the state, and write the copy in another thread. At most one is under way.
-        keeper: decides which ones to keep; None to keep all.
+        retention: decides which ones to keep; None to keep all.
     """
 
     def __init__(
-        self, writer: CheckpointWriter, in_background: bool = False, keeper: CheckpointKeeper | None = None
+        self, writer: CheckpointWriter, in_background: bool = False, retention: RunRetention | None = None
     ) -> None:
-        self.keeper = keeper
+        self.retention = retention
         self._writer = writer
         self._written = WrittenCheckpoints(writer.storage)
         self._in_background = in_background
@@ -63,18 +125,18 @@ class CheckpointSaver:
 
     def save(
         self,
-        files: CheckpointFiles,
+        content: CheckpointContent,
         metric: float | None = None,
-        tell_written: Callable[[pathlib.Path], None] | None = None,
+        report_written: Callable[[pathlib.Path], None] | None = None,
         checkpoint_id: str | None = None,
     ) -> str:
         """Write a checkpoint, or begin to; return its id.
 
         Args:
-            files: the content.
+            content: what is written.
             metric: value of the searcher metric of a validation at the same batch.
-            tell_written: is told the directory before the checkpoint is complete, and may add files to it. The training
-                then waits for all but the last step, since what is told may look at the trial as it is now.
+            report_written: gets the directory before the checkpoint is complete, and may add files to it. The training
+                then waits for all but the last step, since a callback may look at the trial as it is now.
             checkpoint_id: the id; by default a new one.
 
         Raises:
@@ -86,20 +148,20 @@ class CheckpointSaver:
         checkpoint_id = checkpoint_id or new_id()
         with dead_workers_deferred():
             if not self._in_background:
-                self._complete.append(self._write(files, checkpoint_id, metric, tell_written))
-            elif tell_written is None:
-                copied = self._copy(files, checkpoint_id)
-                self._begin(lambda: self._write(CheckpointFiles(**copied), checkpoint_id, metric))
+                self._complete.append(self._write(content, checkpoint_id, metric, report_written))
+            elif report_written is None:
+                copied = self._copy(content, checkpoint_id)
+                self._begin(lambda: self._write(copied, checkpoint_id, metric))
             else:
-                self._write_then_commit(files, checkpoint_id, metric, tell_written)
+                self._write_then_commit(content, checkpoint_id, metric, report_written)
         return checkpoint_id
 
     def note_metric(self, steps_completed: int, metric: float) -> None:
         """Note the metric of a validation for the checkpoint that was written at the same batch, if there is one."""
-        if self.keeper is not None:
+        if self.retention is not None:
             self._collect(wait=True)
             with dead_workers_deferred():
-                self._written.discard(self.keeper.note_metric(steps_completed, metric))
+                self._written.discard(self.retention.note_metric(steps_completed, metric))
 
     def is_under_way(self) -> bool:
         """Tell whether a checkpoint is being written in the background."""
@@ -115,7 +177,7 @@ class CheckpointSaver:
         self._collect(wait=True)
         self._written.require_all()
 
-    def settle(self, wait: bool = False) -> list[str]:
+    def take_complete(self, wait: bool = False) -> list[str]:
         """Return the ids of the checkpoints that have become complete since the last call.
 
         Args:
@@ -143,9 +205,9 @@ class CheckpointSaver:
         with all_signals_deferred():
             self._under_way = BackgroundTask(write, name="checkpoint")
 
-    def _copy(self, files: CheckpointFiles, checkpoint_id: str) -> dict[str, Any]:
+    def _copy(self, content: CheckpointContent, checkpoint_id: str) -> CheckpointContent:
         try:
-            copied: dict[str, Any] = self._snapshotter.copy(vars(files), files.copies)
+            copied: CheckpointContent = self._snapshotter.copy(content, content.copies)
         except (RuntimeError, pickle.PicklingError, AttributeError, TypeError) as e:
             raise errors.CheckpointError(
                 f"Checkpoint {checkpoint_id} can not be written: its state can not be copied: {e}."
@@ -154,32 +216,32 @@ class CheckpointSaver:
 
     def _write(
         self,
-        files: CheckpointFiles,
+        content: CheckpointContent,
         checkpoint_id: str,
         metric: float | None,
-        tell_written: Callable[[pathlib.Path], None] | None = None,
+        report_written: Callable[[pathlib.Path], None] | None = None,
     ) -> str:
-        self._writer.write(files, checkpoint_id, tell_written)
-        return self._keep(files, checkpoint_id, metric)
+        self._writer.write(content, checkpoint_id, report_written)
+        return self._keep(content, checkpoint_id, metric)
 
     def _write_then_commit(
         self,
-        files: CheckpointFiles,
+        content: CheckpointContent,
         checkpoint_id: str,
         metric: float | None,
-        tell_written: Callable[[pathlib.Path], None],
+        report_written: Callable[[pathlib.Path], None],
     ) -> None:
-        place = self._writer.write_files(files, checkpoint_id, tell_written)
+        staging = self._writer.write_files(content, checkpoint_id, report_written)
 
         def commit() -> str:
-            self._writer.commit(files, place)
-            return self._keep(files, checkpoint_id, metric)
+            self._writer.commit(content, staging)
+            return self._keep(content, checkpoint_id, metric)
 
         self._begin(commit)
 
-    def _keep(self, files: CheckpointFiles, checkpoint_id: str, metric: float | None) -> str:
+    def _keep(self, content: CheckpointContent, checkpoint_id: str, metric: float | None) -> str:
         self._written.add(checkpoint_id)
-        if self.keeper is not None:
-            deleted = self.keeper.note_written(checkpoint_id, files.trial_state.batches_trained, metric)
+        if self.retention is not None:
+            deleted = self.retention.note_written(checkpoint_id, content.trial_state.batches_trained, metric)
             self._written.discard(deleted)
         return checkpoint_id

@@ -1,19 +1,133 @@
-"""Copying the state of a trial while it stands still, so that it can be written while training goes on."""
+"""Work beside the training: tasks in threads of their own, and copies of a state that may change meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import functools
+import signal
+import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from det_lightning.checkpoint.storage.background_task import BackgroundTask, all_signals_deferred
+from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.resume_state import ResumeState
 
-__all__ = ["Snapshotter", "tensors_in"]
+__all__ = [
+    "BackgroundTask",
+    "Snapshotter",
+    "all_signals_deferred",
+    "dead_workers_deferred",
+    "signal_deferred",
+    "tensors_in",
+]
+
+_Result = TypeVar("_Result")
+
+# So long a signal waits for its handler while the main thread waits for another one.
+_POLL_S = 0.05
+
+
+@contextlib.contextmanager
+def signal_deferred(number: int) -> Iterator[None]:
+    """Run the handler of a signal that comes inside when the block has ended, however it ends.
+
+    Only handlers in Python can raise; without one, and outside of the main thread, nothing is done.
+    """
+    handler: Any = signal.getsignal(number)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        came.append((signum, frame))
+
+    try:
+        signal.signal(number, note)
+        yield
+    finally:
+        if signal.getsignal(number) is note:  # otherwise someone has installed another one inside
+            signal.signal(number, handler)
+        if came:
+            handler(*came[0])
+
+
+@contextlib.contextmanager
+def all_signals_deferred() -> Iterator[None]:
+    """Do the same for all signals; for what takes no time."""
+    with contextlib.ExitStack() as stack:
+        for number in sorted(signal.valid_signals()):
+            if callable(signal.getsignal(number)):
+                stack.enter_context(signal_deferred(number))
+        yield
+
+
+def dead_workers_deferred() -> contextlib.AbstractContextManager[None]:
+    """Raise after the block what a worker of a ``DataLoader`` that dies inside of it raises.
+
+    torch raises that in the handler of SIGCHLD, wherever the main thread is: a writer would take it for an error of
+    its own.
+    """
+    number = getattr(signal, "SIGCHLD", None)  # not on Windows
+    return contextlib.nullcontext() if number is None else signal_deferred(number)
+
+
+class BackgroundTask(Generic[_Result]):
+    """Work that runs in a thread of its own, from its construction on.
+
+    A process that exits waits for it. Nothing is shared with the thread but its end: a lock that both threads take
+    could be left locked by a main thread that is interrupted.
+
+    Construct it, and store it, where signals are deferred (:func:`all_signals_deferred`): only then is it there for
+    the caller if and only if its thread runs.
+
+    Args:
+        work: is called in the thread.
+        name: of the thread.
+
+    Raises:
+        RuntimeError: no thread can be started.
+    """
+
+    def __init__(self, work: Callable[[], _Result], name: str) -> None:
+        self._work = work
+        self._results: list[_Result] = []
+        self._error: BaseException | None = None
+        self._done = False
+        self._thread = threading.Thread(target=self._run, name=name)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._work())
+        except BaseException as e:  # raised where the outcome is taken
+            self._error = e
+        self._done = True
+
+    def is_done(self) -> bool:
+        """Tell whether the work is done."""
+        return self._done
+
+    def wait(self) -> None:
+        """Wait until the thread has ended. An interrupted wait can be repeated."""
+        # An interrupted join() takes a thread that runs on for one that has ended, until Python 3.13.
+        while not self._done:
+            with all_signals_deferred():
+                self._thread.join(_POLL_S)
+        with all_signals_deferred():
+            self._thread.join()
+
+    def result(self) -> _Result:
+        """Wait; return what the work returned, or raise what it raised."""
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
 
 
 class Snapshotter:
@@ -109,7 +223,7 @@ def _key_of(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested dicts, lists and tuples."""
+    """Yield the tensors in nested dicts, lists and tuples, and in the content of a checkpoint."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -118,6 +232,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item)
+    elif isinstance(value, CheckpointContent | ResumeState):
+        yield from tensors_in(vars(value))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Files that tell other processes that a checkpoint is being written, and whether its writer lives.
+"""Locked files that tell other processes that a checkpoint is being written, and whether its writer lives.
 
 On a local disk the writer holds a lock on its mark, which ends with the process, however that ends. Elsewhere a mark
 counts as abandoned after a day.
@@ -13,12 +13,73 @@ import os
 import pathlib
 import socket
 import time
+import weakref
 from typing import IO
 
-from det_lightning.checkpoint.storage.file_locks import make_directory, try_to_lock
 from det_lightning.checkpoint.storage.location import Location
 
-__all__ = ["MARK_SUFFIX", "is_abandoned", "mark_content", "write_locked"]
+__all__ = ["MARK_SUFFIX", "is_abandoned", "make_directory", "mark_content", "try_to_lock", "write_locked"]
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+_MOST_ATTEMPTS = 100
+
+_held: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
+
+
+def try_to_lock(file: IO[bytes]) -> bool | None:
+    """Lock a file until it is closed or the process ends; return False if something else has the lock.
+
+    None where the system, or the file system, knows no locks. Processes that are forked do not get the lock: a loader's
+    worker that outlives its parent by some seconds must not keep the next run from it.
+    """
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    _held.add(file)
+    return True
+
+
+def make_directory(path: pathlib.Path) -> None:
+    """Make a directory that other processes make and, while it is empty, remove at the same time.
+
+    Raises:
+        OSError: it can not be made.
+    """
+    for attempt in range(_MOST_ATTEMPTS):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, FileNotFoundError):
+            if attempt == _MOST_ATTEMPTS - 1 or path.is_file():
+                raise
+        else:
+            return
+
+
+def _leave_to_parent() -> None:
+    """Point the descriptors of inherited locks elsewhere; to close them would leave file objects that close others."""
+    files = [file for file in _held if not file.closed]
+    _held.clear()
+    if not files:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for file in files:
+        os.dup2(nothing, file.fileno(), inheritable=False)
+    os.close(nothing)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
+
 
 MARK_SUFFIX = ".json"
 

@@ -1,0 +1,97 @@
+"""What a checkpoint holds, in memory. Needs no torch: a schedule counts with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import reprlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from det_lightning.checkpoint.format.resume_state import ResumeState
+
+__all__ = ["MAX_COUNT", "CheckpointContent", "TrialState", "find_wrong_counts", "short_text"]
+
+#: No run counts further; Determined keeps counts in columns of 32 bits.
+MAX_COUNT = 2**31 - 1
+
+
+@dataclasses.dataclass
+class TrialState:
+    """How far a trial has come; the content of ``trial_state.pkl``.
+
+    Attributes:
+        trial_id: Determined's id of the trial, 0 for a local run.
+        last_ckpt: ``batches_trained`` at the latest checkpoint.
+        step_id: kept for Determined; not used.
+        last_val: ``batches_trained`` at the latest validation.
+        batches_trained: number of batches trained on.
+        epochs_trained: number of epochs completed.
+    """
+
+    trial_id: int = 0
+    last_ckpt: int = 0
+    step_id: int = 0
+    last_val: int = 0
+    batches_trained: int = 0
+    epochs_trained: int = 0
+
+
+@dataclasses.dataclass
+class CheckpointContent:
+    """The content of a checkpoint, whether it is written, read, converted or resumed from.
+
+    Attributes:
+        state: models, optimizers, schedulers, callbacks and random state, as in ``state_dict.pth``, with the keys of
+            the release that wrote it; see ``modernize``.
+        trial_state: how far the trial has come; ``trial_state.pkl``.
+        load_data: how to build the trial again; ``load_data.json``. None where nothing says.
+        resume: what an exact resume needs beyond Determined's format; ``resume.pth``. None if Determined wrote the
+            checkpoint.
+        lightning: what Lightning keeps beyond the trial; ``lightning.pth``. None if Lightning keeps nothing.
+        notes: entries of ``metadata.json`` beyond those of Determined, for a checkpoint that is to be written.
+        epochs_known: ``trial_state`` has the number of epochs; old releases did not write it.
+        has_weights: ``state`` holds models and optimizers; Lightning's own files keep them elsewhere.
+        name: the checkpoint's id; empty if it has none yet.
+        source: path or URL of the file with the state, for messages.
+        directory: where it was read from; None if it was not.
+        copies: tensors of ``state`` that nothing else uses, so that they need not be copied to be written later.
+    """
+
+    state: dict[str, Any]
+    trial_state: TrialState
+    load_data: dict[str, Any] | None = None
+    resume: ResumeState | None = None
+    lightning: dict[str, Any] | None = None
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    epochs_known: bool = True
+    has_weights: bool = True
+    name: str = ""
+    source: str = ""
+    directory: pathlib.Path | None = None
+    copies: Sequence[torch.Tensor] = ()
+
+    @property
+    def trial_class(self) -> str | None:
+        """The class that wrote it, as ``"module:QualName"``; None where nothing says."""
+        found = (self.load_data or {}).get("trial_cls_spec")
+        return found if isinstance(found, str) else None
+
+
+def find_wrong_counts(counts: dict[str, Any]) -> str | None:
+    """Return what is wrong with values that should be counts, as a :class:`TrialState` has them; None if nothing."""
+    wrong = {name: value for name, value in counts.items() if type(value) is not int or not 0 <= value <= MAX_COUNT}
+    if not wrong:
+        return None
+    return f"should hold counts, which are integers from 0 to {MAX_COUNT}; it has {short_text(wrong)}"
+
+
+def short_text(value: Any) -> str:
+    """Return a short text for a value, which may be nested, or a number with more digits than Python prints."""
+    try:
+        return f"{reprlib.repr(value):.300}"
+    except ValueError:
+        return f"a very large {type(value).__name__}"

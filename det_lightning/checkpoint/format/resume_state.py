@@ -1,0 +1,260 @@
+"""What an exact resume needs beyond Determined's format, and whether a run can go on from it.
+
+The one module that knows the form of ``resume.pth``, which Lightning's ``.ckpt`` files hold too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from det_lightning import errors
+from det_lightning.checkpoint.format.content import MAX_COUNT, find_wrong_counts, short_text
+from det_lightning.checkpoint.format.layout import is_shallow
+
+__all__ = ["RESUME_VERSION", "ResumeState", "read_settings"]
+
+#: Of the form that is written. The first one had no number, and held the settings as a text of JSON.
+RESUME_VERSION = 2
+
+# A run has far fewer processes.
+_MAX_WORLD_SIZE = 1_000_000
+_MAX_SETTINGS_CHARS = 16 * 1024 * 1024
+
+_NEEDED = ("trial_state", "rng_states", "journals", "optimizer_steps", "gradients")
+_SETTINGS = ("hparams", "experiment_config")
+
+
+@dataclasses.dataclass
+class ResumeState:
+    """What a run goes on from exactly, in addition to the files of Determined.
+
+    Attributes:
+        trial_state: the fields of the ``TrialState`` that it belongs to.
+        rng_states: the random state of each rank.
+        journals: how the passes over the training data began, of each rank; see ``PassJournal``.
+        optimizer_steps: number of steps of all optimizers.
+        gradients: those of an aggregation under way: of each model by parameter name, for a single rank; for several
+            ranks a list with that of each rank, or only their average where models are sharded.
+        precision: what a precision has begun and not finished.
+        world_size: number of ranks that wrote it.
+        settings: ``hparams`` and ``experiment_config``, as JSON knows them and without secrets; None if not known.
+        best_value: the best value of the metric that checkpoints are chosen by.
+        trial: name of the trial in its storage.
+    """
+
+    trial_state: dict[str, int]
+    rng_states: list[dict[str, Any]]
+    journals: list[list[dict[str, Any]]]
+    optimizer_steps: int
+    gradients: list[Any]
+    precision: dict[str, Any] = dataclasses.field(default_factory=dict)
+    world_size: int = 1
+    settings: dict[str, Any] | None = None
+    best_value: float | None = None
+    trial: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of ``resume.pth``."""
+        return {"version": RESUME_VERSION, **vars(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], source: str) -> ResumeState:
+        """Read the content of ``resume.pth``, of any version; entries that no version has are ignored.
+
+        Args:
+            values: the content.
+            source: where it was read, for messages.
+
+        Raises:
+            InvalidCheckpointException: a newer release wrote it.
+            IncompleteCheckpointError: values are missing or wrong; names all of them.
+        """
+        version = values.get("version", 1)
+        if type(version) is int and version > RESUME_VERSION:
+            raise errors.InvalidCheckpointException(
+                f"{source} has version {short_text(version)} of what an exact resume needs; this release of "
+                f"det_lightning reads versions up to {RESUME_VERSION}. Update det_lightning."
+            )
+        names = [field.name for field in dataclasses.fields(cls)]
+        found = {name: values[name] for name in names if name in values}
+        mistakes = (
+            []
+            if type(version) is int and version >= 1
+            else [f"'version' should be a positive integer; got {_shown(version)}"]
+        )
+        if version == 1 and found.get("settings") is not None:
+            try:
+                found["settings"] = _parse_settings(found["settings"])
+            except ValueError as e:
+                mistakes.append(str(e))
+                del found["settings"]
+        mistakes += _find_mistakes(found)
+        if mistakes:
+            raise errors.IncompleteCheckpointError(
+                f"{source} is damaged, or the file of something else: {'; '.join(mistakes):.2000}. Use another "
+                "checkpoint; without this file a run goes on as Determined does, without its position in the data."
+            )
+        return cls(**found)
+
+    def require_journals(self, source: str) -> None:
+        """Raise unless the journals have all that a run goes on from.
+
+        Raises:
+            IncompleteCheckpointError: entries are missing or wrong; names all of them.
+        """
+        starts = [start for journal in self.journals for start in journal]
+        mistakes = [
+            f"'journals' should have {name!r} of each pass over the data, {expected}; got {_shown(start.get(name))}"
+            for start in starts
+            for name, (expected, is_right) in _EXPECTED_OF_START.items()
+            if name not in start or not is_right(start[name])
+        ]
+        if any(start.keys() - _EXPECTED_OF_START.keys() for start in starts):
+            mistakes.append(f"'journals' should have {', '.join(_EXPECTED_OF_START)} of each pass, and nothing else")
+        if mistakes:
+            raise errors.IncompleteCheckpointError(f"{source} is damaged: {'; '.join(mistakes):.2000}.")
+
+
+def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return hyperparameters and experiment configuration, None for what the trial did not have.
+
+    Args:
+        resume: the state for an exact resume, if there is one.
+        load_data: content of ``load_data.json``, which holds neither where one of the two was missing.
+
+    Raises:
+        InvalidCheckpointException: ``load_data`` is damaged.
+    """
+    settings = {} if resume is None else resume.settings or {}
+    found = {name: (load_data or {}).get(name) for name in _SETTINGS}
+    found = {name: settings.get(name) if value is None else value for name, value in found.items()}
+    wrong = [f"{name!r} is {value!r:.200}" for name, value in found.items() if not isinstance(value, dict | None)]
+    if wrong:
+        raise errors.InvalidCheckpointException(
+            f"The settings of a run should be JSON objects; they are {'; '.join(wrong)}."
+        )
+    return found
+
+
+def _parse_settings(text: Any) -> Any:
+    """Return the settings, which the first version kept as text.
+
+    Raises:
+        ValueError: they are not JSON.
+    """
+    if not isinstance(text, str) or len(text) > _MAX_SETTINGS_CHARS:
+        raise ValueError(f"'settings' should be JSON; got {_shown(text)}")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"'settings' should be JSON: {e}") from e
+
+
+def _find_mistakes(values: dict[str, Any]) -> list[str]:
+    mistakes = [f"{name!r} is missing" for name in _NEEDED if name not in values]
+    mistakes += [
+        f"{name!r} should be {expected}; got {_shown(values[name])}"
+        for name, (expected, is_right) in _EXPECTED.items()
+        if name in values and not is_right(values[name])
+    ]
+    if mistakes:
+        return mistakes
+    wrong_counts = find_wrong_counts(values["trial_state"])
+    if wrong_counts is not None:
+        mistakes.append(f"'trial_state' {wrong_counts}")
+    world_size = values.get("world_size")
+    for name in ("rng_states", "journals"):
+        if world_size is not None and len(values[name]) != world_size:
+            mistakes.append(f"{name!r} should have an entry for each of {world_size} ranks; got {len(values[name]):,}")
+    return mistakes
+
+
+def _shown(value: Any) -> str:
+    return "a tensor" if isinstance(value, torch.Tensor) else short_text(value)
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_COUNT
+
+
+def _is_world_size(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= _MAX_WORLD_SIZE
+
+
+def _is_settings(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict)
+        and all(isinstance(value.get(name), dict | None) for name in _SETTINGS)
+        and is_shallow(value)
+        and _is_json(value)
+    )
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_json(item) for name, item in value.items())
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _is_rng_states(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_dict, value))
+
+
+def _is_pass_start(value: Any) -> bool:
+    return isinstance(value, dict) and _is_count(value.get("first_batch", 0))
+
+
+def _is_journals(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(journal, list) and all(map(_is_pass_start, journal)) for journal in value)
+    )
+
+
+def _is_gradients(value: Any) -> bool:
+    """Return whether a value is a list of the gradients of each model, or such a list of each rank."""
+    return isinstance(value, list) and (all(map(_is_of_model, value)) or all(map(_is_of_rank, value)))
+
+
+def _is_of_rank(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_of_model, value))
+
+
+def _is_of_model(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(name, str) and isinstance(gradient, torch.Tensor) for name, gradient in value.items()
+    )
+
+
+_Expected = dict[str, tuple[str, Callable[[Any], bool]]]
+
+_EXPECTED: _Expected = {
+    "trial_state": ("a dict of counts", _is_dict),
+    "rng_states": ("a list with a dict of random states for each rank", _is_rng_states),
+    "journals": ("a list, for each rank, of how passes over the data began", _is_journals),
+    "optimizer_steps": (f"an integer from 0 to {MAX_COUNT}", _is_count),
+    "gradients": ("a list of dicts of tensors", _is_gradients),
+    "precision": ("a dict", _is_dict),
+    "world_size": (f"an integer from 1 to {_MAX_WORLD_SIZE}", _is_world_size),
+    "settings": ("JSON objects named hparams and experiment_config", _is_settings),
+    "best_value": ("a number", lambda value: isinstance(value, int | float | None)),
+    "trial": ("a name", lambda value: isinstance(value, str | None)),
+}
+
+_EXPECTED_OF_START: _Expected = {
+    "first_batch": ("an integer", _is_count),
+    "rng": ("a dict", _is_dict),
+    "samplers": ("a list of dicts", lambda value: isinstance(value, list) and all(map(_is_dict, value))),
+}
