@@ -30,8 +30,6 @@ def no_credentials_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_fac
     monkeypatch.setenv("AWS_CONFIG_FILE", str(nowhere))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(nowhere))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    # gcsfs would ask what kind of bucket it has by gRPC, which the server of the tests does not speak.
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 
 @pytest.fixture(scope="session")
