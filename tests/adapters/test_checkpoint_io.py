@@ -21,7 +21,7 @@ from tests.trials import SmallTrial, seed_everything, weights_of
 
 
 def trainer(*callbacks: pl.Callback, **flags: Any) -> pl.Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
     return pl.Trainer(accelerator="cpu", enable_checkpointing=saves, callbacks=[*callbacks], **quiet, **flags)
 

@@ -131,7 +131,7 @@ def test_metrics_reach_loggers_and_callback_metrics(tmp_path: Path) -> None:
     loggers = [CSVLogger(tmp_path, name="csv"), TensorBoardLogger(tmp_path, name="tb")]
     lightning = fit(TrialModule(SmallTrial), max_epochs=2, logger=loggers, log_every_n_steps=5)
     assert {"loss", "batch", "validation_loss"} <= lightning.callback_metrics.keys()
-    with (Path(loggers[0].log_dir) / "metrics.csv").open() as file:
+    with (Path(str(loggers[0].log_dir)) / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["step"] for row in rows if row["loss"]] == ["5", "7", "10", "14"]
     assert [row["step"] for row in rows if row["validation_loss"]] == ["7", "14"]
@@ -258,8 +258,8 @@ def test_a_trial_has_no_test_data() -> None:
 
 def test_only_trials_and_units_are_taken() -> None:
     with pytest.raises(TypeError, match=r"subclass of det_lightning\.pytorch\.PyTorchTrial"):
-        TrialModule(torch.nn.Linear)
+        TrialModule(torch.nn.Linear)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="validation_period must be a Batch or an Epoch"):
-        TrialModule(SmallTrial, validation_period=5)
+        TrialModule(SmallTrial, validation_period=5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"works with a det_lightning\.adapters\.TrialModule; got a BoringModel"):
         trainer(max_epochs=1, callbacks=[DeterminedCheckpoint(policy="all")]).fit(BoringModel())
