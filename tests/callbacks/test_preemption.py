@@ -107,7 +107,7 @@ def test_handlers_of_the_user_are_called_and_come_back(tmp_path: Path, monkeypat
         assert signal.getsignal(signal.SIGTERM) is mine
         assert seen == [signal.SIGTERM]
         with pytest.raises(ZeroDivisionError):
-            train(tmp_path, trial_that(lambda: 1 / 0))  # type: ignore[arg-type, return-value]
+            train(tmp_path, trial_that(lambda: 1 / 0))  # type: ignore[arg-type]
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -215,7 +215,7 @@ def test_a_restarted_script_takes_its_own_newest_checkpoint(tmp_path: Path, monk
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     monkeypatch.setattr("det_lightning.pytorch.trainer._fits", iter([1, 1, 2]))
     with pytest.raises(ZeroDivisionError):
-        train(tmp_path, trial_that(lambda: 1 / 0), checkpoint_period=pytorch.Batch(5))  # type: ignore[arg-type, return-value]
+        train(tmp_path, trial_that(lambda: 1 / 0), checkpoint_period=pytorch.Batch(5))  # type: ignore[arg-type]
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     starts: list[int] = []
 
