@@ -202,9 +202,15 @@ def test_settings_that_are_none_are_named(settings: str, trained: Path) -> None:
 def test_what_a_trial_module_added_to_a_file_is_checked() -> None:
     from det_lightning.engine.resume import ResumePoint
 
-    for entry in (None, {"extra": 3, "state": {}}, {"extra": {}, "state": {}}, {"extra": {"trial_state": {"x": 1}}}):
+    entries: list[Any] = [
+        None,
+        {"extra": 3, "state": {}},
+        {"extra": {}, "state": {}},
+        {"extra": {"trial_state": {"x": 1}}},
+    ]
+    for entry in entries:
         with pytest.raises(errors.CheckpointError):
-            ResumePoint.from_lightning(copy.deepcopy(entry))  # type: ignore[arg-type]
+            ResumePoint.from_lightning(copy.deepcopy(entry))
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1.0])

@@ -56,7 +56,7 @@ def checkpoint(tmp_path: Path) -> Path:
     }.items():
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         (code / name).write_text(content)
-    load_data = {
+    load_data: dict[str, Any] = {
         "trial_type": "PyTorchTrial",
         "trial_cls_spec": "model_def:MyTrial",
         "hparams": {},

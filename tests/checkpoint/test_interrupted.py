@@ -219,6 +219,7 @@ def train_endlessly(folder: Path) -> None:
 def test_a_second_interrupt_ends_a_process_that_waits_for_a_write(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=train_endlessly, args=[tmp_path])
     process.start()
+    assert process.pid is not None
     while process.is_alive() and not (tmp_path / "begun").exists():
         time.sleep(0.05)
     for _ in range(40):

@@ -152,7 +152,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-DAMAGE: dict[str, Callable[[Path], None]] = {
+DAMAGE: dict[str, Callable[[Path], object]] = {
     "cut off": lambda checkpoint: truncate(checkpoint / "state_dict.pth"),
     "a bit": lambda checkpoint: flip(checkpoint / "state_dict.pth"),
     "empty": lambda checkpoint: (checkpoint / "resume.pth").write_bytes(b""),

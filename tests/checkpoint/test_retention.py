@@ -78,7 +78,7 @@ def test_the_rule_is_that_of_determined(
 
 
 def test_without_numbers_the_best_and_the_latest_of_each_trial_are_kept() -> None:
-    metrics = {"a": [3.0, 1.0, 1.0, 2.0], "b": [5.0, None, 6.0, math.nan]}
+    metrics: dict[str, list[float | None]] = {"a": [3.0, 1.0, 1.0, 2.0], "b": [5.0, None, 6.0, math.nan]}
     records = [
         CheckpointRecord(f"{trial}{i}", trial, i, 10 * i + (trial == "b"), metric)
         for trial, values in metrics.items()
@@ -228,7 +228,7 @@ class Run:
     """A run whose validations return the values of a list, one after another."""
 
     storage: Path
-    metrics: dict[int, float]
+    metrics: dict[int, float | None]
 
     def fit(self, max_length: int, latest: str | None = None, **arguments: Any) -> None:
         metrics = self.metrics
@@ -263,7 +263,7 @@ def expected(metrics: dict[int, float | None], retention: Retention, smaller_is_
     return [record.steps_completed for record in there]
 
 
-METRICS_OF_RUN = {2: 5.0, 4: 3.0, 6: 4.0, 8: 3.0, 10: 7.0, 12: 6.0}
+METRICS_OF_RUN: dict[int, float | None] = {2: 5.0, 4: 3.0, 6: 4.0, 8: 3.0, 10: 7.0, 12: 6.0}
 RETENTIONS = [Retention(), Retention(0, 0, 1), Retention(0, 2, 0), Retention(3, 1, 2), Retention(0, 0, 0)]
 
 

@@ -213,7 +213,9 @@ class Gate:
     """Stops a writer in the middle of a checkpoint until it is opened."""
 
     def __init__(self, storage: CheckpointStorage) -> None:
-        self.storage, self.open, self.entered = storage, threading.Event(), []
+        self.storage = storage
+        self.open = threading.Event()
+        self.entered: list[str] = []
         self._begin = storage.begin
 
     def begin(self, checkpoint_id: str) -> Any:
@@ -239,7 +241,7 @@ def writing_threads() -> list[threading.Thread]:
 
 
 def files_with(weight: torch.Tensor, steps: int = 1) -> CheckpointFiles:
-    load_data = {"hparams": {}, "experiment_config": None, "trial_cls_spec": "m:T"}
+    load_data: dict[str, Any] = {"hparams": {}, "experiment_config": None, "trial_cls_spec": "m:T"}
     return CheckpointFiles({"weight": weight}, TrialState(batches_trained=steps), load_data, {"list": []})
 
 
@@ -345,7 +347,11 @@ def test_what_can_be_neither_copied_nor_pickled_is_an_error_of_the_checkpoint(
 @pytest.mark.parametrize("in_background", [False, True])
 def test_what_is_told_of_a_checkpoint_may_add_files(in_background: bool, remote: Backend) -> None:
     saver = saver_for(remote.storage(), in_background)
-    checkpoint_id = saver.save(files_of(), tell_written=lambda directory: (directory / "added").write_text("mine"))
+
+    def add(directory: Path) -> None:
+        (directory / "added").write_text("mine")
+
+    checkpoint_id = saver.save(files_of(), tell_written=add)
     assert saver.settle(wait=True) == [checkpoint_id]
     place = remote.storage().root / checkpoint_id
     assert (place / "added").read() == b"mine"
