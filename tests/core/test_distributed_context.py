@@ -81,7 +81,7 @@ def errors(results: list[Any]) -> dict[int, str]:
 def keys_of(context: DistributedContext) -> list[str]:
     """Every key of the store that the context uses."""
     assert context._session is not None
-    return sorted(context._session._lobby.underlying_store.list_keys())  # type: ignore[union-attr]
+    return sorted(context._session._lobby.underlying_store.list_keys())
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), LAYOUTS)
@@ -259,7 +259,7 @@ def test_port_offset_is_added_and_the_other_transport_arguments_are_accepted() -
 
     def on_rank(rank: int) -> Any:
         # Rank 1 names the same port differently.
-        ports = {"pub_port": port - 7, "port_offset": 7} if rank else {"pub_port": port}
+        ports: dict[str, Any] = {"pub_port": port - 7, "port_offset": 7} if rank else {"pub_port": port}
         context = DistributedContext(**numbers(rank, 1, 2), **ports, pull_port=1, force_tcp=True, timeout_s=TIMEOUT_S)
         with contextlib.closing(context):
             return context.allgather(rank)
