@@ -17,7 +17,7 @@ from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 ROOT = Path(__file__).resolve().parents[2]
 
 #: How far sums of floats may be apart that were added in another order.
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
 
 
 def launch(*arguments: str, ranks: int = 2, torchrun: bool = True, fails: bool = False) -> str:

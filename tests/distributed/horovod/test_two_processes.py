@@ -12,9 +12,9 @@ from tests.distributed.horovod.conftest import Launch
 from tests.distributed.horovod.scenarios import SCENARIOS
 
 #: How far sums of floats may be apart that were added in another order; 4e-7 was seen.
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
 #: The same for gradients that were rounded to half precision; 1e-4 was seen.
-COMPRESSED = {"rtol": 1e-2, "atol": 1e-3}
+COMPRESSED: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-3}
 
 MODULE = "tests.distributed.horovod.ranks"
 

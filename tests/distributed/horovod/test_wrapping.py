@@ -22,7 +22,7 @@ def backend(needs_horovod: None) -> Backend:
     return HorovodBackend(torch.device("cpu"))
 
 
-def stepped(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
+def stepped(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> torch.optim.Optimizer:
     parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     return optimizer
