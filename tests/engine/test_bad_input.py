@@ -37,7 +37,7 @@ class NothingWrapped(NoModel):
 
 
 class NoEvaluation(SmallTrial):
-    evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+    evaluate_batch: Any = pytorch.PyTorchTrial.evaluate_batch
 
 
 class TwoEvaluations(SmallTrial):
@@ -139,7 +139,7 @@ def test_a_trial_that_can_not_be_trained(
         ({"validation_period": 5}, TypeError, "validation_period must be a Batch or an Epoch.*got 5 of type int"),
         ({"checkpoint_period": "daily"}, TypeError, "checkpoint_period must be .*got 'daily'"),
         ({"reporting_period": 0.5}, TypeError, "reporting_period must be .*got 0.5"),
-        ({"validation_period": pytorch.Batch(0.5)}, TypeError, r"whole numbers .*got Batch\(0.5\)"),
+        ({"validation_period": pytorch.Batch(0.5)}, TypeError, r"whole numbers .*got Batch\(0.5\)"),  # type: ignore[arg-type]
         ({"checkpoint_policy": "sometimes"}, ValueError, "one of best, all, none; got 'sometimes'"),
         ({"latest_checkpoint": "no-such-id"}, errors.CheckpointNotFound, "no checkpoint 'no-such-id'"),
         ({"checkpoint_storage": "nowhere://x"}, errors.StorageError, "'nowhere://x' can not be opened.*s3://bucket"),
@@ -217,7 +217,7 @@ def test_a_trial_that_gives_up(exception: Exception, raised: bool, checkpoints: 
 
 @pytest.mark.parametrize("method", ["train_batch", "evaluate_batch", "evaluation_reducer"])
 def test_an_iterator_of_the_trials_own_that_ends_is_no_end_of_the_data(method: str) -> None:
-    exhausted = type("Exhausted", (SmallTrial,), {method: lambda self, *args, **kwargs: next(iter(()))})
+    exhausted: Any = type("Exhausted", (SmallTrial,), {method: lambda self, *args, **kwargs: next(iter(()))})
     if method == "evaluate_batch":
         exhausted.evaluate_batch = lambda self, batch: next(iter(()))
     with pytest.raises(RuntimeError, match="raised StopIteration"):

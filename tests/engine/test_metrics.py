@@ -119,6 +119,7 @@ def test_averages_are_exactly_numpys(values: list[float], dtype: torch.dtype) ->
     with np.errstate(over="ignore", invalid="ignore"):
         expected = np.mean(np.array([tensor.numpy() for tensor in tensors])).item()
         average = average_metrics(window.close())["loss"]
+    assert average is not None
     assert np.array_equal(average, expected, equal_nan=True)
 
 

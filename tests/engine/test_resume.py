@@ -133,7 +133,7 @@ def test_the_trial_is_told_where_it_goes_on(tmp_path: Path) -> None:
 
     train(tmp_path, Told, stop_after=9)
     checkpoint = only_checkpoint(tmp_path)
-    resumed = train(tmp_path, Told, latest_checkpoint=checkpoint)
+    resumed: Any = train(tmp_path, Told, latest_checkpoint=checkpoint)
     assert resumed.seen == [9, checkpoint, 9]
 
 
@@ -151,7 +151,7 @@ def test_best_is_compared_over_the_whole_run(tmp_path: Path) -> None:
         def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
             return {"quality": next(self.values)}
 
-        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+        evaluate_batch: Any = pytorch.PyTorchTrial.evaluate_batch
 
     def run(length: int, **fit: Any) -> None:
         searcher = {"metric": "quality", "smaller_is_better": True}
@@ -195,9 +195,9 @@ def test_a_callback_can_make_an_older_checkpoint_fit(tmp_path: Path) -> None:
             for wrapped in (context.models, context.optimizers, context.lr_schedulers):
                 wrapped.reverse()
 
-    straight = train(tmp_path / "straight")
+    straight: Any = train(tmp_path / "straight")
     train(tmp_path / "parts", stop_after=5)
-    resumed = train(tmp_path / "parts", Renamed, latest_checkpoint=only_checkpoint(tmp_path / "parts"))
+    resumed: Any = train(tmp_path / "parts", Renamed, latest_checkpoint=only_checkpoint(tmp_path / "parts"))
     assert torch.equal(resumed.head.weight, straight.head.weight)
 
 
