@@ -21,7 +21,12 @@ from det_lightning.porting.to_lightning import NoTrialError, write_module
 from tests.porting.test_trials import HPARAMS, TRIALS, load, ported
 
 EPOCHS = 3
-QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 
 
 def seed() -> None:
