@@ -19,6 +19,8 @@ from det_lightning.pytorch.precision import TorchAmp, make_scaler
 from det_lightning.pytorch.precision.casting import cast_floats, halves_to_float
 from tests.trials import SmallTrial, seed_everything, weights_of
 
+OFF = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+
 
 class Leveled(SmallTrial):
     """The small trial under one of apex's levels, with losses that overflow now and then."""
@@ -121,8 +123,8 @@ def test_lightnings_own_checkpoints_hold_masters_and_scales_too(tmp_path: Path, 
     def train(batches: int, path: Path | None = None) -> Leveled:
         seed_everything()
         module = TrialModule(kind, max_length=pytorch.Batch(batches), reporting_period=pytorch.Batch(2))
-        off = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
-        trainer = pl.Trainer(accelerator="cpu", devices=1, **dict.fromkeys(off, False))
+        flags: dict[str, Any] = dict.fromkeys(OFF, False)
+        trainer = pl.Trainer(accelerator="cpu", devices=1, **flags)
         trainer.fit(module, ckpt_path=path)
         trainer.save_checkpoint(tmp_path / f"{batches}.ckpt")
         assert isinstance(module.trial, Leveled)
@@ -180,9 +182,10 @@ def amp_context(scaler: Any, aggregation: int = 1) -> tuple[pytorch.PyTorchTrial
     context.scaler, context.precision = scaler, TorchAmp(scaler, context.backend)
     torch.manual_seed(0)
     model = context.wrap_model(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)))
-    kinds = (torch.optim.Adam, torch.optim.Adagrad)
+    kinds: list[Any] = [torch.optim.Adam, torch.optim.Adagrad]
     optimizers = [
-        context.wrap_optimizer(kind(part.parameters(), lr=0.1)) for kind, part in zip(kinds, model, strict=True)
+        context.wrap_optimizer(kind(part.parameters(), lr=0.1))
+        for kind, part in zip(kinds, model.children(), strict=True)
     ]
     return context, model, optimizers
 
@@ -259,7 +262,7 @@ Pair = collections.namedtuple("Pair", ["first", "second"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_outputs_in_half_precision_come_back_as_float32_in_any_nesting(dtype: torch.dtype) -> None:
     half, number = torch.ones(2, dtype=dtype), torch.tensor(3)
-    nested = {
+    nested: dict[str, Any] = {
         "list": [half, (number, None)],
         "pair": Pair(half, "text"),
         "default": collections.defaultdict(list, {"key": half}),
@@ -303,8 +306,8 @@ def test_what_can_not_be_looked_into_is_warned_of_once(caplog: pytest.LogCapture
 def train_under(precision: Any, kind: type[Any] = SmallTrial) -> tuple[TrialModule, pl.Trainer]:
     seed_everything()
     module = TrialModule(kind, max_length=pytorch.Batch(6), reporting_period=pytorch.Batch(2))
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    trainer = pl.Trainer(accelerator="cpu", devices=1, precision=precision, **dict.fromkeys(off, False))
+    flags: dict[str, Any] = dict.fromkeys(OFF, False)
+    trainer = pl.Trainer(accelerator="cpu", devices=1, precision=precision, **flags)
     trainer.fit(module)
     return module, trainer
 
