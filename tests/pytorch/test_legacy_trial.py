@@ -59,6 +59,8 @@ class Common(pytorch.PyTorchTrial):
 
     step_mode = Mode.STEP_EVERY_BATCH
     returns_tensor = False
+    context: pytorch.PyTorchTrialContext
+    counter: Any
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(make_data(), batch_size=BATCH_SIZE, shuffle=True)
@@ -409,11 +411,12 @@ class SchedulerOfAnotherOptimizer(Old):
 
 
 class NoOptimizer(Old):
-    optimizer = None
+    optimizer: Any = None
 
 
 class NothingBuiltAndNoEvaluation(OldWithoutEvaluation):
-    build_model = optimizer = None
+    build_model: Any = None
+    optimizer: Any = None
 
 
 class WrapsAsWell(Old):

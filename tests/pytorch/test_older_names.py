@@ -26,7 +26,8 @@ class Regression(pytorch.PyTorchTrial):
         return {} if callback is None else {"clip": callback}
 
     def build_training_data_loader(self) -> Any:
-        return pytorch.DataLoader(100 * torch.eye(2).repeat(4, 1), batch_size=2)
+        data: Any = 100 * torch.eye(2).repeat(4, 1)
+        return pytorch.DataLoader(data, batch_size=2)
 
     build_validation_data_loader = build_training_data_loader
 
