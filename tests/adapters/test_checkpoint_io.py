@@ -41,6 +41,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "checkpoints") if request.param == "disk" else f"memory://{uuid.uuid4()}"
 
 
+@pytest.mark.slow
 def test_model_checkpoint_keeps_the_best_of_determineds_directories(folder: str) -> None:
     saver = ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=2, save_last=True)
     fit(TrialModule(SmallTrial), saver, max_epochs=4, plugins=[DeterminedCheckpointIO()])
