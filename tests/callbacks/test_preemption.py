@@ -154,6 +154,7 @@ def test_what_can_not_be_handled_is_refused(arguments: dict[str, Any], message: 
         PreemptionHandler(**arguments)
 
 
+@pytest.mark.slow
 def test_the_process_ends_with_the_code_though_its_group_is_signalled(tmp_path: Path) -> None:
     """Workers that load batches are in the group too; a second signal, after some time, ends the process at once."""
     group = start(tmp_path / "group", "--end", "sigterm-to-group", "--at", "6", "--workers", "2")
@@ -181,11 +182,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_two_ranks_save_together_at_the_next_boundary(ranks: Path) -> None:
     assert steps_of(ranks / "preempted" / "checkpoints") == [8]
     assert not list((ranks / "preempted").glob("end-*.pt"))
 
 
+@pytest.mark.slow
 def test_preempted_ranks_and_then_one_that_dies_end_bit_equal(ranks: Path, tmp_path: Path) -> None:
     """They go on from batch 8; rank 1 is killed at batch 14; the launcher restarts both, from the checkpoint at 12."""
     shutil.copytree(ranks / "preempted" / "checkpoints", tmp_path / "checkpoints")
@@ -197,6 +200,7 @@ def test_preempted_ranks_and_then_one_that_dies_end_bit_equal(ranks: Path, tmp_p
         assert torch.equal(end_of(tmp_path, rank)["weights"], end_of(ranks / "straight")["weights"])
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_after_as_many_samples(ranks: Path, tmp_path: Path) -> None:
     shutil.copytree(ranks / "preempted" / "checkpoints", tmp_path / "checkpoints")
     one = start(tmp_path, "--latest", "last")
