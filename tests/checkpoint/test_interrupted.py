@@ -25,9 +25,12 @@ from det_lightning.checkpoint.storage.saving import CheckpointSaver
 from tests.checkpoint.storage.backends import FlakyFileSystem, files_of
 from tests.trials import SmallTrial
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals, and no fork")
+pytestmark = [
+    pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals, and no fork"),
+    pytest.mark.slow,
+]
 
-SCRIPT = Path(__file__).parent / "soak" / "interrupt_training.py"
+SCRIPT = Path(__file__).parents[1] / "soak" / "interrupt_training.py"
 
 
 def test_a_dozen_moments(tmp_path: Path) -> None:

@@ -8,13 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention
 from det_lightning.checkpoint.retention.rule import CheckpointRecord
 from det_lightning.checkpoint.retention.trial_index import TrialIndex, read_indexes
 from tests.trials import SmallTrial, seed_everything
 
-SCRIPT = Path(__file__).parent / "soak" / "kill_training.py"
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).parents[1] / "soak" / "kill_training.py"
 
 
 def test_a_dozen_kills(tmp_path: Path) -> None:

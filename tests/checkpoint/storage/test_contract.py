@@ -213,6 +213,7 @@ def start() -> Start:
     return start_one
 
 
+@pytest.mark.slow
 def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path: Path, start: Start) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
     complete = write(storage)

@@ -252,6 +252,7 @@ def run(code: str, *arguments: str, before: tuple[str, ...] = ()) -> str:
     return process.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["state", "resume", "load_data"])
 def test_a_limit_on_the_size_of_files_loses_no_earlier_checkpoint(what: str, tmp_path: Path) -> None:
     told = json.loads(run(FILLS, str(tmp_path), what, "1000000"))
@@ -273,6 +274,7 @@ def small_disks_are_allowed(tmp_path: Path) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["state", "resume", "load_data", "code", "callback"])
 def test_a_full_disk_loses_no_earlier_checkpoint_and_says_so(what: str, tmp_path: Path) -> None:
     if not small_disks_are_allowed(tmp_path):

@@ -222,6 +222,7 @@ def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path / "staging"
 
 
+@pytest.mark.slow
 def test_staging_directories_of_killed_writers_are_removed_and_those_of_live_ones_are_not(
     staging: Path, flaky: Backend
 ) -> None:

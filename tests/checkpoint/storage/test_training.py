@@ -90,6 +90,7 @@ def assert_same_checkpoints(one: CheckpointStorage, other: CheckpointStorage) ->
         assert content.trial_state == theirs[steps].trial_state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Told, ToldOfFiles])
 def test_writing_in_the_background_changes_nothing_else(tmp_path: Path, kind: type[Told]) -> None:
     storages, trials, callbacks = [], [], []
@@ -110,6 +111,7 @@ def test_writing_in_the_background_changes_nothing_else(tmp_path: Path, kind: ty
     assert steps[0] == steps[1] == [3, 6, 9, 12]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Told, ToldOfFiles])
 def test_a_remote_storage_gets_the_checkpoints_of_a_local_one(
     remote: Backend, tmp_path: Path, kind: type[Told]
@@ -124,6 +126,7 @@ def test_a_remote_storage_gets_the_checkpoints_of_a_local_one(
     assert writing_threads() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("latest", ["last", "id", "URL"])
 def test_a_run_goes_on_from_a_remote_storage_as_if_it_had_not_stopped(
     remote: Backend, tmp_path: Path, latest: str
@@ -139,6 +142,7 @@ def test_a_run_goes_on_from_a_remote_storage_as_if_it_had_not_stopped(
         assert equal(mine.state_dict(), theirs.state_dict())
 
 
+@pytest.mark.slow
 def test_a_section_of_a_configuration_is_enough_to_train_and_go_on_from(
     s3_options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -159,6 +163,7 @@ def test_a_section_of_a_configuration_is_enough_to_train_and_go_on_from(
     assert sorted(contents_of(CheckpointStorage(section))) == [9, 12]
 
 
+@pytest.mark.slow
 def test_failures_that_pass_change_nothing_that_is_trained(flaky: Backend, tmp_path: Path) -> None:
     straight = train(tmp_path)
     for in_background in (False, True):
