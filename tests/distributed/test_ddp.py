@@ -14,6 +14,8 @@ import torch
 
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 #: How far sums of floats may be apart that were added in another order.

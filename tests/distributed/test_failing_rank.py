@@ -9,6 +9,8 @@ import pytest
 
 from tests.launching import TORCHRUN, start, wait
 
+pytestmark = pytest.mark.slow
+
 #: Starting takes its time too.
 START_S, END_S = 30, 30
 

@@ -15,6 +15,8 @@ import torch
 from det_lightning import pytorch
 from det_lightning.checkpoint import load_checkpoint
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 #: How far sums of floats may be apart that were added in another order.

@@ -11,6 +11,8 @@ import torch
 from tests.distributed.horovod.conftest import Launch
 from tests.distributed.horovod.scenarios import SCENARIOS
 
+pytestmark = pytest.mark.slow
+
 #: How far sums of floats may be apart that were added in another order; 4e-7 was seen.
 TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
 #: The same for gradients that were rounded to half precision; 1e-4 was seen.
