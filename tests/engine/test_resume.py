@@ -82,6 +82,7 @@ def test_stopped_by_a_shorter_length_whose_last_validation_would_not_have_been(s
     assert_same_state(resumed, straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [2, 7, 13])
 def test_with_workers_that_fetch_ahead(stop_after: int, tmp_path: Path) -> None:
     class WithWorkers(SmallTrial):
@@ -105,6 +106,7 @@ def test_in_the_middle_of_an_aggregation(stop_after: int, aggregation_frequency:
     assert_same_state(resumed, straight)
 
 
+@pytest.mark.slow
 def test_several_times_over(tmp_path: Path) -> None:
     straight = train(tmp_path / "straight")
     checkpoint = None
