@@ -466,6 +466,7 @@ USES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @hypothesis.given(st.lists(st.one_of(IMPORTS, USES), max_size=8), st.sampled_from(["\n", "\r\n"]))
 def test_any_program_stays_a_program_and_is_ported_once(lines: list[str], newline: str) -> None:
     before = "".join(line + "\n" for line in lines).replace("\n", newline)

@@ -85,6 +85,7 @@ def train_written(
     return seen, metrics, [parameter.detach().clone() for parameter in written.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["images", "adversaries", "words", "sentences"])
 def test_both_train_alike(name: str, tmp_path: Path) -> None:
     written, todos = write_module((TRIALS / f"{name}.py").read_text())
