@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 Run: TypeAlias = Callable[..., str]
 
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
