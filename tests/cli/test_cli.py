@@ -21,7 +21,6 @@ import fsspec
 import pytest
 import requests
 import torch
-from moto.server import ThreadedMotoServer
 from typer.testing import CliRunner, Result
 
 from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
@@ -71,6 +70,8 @@ def make_incomplete(checkpoint: Path, age_s: float = 7200.0) -> Path:
 
 @pytest.fixture(scope="module")
 def s3_endpoint() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
