@@ -52,7 +52,7 @@ def test_model_checkpoint_keeps_the_best_of_determineds_directories(folder: str)
     )
 
 
-def test_training_goes_on_from_it_as_if_it_had_never_stopped(folder: str) -> None:
+def test_a_run_resumed_from_it_ends_bit_equal(folder: str) -> None:
     saver = ModelCheckpoint(folder, save_last=True)
     fit(TrialModule(SmallTrial), saver, max_epochs=2, plugins=[DeterminedCheckpointIO()])
     resumed = TrialModule(SmallTrial)
