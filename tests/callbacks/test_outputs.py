@@ -65,7 +65,7 @@ def test_the_profiler_sees_every_batch_and_leaves_a_trace(tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("*.pt.trace.json"))) == 2
 
 
-def test_tensorboard_files_go_where_they_are_told_to(tmp_path: Path) -> None:
+def test_tensorboard_files_go_to_the_given_directory(tmp_path: Path) -> None:
     with pytorch.init(tensorboard_path=tmp_path) as context:
         trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
         trainer.fit(max_length=pytorch.Batch(5))

@@ -75,7 +75,7 @@ def test_a_single_process_saves_after_the_batch_and_goes_on_bit_equal(number: in
     assert torch.equal(weights_of(resumed), weights_of(straight))
 
 
-def test_in_lightnings_door(tmp_path: Path) -> None:
+def test_under_lightnings_trainer_a_signal_saves_and_the_run_resumes_bit_equal(tmp_path: Path) -> None:
     parts = tmp_path / "parts"
 
     def fit(trial_class: type[SmallTrial], storage: Path = parts, **arguments: Any) -> Any:
@@ -97,7 +97,7 @@ def test_in_lightnings_door(tmp_path: Path) -> None:
     assert torch.equal(weights_of(resumed), weights_of(straight))
 
 
-def test_handlers_of_the_user_are_called_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handlers_of_the_user_are_called_and_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     mine = lambda number, frame: seen.append(number)  # noqa: E731
     before = signal.signal(signal.SIGTERM, mine)
@@ -113,7 +113,7 @@ def test_handlers_of_the_user_are_called_and_come_back(tmp_path: Path, monkeypat
         signal.signal(signal.SIGTERM, before)
 
 
-def test_it_can_be_switched_off(tmp_path: Path) -> None:
+def test_preemption_can_be_switched_off(tmp_path: Path) -> None:
     handlers: list[Any] = []
     train(tmp_path, trial_that(lambda: handlers.append(signal.getsignal(signal.SIGUSR1))), preemption=False)
     assert handlers == [signal.getsignal(signal.SIGUSR1)]
@@ -125,7 +125,7 @@ def test_a_trial_that_wants_to_stop_is_done_and_not_preempted(tmp_path: Path) ->
     assert steps_of(tmp_path) == [AT + 1]
 
 
-def test_a_notice_that_is_no_signal(tmp_path: Path) -> None:
+def test_a_preemption_can_be_announced_without_a_signal(tmp_path: Path) -> None:
     handler = PreemptionHandler()
     with pytest.raises(errors.Preempted):
         train(tmp_path, trial_that(handler.request), callbacks=[handler])
@@ -204,7 +204,7 @@ def test_preempted_ranks_and_then_one_that_dies_end_bit_equal(ranks: Path, tmp_p
 def test_one_process_goes_on_after_as_many_samples(ranks: Path, tmp_path: Path) -> None:
     shutil.copytree(ranks / "preempted" / "checkpoints", tmp_path / "checkpoints")
     one = start(tmp_path, "--latest", "last")
-    lightning = start(tmp_path / "lightning", "--door", "lightning", "--end", "sigterm", "--at", "5", "--rank", "0")
+    lightning = start(tmp_path / "lightning", "--trainer", "lightning", "--end", "sigterm", "--at", "5", "--rank", "0")
     ended = wait(one)
     assert ended.status == 0, ended.output
     assert end_of(tmp_path)["first_batch"] == 2 * 8
