@@ -33,7 +33,7 @@ pytestmark = [
 SCRIPT = Path(__file__).parents[1] / "soak" / "interrupt_training.py"
 
 
-def test_a_dozen_moments(tmp_path: Path) -> None:
+def test_interrupts_at_a_dozen_random_moments_lose_nothing(tmp_path: Path) -> None:
     arguments = ["--moments", "12", "--seed", "1", "--json", "outcome.json"]
     subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=tmp_path, check=False)
     outcome = json.loads((tmp_path / "outcome.json").read_text())

@@ -154,7 +154,7 @@ def test_tensors_that_share_memory_share_it_in_the_snapshot(make: Any) -> None:
     assert not (one == snapshot["one"]).all()
 
 
-def test_two_tensors_over_parts_of_one_array_are_told_apart() -> None:
+def test_two_tensors_over_parts_of_one_array_stay_different() -> None:
     array = np.arange(8.0)
     for state in ([torch.from_numpy(array[:2]), torch.from_numpy(array)],) * 2:
         for order in (state, state[::-1]):
@@ -345,7 +345,7 @@ def test_what_can_be_neither_copied_nor_pickled_is_an_error_of_the_checkpoint(
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_what_is_told_of_a_checkpoint_may_add_files(in_background: bool, remote: Backend) -> None:
+def test_callbacks_may_add_files_to_a_written_checkpoint(in_background: bool, remote: Backend) -> None:
     saver = saver_for(remote.storage(), in_background)
 
     def add(directory: Path) -> None:
