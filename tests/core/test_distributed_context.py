@@ -396,7 +396,7 @@ def test_different_operations_are_named_on_every_rank() -> None:
         assert "rank 0 gather(), rank 1 broadcast(), rank 2 gather()" in text
 
 
-def test_ranks_that_wait_for_each_other_in_different_groups_are_told_so() -> None:
+def test_ranks_that_wait_for_each_other_in_different_groups_raise_an_error_that_says_so() -> None:
     def do(context: DistributedContext) -> None:
         if context.rank == 3:
             context.broadcast_local(None)
