@@ -1,4 +1,4 @@
-"""Two processes under both doors: the same weights on every rank, and those of one process on all of the data."""
+"""Two processes under either Trainer: the same weights on every rank, and those of one process on all of the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes with sharded models, under both doors: the weights of one process, and of replicated models."""
+"""Two processes with sharded models, under either Trainer: the weights of one process, and of replicated models."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_gradients_in_half_precision_train_nearly_the_same(folder: Path) -> None
     torch.testing.assert_close(compressed, plain, **COMPRESSED)
 
 
-def test_the_chiefs_weights_are_everybodys(folder: Path) -> None:
+def test_all_ranks_begin_with_the_weights_of_the_chief(folder: Path) -> None:
     assert torch.equal(last_updates(folder, "unequal"), last_updates(folder, "two-plain"))
 
 
