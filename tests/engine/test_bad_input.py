@@ -122,7 +122,7 @@ class UnwrappedOptimizer(SmallTrial):
         (UnwrappedOptimizer, errors.InvalidExperimentException, "got a SGD that was not wrapped"),
     ],
 )
-def test_a_trial_that_can_not_be_trained(
+def test_a_trial_that_cannot_be_trained_is_refused(
     trial_class: type[SmallTrial], error: type[BaseException], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -145,7 +145,7 @@ def test_a_trial_that_can_not_be_trained(
         ({"checkpoint_storage": "nowhere://x"}, errors.StorageError, "'nowhere://x' can not be opened.*s3://bucket"),
     ],
 )
-def test_an_argument_of_fit_that_can_not_be_used(
+def test_an_unusable_argument_of_fit_is_refused(
     arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -200,7 +200,9 @@ def test_a_failing_callback_leaves_earlier_checkpoints_and_no_half_written_one(t
     ("exception", "raised", "checkpoints"),
     [(InvalidHP("lr"), True, 1), (ShouldExit(), False, 1), (ShouldExit(skip_exit_checkpoint=True), False, 0)],
 )
-def test_a_trial_that_gives_up(exception: Exception, raised: bool, checkpoints: int, tmp_path: Path) -> None:
+def test_an_exception_of_the_trial_is_raised_or_ends_the_run(
+    exception: Exception, raised: bool, checkpoints: int, tmp_path: Path
+) -> None:
     class GivesUp(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             if batch_idx == 3:
