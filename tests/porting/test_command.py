@@ -69,7 +69,7 @@ def test_write_changes_the_files_of_the_project_only(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_check_is_for_continuous_integration(project: Path) -> None:
+def test_check_ends_with_1_until_everything_is_ported(project: Path) -> None:
     assert "to port: " in run(project, "--check", ends_with=1).stdout
     run(project, "--write")
     run(project, "--check", ends_with=1)  # a problem is left
@@ -82,7 +82,7 @@ def test_notes_are_no_reason_to_fail(tmp_path: Path) -> None:
     assert "note: entrypoint: model_def:MyTrial names a class" in run(tmp_path, "--check").stderr
 
 
-def test_json_for_programs(project: Path) -> None:
+def test_json_lists_changes_and_findings(project: Path) -> None:
     told = {
         Path(file["path"]).name: file for file in json.loads(run(project / "run.sh", project, "--json").stdout)["files"]
     }
@@ -93,13 +93,13 @@ def test_json_for_programs(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_to_port(tmp_path: Path) -> None:
+def test_a_project_with_nothing_to_port_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("model.cuda()\n")
     for flags in ([], ["--write"], ["--check"]):
         assert "Nothing to port" in run(tmp_path, *flags).stderr
 
 
-def test_wrong_use(project: Path) -> None:
+def test_wrong_arguments_are_usage_errors(project: Path) -> None:
     before = contents(project)
     for arguments, message in (
         ([project, "--write", "--check"], "--write changes files and --check does not"),

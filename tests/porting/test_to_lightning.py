@@ -87,7 +87,7 @@ def train_written(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["images", "adversaries", "words", "sentences"])
-def test_both_train_alike(name: str, tmp_path: Path) -> None:
+def test_the_module_trains_as_the_trial_does(name: str, tmp_path: Path) -> None:
     written, todos = write_module((TRIALS / f"{name}.py").read_text())
     assert todos == {"images": 1, "sentences": 2}.get(name, 0)  # the script; the section "data", several processes
     assert "det_lightning" not in "".join(line for line in written.splitlines() if not line.startswith("#"))
@@ -149,7 +149,7 @@ def test_the_number_of_processes_is_not_known_in_init() -> None:
     assert todos == 1
 
 
-def test_a_callback_that_clips_is_told_apart() -> None:
+def test_a_clipping_callback_becomes_a_call_of_clip_gradients() -> None:
     written, todos = written_trial(
         rest="def build_callbacks(self): return {'clip': pytorch.ClipGradsL2Norm(self.context.get_hparam('norm'))}"
     )
@@ -340,7 +340,7 @@ def test_the_command_writes_to_the_standard_output_or_to_a_file(tmp_path: Path) 
     assert run(TRIALS / "detections.py").stderr == "4 TODO comments to look at.\n"
 
 
-def test_wrong_use(tmp_path: Path) -> None:
+def test_wrong_arguments_are_usage_errors(tmp_path: Path) -> None:
     wrong = {"python2.py": b"import determined\nprint 1", "latin.py": b"# \xe9", "none.py": b"x = 1\n"}
     for name, content in wrong.items():
         (tmp_path / name).write_bytes(content)
