@@ -1,4 +1,4 @@
-"""Mixed precision over whole runs: through both doors, over checkpoints, in any nesting of outputs."""
+"""Mixed precision over whole runs: under either Trainer, over checkpoints, in any nesting of outputs."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def test_lightnings_true_precision_casts_the_weights() -> None:
     assert {p.dtype for model in half.context.models for p in model.parameters()} == {torch.float16}
 
 
-def test_determineds_door_takes_lightnings_precision(tmp_path: Path) -> None:
+def test_determineds_trainer_accepts_lightnings_precision(tmp_path: Path) -> None:
     through = fit(SmallTrial, tmp_path / "one", 6, lightning={"precision": "bf16-mixed"})
     assert torch.equal(weights_of(through), weights_of(fit(ByHand, tmp_path / "two", 6)))
     cast = fit(SmallTrial, tmp_path / "three", 6, lightning={"precision": "bf16-true"})
