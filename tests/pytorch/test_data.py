@@ -223,7 +223,7 @@ def test_a_loader_that_runs_dry_says_after_how_many_batches() -> None:
         list(stream)
 
 
-def test_validation_data_begin_anew_each_time_and_not_before_the_first_batch() -> None:
+def test_each_validation_reads_its_data_from_the_start_and_not_before_its_first_batch() -> None:
     loader = Endless()
     stream = ValidationStream(loader)
     first = iter(stream)

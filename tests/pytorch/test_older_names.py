@@ -62,7 +62,7 @@ def test_the_length_of_an_epoch() -> None:
     assert run_trial(Regression, batches=2).metrics[0]["epoch_len"] == 4
 
 
-def test_reset_parameters_draws_the_weights_of_every_module_anew() -> None:
+def test_reset_parameters_draws_new_weights_for_every_module() -> None:
     model = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 1), torch.nn.ReLU(), torch.nn.Sequential(torch.nn.Linear(2, 1)))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     pytorch.reset_parameters(model)

@@ -51,7 +51,7 @@ def test_repeating_has_no_end_but_the_length_of_one_pass(repeated: Any, first_ei
     assert len(repeated) == len(one_pass)
 
 
-def test_each_repetition_begins_the_source_anew() -> None:
+def test_each_repetition_restarts_the_source() -> None:
     repeated = samplers.RepeatSampler(samplers.ReproducibleShuffleSampler(in_order(20), seed=1))
     taken = list(itertools.islice(repeated, 40))
     assert sorted(taken[:20]) == sorted(taken[20:]) == list(range(20))
