@@ -181,7 +181,7 @@ def run(
     trial_seed: int = 7,
     **fit: Any,
 ) -> Trace:
-    """Train the trial on one side, with Determined's own door, and return what happened.
+    """Train the trial on one side, with Determined's own Trainer, and return what happened.
 
     Units in ``fit`` are given as functions of the API module, such as ``lambda api: api.Batch(5)``.
     """
