@@ -63,7 +63,7 @@ def test_digits_checkpoint_holds_the_code_of_the_example_only(run_example: Run, 
     ]
 
 
-def test_digits_through_both_doors_gives_the_same_numbers(run_example: Run, tmp_path: pathlib.Path) -> None:
+def test_digits_under_either_trainer_gives_the_same_numbers(run_example: Run, tmp_path: pathlib.Path) -> None:
     first = run_example("digits/train.py", "--output", "first", "--epochs", "2")
     second = run_example("digits/train_lightning.py", "--output", "second", "--epochs", "2")
 
