@@ -63,6 +63,7 @@ def records(draw: st.DrawFn) -> list[CheckpointRecord]:
     return [CheckpointRecord(f"id{order}", draw(trials), order, float(order), draw(METRICS)) for order in orders]
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(
     records=records(),
@@ -119,6 +120,7 @@ def keeper_of(storage: CheckpointStorage, trial: str, retention: Retention) -> C
     return CheckpointKeeper(storage, TrialIndex(storage.root, "experiment", trial, "loss"), retention)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     writes=st.lists(st.tuples(st.sampled_from(["one", "two"]), METRICS), max_size=8),
@@ -267,6 +269,7 @@ METRICS_OF_RUN: dict[int, float | None] = {2: 5.0, 4: 3.0, 6: 4.0, 8: 3.0, 10: 7
 RETENTIONS = [Retention(), Retention(0, 0, 1), Retention(0, 2, 0), Retention(3, 1, 2), Retention(0, 0, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("async_write", [False, True])
 @pytest.mark.parametrize("smaller_is_better", [True, False])
 @pytest.mark.parametrize("retention", RETENTIONS, ids=str)
@@ -299,6 +302,7 @@ def test_a_run_that_goes_on_from_a_link_counts_the_checkpoint_and_not_the_link(t
     assert [record.steps_completed for record in index.records] == [4, 8, 12]
 
 
+@pytest.mark.slow
 def test_another_run_in_the_same_storage_loses_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path, METRICS_OF_RUN)
     run.fit(6)
