@@ -113,9 +113,10 @@ def test_code_that_is_not_what_was_written_is_not_imported(damage: Any, problem:
 
 
 def replace_by_link(path: Path) -> None:
-    """Move a file or directory away and leave a link to it."""
-    path.rename(path.parents[4] / "elsewhere")
-    path.symlink_to(path.parents[4] / "elsewhere")
+    """Move a file or directory to the working directory, which belongs to the test, and leave a link to it."""
+    elsewhere = Path.cwd() / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
 
 
 def add_extension(code: Path) -> None:
