@@ -52,6 +52,7 @@ def test_model_checkpoint_keeps_the_best_of_determineds_directories(folder: str)
     )
 
 
+@pytest.mark.slow
 def test_a_run_resumed_from_it_ends_bit_equal(folder: str) -> None:
     saver = ModelCheckpoint(folder, save_last=True)
     fit(TrialModule(SmallTrial), saver, max_epochs=2, plugins=[DeterminedCheckpointIO()])

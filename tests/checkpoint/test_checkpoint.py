@@ -206,6 +206,7 @@ def test_a_file_that_was_cut_off_anywhere_is_named(
     assert str(path) in str(raised.value)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(data=st.data())
 def test_any_damage_to_the_trial_state_raises_a_checkpoint_error(

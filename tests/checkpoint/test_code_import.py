@@ -245,6 +245,7 @@ def test_whatever_metadata_says_its_checksum_holds_after_reading(value: Any, tmp
     assert verify_checkpoint(checkpoint).problems == []
 
 
+@pytest.mark.slow
 @pytest.mark.determined
 def test_the_real_one_loads_what_has_a_checksum_of_its_metadata(checkpoint: Path) -> None:
     (checkpoint / "code" / "model_def.py").write_text(TRIAL.replace("det_lightning", "determined"))

@@ -121,6 +121,7 @@ def modules_after(*arguments: object) -> set[str]:
     return set(done.stderr.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["checkpoint", "--help"], ["checkpoint", "ls", "-h"]])
 def test_help_imports_nothing_that_is_slow(arguments: list[str]) -> None:
     imported = modules_after(*arguments)
@@ -541,6 +542,7 @@ def test_prune_refuses_an_experiment_whose_trials_do_not_agree(indexed: dict[str
 # Remote storages
 
 
+@pytest.mark.slow
 def test_every_command_works_on_s3(s3_storage: CheckpointStorage, s3_options: list[str], tmp_path: Path) -> None:
     checkpoint_id = write_remote(s3_storage, tmp_path)
     url = f"{s3_storage}/{checkpoint_id}"

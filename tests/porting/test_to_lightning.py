@@ -329,6 +329,7 @@ def run(*arguments: object, ends_with: int = 0) -> Result:
     return result
 
 
+@pytest.mark.slow
 def test_the_command_writes_to_the_standard_output_or_to_a_file(tmp_path: Path) -> None:
     trial, output = TRIALS / "words.py", tmp_path / "module.py"
     printed = run(trial)
