@@ -177,6 +177,7 @@ def test_a_metric_counts_for_the_latest_checkpoint_only(tmp_path: Path) -> None:
     assert [(record.steps_completed, record.metric) for record in index.records] == [(5, None), (9, None), (5, 2.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [

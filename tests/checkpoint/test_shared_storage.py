@@ -297,6 +297,7 @@ class Removes(pytorch.PyTorchCallback):
             self.storage.root.remove()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("async_write", [False, True])
 @pytest.mark.parametrize("after", [1, 2, 4])
 @pytest.mark.parametrize("place", ["local", "memory"])
@@ -326,6 +327,7 @@ def test_vanished_checkpoints_are_reported_before_the_next_write(
     assert told == [False, False, True, True]
 
 
+@pytest.mark.slow
 def test_two_runs_in_two_processes_share_a_storage(tmp_path: Path) -> None:
     script = ROOT / "tests" / "soak" / "share_storage.py"
     arguments = ["--rounds", "2", "--runs", "3", "--json", "outcome.json"]

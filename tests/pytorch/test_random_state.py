@@ -133,6 +133,7 @@ class Run:
         return seen, written.getvalue()
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     size=st.integers(1, 20),
