@@ -13,6 +13,10 @@ import torch
 hypothesis.settings.register_profile("det_lightning", deadline=None, max_examples=50, derandomize=True, database=None)
 hypothesis.settings.load_profile("det_lightning")
 
+# gcsfs would ask what kind of bucket it has by gRPC, which the server of the tests does not speak. It reads this only
+# once, when it is imported, which any test may cause, so a fixture of the tests of storages would be too late.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+
 # Set by pytest while a test runs, and by torch when some parts of it are first used.
 _OF_OTHERS = ("PYTEST_", "PYTORCH_", "TORCH", "TRITON_")
 

@@ -112,7 +112,7 @@ def run_lightning(options: argparse.Namespace) -> SmallTrial:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--door", choices=["determined", "lightning"], default="determined")
+    parser.add_argument("--trainer", choices=["determined", "lightning"], default="determined")
     parser.add_argument("--end", choices=ENDS, default="none")
     parser.add_argument("--at", type=int, default=-1)
     parser.add_argument("--rank", type=int, default=0)
@@ -122,7 +122,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     seed_everything()
-    trial: Any = {"determined": run_determined, "lightning": run_lightning}[options.door](options)
+    trial: Any = {"determined": run_determined, "lightning": run_lightning}[options.trainer](options)
     rank = trial.context.distributed.rank
     torch.save({"weights": weights_of(trial), "first_batch": trial.first_batch}, options.folder / f"end-{rank}.pt")
     if dist.is_initialized():

@@ -33,9 +33,9 @@ import det_lightning
 from determined import core, errors
 from determined.checkpoint import storage
 import determined.errors
-import det_lightning.checkpoint.storage.checkpoint_storage
+import det_lightning.checkpoint.storage
 print(det is det_lightning, core is det_lightning.core, errors is det_lightning.errors)
-print(storage is det_lightning.checkpoint.storage.checkpoint_storage, det.errors is errors)
+print(storage is det_lightning.checkpoint.storage, det.errors is errors)
 print(det.__name__, det.__spec__.name, errors.__spec__.name, det.InvalidHP is errors.InvalidHP)
 print(sum(type(finder).__name__ == "_AliasFinder" for finder in sys.meta_path))
 """
@@ -92,6 +92,7 @@ def test_before_installing_the_name_is_not_ours() -> None:
     assert printed("print('determined' in sys.modules)") == ["False"]
 
 
+@pytest.mark.slow
 @pytest.mark.determined
 def test_the_real_one_is_not_replaced_once_it_is_imported() -> None:
     done = run_code("import determined\ncompat.install()")

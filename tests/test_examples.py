@@ -1,18 +1,26 @@
 """Each example runs as its user runs it: in a process of its own, from somewhere else."""
 
+from __future__ import annotations
+
 import csv
 import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import TypeAlias
 
 import pytest
+
+pytestmark = pytest.mark.slow
+
+Run: TypeAlias = Callable[..., str]
 
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
 
 
 @pytest.fixture
-def run_example(tmp_path: pathlib.Path):
+def run_example(tmp_path: pathlib.Path) -> Run:
     """Return a function that runs a script of the examples and returns what it printed."""
 
     def run(script: str, *arguments: str) -> str:
@@ -30,7 +38,9 @@ def percentage_after(label: str, printed: str) -> float:
     return float(found.group(1)) / 100
 
 
-def test_digits_reads_97_percent_and_writes_picture_metrics_and_checkpoint(run_example, tmp_path):
+def test_digits_reads_97_percent_and_writes_picture_metrics_and_checkpoint(
+    run_example: Run, tmp_path: pathlib.Path
+) -> None:
     printed = run_example("digits/train.py", "--output", "out")
 
     assert percentage_after("Best validation", printed) >= 0.97
@@ -41,7 +51,7 @@ def test_digits_reads_97_percent_and_writes_picture_metrics_and_checkpoint(run_e
     assert {path.name for path in tmp_path.iterdir()} == {"out"}
 
 
-def test_digits_checkpoint_holds_the_code_of_the_example_only(run_example, tmp_path):
+def test_digits_checkpoint_holds_the_code_of_the_example_only(run_example: Run, tmp_path: pathlib.Path) -> None:
     run_example("digits/train.py", "--output", "out", "--epochs", "1")
 
     (code,) = tmp_path.glob("out/checkpoints/*/code")
@@ -53,7 +63,7 @@ def test_digits_checkpoint_holds_the_code_of_the_example_only(run_example, tmp_p
     ]
 
 
-def test_digits_through_both_doors_gives_the_same_numbers(run_example, tmp_path):
+def test_digits_under_either_trainer_gives_the_same_numbers(run_example: Run, tmp_path: pathlib.Path) -> None:
     first = run_example("digits/train.py", "--output", "first", "--epochs", "2")
     second = run_example("digits/train_lightning.py", "--output", "second", "--epochs", "2")
 
@@ -67,7 +77,7 @@ def test_digits_through_both_doors_gives_the_same_numbers(run_example, tmp_path)
     assert len(logged) == 2
 
 
-def test_gan_comes_close_to_the_real_points(run_example):
+def test_gan_comes_close_to_the_real_points(run_example: Run) -> None:
     printed = run_example("gan/train.py", "--batches", "500")
 
     labels = ("before training", "after training", "at best")
@@ -77,7 +87,7 @@ def test_gan_comes_close_to_the_real_points(run_example):
 
 
 @pytest.mark.parametrize("stop_after", ["45", "77", "90"], ids=["end of an epoch", "inside an aggregation", "update"])
-def test_resumed_run_ends_bit_equal(run_example, stop_after):
+def test_resumed_run_ends_bit_equal(run_example: Run, stop_after: str) -> None:
     printed = run_example("resume/train.py", "--length", "100", "--stop-after", stop_after)
 
     assert "Bit-equal" in printed

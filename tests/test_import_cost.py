@@ -34,6 +34,7 @@ def test_an_import_does_not_bring_what_it_does_not_need(module: str, without: li
     assert imported.isdisjoint(without)
 
 
+@pytest.mark.slow
 def test_lightning_is_imported_when_the_trainer_is_asked_for() -> None:
     code = (
         "import sys, det_lightning as det; det.pytorch.PyTorchTrial; print('pytorch_lightning' in sys.modules);"

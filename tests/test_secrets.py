@@ -242,6 +242,7 @@ def test_what_resumes_takes_its_secrets_from_the_call(tmp_path: Path) -> None:
 def test_a_masked_value_is_never_read(tmp_path: Path) -> None:
     train(tmp_path)
     path = CheckpointStorage(tmp_path).newest()
+    assert path is not None
     trial = pytorch.load_trial_from_checkpoint_path(path, trial_class=ReadingTrial)
     assert MASK not in json.dumps([trial.config, trial.hparams])
     assert trial.config["data"]["shards"] == 3
@@ -262,6 +263,7 @@ def test_a_masked_value_is_never_read(tmp_path: Path) -> None:
 def test_a_trial_is_loaded_with_the_secrets_of_the_call(tmp_path: Path) -> None:
     train(tmp_path)
     path = CheckpointStorage(tmp_path).newest()
+    assert path is not None
     trial = pytorch.load_trial_from_checkpoint_path(path, trial_class=ReadingTrial, exp_conf=CONFIG, hparams=HPARAMS)
     assert (trial.config, trial.hparams) == (CONFIG, HPARAMS)
 

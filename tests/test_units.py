@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ def test_a_container_names_what_it_contains(schedule: frozenset[int], step: int)
 
 
 @pytest.mark.parametrize("container", [[5, 30], (5, 30), {5, 30}, {5: "first", 30: "second"}, range(5, 31, 25)])
-def test_any_container_is_a_schedule(container: object) -> None:
+def test_any_container_is_a_schedule(container: Any) -> None:
     assert [step for step in range(100) if Epoch(container).should_stop(step)] == [5, 30]
 
 

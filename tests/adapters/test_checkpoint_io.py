@@ -21,7 +21,7 @@ from tests.trials import SmallTrial, seed_everything, weights_of
 
 
 def trainer(*callbacks: pl.Callback, **flags: Any) -> pl.Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
     return pl.Trainer(accelerator="cpu", enable_checkpointing=saves, callbacks=[*callbacks], **quiet, **flags)
 
@@ -41,6 +41,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "checkpoints") if request.param == "disk" else f"memory://{uuid.uuid4()}"
 
 
+@pytest.mark.slow
 def test_model_checkpoint_keeps_the_best_of_determineds_directories(folder: str) -> None:
     saver = ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=2, save_last=True)
     fit(TrialModule(SmallTrial), saver, max_epochs=4, plugins=[DeterminedCheckpointIO()])
@@ -51,7 +52,8 @@ def test_model_checkpoint_keeps_the_best_of_determineds_directories(folder: str)
     )
 
 
-def test_training_goes_on_from_it_as_if_it_had_never_stopped(folder: str) -> None:
+@pytest.mark.slow
+def test_a_run_resumed_from_it_ends_bit_equal(folder: str) -> None:
     saver = ModelCheckpoint(folder, save_last=True)
     fit(TrialModule(SmallTrial), saver, max_epochs=2, plugins=[DeterminedCheckpointIO()])
     resumed = TrialModule(SmallTrial)

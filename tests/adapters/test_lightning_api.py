@@ -61,26 +61,26 @@ class RecordingTrial(SmallTrial):
         return super().evaluate_batch(batch)
 
 
-def trained_by_determineds_door(max_length: pytorch.TrainUnit, validation_period: pytorch.TrainUnit) -> torch.Tensor:
+def trained_by_determineds_trainer(max_length: pytorch.TrainUnit, validation_period: pytorch.TrainUnit) -> torch.Tensor:
     seed_everything()
     with pytorch.init() as context:
         trial = SmallTrial(context)
-        door = pytorch.Trainer(trial, context, enable_progress_bar=False)
-        door.fit(max_length=max_length, validation_period=validation_period, checkpoint_policy="none")
+        determineds = pytorch.Trainer(trial, context, enable_progress_bar=False)
+        determineds.fit(max_length=max_length, validation_period=validation_period, checkpoint_policy="none")
     return weights_of(trial)
 
 
-def test_both_doors_give_the_same_weights() -> None:
+def test_either_trainer_gives_the_same_weights() -> None:
     module = TrialModule(SmallTrial)
     fit(module, max_epochs=3)
-    assert torch.equal(weights_of(module.trial), trained_by_determineds_door(pytorch.Epoch(3), pytorch.Epoch(1)))
+    assert torch.equal(weights_of(module.trial), trained_by_determineds_trainer(pytorch.Epoch(3), pytorch.Epoch(1)))
 
 
 @pytest.mark.parametrize("callback", [TQDMProgressBar(), RichProgressBar(), Timer(), LearningRateMonitor()])
-def test_callbacks_and_what_they_need_to_see_leave_the_numbers_alone(callback: pl.Callback, tmp_path: Path) -> None:
+def test_lightnings_callbacks_do_not_change_the_weights(callback: pl.Callback, tmp_path: Path) -> None:
     module = TrialModule(SmallTrial)
     fit(module, max_epochs=3, callbacks=[callback], logger=CSVLogger(tmp_path), log_every_n_steps=5)
-    assert torch.equal(weights_of(module.trial), trained_by_determineds_door(pytorch.Epoch(3), pytorch.Epoch(1)))
+    assert torch.equal(weights_of(module.trial), trained_by_determineds_trainer(pytorch.Epoch(3), pytorch.Epoch(1)))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_metrics_reach_loggers_and_callback_metrics(tmp_path: Path) -> None:
     loggers = [CSVLogger(tmp_path, name="csv"), TensorBoardLogger(tmp_path, name="tb")]
     lightning = fit(TrialModule(SmallTrial), max_epochs=2, logger=loggers, log_every_n_steps=5)
     assert {"loss", "batch", "validation_loss"} <= lightning.callback_metrics.keys()
-    with (Path(loggers[0].log_dir) / "metrics.csv").open() as file:
+    with (Path(str(loggers[0].log_dir)) / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["step"] for row in rows if row["loss"]] == ["5", "7", "10", "14"]
     assert [row["step"] for row in rows if row["validation_loss"]] == ["7", "14"]
@@ -140,7 +140,7 @@ def test_metrics_reach_loggers_and_callback_metrics(tmp_path: Path) -> None:
     assert [event.step for event in events.Scalars("validation_loss")] == [7, 14]
 
 
-def test_a_validation_metric_named_like_a_training_metric_is_told_apart() -> None:
+def test_a_validation_metric_with_the_name_of_a_training_metric_gets_the_prefix_val() -> None:
     class SameName(SmallTrial):
         def evaluate_batch(self, batch: Any) -> dict[str, Any]:
             return {"loss": self.loss(batch)}
@@ -201,7 +201,7 @@ def test_model_checkpoint_keeps_the_best_and_a_run_goes_on_from_it(tmp_path: Pat
     assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
 
 
-def test_determined_checkpoints_are_written_and_taken(tmp_path: Path) -> None:
+def test_determineds_checkpoints_are_written_and_resumed_from(tmp_path: Path) -> None:
     writer = DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(10))
     fit(TrialModule(SmallTrial), max_steps=20, max_epochs=-1, callbacks=[writer])
     resumed = TrialModule(SmallTrial)
@@ -246,7 +246,7 @@ def test_a_trainers_flags_are_left_as_they_were() -> None:
         ({"gradient_clip_val": 1.0, "overfit_batches": 2}, "clip in train_batch.*overfit_batches=2"),
     ],
 )
-def test_flags_that_can_not_work_are_refused_with_what_to_use_instead(flags: dict[str, Any], names: str) -> None:
+def test_unsupported_flags_are_refused_with_what_to_use_instead(flags: dict[str, Any], names: str) -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=names):
         fit(TrialModule(SmallTrial), max_epochs=1, **flags)
 
@@ -256,10 +256,10 @@ def test_a_trial_has_no_test_data() -> None:
         trainer().test(TrialModule(SmallTrial))
 
 
-def test_only_trials_and_units_are_taken() -> None:
+def test_arguments_that_are_no_trial_or_unit_are_refused() -> None:
     with pytest.raises(TypeError, match=r"subclass of det_lightning\.pytorch\.PyTorchTrial"):
-        TrialModule(torch.nn.Linear)
+        TrialModule(torch.nn.Linear)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="validation_period must be a Batch or an Epoch"):
-        TrialModule(SmallTrial, validation_period=5)
+        TrialModule(SmallTrial, validation_period=5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"works with a det_lightning\.adapters\.TrialModule; got a BoringModel"):
         trainer(max_epochs=1, callbacks=[DeterminedCheckpoint(policy="all")]).fit(BoringModel())

@@ -147,7 +147,7 @@ def test_keep_ranks_independent_leaves_a_single_process_alone() -> None:
     assert trainer.fit_loop.epoch_loop is before
     # The hook that the loop of several processes leaves out is there to be left out.
     assert callable(type(before)._broadcast_sigterm_tensor)
-    loop = lightning_internals.TrialEpochLoop(trainer, before.min_steps, before.max_steps)
+    loop: Any = lightning_internals.TrialEpochLoop(trainer, before.min_steps, before.max_steps)
     assert loop._broadcast_sigterm_tensor() is None
 
 

@@ -59,7 +59,7 @@ def test_slow_batches_take_as_many_steps_as_fast_ones(seconds: float) -> None:
 def test_a_progress_bar_moves_within_a_step(bar_class: Any) -> None:
     shown: list[int] = []
 
-    class Bar(bar_class):  # type: ignore[misc]
+    class Bar(bar_class):
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             shown.append(batch_idx)
             super().on_train_batch_end(trainer, module, outputs, batch, batch_idx)

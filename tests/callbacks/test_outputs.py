@@ -65,7 +65,7 @@ def test_the_profiler_sees_every_batch_and_leaves_a_trace(tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("*.pt.trace.json"))) == 2
 
 
-def test_tensorboard_files_go_where_they_are_told_to(tmp_path: Path) -> None:
+def test_tensorboard_files_go_to_the_given_directory(tmp_path: Path) -> None:
     with pytorch.init(tensorboard_path=tmp_path) as context:
         trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
         trainer.fit(max_length=pytorch.Batch(5))
@@ -79,7 +79,7 @@ def test_the_trainer_knows_the_best_and_the_last_checkpoint(tmp_path: Path) -> N
     values = iter([3.0, 1.0, 2.0])
 
     class Falling(SmallTrial):
-        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+        evaluate_batch: Any = pytorch.PyTorchTrial.evaluate_batch
 
         def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
             return {"quality": next(values)}
@@ -90,6 +90,6 @@ def test_the_trainer_knows_the_best_and_the_last_checkpoint(tmp_path: Path) -> N
     best, last = trainer.checkpoints.best_checkpoint_path, trainer.checkpoints.last_checkpoint_path
     steps = [
         torch.load(Path(path) / "resume.pth", weights_only=False)["trial_state"]["batches_trained"]
-        for path in (best, last)
+        for path in (str(best), str(last))
     ]
     assert (steps, trainer.checkpoints.best_value) == ([4, 6], 1.0)

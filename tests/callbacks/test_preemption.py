@@ -75,7 +75,7 @@ def test_a_single_process_saves_after_the_batch_and_goes_on_bit_equal(number: in
     assert torch.equal(weights_of(resumed), weights_of(straight))
 
 
-def test_in_lightnings_door(tmp_path: Path) -> None:
+def test_under_lightnings_trainer_a_signal_saves_and_the_run_resumes_bit_equal(tmp_path: Path) -> None:
     parts = tmp_path / "parts"
 
     def fit(trial_class: type[SmallTrial], storage: Path = parts, **arguments: Any) -> Any:
@@ -97,7 +97,7 @@ def test_in_lightnings_door(tmp_path: Path) -> None:
     assert torch.equal(weights_of(resumed), weights_of(straight))
 
 
-def test_handlers_of_the_user_are_called_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handlers_of_the_user_are_called_and_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     mine = lambda number, frame: seen.append(number)  # noqa: E731
     before = signal.signal(signal.SIGTERM, mine)
@@ -107,13 +107,13 @@ def test_handlers_of_the_user_are_called_and_come_back(tmp_path: Path, monkeypat
         assert signal.getsignal(signal.SIGTERM) is mine
         assert seen == [signal.SIGTERM]
         with pytest.raises(ZeroDivisionError):
-            train(tmp_path, trial_that(lambda: 1 / 0))  # type: ignore[arg-type, return-value]
+            train(tmp_path, trial_that(lambda: 1 / 0))  # type: ignore[arg-type]
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_it_can_be_switched_off(tmp_path: Path) -> None:
+def test_preemption_can_be_switched_off(tmp_path: Path) -> None:
     handlers: list[Any] = []
     train(tmp_path, trial_that(lambda: handlers.append(signal.getsignal(signal.SIGUSR1))), preemption=False)
     assert handlers == [signal.getsignal(signal.SIGUSR1)]
@@ -125,7 +125,7 @@ def test_a_trial_that_wants_to_stop_is_done_and_not_preempted(tmp_path: Path) ->
     assert steps_of(tmp_path) == [AT + 1]
 
 
-def test_a_notice_that_is_no_signal(tmp_path: Path) -> None:
+def test_a_preemption_can_be_announced_without_a_signal(tmp_path: Path) -> None:
     handler = PreemptionHandler()
     with pytest.raises(errors.Preempted):
         train(tmp_path, trial_that(handler.request), callbacks=[handler])
@@ -154,6 +154,7 @@ def test_what_can_not_be_handled_is_refused(arguments: dict[str, Any], message: 
         PreemptionHandler(**arguments)
 
 
+@pytest.mark.slow
 def test_the_process_ends_with_the_code_though_its_group_is_signalled(tmp_path: Path) -> None:
     """Workers that load batches are in the group too; a second signal, after some time, ends the process at once."""
     group = start(tmp_path / "group", "--end", "sigterm-to-group", "--at", "6", "--workers", "2")
@@ -181,11 +182,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_two_ranks_save_together_at_the_next_boundary(ranks: Path) -> None:
     assert steps_of(ranks / "preempted" / "checkpoints") == [8]
     assert not list((ranks / "preempted").glob("end-*.pt"))
 
 
+@pytest.mark.slow
 def test_preempted_ranks_and_then_one_that_dies_end_bit_equal(ranks: Path, tmp_path: Path) -> None:
     """They go on from batch 8; rank 1 is killed at batch 14; the launcher restarts both, from the checkpoint at 12."""
     shutil.copytree(ranks / "preempted" / "checkpoints", tmp_path / "checkpoints")
@@ -197,10 +200,11 @@ def test_preempted_ranks_and_then_one_that_dies_end_bit_equal(ranks: Path, tmp_p
         assert torch.equal(end_of(tmp_path, rank)["weights"], end_of(ranks / "straight")["weights"])
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_after_as_many_samples(ranks: Path, tmp_path: Path) -> None:
     shutil.copytree(ranks / "preempted" / "checkpoints", tmp_path / "checkpoints")
     one = start(tmp_path, "--latest", "last")
-    lightning = start(tmp_path / "lightning", "--door", "lightning", "--end", "sigterm", "--at", "5", "--rank", "0")
+    lightning = start(tmp_path / "lightning", "--trainer", "lightning", "--end", "sigterm", "--at", "5", "--rank", "0")
     ended = wait(one)
     assert ended.status == 0, ended.output
     assert end_of(tmp_path)["first_batch"] == 2 * 8
@@ -215,7 +219,7 @@ def test_a_restarted_script_takes_its_own_newest_checkpoint(tmp_path: Path, monk
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     monkeypatch.setattr("det_lightning.pytorch._trainer._fits", iter([1, 1, 2]))
     with pytest.raises(ZeroDivisionError):
-        train(tmp_path, trial_that(lambda: 1 / 0), checkpoint_period=pytorch.Batch(5))  # type: ignore[arg-type, return-value]
+        train(tmp_path, trial_that(lambda: 1 / 0), checkpoint_period=pytorch.Batch(5))  # type: ignore[arg-type]
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     starts: list[int] = []
 

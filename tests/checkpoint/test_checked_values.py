@@ -206,7 +206,13 @@ def test_settings_of_the_first_version_that_are_not_json_are_named(settings: str
 def test_what_a_trial_module_added_to_a_file_is_checked() -> None:
     from det_lightning.checkpoint.format.lightning_file import from_entry
 
-    for entry in (None, {"extra": 3, "state": {}}, {"extra": {}, "state": {}}, {"extra": {"trial_state": {"x": 1}}}):
+    entries: list[Any] = [
+        None,
+        {"extra": 3, "state": {}},
+        {"extra": {}, "state": {}},
+        {"extra": {"trial_state": {"x": 1}}},
+    ]
+    for entry in entries:
         with pytest.raises(errors.CheckpointError):
             from_entry(copy.deepcopy(entry))
 

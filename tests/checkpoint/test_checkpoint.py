@@ -193,6 +193,7 @@ def test_a_damaged_file_is_named(checkpoint: Path, name: str, damage: Callable[[
     assert str(path) in str(raised.value)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(name=st.sampled_from(PICKLES), share=st.floats(0, 1, exclude_max=True))
 def test_a_file_that_was_cut_off_anywhere_is_named(
@@ -208,9 +209,10 @@ def test_a_file_that_was_cut_off_anywhere_is_named(
     assert str(path) in str(raised.value)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(data=st.data())
-def test_whatever_befalls_the_file_of_the_trial_state_the_error_is_one_of_the_checkpoint(
+def test_any_damage_to_the_trial_state_raises_a_checkpoint_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     checkpoint = tmp_path_factory.getbasetemp() / "mutated"
@@ -263,7 +265,7 @@ def test_without_one_of_its_files_a_checkpoint_is_incomplete(checkpoint: Path, n
         read_checkpoint(checkpoint)
 
 
-def test_a_directory_without_a_checkpoint_is_told_from_an_incomplete_one(tmp_path: Path) -> None:
+def test_a_directory_without_a_checkpoint_and_an_incomplete_one_have_different_errors(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "missing"):
         with pytest.raises(errors.CheckpointNotFound, match=str(directory)):
             read_checkpoint(directory)

@@ -137,7 +137,8 @@ def test_what_may_not_be_read_is_left_out_with_a_warning(
     assert "Permission denied" in warnings_in(caplog)
 
 
-def test_files_that_come_and_go_meanwhile_end_nothing(copied: Any) -> None:
+@pytest.mark.slow
+def test_files_that_come_and_go_while_they_are_copied_raise_no_error(copied: Any) -> None:
     touch("kept.py")
     over = threading.Event()
 
@@ -235,7 +236,7 @@ def test_where_detignore_can_not_be_read_only_python_sources_are_copied(
      "keys/id_ed25519", "server.pem", "tls.key", ".git-credentials", ".docker/config.json", ".pypirc", ".kube/config",
      "my-service-account.json", ".bash_history"],
 )  # fmt: skip
-def test_secrets_are_left_out_unless_told_otherwise(name: str, copied: Any) -> None:
+def test_secrets_are_left_out_by_default(name: str, copied: Any) -> None:
     touch("kept.py", name)
     assert copied() == ["kept.py"]
     assert copied(with_secrets=True) == sorted(["kept.py", name])
@@ -244,7 +245,7 @@ def test_secrets_are_left_out_unless_told_otherwise(name: str, copied: Any) -> N
     assert copied() == sorted(["kept.py", name])
 
 
-def test_a_private_key_of_any_name_is_left_out_unless_told_otherwise(copied: Any) -> None:
+def test_a_private_key_of_any_name_is_left_out_by_default(copied: Any) -> None:
     touch("deploy", content=PEM)
     touch("kept.py", content=f"EXAMPLE = '''{PEM}'''")
     touch("id_rsa.pub", content="ssh-rsa AAAA")
@@ -437,6 +438,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_copying(signal_number: int, tmp_path: Path) -> None:
     for name in "abcdefgh":

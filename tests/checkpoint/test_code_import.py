@@ -56,7 +56,7 @@ def checkpoint(tmp_path: Path) -> Path:
     }.items():
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         (code / name).write_text(content)
-    load_data = {
+    load_data: dict[str, Any] = {
         "trial_type": "PyTorchTrial",
         "trial_cls_spec": "model_def:MyTrial",
         "hparams": {},
@@ -113,9 +113,10 @@ def test_code_that_is_not_what_was_written_is_not_imported(damage: Any, problem:
 
 
 def replace_by_link(path: Path) -> None:
-    """Move a file or directory away and leave a link to it."""
-    path.rename(path.parents[4] / "elsewhere")
-    path.symlink_to(path.parents[4] / "elsewhere")
+    """Move a file or directory to the working directory, which belongs to the test, and leave a link to it."""
+    elsewhere = Path.cwd() / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
 
 
 def add_extension(code: Path) -> None:
@@ -244,6 +245,7 @@ def test_whatever_metadata_says_its_checksum_holds_after_reading(value: Any, tmp
     assert verify_checkpoint(checkpoint).problems == []
 
 
+@pytest.mark.slow
 @pytest.mark.determined
 def test_the_real_one_loads_what_has_a_checksum_of_its_metadata(checkpoint: Path) -> None:
     (checkpoint / "code" / "model_def.py").write_text(TRIAL.replace("det_lightning", "determined"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections import OrderedDict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,11 @@ def test_where_nothing_but_the_platform_tells_of_the_trial_that_is_taken(tmp_pat
 def test_a_ckpt_file_has_what_lightning_looks_for(tmp_path: Path) -> None:
     content = read(write_checkpoint(tmp_path))
     ckpt = to_lightning(content)
-    assert (ckpt["epoch"], ckpt["global_step"], ckpt["pytorch-lightning_version"]) == (2, 14, pl.__version__)
+    assert (ckpt["epoch"], ckpt["global_step"], ckpt["pytorch-lightning_version"]) == (
+        2,
+        14,
+        version("pytorch-lightning"),
+    )
     assert ckpt["hyper_parameters"] == LOAD_DATA["hparams"]
     assert_equal(ckpt["optimizer_states"], content.state["optimizers_state_dict"])
     assert_equal(ckpt["lr_schedulers"], content.state["lr_schedulers_state_dict"])
@@ -168,7 +173,7 @@ def stopped_after(batches: int, storage: Path) -> str:
 def resumed_from(ckpt_path: str) -> SmallTrial:
     seed_everything(99)
     module = TrialModule(SmallTrial)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     pl.Trainer(accelerator="cpu", max_epochs=4, enable_model_summary=False, **quiet).fit(module, ckpt_path=ckpt_path)
     assert isinstance(module.trial, SmallTrial)
     return module.trial
@@ -194,11 +199,12 @@ def test_going_on_from_the_ckpt_file_gives_the_same_as_from_the_directory(
 def test_a_file_that_lightning_wrote_becomes_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
     seed_everything()
     module = TrialModule(SmallTrial, hparams={"lr": 0.1})
-    flags = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    flags: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(accelerator="cpu", max_epochs=2, enable_model_summary=False, **flags)
     trainer.fit(module)
     trainer.save_checkpoint(tmp_path / "file.ckpt")
     files = from_lightning(read_state(tmp_path / "file.ckpt"))
+    assert files.load_data is not None
     assert files.load_data["trial_cls_spec"] == "tests.trials:SmallTrial"
     assert read_settings(files.resume, files.load_data)["hparams"] == {"lr": 0.1}
     imported = tmp_path / CheckpointWriter(CheckpointStorage(tmp_path)).write(files)
@@ -210,7 +216,7 @@ def test_a_file_that_lightning_wrote_becomes_a_checkpoint_to_go_on_from(tmp_path
 
 @pytest.fixture
 def other_ckpt(tmp_path: Path) -> dict[str, Any]:
-    flags = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    flags: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(accelerator="cpu", max_epochs=2, limit_train_batches=3, enable_model_summary=False, **flags)
     trainer.fit(BoringModel())
     trainer.save_checkpoint(tmp_path / "other.ckpt")

@@ -27,7 +27,8 @@ from tests.soak.mutations import PickleMaker, call, name_of, number, storage_ref
 ROOT = Path(__file__).parents[2]
 
 
-def test_two_thousand_damaged_and_malicious_checkpoints(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_two_thousand_damaged_and_malicious_checkpoints_are_read_or_refused(tmp_path: Path) -> None:
     arguments = ["--inputs", "2000", "--seed", "1", "--workers", "2", "--json", "outcome.json"]
     subprocess.run(
         [sys.executable, str(ROOT / "tests/soak/fuzz_checkpoints.py"), *arguments],

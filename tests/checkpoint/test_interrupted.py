@@ -25,12 +25,15 @@ from det_lightning.checkpoint.storage.background import BackgroundTask, all_sign
 from tests.checkpoint.storage.backends import FlakyFileSystem, files_of
 from tests.trials import SmallTrial
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals, and no fork")
+pytestmark = [
+    pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals, and no fork"),
+    pytest.mark.slow,
+]
 
 SCRIPT = Path(__file__).parents[1] / "soak" / "interrupt_training.py"
 
 
-def test_a_dozen_moments(tmp_path: Path) -> None:
+def test_interrupts_at_a_dozen_random_moments_lose_nothing(tmp_path: Path) -> None:
     arguments = ["--moments", "12", "--seed", "1", "--json", "outcome.json"]
     subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=tmp_path, check=False)
     outcome = json.loads((tmp_path / "outcome.json").read_text())
@@ -219,6 +222,7 @@ def train_endlessly(folder: Path) -> None:
 def test_a_second_interrupt_ends_a_process_that_waits_for_a_write(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=train_endlessly, args=[tmp_path])
     process.start()
+    assert process.pid is not None
     while process.is_alive() and not (tmp_path / "begun").exists():
         time.sleep(0.05)
     for _ in range(40):

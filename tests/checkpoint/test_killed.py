@@ -8,16 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention
 from det_lightning.checkpoint.retention.rule import CheckpointRecord
 from det_lightning.checkpoint.retention.trial_index import TrialIndex, read_indexes
 from tests.trials import SmallTrial, seed_everything
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[1] / "soak" / "kill_training.py"
 
 
-def test_a_dozen_kills(tmp_path: Path) -> None:
+def test_a_training_killed_a_dozen_times_ends_bit_equal(tmp_path: Path) -> None:
     arguments = ["--kills", "12", "--seed", "1", "--json", "outcome.json"]
     subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=tmp_path, check=False)
     outcome = json.loads((tmp_path / "outcome.json").read_text())
@@ -28,7 +32,7 @@ def test_a_dozen_kills(tmp_path: Path) -> None:
     assert outcome["ends"] >= 4
 
 
-def test_killed_before_the_mark_has_its_name(tmp_path: Path) -> None:
+def test_an_unfinished_marker_of_a_killed_writer_is_removed_and_that_of_a_live_one_is_not(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     marks = tmp_path / ".det_lightning" / "partial"
     marks.mkdir(parents=True)
@@ -42,7 +46,7 @@ def test_killed_before_the_mark_has_its_name(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_killed_while_the_index_is_written(tmp_path: Path) -> None:
+def test_an_unfinished_index_of_a_killed_writer_is_removed_when_that_index_is_next_written(tmp_path: Path) -> None:
     index = TrialIndex(CheckpointStorage(tmp_path).root, "experiment", "trial")
     index.add(CheckpointRecord("checkpoint", "trial", 1, 1.0))
     folder = tmp_path / ".det_lightning" / "index" / "experiment"
@@ -66,7 +70,7 @@ def train(storage: Path, length: int) -> None:
         )
 
 
-def test_killed_before_a_checkpoint_is_noted(tmp_path: Path) -> None:
+def test_a_checkpoint_that_a_kill_kept_out_of_the_index_is_found(tmp_path: Path) -> None:
     """Without its place in the index nobody would ever delete it."""
     storage = CheckpointStorage(tmp_path)
     for length in (2, 4):
@@ -77,7 +81,7 @@ def test_killed_before_a_checkpoint_is_noted(tmp_path: Path) -> None:
         index.remove([record.id for record in index.records])
 
 
-def test_killed_in_the_middle_of_a_deletion(tmp_path: Path) -> None:
+def test_a_deletion_cut_off_by_a_kill_is_finished_by_the_next_run(tmp_path: Path) -> None:
     """The next run has no checkpoint to write, after which it would try again."""
     train(tmp_path, 2)
     storage = CheckpointStorage(tmp_path)

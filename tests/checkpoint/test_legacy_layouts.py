@@ -41,7 +41,7 @@ def go_on(trial_class: Any, directory: Path, storage: Path, batches: int = BATCH
     """Train on from a checkpoint; return the context and what its last batches saw."""
     seen: list[Any] = []
 
-    class Recorded(trial_class):  # type: ignore[misc]
+    class Recorded(trial_class):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             rate = self.context.optimizers[0].param_groups[0]["lr"]
             metrics = super().train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
@@ -76,7 +76,7 @@ def test_the_trial_is_built_from_the_code_in_the_checkpoint(layout: Layout, tmp_
         trial = load_trial_from_checkpoint_path(directory)
         assert trial.context.get_experiment_config()["description"] == "from long ago"
     assert isinstance(trial, pytorch.PyTorchTrial)
-    assert_weights(trial.model.state_dict())
+    assert_weights(vars(trial)["model"].state_dict())
     assert sys.modules.get("model_def") is before
     assert not any(path.name == "__pycache__" for path in directory.rglob("*"))
 

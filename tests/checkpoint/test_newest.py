@@ -63,6 +63,7 @@ def test_a_run_goes_on_from_its_latest_batch_though_the_clock_was_set_back(
     assert train(tmp_path, 10, "last") == 8
 
 
+@pytest.mark.slow
 def test_of_runs_that_do_not_go_on_from_one_another_the_one_that_was_written_last_counts(tmp_path: Path) -> None:
     train(tmp_path, 8)
     train(tmp_path, 4)
@@ -152,7 +153,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-DAMAGE: dict[str, Callable[[Path], None]] = {
+DAMAGE: dict[str, Callable[[Path], object]] = {
     "cut off": lambda checkpoint: truncate(checkpoint / "state_dict.pth"),
     "a bit": lambda checkpoint: flip(checkpoint / "state_dict.pth"),
     "empty": lambda checkpoint: (checkpoint / "resume.pth").write_bytes(b""),
@@ -177,6 +178,7 @@ def test_where_the_newest_is_damaged_the_one_before_is_used_and_both_are_named(
     assert known[4].name in warning
 
 
+@pytest.mark.slow
 def test_several_damaged_ones_in_a_row_are_passed_over(tmp_path: Path) -> None:
     train(tmp_path, 8)
     for steps in (8, 6):

@@ -48,7 +48,7 @@ def as_first_version(values: dict[str, Any]) -> dict[str, Any]:
 
 def ckpt_of_a_run(file: Path) -> dict[str, Any]:
     seed_everything()
-    flags = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    flags: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(accelerator="cpu", max_epochs=1, enable_model_summary=False, **flags)
     trainer.fit(TrialModule(SmallTrial, hparams={"lr": 0.1}))
     trainer.save_checkpoint(file)
@@ -58,7 +58,7 @@ def ckpt_of_a_run(file: Path) -> dict[str, Any]:
 def weights_after_two_epochs(file: Path) -> torch.Tensor:
     seed_everything()
     module = TrialModule(SmallTrial, hparams={"lr": 0.1})
-    flags = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    flags: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(accelerator="cpu", max_epochs=2, enable_model_summary=False, **flags)
     trainer.fit(module, ckpt_path=str(file))
     return weights_of(module.trial)

@@ -62,6 +62,7 @@ def records(draw: st.DrawFn) -> list[CheckpointRecord]:
     return [CheckpointRecord(f"id{order}", draw(trials), order, float(order), draw(METRICS)) for order in orders]
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(
     records=records(),
@@ -77,7 +78,7 @@ def test_the_rule_is_that_of_determined(
 
 
 def test_without_numbers_the_best_and_the_latest_of_each_trial_are_kept() -> None:
-    metrics = {"a": [3.0, 1.0, 1.0, 2.0], "b": [5.0, None, 6.0, math.nan]}
+    metrics: dict[str, list[float | None]] = {"a": [3.0, 1.0, 1.0, 2.0], "b": [5.0, None, 6.0, math.nan]}
     records = [
         CheckpointRecord(f"{trial}{i}", trial, i, 10 * i + (trial == "b"), metric)
         for trial, values in metrics.items()
@@ -118,6 +119,7 @@ def retention_of(storage: CheckpointStorage, trial: str, retention: Retention) -
     return RunRetention(storage, TrialIndex(storage.root, "experiment", trial, "loss"), retention)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     writes=st.lists(st.tuples(st.sampled_from(["one", "two"]), METRICS), max_size=8),
@@ -174,6 +176,7 @@ def test_a_metric_counts_for_the_latest_checkpoint_only(tmp_path: Path) -> None:
     assert [(record.steps_completed, record.metric) for record in index.records] == [(5, None), (9, None), (5, 2.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [
@@ -229,7 +232,7 @@ class Run:
     """A run whose validations return the values of a list, one after another."""
 
     storage: Path
-    metrics: dict[int, float]
+    metrics: dict[int, float | None]
 
     def fit(self, max_length: int, latest: str | None = None, **arguments: Any) -> None:
         metrics = self.metrics
@@ -264,10 +267,11 @@ def expected(metrics: dict[int, float | None], retention: Retention, smaller_is_
     return [record.steps_completed for record in there]
 
 
-METRICS_OF_RUN = {2: 5.0, 4: 3.0, 6: 4.0, 8: 3.0, 10: 7.0, 12: 6.0}
+METRICS_OF_RUN: dict[int, float | None] = {2: 5.0, 4: 3.0, 6: 4.0, 8: 3.0, 10: 7.0, 12: 6.0}
 RETENTIONS = [Retention(), Retention(0, 0, 1), Retention(0, 2, 0), Retention(3, 1, 2), Retention(0, 0, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("async_write", [False, True])
 @pytest.mark.parametrize("smaller_is_better", [True, False])
 @pytest.mark.parametrize("retention", RETENTIONS, ids=str)
@@ -300,6 +304,7 @@ def test_a_run_that_goes_on_from_a_link_counts_the_checkpoint_and_not_the_link(t
     assert [record.steps_completed for record in index.records] == [4, 8, 12]
 
 
+@pytest.mark.slow
 def test_another_run_in_the_same_storage_loses_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path, METRICS_OF_RUN)
     run.fit(6)

@@ -24,7 +24,10 @@ def stepped(make: Callable[..., torch.optim.Optimizer]) -> dict[str, Any]:
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = make([parameter], lr=0.1)
     parameter.grad = torch.ones(3)
-    optimizer.step(*[lambda: torch.tensor(1.0)] * (make is torch.optim.LBFGS))
+    if make is torch.optim.LBFGS:
+        optimizer.step(lambda: 1.0)
+    else:
+        optimizer.step()
     return optimizer.state_dict()
 
 

@@ -271,7 +271,7 @@ def test_on_a_remote_storage_a_claim_counts_while_its_process_may_live(
     assert (RunClaims(in_memory).claim_trial(None, None, "trial") == "trial") == is_free
 
 
-def test_on_a_remote_storage_a_claim_that_nobody_renews_ends(
+def test_on_a_remote_storage_a_claim_that_is_not_renewed_expires(
     in_memory: CheckpointStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     RunClaims(in_memory).claim_trial(None, "trial", None)
@@ -297,6 +297,7 @@ class Removes(pytorch.PyTorchCallback):
             self.storage.root.remove()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("async_write", [False, True])
 @pytest.mark.parametrize("after", [1, 2, 4])
 @pytest.mark.parametrize("place", ["local", "memory"])
@@ -312,7 +313,9 @@ def test_checkpoints_that_vanish_during_a_run_are_named_at_its_end(
     assert sorted(storage.list_ids()) == sorted(callback.seen[after:])
 
 
-def test_what_vanished_is_told_before_the_next_write(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_vanished_checkpoints_are_reported_before_the_next_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     told: list[bool] = []
 
     class Looks(Removes):
@@ -324,6 +327,7 @@ def test_what_vanished_is_told_before_the_next_write(tmp_path: Path, caplog: pyt
     assert told == [False, False, True, True]
 
 
+@pytest.mark.slow
 def test_two_runs_in_two_processes_share_a_storage(tmp_path: Path) -> None:
     script = ROOT / "tests" / "soak" / "share_storage.py"
     arguments = ["--rounds", "2", "--runs", "3", "--json", "outcome.json"]

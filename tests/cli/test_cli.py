@@ -21,7 +21,6 @@ import fsspec
 import pytest
 import requests
 import torch
-from moto.server import ThreadedMotoServer
 from typer.testing import CliRunner, Result
 
 from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
@@ -78,6 +77,8 @@ def make_incomplete(checkpoint: Path, age_s: float = 7200.0) -> Path:
 
 @pytest.fixture(scope="module")
 def s3_endpoint() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -127,6 +128,7 @@ def modules_after(*arguments: object) -> set[str]:
     return set(done.stderr.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["checkpoint", "--help"], ["checkpoint", "ls", "-h"]])
 def test_help_imports_nothing_that_is_slow(arguments: list[str]) -> None:
     imported = modules_after(*arguments)
@@ -138,6 +140,7 @@ def test_a_listing_does_not_wait_for_torch(checkpoint: Path) -> None:
     assert modules_after("checkpoint", "ls", checkpoint.parent).isdisjoint({"torch", "numpy", "pytorch_lightning"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -153,13 +156,13 @@ def test_no_command_needs_lightning(arguments: list[str], checkpoint: Path) -> N
     assert imported.isdisjoint({"pytorch_lightning", "lightning_fabric", "det_lightning.pytorch"})
 
 
-def test_the_program_is_installed_and_tells_its_version() -> None:
+def test_the_program_is_installed_and_prints_its_version() -> None:
     program = Path(sys.executable).with_name("det-lightning")
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("det-lightning 0.")
 
 
-def test_the_help_of_every_command_tells_the_exit_codes() -> None:
+def test_the_help_of_every_command_lists_the_exit_codes() -> None:
     for command in ("ls", "show", "verify", "export", "import", "prune"):
         assert "Exit codes: 0 all is fine; 1 something is wrong" in " ".join(run(command, "--help").stdout.split())
 
@@ -202,7 +205,7 @@ def test_ls_as_json(tmp_path: Path) -> None:
     }
 
 
-def test_ls_takes_the_metric_from_the_index_where_a_later_validation_told_it(tmp_path: Path) -> None:
+def test_ls_takes_the_metric_of_a_later_validation_from_the_index(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, notes={"metric": {"name": "loss", "value": 9.0}})
     index = TrialIndex(CheckpointStorage(tmp_path).root, "digits", "trial-1", "accuracy", smaller_is_better=False)
     index.add(CheckpointRecord(checkpoint.name, "trial-1", 7, 1.0, 0.875))
@@ -242,7 +245,7 @@ def test_what_metadata_says_can_not_steer_the_terminal(tmp_path: Path) -> None:
 # show
 
 
-def test_show_tells_what_is_inside(checkpoint: Path) -> None:
+def test_show_lists_the_content(checkpoint: Path) -> None:
     output = run("show", checkpoint).stdout
     for line in (
         "trial:       model_def:DigitsTrial",
@@ -395,6 +398,7 @@ def test_export_names_what_safetensors_can_not_hold(tmp_path: Path) -> None:
     assert result.stderr == "Left out, since they are no tensors: _extra_state\n"
 
 
+@pytest.mark.slow
 def test_without_safetensors_the_extra_is_named(checkpoint: Path) -> None:
     code = (
         "import sys; sys.modules['safetensors'] = None;"
@@ -491,12 +495,13 @@ def test_prune_says_what_it_does(indexed: dict[str, Path]) -> None:
     assert output.endswith("2 deleted.\n")
 
 
-def test_without_a_terminal_prune_has_to_be_told_that_it_may(indexed: dict[str, Path]) -> None:
+def test_without_a_terminal_prune_needs_yes(indexed: dict[str, Path]) -> None:
     result = run("prune", indexed["a1"].parent, ends_with=2)
     assert "no terminal to ask at. --yes deletes them, --dry-run only lists them" in result.stderr
     assert left_in(indexed) == list(indexed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "left"), [("y\n", 4), ("n\n", 6)])
 def test_at_a_terminal_prune_asks(answer: str, left: int, indexed: dict[str, Path]) -> None:
     command = [sys.executable, "-c", "from det_lightning.cli import main; main()"]
@@ -512,7 +517,7 @@ def test_at_a_terminal_prune_asks(answer: str, left: int, indexed: dict[str, Pat
     assert len(left_in(indexed)) == left
 
 
-def test_prune_deletes_incomplete_ones_that_nobody_writes(tmp_path: Path) -> None:
+def test_prune_deletes_incomplete_ones_that_are_not_being_written(tmp_path: Path) -> None:
     old, young = (make_incomplete(write_checkpoint(tmp_path), age_s) for age_s in (7200, 60))
     oldest_release = write_checkpoint(tmp_path, by_determined=True)
     (oldest_release / "load_data.json").unlink()
@@ -545,7 +550,8 @@ def test_prune_refuses_an_experiment_whose_trials_do_not_agree(indexed: dict[str
 # Remote storages
 
 
-def test_a_storage_in_s3(s3_storage: CheckpointStorage, s3_options: list[str], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_every_command_works_on_s3(s3_storage: CheckpointStorage, s3_options: list[str], tmp_path: Path) -> None:
     checkpoint_id = write_remote(s3_storage, tmp_path)
     url = f"{s3_storage}/{checkpoint_id}"
     assert checkpoint_id in run("ls", s3_storage, *s3_options).stdout
@@ -557,9 +563,7 @@ def test_a_storage_in_s3(s3_storage: CheckpointStorage, s3_options: list[str], t
     assert f"Similar ids: {checkpoint_id}" in error_of("show", url[:-2], *s3_options)
 
 
-def test_what_is_wrong_with_a_remote_checkpoint_is_told_by_its_url(
-    in_memory: CheckpointStorage, tmp_path: Path
-) -> None:
+def test_errors_of_a_remote_checkpoint_name_its_url(in_memory: CheckpointStorage, tmp_path: Path) -> None:
     checkpoint_id = write_remote(in_memory, tmp_path)
     file = in_memory.root / checkpoint_id / "state_dict.pth"
     file.write(file.read()[:-100])
@@ -571,7 +575,7 @@ def test_what_is_wrong_with_a_remote_checkpoint_is_told_by_its_url(
         assert str(Path(os.environ.get("TMPDIR", "/tmp")) / "det_lightning-") not in output
 
 
-def test_pruning_a_remote_storage(in_memory: CheckpointStorage, tmp_path: Path) -> None:
+def test_prune_works_on_a_remote_storage(in_memory: CheckpointStorage, tmp_path: Path) -> None:
     ids = [write_remote(in_memory, tmp_path, steps=step) for step in range(3)]
     index = TrialIndex(in_memory.root, "e", "t")
     for step, checkpoint_id in enumerate(ids):
@@ -580,7 +584,7 @@ def test_pruning_a_remote_storage(in_memory: CheckpointStorage, tmp_path: Path) 
     assert in_memory.list_ids() == ids[2:]
 
 
-def test_credentials_that_do_not_suffice(
+def test_insufficient_credentials_are_an_error(
     s3_storage: CheckpointStorage, s3_options: list[str], s3_endpoint: str
 ) -> None:
     requests.post(f"{s3_endpoint}/moto-api/reset-auth", data=b"0", timeout=10)
@@ -614,7 +618,7 @@ COMMANDS = {
         ("memory://nowhere/at/all", "There is no "),
     ],
 )
-def test_a_place_that_can_not_be_reached(command: list[str], url: str, message: str) -> None:
+def test_an_unreachable_storage_is_an_error(command: list[str], url: str, message: str) -> None:
     if url.startswith("az") and importlib.util.find_spec("adlfs") is not None:
         pytest.skip("adlfs is installed")
     assert re.search(message, error_of(*(part.format(url) for part in command)))
@@ -633,7 +637,7 @@ def test_an_unknown_id_is_answered_with_similar_ones(command: str, checkpoint: P
     assert f"Similar ids: {checkpoint.name}" in error_of(*arguments)
 
 
-def test_storage_and_checkpoint_are_told_apart(checkpoint: Path) -> None:
+def test_a_storage_in_place_of_a_checkpoint_is_named_and_the_other_way_round(checkpoint: Path) -> None:
     storage = checkpoint.parent
     assert f"no checkpoint, but a directory of 1: name one of them, such as {checkpoint}" in error_of("show", storage)
     for command in ("ls", "prune"):
@@ -645,21 +649,21 @@ def test_storage_and_checkpoint_are_told_apart(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("option", ["x", "=1", "a-b=1", "list=[1", "object={"])
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_an_option_that_is_none(option: str, command: list[str], checkpoint: Path) -> None:
+def test_a_malformed_option_is_refused(option: str, command: list[str], checkpoint: Path) -> None:
     assert "--option" in error_of(*(part.format(checkpoint) for part in command), "--option", option)
 
 
-def test_an_option_that_the_file_system_does_not_know(s3_options: list[str]) -> None:
+def test_an_option_that_the_file_system_does_not_know_is_refused(s3_options: list[str]) -> None:
     assert "unknown_one" in error_of("ls", "s3://bucket", *s3_options, "--option", "unknown_one=1")
 
 
 @pytest.mark.parametrize("target", ["", ".", "missing/file", "s3://bucket/file"])
-def test_export_to_a_place_that_is_no_file(target: str, checkpoint: Path) -> None:
+def test_export_to_something_that_is_no_file_is_refused(target: str, checkpoint: Path) -> None:
     assert "--output" in error_of("export", checkpoint, "--to", "weights", "-o", target)
 
 
 @pytest.mark.parametrize("kind", ["onnx", ""])
-def test_export_to_an_unknown_kind(kind: str, checkpoint: Path) -> None:
+def test_export_to_an_unknown_format_is_refused(kind: str, checkpoint: Path) -> None:
     assert (
         "'weights', 'safetensors', 'lightning'"
         in run("export", checkpoint, "--to", kind, "-o", "out", ends_with=2, env={"COLUMNS": "200"}).stderr
@@ -668,37 +672,37 @@ def test_export_to_an_unknown_kind(kind: str, checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("name", ["state_dict.pth", "trial_state.pkl", "resume.pth", "load_data.json"])
 @pytest.mark.parametrize("kind", ["weights", "lightning"])
-def test_export_of_a_damaged_checkpoint(kind: str, name: str, checkpoint: Path) -> None:
+def test_export_of_a_damaged_checkpoint_is_refused(kind: str, name: str, checkpoint: Path) -> None:
     flip_a_bit(checkpoint / name)
     assert name in error_of("export", checkpoint, "--to", kind, "-o", "out", ends_with=1)
     assert not Path("out").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", pickle.dumps([1], protocol=2)])
-def test_import_of_a_file_that_is_no_checkpoint(content: bytes, tmp_path: Path) -> None:
+def test_import_of_a_file_that_is_no_checkpoint_is_refused(content: bytes, tmp_path: Path) -> None:
     Path("file.ckpt").write_bytes(content)
     assert "file.ckpt" in error_of("import", "file.ckpt", tmp_path, ends_with=1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_import_of_a_directory(checkpoint: Path, tmp_path: Path) -> None:
+def test_import_of_a_directory_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     assert "is a directory; import takes a .ckpt file" in error_of("import", checkpoint, tmp_path)
 
 
-def test_import_into_a_place_that_can_not_be_made(checkpoint: Path) -> None:
+def test_import_into_a_directory_that_cannot_be_created_is_refused(checkpoint: Path) -> None:
     run("export", checkpoint, "--to", "lightning", "-o", "file.ckpt")
     assert "No checkpoint can be written in" in error_of("import", "file.ckpt", "file.ckpt/storage")
 
 
 @pytest.mark.parametrize("flag", ["--experiment-best", "--trial-best", "--trial-latest"])
-def test_prune_with_a_negative_number(flag: str, indexed: dict[str, Path]) -> None:
+def test_prune_with_a_negative_number_is_refused(flag: str, indexed: dict[str, Path]) -> None:
     name = "save_" + flag[2:].replace("-", "_")
     assert f"{name}=-1" in error_of("prune", indexed["a1"].parent, flag, "-1", "--yes")
     assert left_in(indexed) == list(indexed)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
-def test_files_that_may_not_be_read(checkpoint: Path) -> None:
+def test_unreadable_files_are_named(checkpoint: Path) -> None:
     (checkpoint / "state_dict.pth").chmod(0)
     assert "state_dict.pth" in error_of("export", checkpoint, "--to", "weights", "-o", "out", ends_with=1)
     checkpoint.parent.chmod(0)

@@ -54,7 +54,7 @@ def own_ports(context_class: type, agree: Callable[[Any], Any]) -> Iterator[None
         agree: gives all ranks the chief's object.
     """
     ports = agree({"pub_port": free_port(), "pull_port": free_port()})
-    with mock.patch.dict(context_class.__init__.__kwdefaults__, ports):
+    with mock.patch.dict(vars(context_class)["__init__"].__kwdefaults__, ports):
         yield
 
 
@@ -76,7 +76,7 @@ def frozen(value: Any) -> Any:
 def recording_callback(api: Any, trace: Trace) -> Any:
     """Return a callback that writes down every hook of Determined 0.38."""
 
-    class Recorder(api.PyTorchCallback):  # type: ignore[misc]
+    class Recorder(api.PyTorchCallback):
         def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
             trace.events.append(("on_trial_startup", first_batch_idx, checkpoint_uuid is not None))
 
@@ -181,7 +181,7 @@ def run(
     trial_seed: int = 7,
     **fit: Any,
 ) -> Trace:
-    """Train the trial on one side, with Determined's own door, and return what happened.
+    """Train the trial on one side, with Determined's own Trainer, and return what happened.
 
     Units in ``fit`` are given as functions of the API module, such as ``lambda api: api.Batch(5)``.
     """

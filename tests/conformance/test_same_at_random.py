@@ -112,7 +112,8 @@ def put_together(parts: list[Part], data: Data, stop: Stop | None) -> Callable[[
                 self.context = context
                 self.calls = {"train_batch": 0, "evaluate_batch": 0}
                 self.models = [context.wrap_model(torch.nn.Linear(3, 1)) for _ in parts]
-                self.optimizers, self.schedulers = [], []
+                self.optimizers: list[Any] = []
+                self.schedulers: list[Any] = []
                 for part, model in zip(parts, self.models, strict=True):
                     self.wrap_rest(part, model)
                 self.spread = context.wrap_reducer(lambda values: max(values) - min(values), name="spread")

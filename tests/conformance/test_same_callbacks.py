@@ -98,7 +98,7 @@ def test_an_exception_in_a_callback_ends_the_run_and_reaches_every_shutdown(
 
 @pytest.mark.parametrize("batch_of_failure", [0, 1, 4])
 @pytest.mark.parametrize("error", ["InvalidHP", "RuntimeError"])
-def test_a_trial_that_fails(error: str, batch_of_failure: int) -> None:
+def test_a_failing_trial_has_the_same_events(error: str, batch_of_failure: int) -> None:
     """InvalidHP saves what was trained; any other exception does not.
 
     The real one's ``init`` turns an InvalidHP that leaves it into ``sys.exit(0)``; ours lets it through, named.
@@ -146,7 +146,7 @@ def test_random_draws_in_callbacks_fall_at_the_same_moments(hook: str, draw: Any
 
 @pytest.mark.parametrize("policy", ["all", "none"])
 @pytest.mark.parametrize("hook", ["on_checkpoint_save_start", "on_checkpoint_write_end", "on_checkpoint_upload_end"])
-def test_checkpoints_are_told_of_with_gradients_on_unless_they_belong_to_a_validation(hook: str, policy: str) -> None:
+def test_checkpoint_callbacks_run_with_gradients_on_except_after_a_validation(hook: str, policy: str) -> None:
     seen: list[list[bool]] = []
 
     def make_callbacks(api: Any, trial: Any) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def endless_loader(api: Any, context: Any) -> Any:
     return torch.utils.data.DataLoader(make_data(), batch_sampler=batches)
 
 
-class Stream(torch.utils.data.IterableDataset):
+class Stream(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Any:
         data = make_data()
         yield from (data[i % len(data)] for i in itertools.count())
@@ -174,7 +174,7 @@ def test_every_sampler_element_by_element(
 @pytest.mark.parametrize("repeat", [False, True])
 @pytest.mark.parametrize(("skip", "replicas", "rank"), [(0, 1, 0), (3, 1, 0), (0, 3, 2), (2, 2, 1)])
 def test_loaders_built_by_hand(repeat: bool, skip: int, replicas: int, rank: int) -> None:
-    loaded = []
+    loaded: list[list[Any]] = []
     for kind in (theirs.DataLoader, DataLoader):
         torch.manual_seed(0)
         loader = kind(make_data(), batch_size=3, shuffle=True).get_data_loader(repeat, skip, replicas, rank)
@@ -197,7 +197,7 @@ def only_inputs(samples: list[Any]) -> torch.Tensor:
     ids=lambda changes: "+".join(changes),
 )
 def test_a_loader_is_built_from_its_attributes_as_they_are_by_then(changes: dict[str, Any]) -> None:
-    loaded = []
+    loaded: list[list[Any]] = []
     for kind in (theirs.DataLoader, DataLoader):
         loader = kind(make_data(), batch_size=3, pin_memory=False, timeout=0)
         for name, value in changes.items():

@@ -77,7 +77,7 @@ def test_the_same_objects_are_copies(operation: str) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), LAYOUTS)
-def test_the_same_ranks_and_sizes_are_told(nodes: int, per_node: int) -> None:
+def test_ranks_and_sizes_are_the_same(nodes: int, per_node: int) -> None:
     def do(context: Any) -> list[int]:
         told = [context.get_rank(), context.get_local_rank(), context.get_size(), context.get_num_agents()]
         names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")

@@ -82,7 +82,7 @@ def test_building_a_trial(build: Any, match: str) -> None:
 
 def test_the_same_reducer_twice() -> None:
     def build(api: Any, context: Any, trial: Any) -> None:
-        class Own(api.MetricReducer):  # type: ignore[misc]
+        class Own(api.MetricReducer):
             reset = per_slot_reduce = cross_slot_reduce = lambda self, *args: None
 
         own = Own()

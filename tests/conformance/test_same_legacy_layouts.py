@@ -38,7 +38,9 @@ def state_after_loading(side: str, directory: Path, storage: Path) -> Any:
     exec(source.replace("helper_module.WIDTH", "2"), namespace)
     found: list[Any] = []
 
-    class Recorded(namespace["OldTrial"]):  # type: ignore[misc]
+    old_trial: Any = namespace["OldTrial"]
+
+    class Recorded(old_trial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             if not found:
                 wrapped = (self.context.models, self.context.optimizers, self.context.lr_schedulers)

@@ -103,7 +103,7 @@ def test_custom_reducers(scope: dict[str, bool], old_spelling: bool) -> None:
     """``context.experimental.wrap_reducer`` is the spelling of 0.13; Determined 0.38 has only the other one."""
 
     def make(api: Any) -> type:
-        class Collect(api.MetricReducer):  # type: ignore[misc]
+        class Collect(api.MetricReducer):
             def reset(self) -> None:
                 self.total = 0.0
 
@@ -176,7 +176,7 @@ def test_a_tensor_that_the_trial_goes_on_changing_keeps_its_value() -> None:
 
 
 def test_tensorboard_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = {}
+    written: dict[str, Any] = {}
     make = returning(lambda loss, i: {"loss": loss, "text": "no number", "val": float(i)})
     for side in SIDES:
         directory = Path(f"of_{side}").resolve()

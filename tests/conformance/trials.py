@@ -20,7 +20,7 @@ def make_data(samples: int = SAMPLES) -> torch.utils.data.TensorDataset:
 def basic(api: Any) -> type:
     """One model with dropout, Adam, shuffled data."""
 
-    class Basic(api.PyTorchTrial):  # type: ignore[misc]
+    class Basic(api.PyTorchTrial):
         shuffle, num_workers, drop_last = True, 0, False
 
         def __init__(self, context: Any) -> None:

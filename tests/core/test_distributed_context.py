@@ -81,7 +81,7 @@ def errors(results: list[Any]) -> dict[int, str]:
 def keys_of(context: DistributedContext) -> list[str]:
     """Every key of the store that the context uses."""
     assert context._session is not None
-    return sorted(context._session._lobby.underlying_store.list_keys())  # type: ignore[union-attr]
+    return sorted(context._session._lobby.underlying_store.list_keys())
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), LAYOUTS)
@@ -126,6 +126,7 @@ objects = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(data=st.data(), layout=st.sampled_from([(1, 2), (1, 3), (2, 2)]))
 def test_any_sequence_of_operations_gives_what_a_list_would(data: st.DataObject, layout: tuple[int, int]) -> None:
@@ -162,6 +163,7 @@ def test_large_objects_arrive_whole_and_leave_the_store() -> None:
     assert on_ranks(1, 2, do) == [(True, []), (True, [])]
 
 
+@pytest.mark.slow
 def test_thousands_of_operations_leave_no_keys_but_those_of_the_latest() -> None:
     def do(context: DistributedContext) -> list[int]:
         counts = []
@@ -259,7 +261,7 @@ def test_port_offset_is_added_and_the_other_transport_arguments_are_accepted() -
 
     def on_rank(rank: int) -> Any:
         # Rank 1 names the same port differently.
-        ports = {"pub_port": port - 7, "port_offset": 7} if rank else {"pub_port": port}
+        ports: dict[str, Any] = {"pub_port": port - 7, "port_offset": 7} if rank else {"pub_port": port}
         context = DistributedContext(**numbers(rank, 1, 2), **ports, pull_port=1, force_tcp=True, timeout_s=TIMEOUT_S)
         with contextlib.closing(context):
             return context.allgather(rank)
@@ -394,7 +396,7 @@ def test_different_operations_are_named_on_every_rank() -> None:
         assert "rank 0 gather(), rank 1 broadcast(), rank 2 gather()" in text
 
 
-def test_ranks_that_wait_for_each_other_in_different_groups_are_told_so() -> None:
+def test_ranks_that_wait_for_each_other_in_different_groups_raise_an_error_that_says_so() -> None:
     def do(context: DistributedContext) -> None:
         if context.rank == 3:
             context.broadcast_local(None)
@@ -497,11 +499,13 @@ def _in_processes(target: Callable[..., None], *arguments: Any) -> list[Any]:
     return [results.get(timeout=10) for process in processes if process.exitcode == 0]
 
 
+@pytest.mark.slow
 def test_processes_exchange_objects_and_need_not_close() -> None:
     everyone = [{"rank": 0}, {"rank": 1}]
     assert sorted(_in_processes(_exchange_in_process)) == [(0, everyone, 0), (1, everyone, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dying", [0, 1])
 def test_a_process_that_is_killed_is_named(dying: int) -> None:
     (text,) = _in_processes(_die_in_process, dying, multiprocessing.get_context("spawn").Event())
@@ -522,6 +526,7 @@ def torchrun(script: str, directory: Path, *options: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_store_of_the_agent_is_used_before_and_beside_a_process_group(
     tmp_path: Path,
 ) -> None:
@@ -552,6 +557,7 @@ def test_under_torchrun_the_store_of_the_agent_is_used_before_and_beside_a_proce
         assert (tmp_path / f"out{rank}").read_text() == repr(([0, 1], 3, {"from": 0}, rank, []))
 
 
+@pytest.mark.slow
 def test_after_a_restart_by_torchrun_nothing_of_the_run_before_is_seen(tmp_path: Path) -> None:
     done = torchrun(
         """
@@ -576,6 +582,7 @@ def test_after_a_restart_by_torchrun_nothing_of_the_run_before_is_seen(tmp_path:
         assert (tmp_path / f"out{rank}").read_text() == repr(expected)
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_with_an_error_ends_the_waiting_of_the_others(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -16,7 +16,8 @@ from tests.distributed import ranks
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach().clone()
+    detached = tensor.detach()
+    return detached.full_tensor() if isinstance(detached, DTensor) else detached.clone()
 
 
 class Plain(ranks.Plain):
@@ -107,7 +108,7 @@ class Uneven(Plain):
 
 
 class FullDataset(Plain):
-    evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+    evaluate_batch: Any = pytorch.PyTorchTrial.evaluate_batch
 
     def evaluate_full_dataset(self, data_loader: Any) -> Any:
         return {"validation_loss": torch.stack([self.loss(batch) for batch in data_loader]).mean()}

@@ -114,13 +114,14 @@ class Frozen(Plain):
     """A layer that is frozen when it is wrapped, and trained later."""
 
     def wrap(self) -> None:
-        network = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 1))
+        network: Any = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 1))
         network[0].requires_grad_(False)
         self.model = self.context.wrap_model(network)
         self.optimizer = self.context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05))
 
     def train_on(self, batch: Any) -> torch.Tensor:
-        self.model[0].requires_grad_(len(self.updates) >= 4)
+        first = next(self.model.children())
+        first.requires_grad_(len(self.updates) >= 4)
         return super().train_on(batch)
 
 

@@ -1,4 +1,4 @@
-"""Two processes under both doors: the same weights on every rank, and those of one process on all of the data."""
+"""Two processes under either Trainer: the same weights on every rank, and those of one process on all of the data."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import torch
 
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 #: How far sums of floats may be apart that were added in another order.
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
 
 
 def launch(*arguments: str, ranks: int = 2, torchrun: bool = True, fails: bool = False) -> str:

@@ -9,18 +9,21 @@ import pytest
 
 from tests.launching import TORCHRUN, start, wait
 
+pytestmark = pytest.mark.slow
+
 #: Starting takes its time too.
 START_S, END_S = 30, 30
 
 
 @pytest.mark.parametrize("end", ["error", "invalid-hp"])
-def test_all_ranks_end(end: str, tmp_path: Path) -> None:
-    """Under both doors at once: torchrun, and Lightning's own launcher."""
+def test_an_exception_on_one_rank_ends_all_ranks(end: str, tmp_path: Path) -> None:
+    """Under either Trainer at once: torchrun, and Lightning's own launcher."""
     begun = time.monotonic()
-    doors = {"determined": TORCHRUN, "lightning": []}
+    trainers = {"determined": TORCHRUN, "lightning": []}
     arguments = ["--end", end, "--at", "5", "--rank", "1"]
     started = [
-        start(tmp_path / door, "--door", door, *arguments, launcher=launcher) for door, launcher in doors.items()
+        start(tmp_path / trainer, "--trainer", trainer, *arguments, launcher=launcher)
+        for trainer, launcher in trainers.items()
     ]
     for process in started:
         ended = wait(process, START_S + END_S)
@@ -30,8 +33,8 @@ def test_all_ranks_end(end: str, tmp_path: Path) -> None:
 
 
 def test_lightnings_main_process_ends_the_others(tmp_path: Path) -> None:
-    torchrun = start(tmp_path / "torchrun", "--door", "lightning", "--end", "error", "--at", "5", launcher=TORCHRUN)
-    lightning = start(tmp_path / "lightning", "--door", "lightning", "--end", "error", "--at", "5")
+    torchrun = start(tmp_path / "torchrun", "--trainer", "lightning", "--end", "error", "--at", "5", launcher=TORCHRUN)
+    lightning = start(tmp_path / "lightning", "--trainer", "lightning", "--end", "error", "--at", "5")
     # Their output ends when the last process has.
     for process in (lightning, torchrun):
         ended = wait(process, START_S + END_S)

@@ -1,4 +1,4 @@
-"""Two processes with sharded models, under both doors: the weights of one process, and of replicated models."""
+"""Two processes with sharded models, under either Trainer: the weights of one process, and of replicated models."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ import torch
 from det_lightning import pytorch
 from det_lightning.checkpoint import load_checkpoint
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 #: How far sums of floats may be apart that were added in another order.
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
 SCENARIOS = ("plain", "aggregated", "gan", "orders", "frozen", "clipped", "unused", "leftover")
 #: Weights of the large model and two states of its optimizer, each a float32 for a weight.
 LARGE_STATE_BYTES = 3 * 4 * (16 * 1024**2 + 6 * 1024 + 1)
@@ -170,7 +172,7 @@ def test_lightnings_launcher_trains_and_resumes_the_same(folder: Path, name: str
 def reader(api: Any) -> type:
     """Return a trial of either side with the model of the scenarios."""
 
-    class Reader(api.PyTorchTrial):  # type: ignore[misc]
+    class Reader(api.PyTorchTrial):
         def __init__(self, context: Any) -> None:
             self.model = context.wrap_model(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 1)))
             context.wrap_optimizer(torch.optim.AdamW(self.model.parameters()))

@@ -15,6 +15,8 @@ import torch
 
 from tests.launching import TORCHRUN, end_of, environment, start, wait
 
+pytestmark = pytest.mark.slow
+
 NAME = f"dl{os.getpid() % 100000}"
 ADDRESSES = ("10.213.87.1", "10.213.87.2")
 

@@ -37,7 +37,7 @@ class NothingWrapped(NoModel):
 
 
 class NoEvaluation(SmallTrial):
-    evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+    evaluate_batch: Any = pytorch.PyTorchTrial.evaluate_batch
 
 
 class TwoEvaluations(SmallTrial):
@@ -122,7 +122,7 @@ class UnwrappedOptimizer(SmallTrial):
         (UnwrappedOptimizer, errors.InvalidExperimentException, "got a SGD that was not wrapped"),
     ],
 )
-def test_a_trial_that_can_not_be_trained(
+def test_a_trial_that_cannot_be_trained_is_refused(
     trial_class: type[SmallTrial], error: type[BaseException], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -139,13 +139,13 @@ def test_a_trial_that_can_not_be_trained(
         ({"validation_period": 5}, TypeError, "validation_period must be a Batch or an Epoch.*got 5 of type int"),
         ({"checkpoint_period": "daily"}, TypeError, "checkpoint_period must be .*got 'daily'"),
         ({"reporting_period": 0.5}, TypeError, "reporting_period must be .*got 0.5"),
-        ({"validation_period": pytorch.Batch(0.5)}, TypeError, r"whole numbers .*got Batch\(0.5\)"),
+        ({"validation_period": pytorch.Batch(0.5)}, TypeError, r"whole numbers .*got Batch\(0.5\)"),  # type: ignore[arg-type]
         ({"checkpoint_policy": "sometimes"}, ValueError, "one of best, all, none; got 'sometimes'"),
         ({"latest_checkpoint": "no-such-id"}, errors.CheckpointNotFound, "no checkpoint 'no-such-id'"),
         ({"checkpoint_storage": "nowhere://x"}, errors.StorageError, "'nowhere://x' can not be opened.*s3://bucket"),
     ],
 )
-def test_an_argument_of_fit_that_can_not_be_used(
+def test_an_unusable_argument_of_fit_is_refused(
     arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -200,7 +200,9 @@ def test_a_failing_callback_leaves_earlier_checkpoints_and_no_half_written_one(t
     ("exception", "raised", "checkpoints"),
     [(InvalidHP("lr"), True, 1), (ShouldExit(), False, 1), (ShouldExit(skip_exit_checkpoint=True), False, 0)],
 )
-def test_a_trial_that_gives_up(exception: Exception, raised: bool, checkpoints: int, tmp_path: Path) -> None:
+def test_an_exception_of_the_trial_is_raised_or_ends_the_run(
+    exception: Exception, raised: bool, checkpoints: int, tmp_path: Path
+) -> None:
     class GivesUp(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             if batch_idx == 3:
@@ -217,7 +219,7 @@ def test_a_trial_that_gives_up(exception: Exception, raised: bool, checkpoints: 
 
 @pytest.mark.parametrize("method", ["train_batch", "evaluate_batch", "evaluation_reducer"])
 def test_an_iterator_of_the_trials_own_that_ends_is_no_end_of_the_data(method: str) -> None:
-    exhausted = type("Exhausted", (SmallTrial,), {method: lambda self, *args, **kwargs: next(iter(()))})
+    exhausted: Any = type("Exhausted", (SmallTrial,), {method: lambda self, *args, **kwargs: next(iter(()))})
     if method == "evaluate_batch":
         exhausted.evaluate_batch = lambda self, batch: next(iter(()))
     with pytest.raises(RuntimeError, match="raised StopIteration"):

@@ -56,7 +56,7 @@ def test_a_tensor_keeps_the_value_that_it_had(dtype: torch.dtype, shape: tuple[i
 
 
 @pytest.mark.parametrize("shape", [(), (2,)])
-def test_metrics_that_share_memory_after_closing_would_be_a_surprise(shape: tuple[int, ...]) -> None:
+def test_metrics_of_a_closed_window_share_no_memory(shape: tuple[int, ...]) -> None:
     window = MetricWindow()
     live = torch.zeros(shape)
     window.add({"a": live, "b": live})
@@ -119,6 +119,7 @@ def test_averages_are_exactly_numpys(values: list[float], dtype: torch.dtype) ->
     with np.errstate(over="ignore", invalid="ignore"):
         expected = np.mean(np.array([tensor.numpy() for tensor in tensors])).item()
         average = average_metrics(window.close())["loss"]
+    assert average is not None
     assert np.array_equal(average, expected, equal_nan=True)
 
 

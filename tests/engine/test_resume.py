@@ -67,7 +67,7 @@ def assert_same_state(one: SmallTrial, other: SmallTrial) -> None:
 
 
 @pytest.mark.parametrize("stop_after", range(1, LENGTH, 2))
-def test_stopped_by_request_after_any_batch(stop_after: int, tmp_path: Path) -> None:
+def test_a_run_stopped_by_request_after_any_batch_resumes_bit_equal(stop_after: int, tmp_path: Path) -> None:
     straight = train(tmp_path / "straight")
     train(tmp_path / "parts", stop_after=stop_after)
     resumed = train(tmp_path / "parts", latest_checkpoint=only_checkpoint(tmp_path / "parts"), seed=99)
@@ -75,15 +75,16 @@ def test_stopped_by_request_after_any_batch(stop_after: int, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("stop_after", [3, 5, 7, 16])
-def test_stopped_by_a_shorter_length_whose_last_validation_would_not_have_been(stop_after: int, tmp_path: Path) -> None:
+def test_a_run_stopped_by_a_shorter_length_resumes_bit_equal(stop_after: int, tmp_path: Path) -> None:
     straight = train(tmp_path / "straight")
     train(tmp_path / "parts", max_length=stop_after)
     resumed = train(tmp_path / "parts", latest_checkpoint=only_checkpoint(tmp_path / "parts"), seed=99)
     assert_same_state(resumed, straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [2, 7, 13])
-def test_with_workers_that_fetch_ahead(stop_after: int, tmp_path: Path) -> None:
+def test_a_run_with_loader_workers_resumes_bit_equal(stop_after: int, tmp_path: Path) -> None:
     class WithWorkers(SmallTrial):
         num_workers = 2
 
@@ -95,7 +96,9 @@ def test_with_workers_that_fetch_ahead(stop_after: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("aggregation_frequency", [2, 5])
 @pytest.mark.parametrize("stop_after", [3, 6, 13, 14])
-def test_in_the_middle_of_an_aggregation(stop_after: int, aggregation_frequency: int, tmp_path: Path) -> None:
+def test_a_run_stopped_within_an_aggregation_resumes_bit_equal(
+    stop_after: int, aggregation_frequency: int, tmp_path: Path
+) -> None:
     straight = train(tmp_path / "straight", aggregation_frequency=aggregation_frequency)
     train(tmp_path / "parts", stop_after=stop_after, aggregation_frequency=aggregation_frequency)
     checkpoint = only_checkpoint(tmp_path / "parts")
@@ -105,7 +108,8 @@ def test_in_the_middle_of_an_aggregation(stop_after: int, aggregation_frequency:
     assert_same_state(resumed, straight)
 
 
-def test_several_times_over(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_run_resumed_several_times_ends_bit_equal(tmp_path: Path) -> None:
     straight = train(tmp_path / "straight")
     checkpoint = None
     for leg, stop_after in enumerate((4, 9, 10, 18, LENGTH)):
@@ -115,8 +119,8 @@ def test_several_times_over(tmp_path: Path) -> None:
     assert_same_state(resumed, straight)
 
 
-def test_the_trial_is_told_where_it_goes_on(tmp_path: Path) -> None:
-    class Told(SmallTrial):
+def test_the_trial_sees_the_batch_and_the_checkpoint_that_it_resumes_from(tmp_path: Path) -> None:
+    class Recording(SmallTrial):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
             self.seen: list[Any] = []
             trial = self
@@ -131,9 +135,9 @@ def test_the_trial_is_told_where_it_goes_on(tmp_path: Path) -> None:
             self.seen.append(self.context.get_initial_batch())
             return super().build_training_data_loader()
 
-    train(tmp_path, Told, stop_after=9)
+    train(tmp_path, Recording, stop_after=9)
     checkpoint = only_checkpoint(tmp_path)
-    resumed = train(tmp_path, Told, latest_checkpoint=checkpoint)
+    resumed: Any = train(tmp_path, Recording, latest_checkpoint=checkpoint)
     assert resumed.seen == [9, checkpoint, 9]
 
 
@@ -151,7 +155,7 @@ def test_best_is_compared_over_the_whole_run(tmp_path: Path) -> None:
         def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
             return {"quality": next(self.values)}
 
-        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+        evaluate_batch: Any = pytorch.PyTorchTrial.evaluate_batch
 
     def run(length: int, **fit: Any) -> None:
         searcher = {"metric": "quality", "smaller_is_better": True}
@@ -195,9 +199,9 @@ def test_a_callback_can_make_an_older_checkpoint_fit(tmp_path: Path) -> None:
             for wrapped in (context.models, context.optimizers, context.lr_schedulers):
                 wrapped.reverse()
 
-    straight = train(tmp_path / "straight")
+    straight: Any = train(tmp_path / "straight")
     train(tmp_path / "parts", stop_after=5)
-    resumed = train(tmp_path / "parts", Renamed, latest_checkpoint=only_checkpoint(tmp_path / "parts"))
+    resumed: Any = train(tmp_path / "parts", Renamed, latest_checkpoint=only_checkpoint(tmp_path / "parts"))
     assert torch.equal(resumed.head.weight, straight.head.weight)
 
 

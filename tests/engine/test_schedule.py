@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -191,7 +192,8 @@ def test_test_mode_asks_once_where_the_length_is_one_batch_anyway() -> None:
 
 def test_all_mistakes_are_named_at_once() -> None:
     with pytest.raises(TypeError) as raised:
-        Schedule(Batch([1, 2]), validation_period=5, checkpoint_period="daily", reporting_period=TrainUnit(1))
+        wrong: dict[str, Any] = {"validation_period": 5, "checkpoint_period": "daily"}
+        Schedule(Batch([1, 2]), reporting_period=TrainUnit(1), **wrong)
     message = str(raised.value)
     assert "validation_period must be a Batch or an Epoch, such as Batch(100); got 5 of type int" in message
     assert "checkpoint_period must be a Batch or an Epoch, such as Batch(100); got 'daily' of type str" in message

@@ -11,7 +11,7 @@ import torch
 
 from det_lightning import pytorch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 BATCHES, BATCH_SIZE = 60, 32
 #: How far the mean loss of the last ten batches may be from that of float32, as a part of the first loss.

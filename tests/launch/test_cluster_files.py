@@ -14,6 +14,8 @@ import yaml
 from det_lightning.core._ports import free_port
 from tests.launching import environment
 
+pytestmark = pytest.mark.slow
+
 CLUSTER = Path(__file__).resolve().parents[2] / "docs" / "cluster"
 
 #: What the scripts find in place of SLURM's commands: they run what they are given here, and note what was asked for.

@@ -54,6 +54,7 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "--nproc-per-node" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_a_script_sees_and_how_it_may_be_named(tmp_path: Path) -> None:
     (tmp_path / "show_place.py").write_text(SHOW + r"; sys.stdout.write(f'{sys.argv[1:]}\n')")
     as_python = launch("--nproc-per-node", "2", "--", "python", str(tmp_path / "show_place.py"), "--help", "--", "x")
@@ -64,6 +65,7 @@ def test_what_a_script_sees_and_how_it_may_be_named(tmp_path: Path) -> None:
     assert as_module.stdout.splitlines()[-1] == "[]", as_module.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "status"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137), ("sys.exit(75)", 75)]
 )

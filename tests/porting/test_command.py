@@ -42,6 +42,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_by_default_it_shows_a_patch_and_changes_nothing(project: Path, tmp_path: Path) -> None:
     before = contents(project)
     result = run(project)
@@ -56,6 +57,7 @@ def test_by_default_it_shows_a_patch_and_changes_nothing(project: Path, tmp_path
     assert contents(project)["code.py"] == CODE.replace("determined", "det_lightning").encode()
 
 
+@pytest.mark.slow
 def test_write_changes_the_files_of_the_project_only(project: Path) -> None:
     before = contents(project)
     result = run(project, "--write")
@@ -66,7 +68,8 @@ def test_write_changes_the_files_of_the_project_only(project: Path) -> None:
     assert "0 files changed" in run(project, "--write").stderr
 
 
-def test_check_is_for_continuous_integration(project: Path) -> None:
+@pytest.mark.slow
+def test_check_ends_with_1_until_everything_is_ported(project: Path) -> None:
     assert "to port: " in run(project, "--check", ends_with=1).stdout
     run(project, "--write")
     run(project, "--check", ends_with=1)  # a problem is left
@@ -79,7 +82,7 @@ def test_notes_are_no_reason_to_fail(tmp_path: Path) -> None:
     assert "note: entrypoint: model_def:MyTrial names a class" in run(tmp_path, "--check").stderr
 
 
-def test_json_for_programs(project: Path) -> None:
+def test_json_lists_changes_and_findings(project: Path) -> None:
     told = {
         Path(file["path"]).name: file for file in json.loads(run(project / "run.sh", project, "--json").stdout)["files"]
     }
@@ -89,13 +92,14 @@ def test_json_for_programs(project: Path) -> None:
     assert (finding["line"], finding["level"]) == (1, "problem")
 
 
-def test_nothing_to_port(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_project_with_nothing_to_port_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("model.cuda()\n")
     for flags in ([], ["--write"], ["--check"]):
         assert "Nothing to port" in run(tmp_path, *flags).stderr
 
 
-def test_wrong_use(project: Path) -> None:
+def test_wrong_arguments_are_usage_errors(project: Path) -> None:
     before = contents(project)
     for arguments, message in (
         ([project, "--write", "--check"], "--write changes files and --check does not"),
@@ -111,6 +115,7 @@ def test_wrong_use(project: Path) -> None:
     assert contents(project) == before
 
 
+@pytest.mark.slow
 def test_a_protected_file_is_a_finding_and_the_others_are_written(project: Path) -> None:
     (project / "lib" / "code.py").chmod(0o444)
     before = contents(project)
@@ -123,6 +128,7 @@ def test_a_protected_file_is_a_finding_and_the_others_are_written(project: Path)
     assert b"det_lightning" in after["code.py"]
 
 
+@pytest.mark.slow
 def test_a_mode_stays_a_mode_and_nothing_else_is_left(project: Path) -> None:
     (project / "code.py").chmod(0o755)
     names = set(contents(project))
@@ -131,6 +137,7 @@ def test_a_mode_stays_a_mode_and_nothing_else_is_left(project: Path) -> None:
     assert set(contents(project)) == names
 
 
+@pytest.mark.slow
 def test_nothing_is_written_through_a_link(project: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -157,6 +164,7 @@ def test_a_file_that_has_another_name_elsewhere_stays_as_it_is_there(project: Pa
     assert b"det_lightning" in (project / "code.py").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_output_of_a_lightning_module_is_not_written_through_a_link(project: Path, tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_text("kept")
     (tmp_path / "output.py").symlink_to(tmp_path / "outside.py")
@@ -169,6 +177,7 @@ def test_the_output_of_a_lightning_module_is_not_written_through_a_link(project:
 NESTED = "import determined\nx = " + "[" * 5000 + "]" * 5000 + "\n"
 
 
+@pytest.mark.slow
 def test_a_file_that_crashes_its_reader_is_a_finding_and_the_rest_goes_on(project: Path) -> None:
     (project / "bad.py").write_text(NESTED)
     (project / "bad.yaml").write_text("entrypoint: determined\nx: " + "[" * 5000 + "]" * 5000)
@@ -186,6 +195,7 @@ def test_a_trial_that_crashes_its_reader_is_an_error(tmp_path: Path) -> None:
     assert "bad.py can not be read: " in run(tmp_path / "bad.py", "--to", "lightning", ends_with=2).stderr
 
 
+@pytest.mark.slow
 def test_a_file_that_takes_too_long_is_left_and_the_next_one_is_ported(tmp_path: Path) -> None:
     slow, quick = tmp_path / "slow.py", tmp_path / "quick.py"
     slow.write_text("import determined\n" + "x = [1, 2, 3]\n" * 500_000)
@@ -223,6 +233,7 @@ def test_without_its_libraries_the_command_says_what_to_install(tmp_path: Path) 
     assert "pip install 'det-lightning[port]'" in done.stderr
 
 
+@pytest.mark.slow
 def test_porting_imports_neither_torch_nor_lightning(project: Path) -> None:
     code = (
         "import sys; sys.argv = ['det-lightning', 'port', '.']\n"

@@ -111,7 +111,7 @@ def problems_of(port: FilePort) -> list[str]:
         ("Pipfile", '[packages]\ndetermined = "*"\n', '[packages]\ndet-lightning = "*"\n'),
     ],
 )
-def test_what_is_rewritten(name: str, before: str, after: str | None, tmp_path: Path) -> None:
+def test_files_of_every_kind_are_rewritten(name: str, before: str, after: str | None, tmp_path: Path) -> None:
     port = port_text(tmp_path, name, before)
     expected = before.replace("determined", "det_lightning") if after is None else after
     assert port.after == expected.replace("~=0.1", COMPATIBLE)
@@ -175,12 +175,12 @@ def test_what_is_rewritten(name: str, before: str, after: str | None, tmp_path: 
         ("a.ipynb", "determined", "0: left as it is: no JSON"),
     ],
 )
-def test_what_is_told(name: str, text: str, reason: str, tmp_path: Path) -> None:
+def test_findings_name_line_and_advice(name: str, text: str, reason: str, tmp_path: Path) -> None:
     assert any(found.startswith(reason) for found in problems_of(port_text(tmp_path, name, text)))
 
 
 @pytest.mark.parametrize("name", ["a.py", "a.yaml", "a.ipynb"])
-def test_what_is_not_understood_and_has_nothing_to_do_with_determined_is_not_told(name: str, tmp_path: Path) -> None:
+def test_invalid_files_that_do_not_mention_determined_have_no_findings(name: str, tmp_path: Path) -> None:
     assert port_text(tmp_path, name, "{ : print 'x'").findings == []
 
 

@@ -166,7 +166,7 @@ def test_a_file_of_another_framework_is_left_as_it_is(text: str, reason: str) ->
     assert reason in "".join(findings_of(text))
 
 
-def test_what_is_missing_is_still_told_after_porting() -> None:
+def test_missing_names_are_still_findings_after_porting() -> None:
     text = "import determined as det\nclass T(det.pytorch.PyTorchTrial): pass\ndet.core.init()\n"
     assert (
         findings_of(text)
@@ -336,7 +336,7 @@ def test_the_porting_checklist(text: str, reason: str) -> None:
         "dist.init_process_group('gloo')\ndet.core.DistributedContext.from_torch_distributed()\n",
     ],
 )
-def test_what_is_right_is_not_told(text: str) -> None:
+def test_correct_code_has_no_findings(text: str) -> None:
     assert findings_of(text, Level.check) == findings_of(text) == []
 
 
@@ -466,6 +466,7 @@ USES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @hypothesis.given(st.lists(st.one_of(IMPORTS, USES), max_size=8), st.sampled_from(["\n", "\r\n"]))
 def test_any_program_stays_a_program_and_is_ported_once(lines: list[str], newline: str) -> None:
     before = "".join(line + "\n" for line in lines).replace("\n", newline)

@@ -21,7 +21,12 @@ from det_lightning.porting.to_lightning import NoTrialError, write_module
 from tests.porting.test_trials import HPARAMS, TRIALS, load, ported
 
 EPOCHS = 3
-QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 
 
 def seed() -> None:
@@ -80,8 +85,9 @@ def train_written(
     return seen, metrics, [parameter.detach().clone() for parameter in written.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["images", "adversaries", "words", "sentences"])
-def test_both_train_alike(name: str, tmp_path: Path) -> None:
+def test_the_module_trains_as_the_trial_does(name: str, tmp_path: Path) -> None:
     written, todos = write_module((TRIALS / f"{name}.py").read_text())
     assert todos == {"images": 1, "sentences": 2}.get(name, 0)  # the script; the section "data", several processes
     assert "det_lightning" not in "".join(line for line in written.splitlines() if not line.startswith("#"))
@@ -143,7 +149,7 @@ def test_the_number_of_processes_is_not_known_in_init() -> None:
     assert todos == 1
 
 
-def test_a_callback_that_clips_is_told_apart() -> None:
+def test_a_clipping_callback_becomes_a_call_of_clip_gradients() -> None:
     written, todos = written_trial(
         rest="def build_callbacks(self): return {'clip': pytorch.ClipGradsL2Norm(self.context.get_hparam('norm'))}"
     )
@@ -323,6 +329,7 @@ def run(*arguments: object, ends_with: int = 0) -> Result:
     return result
 
 
+@pytest.mark.slow
 def test_the_command_writes_to_the_standard_output_or_to_a_file(tmp_path: Path) -> None:
     trial, output = TRIALS / "words.py", tmp_path / "module.py"
     printed = run(trial)
@@ -334,7 +341,7 @@ def test_the_command_writes_to_the_standard_output_or_to_a_file(tmp_path: Path) 
     assert run(TRIALS / "detections.py").stderr == "4 TODO comments to look at.\n"
 
 
-def test_wrong_use(tmp_path: Path) -> None:
+def test_wrong_arguments_are_usage_errors(tmp_path: Path) -> None:
     wrong = {"python2.py": b"import determined\nprint 1", "latin.py": b"# \xe9", "none.py": b"x = 1\n"}
     for name, content in wrong.items():
         (tmp_path / name).write_bytes(content)

@@ -6,6 +6,7 @@ import difflib
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ import det_lightning as det
 from det_lightning.porting import port_file
 
 TRIALS = Path(__file__).parent / "trials"
-HPARAMS = {
+HPARAMS: dict[str, dict[str, Any]] = {
     "adversaries": {"noise": 2, "lr": 0.01},
     "detections": {},
     "images": {"filters": 2, "lr": 0.1},

@@ -63,9 +63,8 @@ class Leveled(Plain):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         loss = self.train_on(batch)
         if self.context.is_update_batch():
-            whole = [
-                p.detach().full_tensor() if isinstance(p, DTensor) else p.detach() for p in self.model.parameters()
-            ]
+            detached = [p.detach() for p in self.model.parameters()]
+            whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in detached]
             self.updates.append(torch.cat([tensor.reshape(-1) for tensor in whole]))
         return {"loss": loss}
 

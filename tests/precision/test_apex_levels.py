@@ -271,7 +271,7 @@ def test_a_model_may_be_copied_when_it_is_configured() -> None:
 @pytest.mark.parametrize("compiles", ["before wrapping", "before configuring", "after"])
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_a_model_may_be_compiled_before_or_after(level: str, compiles: str) -> None:
-    def compiled_if(moment: str, model: torch.nn.Module) -> torch.nn.Module:
+    def compiled_if(moment: str, model: torch.nn.Module) -> Any:
         return torch.compile(model, backend="eager") if moment == compiles else model
 
     context = pytorch.PyTorchTrialContext()
@@ -327,7 +327,7 @@ def test_recurrent_and_tied_weights(level: str) -> None:
 
 def test_an_optimizer_that_was_not_configured_sees_unscaled_gradients_too() -> None:
     context = pytorch.PyTorchTrialContext()
-    models = [context.wrap_model(torch.nn.Linear(2, 2)) for _ in range(2)]
+    models: list[Any] = [context.wrap_model(torch.nn.Linear(2, 2)) for _ in range(2)]
     optimizers = [context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
     context.configure_apex_amp(models[0], optimizers[0], opt_level="O2", loss_scale=1024.0)
     context.position.batch_idx = 0

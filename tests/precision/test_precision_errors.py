@@ -185,7 +185,7 @@ def test_apex_is_asked_for_and_not_installed(monkeypatch: pytest.MonkeyPatch) ->
         configure()(Context())
 
 
-def test_the_unrelated_apex_is_told_apart(installed: Callable[[str | None], None]) -> None:
+def test_the_unrelated_apex_of_pypi_is_recognized(installed: Callable[[str | None], None]) -> None:
     installed(None)
     with pytest.raises(errors.InvalidExperimentException, match=r"no apex\.amp: it is the unrelated package"):
         configure()(Context())

@@ -14,8 +14,10 @@ from det_lightning.checkpoint import load_checkpoint
 from tests.launching import environment
 from tests.precision.precision_ranks import RESUMED, SCENARIOS
 
+pytestmark = pytest.mark.slow
+
 #: Two ranks add the gradients of half a batch each, which are rounded to bfloat16 before; 4e-3 was seen.
-TOLERANCE = {"rtol": 1e-2, "atol": 1e-2}
+TOLERANCE: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-2}
 
 
 def results(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:

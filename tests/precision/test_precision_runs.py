@@ -1,4 +1,4 @@
-"""Mixed precision over whole runs: through both doors, over checkpoints, in any nesting of outputs."""
+"""Mixed precision over whole runs: under either Trainer, over checkpoints, in any nesting of outputs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.precision.casting import cast_floats, halves_to_float
 from det_lightning.precision.torch_amp import TorchAmp, make_scaler
 from tests.trials import SmallTrial, seed_everything, weights_of
+
+OFF = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 
 
 class Leveled(SmallTrial):
@@ -121,8 +123,8 @@ def test_lightnings_own_checkpoints_hold_masters_and_scales_too(tmp_path: Path, 
     def train(batches: int, path: Path | None = None) -> Leveled:
         seed_everything()
         module = TrialModule(kind, max_length=pytorch.Batch(batches), reporting_period=pytorch.Batch(2))
-        off = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
-        trainer = pl.Trainer(accelerator="cpu", devices=1, **dict.fromkeys(off, False))
+        flags: dict[str, Any] = dict.fromkeys(OFF, False)
+        trainer = pl.Trainer(accelerator="cpu", devices=1, **flags)
         trainer.fit(module, ckpt_path=path)
         trainer.save_checkpoint(tmp_path / f"{batches}.ckpt")
         assert isinstance(module.trial, Leveled)
@@ -181,9 +183,10 @@ def amp_context(scaler: Any, aggregation: int = 1) -> tuple[pytorch.PyTorchTrial
     context.precision.use_scaling(TorchAmp(scaler, context.backend.gradients))
     torch.manual_seed(0)
     model = context.wrap_model(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)))
-    kinds = (torch.optim.Adam, torch.optim.Adagrad)
+    kinds: list[Any] = [torch.optim.Adam, torch.optim.Adagrad]
     optimizers = [
-        context.wrap_optimizer(kind(part.parameters(), lr=0.1)) for kind, part in zip(kinds, model, strict=True)
+        context.wrap_optimizer(kind(part.parameters(), lr=0.1))
+        for kind, part in zip(kinds, model.children(), strict=True)
     ]
     return context, model, optimizers
 
@@ -260,7 +263,7 @@ Pair = collections.namedtuple("Pair", ["first", "second"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_outputs_in_half_precision_come_back_as_float32_in_any_nesting(dtype: torch.dtype) -> None:
     half, number = torch.ones(2, dtype=dtype), torch.tensor(3)
-    nested = {
+    nested: dict[str, Any] = {
         "list": [half, (number, None)],
         "pair": Pair(half, "text"),
         "default": collections.defaultdict(list, {"key": half}),
@@ -304,8 +307,8 @@ def test_what_can_not_be_looked_into_is_warned_of_once(caplog: pytest.LogCapture
 def train_under(precision: Any, kind: type[Any] = SmallTrial) -> tuple[TrialModule, pl.Trainer]:
     seed_everything()
     module = TrialModule(kind, max_length=pytorch.Batch(6), reporting_period=pytorch.Batch(2))
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    trainer = pl.Trainer(accelerator="cpu", devices=1, precision=precision, **dict.fromkeys(off, False))
+    flags: dict[str, Any] = dict.fromkeys(OFF, False)
+    trainer = pl.Trainer(accelerator="cpu", devices=1, precision=precision, **flags)
     trainer.fit(module)
     return module, trainer
 
@@ -339,7 +342,7 @@ def test_lightnings_true_precision_casts_the_weights() -> None:
     assert {p.dtype for model in half.context.models for p in model.parameters()} == {torch.float16}
 
 
-def test_determineds_door_takes_lightnings_precision(tmp_path: Path) -> None:
+def test_determineds_trainer_accepts_lightnings_precision(tmp_path: Path) -> None:
     through = fit(SmallTrial, tmp_path / "one", 6, lightning={"precision": "bf16-mixed"})
     assert torch.equal(weights_of(through), weights_of(fit(ByHand, tmp_path / "two", 6)))
     cast = fit(SmallTrial, tmp_path / "three", 6, lightning={"precision": "bf16-true"})

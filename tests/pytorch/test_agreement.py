@@ -11,6 +11,8 @@ import torch
 
 from tests.launching import TORCHRUN, environment
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import sys
 import torch

@@ -20,14 +20,14 @@ from det_lightning.pytorch import DataLoader, data_length, to_device
 from det_lightning.pytorch._random_state import PassJournal
 
 CPU = torch.device("cpu")
-TEN = range(10)
+TEN: Any = range(10)
 
 
 def values(loader: Any, count: int | None = None) -> list[list[int]]:
     return [batch.tolist() for batch in itertools.islice(loader, count)]
 
 
-class Stream(IterableDataset):
+class Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(TEN)
 
@@ -78,7 +78,8 @@ def test_arguments_that_can_not_work_are_refused(arguments: dict[str, Any], mess
 def test_built_loaders_repeat_then_share_out_then_skip(
     size: int, batch_size: int, repeat: bool, skip: int, num_replicas: int
 ) -> None:
-    loader = DataLoader(range(size), batch_size)
+    data: Any = range(size)
+    loader = DataLoader(data, batch_size)
     one_pass = values(loader)
     for rank in range(num_replicas):
         built = loader.get_data_loader(repeat, skip, num_replicas, rank)
@@ -110,7 +111,7 @@ class Movable:
 
 def test_a_batch_is_moved_at_any_depth() -> None:
     tensor = torch.ones(2)
-    batch = {"a": [tensor, (np.arange(2), Movable())], 3: np.float32([1.5])}
+    batch = {"a": [tensor, (np.arange(2), Movable())], 3: np.float32([1.5])}  # type: ignore[arg-type]
     moved = to_device(batch, torch.device("meta"))
     assert moved["a"][0].is_meta
     assert moved["a"][1][0].is_meta
@@ -134,12 +135,13 @@ def test_arrays_of_numbers_become_tensors(dtype: str) -> None:
 
 
 def test_what_can_not_be_moved_is_passed_on_with_one_warning_a_type(caplog: pytest.LogCaptureFixture) -> None:
-    words, warned = np.array(["a", "b"]), set()
+    words = np.array(["a", "b"])
+    warned: set[type] = set()
     with caplog.at_level(logging.WARNING, logger="det_lightning.pytorch"):
         moved = to_device({"s": "text", "n": 3, "again": "more", "w": words, "none": None}, CPU, warned)
         to_device(["once more", 4], CPU, warned)
     assert moved == {"s": "text", "n": 3, "again": "more", "w": words, "none": None}
-    assert [record.args[0] for record in caplog.records] == ["str", "int", "ndarray", "NoneType"]
+    assert [vars(record)["args"][0] for record in caplog.records] == ["str", "int", "ndarray", "NoneType"]
     assert warned == {str, int, np.ndarray, type(None)}
 
 
@@ -221,7 +223,7 @@ def test_a_loader_that_runs_dry_says_after_how_many_batches() -> None:
         list(stream)
 
 
-def test_validation_data_begin_anew_each_time_and_not_before_the_first_batch() -> None:
+def test_each_validation_reads_its_data_from_the_start_and_not_before_its_first_batch() -> None:
     loader = Endless()
     stream = ValidationStream(loader)
     first = iter(stream)
@@ -233,13 +235,13 @@ def test_validation_data_begin_anew_each_time_and_not_before_the_first_batch() -
 
 def test_a_rank_without_validation_batches_takes_part_all_the_same() -> None:
     """Lightning would leave out the validation on that rank, and the others would wait for it."""
-    empty = DataLoader([], batch_sampler=BatchSampler(SequentialSampler([]), 2, False)).get_data_loader()
+    nothing: Any = []
+    empty = DataLoader(nothing, batch_sampler=BatchSampler(SequentialSampler([]), 2, False)).get_data_loader()
     assert len(ValidationStream(empty)) == 1
     assert list(ValidationStream(empty)) == []
 
 
 def test_a_list_of_batches_serves_as_batch_sampler() -> None:
-    loader = DataLoader(list(range(6)), batch_sampler=[[0, 1], [4, 5]]).get_resumable_loader(
-        PassJournal(), first_batch=1
-    )
+    data: Any = list(range(6))
+    loader = DataLoader(data, batch_sampler=[[0, 1], [4, 5]]).get_resumable_loader(PassJournal(), first_batch=1)
     assert [batch.tolist() for batch in itertools.islice(loader, 3)] == [[4, 5], [0, 1], [4, 5]]

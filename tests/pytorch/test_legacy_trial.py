@@ -59,6 +59,8 @@ class Common(pytorch.PyTorchTrial):
 
     step_mode = Mode.STEP_EVERY_BATCH
     returns_tensor = False
+    context: pytorch.PyTorchTrialContext
+    counter: Any
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(make_data(), batch_size=BATCH_SIZE, shuffle=True)
@@ -128,7 +130,7 @@ class MigratedOnFullDataset(MigratedWithoutEvaluation):
         return {"validation_loss": sum(loss_of(self.model, batch) for batch in data_loader)}
 
 
-def fit_by_determineds_door(
+def fit_with_determineds_trainer(
     trial_class: type[Common],
     aggregation_frequency: int = 1,
     max_length: int = LENGTH,
@@ -150,7 +152,7 @@ def fit_by_determineds_door(
     return trial
 
 
-def fit_by_lightnings_door(trial_class: type[Common], aggregation_frequency: int = 1, **flags: Any) -> Any:
+def fit_with_lightnings_trainer(trial_class: type[Common], aggregation_frequency: int = 1, **flags: Any) -> Any:
     seed_everything()
     module = TrialModule(
         trial_class,
@@ -182,7 +184,7 @@ def assert_same_training(old: Any, migrated: Any) -> None:
 # The same training as after a migration by hand
 
 
-@pytest.mark.parametrize("fit", [fit_by_determineds_door, fit_by_lightnings_door])
+@pytest.mark.parametrize("fit", [fit_with_determineds_trainer, fit_with_lightnings_trainer])
 @pytest.mark.parametrize("aggregation_frequency", [1, 2])
 @pytest.mark.parametrize("step_mode", Mode)
 @pytest.mark.parametrize("returns_tensor", [False, True])
@@ -195,7 +197,7 @@ def test_an_old_trial_trains_as_its_migrated_form(
     assert isinstance(old, Old)
 
 
-@pytest.mark.parametrize("fit", [fit_by_determineds_door, fit_by_lightnings_door])
+@pytest.mark.parametrize("fit", [fit_with_determineds_trainer, fit_with_lightnings_trainer])
 def test_the_full_dataset_is_evaluated_as_in_the_migrated_form(fit: Callable[..., Any]) -> None:
     assert_same_training(fit(OldOnFullDataset), fit(MigratedOnFullDataset))
 
@@ -205,13 +207,13 @@ def test_a_frequency_of_the_scheduler_is_kept() -> None:
         def create_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> pytorch.LRScheduler:
             return pytorch.LRScheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), Mode.STEP_EVERY_BATCH, 4)
 
-    trial = fit_by_determineds_door(Seldom)
+    trial = fit_with_determineds_trainer(Seldom)
     assert trial.context.get_optimizer().param_groups[0]["lr"] == 0.05 * 0.5 ** (LENGTH // 4)
 
 
 @pytest.mark.parametrize("create_lr_scheduler", [None, lambda self, optimizer: None])
 def test_a_scheduler_is_optional(create_lr_scheduler: Any) -> None:
-    trial = fit_by_determineds_door(varied(Old, create_lr_scheduler=create_lr_scheduler))
+    trial = fit_with_determineds_trainer(varied(Old, create_lr_scheduler=create_lr_scheduler))
     assert trial.context.lr_schedulers == []
     assert trial.context.get_optimizer().param_groups[0]["lr"] == 0.05
 
@@ -223,9 +225,9 @@ def test_a_callback_clips_before_each_update(aggregation_frequency: int) -> None
             self.counter = CountingCallback()
             return {"recorder": self.counter}
 
-    clipped = fit_by_determineds_door(Old, aggregation_frequency)
+    clipped = fit_with_determineds_trainer(Old, aggregation_frequency)
     assert clipped.counter.clipped == LENGTH // aggregation_frequency
-    unclipped = fit_by_determineds_door(Unclipped, aggregation_frequency)
+    unclipped = fit_with_determineds_trainer(Unclipped, aggregation_frequency)
     assert not torch.equal(weights_of(clipped), weights_of(unclipped))
 
 
@@ -240,7 +242,7 @@ def test_everything_is_passed_by_keyword_and_the_model_is_in_the_right_mode() ->
             assert not torch.is_grad_enabled()
             return super().evaluate_batch(batch, model)
 
-    assert_same_training(fit_by_determineds_door(Keywords), fit_by_determineds_door(Migrated))
+    assert_same_training(fit_with_determineds_trainer(Keywords), fit_with_determineds_trainer(Migrated))
 
 
 def test_a_trial_that_takes_its_arguments_together_is_known_by_what_it_builds() -> None:
@@ -248,7 +250,7 @@ def test_a_trial_that_takes_its_arguments_together_is_known_by_what_it_builds() 
         def train_batch(self, **arguments: Any) -> Any:
             return super().train_batch(**arguments)
 
-    assert_same_training(fit_by_determineds_door(Together), fit_by_determineds_door(Migrated))
+    assert_same_training(fit_with_determineds_trainer(Together), fit_with_determineds_trainer(Migrated))
 
 
 def test_a_second_run_goes_on_with_the_model_of_the_first() -> None:
@@ -273,11 +275,11 @@ def test_a_second_run_goes_on_with_the_model_of_the_first() -> None:
 @pytest.mark.parametrize("aggregation_frequency", [1, 2])
 @pytest.mark.parametrize("stop_after", [3, EPOCH_LEN, EPOCH_LEN + 3])
 def test_a_resumed_run_ends_bit_equal(stop_after: int, aggregation_frequency: int, tmp_path: Path) -> None:
-    straight = fit_by_determineds_door(Old, aggregation_frequency, checkpoint_storage=tmp_path / "straight")
+    straight = fit_with_determineds_trainer(Old, aggregation_frequency, checkpoint_storage=tmp_path / "straight")
     parts = tmp_path / "parts"
-    fit_by_determineds_door(Old, aggregation_frequency, max_length=stop_after, checkpoint_storage=parts)
+    fit_with_determineds_trainer(Old, aggregation_frequency, max_length=stop_after, checkpoint_storage=parts)
     (checkpoint,) = CheckpointStorage(parts).list_ids()
-    resumed = fit_by_determineds_door(
+    resumed = fit_with_determineds_trainer(
         Old, aggregation_frequency, seed=99, checkpoint_storage=parts, latest_checkpoint=checkpoint
     )
     assert torch.equal(weights_of(resumed), weights_of(straight))
@@ -286,15 +288,15 @@ def test_a_resumed_run_ends_bit_equal(stop_after: int, aggregation_frequency: in
 
 
 def test_a_migrated_trial_goes_on_from_a_checkpoint_of_the_old_one(tmp_path: Path) -> None:
-    fit_by_determineds_door(Old, max_length=8, checkpoint_storage=tmp_path)
+    fit_with_determineds_trainer(Old, max_length=8, checkpoint_storage=tmp_path)
     (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
-    resumed = fit_by_determineds_door(Migrated, seed=99, checkpoint_storage=tmp_path, latest_checkpoint=checkpoint)
-    assert torch.equal(weights_of(resumed), weights_of(fit_by_determineds_door(Migrated)))
+    resumed = fit_with_determineds_trainer(Migrated, seed=99, checkpoint_storage=tmp_path, latest_checkpoint=checkpoint)
+    assert torch.equal(weights_of(resumed), weights_of(fit_with_determineds_trainer(Migrated)))
 
 
 def test_checkpoints_name_the_users_class(tmp_path: Path) -> None:
-    fit_by_determineds_door(Old, checkpoint_storage=tmp_path / "one")
-    fit_by_lightnings_door(Old, callbacks=[DeterminedCheckpoint(tmp_path / "two", policy="none")])
+    fit_with_determineds_trainer(Old, checkpoint_storage=tmp_path / "one")
+    fit_with_lightnings_trainer(Old, callbacks=[DeterminedCheckpoint(tmp_path / "two", policy="none")])
     for load_data in tmp_path.glob("*/*/load_data.json"):
         assert json.loads(load_data.read_text())["trial_cls_spec"] == f"{Old.__module__}:Old"
     assert len(list(tmp_path.glob("*/*/load_data.json"))) == 2
@@ -334,7 +336,7 @@ class OwnBuildersAndAnyArguments(OwnBuilders):
 
 
 @pytest.mark.parametrize("trial_class", [OwnBuilders, OwnBuildersAndOptionalModel, OwnBuildersAndAnyArguments])
-@pytest.mark.parametrize("fit", [fit_by_determineds_door, fit_by_lightnings_door])
+@pytest.mark.parametrize("fit", [fit_with_determineds_trainer, fit_with_lightnings_trainer])
 def test_a_trial_that_wraps_what_it_builds_is_none_of_the_old(
     trial_class: type[Common], fit: Callable[..., Any]
 ) -> None:
@@ -346,7 +348,7 @@ def test_a_trial_that_wraps_what_it_builds_is_none_of_the_old(
 @pytest.mark.parametrize(
     ("trial_class", "legacy"), [(Old, True), (OldOnFullDataset, True), (Migrated, False), (OwnBuilders, False)]
 )
-def test_the_interface_is_told_by_class_or_trial(trial_class: type[Common], legacy: bool) -> None:
+def test_the_interface_is_recognized_from_class_or_trial(trial_class: type[Common], legacy: bool) -> None:
     context = pytorch.PyTorchTrialContext(enable_tensorboard_logging=False)
     trial = trial_class(context)
     assert is_legacy_trial(trial_class) is is_legacy_trial(trial) is legacy
@@ -409,11 +411,12 @@ class SchedulerOfAnotherOptimizer(Old):
 
 
 class NoOptimizer(Old):
-    optimizer = None
+    optimizer: Any = None
 
 
 class NothingBuiltAndNoEvaluation(OldWithoutEvaluation):
-    build_model = optimizer = None
+    build_model: Any = None
+    optimizer: Any = None
 
 
 class WrapsAsWell(Old):
@@ -425,7 +428,7 @@ class WrapsAsWell(Old):
 InvalidTrial = errors.InvalidExperimentException
 
 
-@pytest.mark.parametrize("fit", [fit_by_determineds_door, fit_by_lightnings_door])
+@pytest.mark.parametrize("fit", [fit_with_determineds_trainer, fit_with_lightnings_trainer])
 @pytest.mark.parametrize(
     ("trial_class", "error", "message"),
     [
@@ -449,21 +452,21 @@ InvalidTrial = errors.InvalidExperimentException
         (WrapsAsWell, InvalidTrial, "WrapsAsWell.*wraps nothing, but something is wrapped already"),
     ],
 )
-def test_an_old_trial_that_can_not_be_trained(
+def test_an_incomplete_old_trial_is_refused(
     fit: Callable[..., Any], trial_class: type[Common], error: type[BaseException], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         fit(trial_class)
 
 
-def test_mixed_precision_of_the_configuration_is_not_passed_over() -> None:
+def test_mixed_precision_of_the_configuration_is_applied_or_refused() -> None:
     def configured(level: str) -> dict[str, Any]:
         return {"optimizations": {"mixed_precision": level}}
 
-    plain = fit_by_determineds_door(Old, exp_conf=configured("O0"))
-    assert torch.equal(weights_of(plain), weights_of(fit_by_determineds_door(Old)))
-    halved = weights_of(fit_by_determineds_door(Old, exp_conf=configured("O2")))
+    plain = fit_with_determineds_trainer(Old, exp_conf=configured("O0"))
+    assert torch.equal(weights_of(plain), weights_of(fit_with_determineds_trainer(Old)))
+    halved = weights_of(fit_with_determineds_trainer(Old, exp_conf=configured("O2")))
     assert not torch.equal(halved, weights_of(plain))
     torch.testing.assert_close(halved.float(), weights_of(plain), rtol=0.05, atol=0.02)
     with pytest.raises(InvalidTrial, match=r"optimizations.mixed_precision='O4', which needs configure_apex_amp\(opt"):
-        fit_by_determineds_door(Old, exp_conf=configured("O4"))
+        fit_with_determineds_trainer(Old, exp_conf=configured("O4"))

@@ -26,7 +26,8 @@ class Regression(pytorch.PyTorchTrial):
         return {} if callback is None else {"clip": callback}
 
     def build_training_data_loader(self) -> Any:
-        return pytorch.DataLoader(100 * torch.eye(2).repeat(4, 1), batch_size=2)
+        data: Any = 100 * torch.eye(2).repeat(4, 1)
+        return pytorch.DataLoader(data, batch_size=2)
 
     build_validation_data_loader = build_training_data_loader
 
@@ -61,7 +62,7 @@ def test_the_length_of_an_epoch() -> None:
     assert run_trial(Regression, batches=2).metrics[0]["epoch_len"] == 4
 
 
-def test_reset_parameters_draws_the_weights_of_every_module_anew() -> None:
+def test_reset_parameters_draws_new_weights_for_every_module() -> None:
     model = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 1), torch.nn.ReLU(), torch.nn.Sequential(torch.nn.Linear(2, 1)))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     pytorch.reset_parameters(model)

@@ -133,6 +133,7 @@ class Run:
         return seen, written.getvalue()
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     size=st.integers(1, 20),
@@ -160,7 +161,7 @@ def test_a_run_interrupted_anywhere_goes_on_like_one_that_was_not(
         after_straight = draw()
 
         resumed: list[Any] = []
-        checkpoint = None
+        checkpoint: Any = None
         seed_everything(1)
         for first, last in zip([0, *sorted(stops)], [*sorted(stops), length], strict=True):
             part, checkpoint = run.train(first, last, checkpoint, draws_between)

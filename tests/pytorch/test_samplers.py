@@ -47,10 +47,11 @@ class Tap(Sampler[int]):
 )
 def test_repeating_has_no_end_but_the_length_of_one_pass(repeated: Any, first_eight: list[Any]) -> None:
     assert list(itertools.islice(repeated, 8)) == first_eight
-    assert len(repeated) == len(repeated.sampler if isinstance(repeated, samplers.RepeatSampler) else [1, 2])
+    one_pass: Any = repeated.sampler if isinstance(repeated, samplers.RepeatSampler) else [1, 2]
+    assert len(repeated) == len(one_pass)
 
 
-def test_each_repetition_begins_the_source_anew() -> None:
+def test_each_repetition_restarts_the_source() -> None:
     repeated = samplers.RepeatSampler(samplers.ReproducibleShuffleSampler(in_order(20), seed=1))
     taken = list(itertools.islice(repeated, 40))
     assert sorted(taken[:20]) == sorted(taken[20:]) == list(range(20))
@@ -119,10 +120,15 @@ def test_shuffles_are_those_of_numpy_running_on_from_pass_to_pass(size: int, see
     assert len(batches) == len(batches_in_order(size))
 
 
+def global_state() -> Any:
+    state: Any = np.random.get_state()
+    return state[1]
+
+
 def test_shuffling_does_not_touch_the_global_generator() -> None:
-    before = np.random.get_state()[1].copy()
+    before = global_state().copy()
     list(samplers.ReproducibleShuffleSampler(in_order(10), seed=3))
-    assert np.array_equal(np.random.get_state()[1], before)
+    assert np.array_equal(global_state(), before)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,7 @@ def start(folder: Path, variant: Variant, workers: int, seed: int) -> multiproce
     (folder / "phase").write_text("start-up")
     process = fork.Process(target=run, args=(folder, variant, workers, seed))
     process.start()
+    assert process.pid is not None
     with contextlib.suppress(PermissionError, ProcessLookupError):  # it may have done so itself
         os.setpgid(process.pid, process.pid)
     return process
@@ -222,6 +223,7 @@ class Soak:
     def _is_interrupted(self, process: multiprocessing.process.BaseProcess, folder: Path, phase: str) -> bool:
         """Send a signal in a phase; return False if the training has ended before."""
         rng, pid = self._rng, process.pid
+        assert pid is not None
         if phase in ("training", "checkpoint write", "validation"):
             process.join(rng.uniform(0.0, 0.3 * self._usual_s))
         if not comes_to(phase, process, folder):

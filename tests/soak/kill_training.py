@@ -139,7 +139,8 @@ def train(folder: Path, variant: Variant, seed: int, trial_class: type[RecordedT
             async_write=variant.async_write,
             retention=Retention(0, 1, 1) if variant.retention else None,
         )
-    states = [part.state_dict() for part in (*context.models, *context.optimizers)]
+    parts: list[Any] = [*context.models, *context.optimizers]
+    states = [part.state_dict() for part in parts]
     (folder / "end.new").write_bytes(repr(_exact(states)).encode())
     (folder / "end.new").rename(folder / "end")
 

@@ -422,7 +422,7 @@ def _with_argument(operation: str, rng: random.Random) -> bytes:
 
 
 def _operations(content: bytes) -> list[tuple[str, Any, int, int]]:
-    found = []
+    found: list[tuple[str, Any, Any]] = []
     try:
         found = [(op.name, argument, at) for op, argument, at in pickletools.genops(content)]
     except Exception:  # what could be told before the damage is enough
@@ -471,7 +471,8 @@ def archive_with_two_lists(listed: list[tuple[str, bytes]], hidden: list[tuple[s
         hidden: entries in the other one.
         small: the end of the archive names the first list itself; otherwise it leaves that to the record before it.
     """
-    parts, lines = [], []
+    parts: list[bytes] = []
+    lines: list[tuple[int, Any, Any]] = []
     for entries in (hidden, listed):
         base, packed = sum(map(len, parts)), zip_of(entries)
         length, begin = struct.unpack("<II", packed[-10:-2])
@@ -547,7 +548,8 @@ def change_archive(rng: random.Random, content: bytes) -> bytes:
     packed = zip_of(entries)
     if way == 8:
         other = [(name, PickleMaker(rng).state() if name.endswith("data.pkl") else data) for name, data in entries]
-        return archive_with_two_lists(*rng.sample([entries, other], 2), small=rng.random() < 0.5)
+        listed, hidden = rng.sample([entries, other], 2)
+        return archive_with_two_lists(listed, hidden, small=rng.random() < 0.5)
     if way == 9:  # all entries of a list lie in the same place
         patched = bytearray(packed)
         for place in _find_all(packed, b"PK\x01\x02"):

@@ -30,8 +30,6 @@ def no_credentials_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_fac
     monkeypatch.setenv("AWS_CONFIG_FILE", str(nowhere))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(nowhere))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    # gcsfs would ask what kind of bucket it has by gRPC, which the server of the tests does not speak.
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 
 @pytest.fixture(scope="session")
@@ -71,15 +69,19 @@ SERVERS = {"s3": "s3_options", "gs": "gcs_options", "sftp": "sftp_options"}
 if "DET_LIGHTNING_AZURITE" in os.environ:
     SERVERS["az"] = "azure_options"
 
+# Together they take most of the time of these tests.
+SLOW_SERVERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in SERVERS]
+SLOW_OBJECT_STORES = [pytest.param(kind, marks=pytest.mark.slow) for kind in SERVERS if kind != "sftp"]
 
-@pytest.fixture(params=["directory", "file URL", "memory", *SERVERS])
+
+@pytest.fixture(params=["directory", "file URL", "memory", *SLOW_SERVERS])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     """An empty place for a storage, of every kind in turn."""
     yield _place(request, tmp_path)
     MemoryFileSystem.store.clear()
 
 
-@pytest.fixture(params=["memory", *(kind for kind in SERVERS if kind != "sftp")])
+@pytest.fixture(params=["memory", *SLOW_OBJECT_STORES])
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     """An empty place on a remote storage."""
     yield _place(request, tmp_path)

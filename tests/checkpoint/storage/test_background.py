@@ -155,7 +155,7 @@ def test_tensors_that_share_memory_share_it_in_the_snapshot(make: Any) -> None:
     assert not (one == snapshot["one"]).all()
 
 
-def test_two_tensors_over_parts_of_one_array_are_told_apart() -> None:
+def test_two_tensors_over_parts_of_one_array_stay_different() -> None:
     array = np.arange(8.0)
     for state in ([torch.from_numpy(array[:2]), torch.from_numpy(array)],) * 2:
         for order in (state, state[::-1]):
@@ -214,7 +214,9 @@ class Gate:
     """Stops a writer in the middle of a checkpoint until it is opened."""
 
     def __init__(self, storage: CheckpointStorage) -> None:
-        self.storage, self.open, self.entered = storage, threading.Event(), []
+        self.storage = storage
+        self.open = threading.Event()
+        self.entered: list[str] = []
         self._begin = storage.begin
 
     def begin(self, checkpoint_id: str) -> Any:
@@ -240,7 +242,7 @@ def writing_threads() -> list[threading.Thread]:
 
 
 def files_with(weight: torch.Tensor, steps: int = 1) -> CheckpointContent:
-    load_data = {"hparams": {}, "experiment_config": None, "trial_cls_spec": "m:T"}
+    load_data: dict[str, Any] = {"hparams": {}, "experiment_config": None, "trial_cls_spec": "m:T"}
     return CheckpointContent({"weight": weight}, TrialState(batches_trained=steps), load_data, make_resume(steps))
 
 
@@ -344,9 +346,13 @@ def test_what_can_be_neither_copied_nor_pickled_is_an_error_of_the_checkpoint(
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_what_is_told_of_a_checkpoint_may_add_files(in_background: bool, remote: Backend) -> None:
+def test_callbacks_may_add_files_to_a_written_checkpoint(in_background: bool, remote: Backend) -> None:
     saver = saver_for(remote.storage(), in_background)
-    checkpoint_id = saver.save(files_of(), report_written=lambda directory: (directory / "added").write_text("mine"))
+
+    def add(directory: Path) -> None:
+        (directory / "added").write_text("mine")
+
+    checkpoint_id = saver.save(files_of(), report_written=add)
     assert saver.take_complete(wait=True) == [checkpoint_id]
     place = remote.storage().root / checkpoint_id
     assert (place / "added").read() == b"mine"

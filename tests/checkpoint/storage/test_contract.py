@@ -57,7 +57,7 @@ def test_the_code_comes_only_where_it_is_asked_for(backend: Backend) -> None:
             assert not (directory / "code").exists()
 
 
-def test_progress_is_told_file_by_file(backend: Backend) -> None:
+def test_progress_is_reported_file_by_file(backend: Backend) -> None:
     storage = backend.storage()
     told: dict[str, int] = {}
     with open_checkpoint(storage.find(write(storage)), backend.options, progress=told.__setitem__) as directory:
@@ -80,7 +80,7 @@ def test_the_newest_is_the_one_written_last(backend: Backend) -> None:
     assert sorted(storage.list_ids()) == sorted(ids)
 
 
-def test_without_a_time_of_its_own_the_storage_tells_the_age(backend: Backend) -> None:
+def test_without_a_time_in_their_metadata_checkpoints_are_ordered_by_the_times_of_their_files(backend: Backend) -> None:
     """As in checkpoints of Determined's."""
     storage = backend.storage()
     ids = []
@@ -213,6 +213,7 @@ def start() -> Start:
     return start_one
 
 
+@pytest.mark.slow
 def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path: Path, start: Start) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
     complete = write(storage)
@@ -246,7 +247,7 @@ def test_what_was_left_on_a_remote_storage_is_removed_after_a_day(remote: Backen
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"started": "long ago"}', b"null"])
-def test_a_damaged_mark_removes_nothing(remote: Backend, content: bytes) -> None:
+def test_a_damaged_marker_removes_nothing(remote: Backend, content: bytes) -> None:
     storage = remote.storage()
     torn = write(storage)
     (storage.root / torn / "metadata.json").remove()
@@ -255,7 +256,7 @@ def test_a_damaged_mark_removes_nothing(remote: Backend, content: bytes) -> None
     assert storage.list_ids(complete=False) == [torn]
 
 
-def test_what_others_write_is_never_swept(backend: Backend) -> None:
+def test_files_of_others_are_never_removed(backend: Backend) -> None:
     """Determined's own writers leave no mark."""
     storage = backend.storage()
     torn = write(storage)

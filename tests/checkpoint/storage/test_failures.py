@@ -160,7 +160,7 @@ def test_a_download_that_fails_is_tried_again(flaky: Backend, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("url", ["nothing://bucket/x", "s4://x"])
-def test_an_unknown_protocol_is_told_from_a_missing_library(url: str) -> None:
+def test_an_unknown_protocol_and_a_missing_library_have_different_errors(url: str) -> None:
     with pytest.raises(errors.StorageError, match=r"can not be opened: .*A storage is a directory, or a URL such as"):
         CheckpointStorage(url)
 
@@ -177,7 +177,7 @@ def test_an_unknown_protocol_is_told_from_a_missing_library(url: str) -> None:
         ("sftp://host/x", "paramiko", None),
     ],
 )
-def test_where_a_library_is_missing_what_to_install_is_told(url: str, library: str, extra: str | None) -> None:
+def test_the_error_for_a_missing_library_names_what_to_install(url: str, library: str, extra: str | None) -> None:
     code = f"""
 import sys
 sys.modules[{library!r}] = None
@@ -252,6 +252,7 @@ def run(code: str, *arguments: str, before: tuple[str, ...] = ()) -> str:
     return process.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["state", "resume", "load_data"])
 def test_a_limit_on_the_size_of_files_loses_no_earlier_checkpoint(what: str, tmp_path: Path) -> None:
     told = json.loads(run(FILLS, str(tmp_path), what, "1000000"))
@@ -273,6 +274,7 @@ def small_disks_are_allowed(tmp_path: Path) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["state", "resume", "load_data", "code", "callback"])
 def test_a_full_disk_loses_no_earlier_checkpoint_and_says_so(what: str, tmp_path: Path) -> None:
     if not small_disks_are_allowed(tmp_path):

@@ -110,7 +110,9 @@ def test_a_mark_that_names_no_partial_checkpoint_of_ours_removes_nothing(tmp_pat
 
 
 @pytest.mark.parametrize("mark", ["...json", ".json", "datasets.json", "{own}.json"])
-def test_nor_does_one_on_a_remote_storage(remote: Backend, mark: str) -> None:
+def test_a_mark_on_a_remote_storage_that_names_no_partial_checkpoint_of_ours_removes_nothing(
+    remote: Backend, mark: str
+) -> None:
     own = new_id()
     above, storage = remote.storage(), remote.storage("/storage")
     kept = write(storage)
@@ -222,6 +224,7 @@ def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path / "staging"
 
 
+@pytest.mark.slow
 def test_staging_directories_of_killed_writers_are_removed_and_those_of_live_ones_are_not(
     staging: Path, flaky: Backend
 ) -> None:

@@ -18,8 +18,8 @@ from tests.trials import SmallTrial, seed_everything, weights_of
 LENGTH = 12
 
 
-class Told(pytorch.PyTorchCallback):
-    """Writes down what a callback is told of checkpoints."""
+class UploadRecorder(pytorch.PyTorchCallback):
+    """Records the checkpoints that callbacks are called for."""
 
     def __init__(self) -> None:
         self.written: list[str] = []
@@ -29,7 +29,7 @@ class Told(pytorch.PyTorchCallback):
         self.uploaded.append(uuid)
 
 
-class ToldOfFiles(Told):
+class WriteRecorder(UploadRecorder):
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
         self.written.append(Path(checkpoint_dir).name)
         (Path(checkpoint_dir) / "added").write_text("by the callback")
@@ -41,7 +41,7 @@ def writing_threads() -> list[threading.Thread]:
 
 def train(
     storage: Any,
-    told: Told | None = None,
+    recorder: UploadRecorder | None = None,
     max_length: int = LENGTH,
     fail_at: int | None = None,
     searcher: dict[str, Any] | None = None,
@@ -50,7 +50,7 @@ def train(
 ) -> SmallTrial:
     class Trial(SmallTrial):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            return {**super().build_callbacks(), **({} if told is None else {"told": told})}
+            return {**super().build_callbacks(), **({} if recorder is None else {"recorder": recorder})}
 
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
             if batch_idx == fail_at:
@@ -90,8 +90,9 @@ def assert_same_checkpoints(one: CheckpointStorage, other: CheckpointStorage) ->
         assert content.trial_state == theirs[steps].trial_state
 
 
-@pytest.mark.parametrize("kind", [Told, ToldOfFiles])
-def test_writing_in_the_background_changes_nothing_else(tmp_path: Path, kind: type[Told]) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [UploadRecorder, WriteRecorder])
+def test_writing_in_the_background_changes_nothing_else(tmp_path: Path, kind: type[UploadRecorder]) -> None:
     storages, trials, callbacks = [], [], []
     for in_background in (False, True):
         storages.append(CheckpointStorage(tmp_path / str(in_background)))
@@ -100,30 +101,32 @@ def test_writing_in_the_background_changes_nothing_else(tmp_path: Path, kind: ty
         assert writing_threads() == []
     assert torch.equal(weights_of(trials[0]), weights_of(trials[1]))
     assert_same_checkpoints(*storages)
-    for told, storage in zip(callbacks, storages, strict=True):
-        assert sorted(told.uploaded) == storage.list_ids()
-        assert told.written == (told.uploaded if kind is ToldOfFiles else [])
+    for recorder, storage in zip(callbacks, storages, strict=True):
+        assert sorted(recorder.uploaded) == storage.list_ids()
+        assert recorder.written == (recorder.uploaded if kind is WriteRecorder else [])
     steps = [
-        [storage.read_metadata(uuid)["steps_completed"] for uuid in told.uploaded]
-        for told, storage in zip(callbacks, storages, strict=True)
+        [storage.read_metadata(uuid)["steps_completed"] for uuid in recorder.uploaded]
+        for recorder, storage in zip(callbacks, storages, strict=True)
     ]
     assert steps[0] == steps[1] == [3, 6, 9, 12]
 
 
-@pytest.mark.parametrize("kind", [Told, ToldOfFiles])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [UploadRecorder, WriteRecorder])
 def test_a_remote_storage_gets_the_checkpoints_of_a_local_one(
-    remote: Backend, tmp_path: Path, kind: type[Told]
+    remote: Backend, tmp_path: Path, kind: type[UploadRecorder]
 ) -> None:
-    local, told = CheckpointStorage(tmp_path), kind()
+    local, recorder = CheckpointStorage(tmp_path), kind()
     straight = train(local, kind())
-    trial = train(remote.storage(), told)
+    trial = train(remote.storage(), recorder)
     assert torch.equal(weights_of(trial), weights_of(straight))
     assert_same_checkpoints(remote.storage(), local)
-    assert sorted(told.uploaded) == remote.storage().list_ids()
-    assert told.written == (told.uploaded if kind is ToldOfFiles else [])
+    assert sorted(recorder.uploaded) == remote.storage().list_ids()
+    assert recorder.written == (recorder.uploaded if kind is WriteRecorder else [])
     assert writing_threads() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("latest", ["last", "id", "URL"])
 def test_a_run_goes_on_from_a_remote_storage_as_if_it_had_not_stopped(
     remote: Backend, tmp_path: Path, latest: str
@@ -139,6 +142,7 @@ def test_a_run_goes_on_from_a_remote_storage_as_if_it_had_not_stopped(
         assert equal(mine.state_dict(), theirs.state_dict())
 
 
+@pytest.mark.slow
 def test_a_section_of_a_configuration_is_enough_to_train_and_go_on_from(
     s3_options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -159,6 +163,7 @@ def test_a_section_of_a_configuration_is_enough_to_train_and_go_on_from(
     assert sorted(contents_of(CheckpointStorage(section))) == [9, 12]
 
 
+@pytest.mark.slow
 def test_failures_that_pass_change_nothing_that_is_trained(flaky: Backend, tmp_path: Path) -> None:
     straight = train(tmp_path)
     for in_background in (False, True):
@@ -172,12 +177,12 @@ def test_failures_that_pass_change_nothing_that_is_trained(flaky: Backend, tmp_p
 
 @pytest.mark.parametrize("period", [3, LENGTH])
 def test_a_storage_that_fails_for_good_ends_the_run(flaky: Backend, period: int) -> None:
-    storage, told = flaky.storage(), Told()
+    storage, recorder = flaky.storage(), UploadRecorder()
 
     FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict")
     with pytest.raises(errors.StorageError, match=r"the storage is down.*a complete copy is kept in"):
-        train(storage, told, checkpoint_period=pytorch.Batch(period))
-    assert told.uploaded == storage.list_ids() == []
+        train(storage, recorder, checkpoint_period=pytorch.Batch(period))
+    assert recorder.uploaded == storage.list_ids() == []
     assert writing_threads() == []
 
 
@@ -187,17 +192,17 @@ def test_a_storage_that_can_not_be_written_to_ends_the_run_before_the_first_batc
         train(flaky.storage(), fail_at=0)
 
 
-@pytest.mark.parametrize("kind", [Told, ToldOfFiles])
+@pytest.mark.parametrize("kind", [UploadRecorder, WriteRecorder])
 @pytest.mark.parametrize("fail_at", [3, 4, 10])
 def test_a_trial_that_fails_leaves_its_checkpoints_complete_and_no_thread(
-    remote: Backend, kind: type[Told], fail_at: int
+    remote: Backend, kind: type[UploadRecorder], fail_at: int
 ) -> None:
-    told = kind()
+    recorder = kind()
     with pytest.raises(RuntimeError, match="the trial failed"):
-        train(remote.storage(), told, fail_at=fail_at)
+        train(remote.storage(), recorder, fail_at=fail_at)
     assert writing_threads() == []
     storage = remote.storage()
-    assert set(told.uploaded) <= set(storage.list_ids()) == set(storage.list_ids(complete=False))
+    assert set(recorder.uploaded) <= set(storage.list_ids()) == set(storage.list_ids(complete=False))
     assert sorted(contents_of(storage)) == [3, 6, 9][: fail_at // 3]
 
 

@@ -69,9 +69,10 @@ class Unused(Plain):
         self.hooks += 1
 
     def loss(self, batch: Any) -> torch.Tensor:
-        outputs = self.model["all"](batch[0])
+        layers: Any = self.model
+        outputs = layers["all"](batch[0])
         if len(self.updates) % 3 == 0:
-            outputs = outputs + self.model["some"](batch[0])
+            outputs = outputs + layers["some"](batch[0])
         return ((outputs - batch[1]) ** 2).mean()
 
 

@@ -17,7 +17,12 @@ Started = list[tuple[list[str], Mapping[str, str]]]
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """What would have been started, as if Horovod were installed."""
     found: Started = []
-    monkeypatch.setattr(horovod, "_run", lambda command, environment: found.append((command, environment)) or 0)
+
+    def run(command: list[str], environment: dict[str, str]) -> int:
+        found.append((command, environment))
+        return 0
+
+    monkeypatch.setattr(horovod, "_run", run)
     monkeypatch.setattr(horovod, "gpus_or_one", lambda: 1)
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "horovod" or find_spec(name))

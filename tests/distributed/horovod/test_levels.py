@@ -11,6 +11,8 @@ from tests.distributed.horovod.conftest import Launch
 from tests.distributed.horovod.levels import LEVELS
 from tests.precision.test_precision_ranks import TOLERANCE, results
 
+pytestmark = pytest.mark.slow
+
 MODULE = "tests.distributed.horovod.levels"
 
 

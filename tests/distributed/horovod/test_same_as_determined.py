@@ -12,6 +12,8 @@ import pytest
 from tests.conformance.sides import SIDES, Trace, assert_same
 from tests.distributed.horovod.conftest import Launch
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("determined", reason="the real determined is not installed; run tox -e horovod")
 
 PERIODS = {"max_length": ["Batch", 9], "validation_period": ["Batch", 4], "checkpoint_period": ["Batch", 5]}

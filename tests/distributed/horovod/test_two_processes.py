@@ -11,10 +11,12 @@ import torch
 from tests.distributed.horovod.conftest import Launch
 from tests.distributed.horovod.scenarios import SCENARIOS
 
+pytestmark = pytest.mark.slow
+
 #: How far sums of floats may be apart that were added in another order; 4e-7 was seen.
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
 #: The same for gradients that were rounded to half precision; 1e-4 was seen.
-COMPRESSED = {"rtol": 1e-2, "atol": 1e-3}
+COMPRESSED: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-3}
 
 MODULE = "tests.distributed.horovod.ranks"
 
@@ -65,7 +67,7 @@ def test_gradients_in_half_precision_train_nearly_the_same(folder: Path) -> None
     torch.testing.assert_close(compressed, plain, **COMPRESSED)
 
 
-def test_the_chiefs_weights_are_everybodys(folder: Path) -> None:
+def test_all_ranks_begin_with_the_weights_of_the_chief(folder: Path) -> None:
     assert torch.equal(last_updates(folder, "unequal"), last_updates(folder, "two-plain"))
 
 

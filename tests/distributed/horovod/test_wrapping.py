@@ -23,7 +23,7 @@ def backend(needs_horovod: None) -> Backend:
     return HorovodBackend(torch.device("cpu"))
 
 
-def stepped(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
+def stepped(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> torch.optim.Optimizer:
     parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     return optimizer
@@ -86,7 +86,7 @@ def test_bfloat16_needs_compression(backend: Backend) -> None:
     backend.placement.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), fp16_compression=True)
 
 
-def test_an_optimizer_that_can_not_be_made_anew_is_refused(backend: Backend) -> None:
+def test_an_optimizer_that_cannot_be_rebuilt_is_refused(backend: Backend) -> None:
     class Stubborn(torch.optim.SGD):
         def __init__(self, params: Any, needed: int) -> None:
             super().__init__(params, lr=0.5)
