@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.findings import Finding, Severity
 
 __all__ = ["is_told_apart", "missing", "missing_launcher"]
 
@@ -90,7 +90,7 @@ _LAUNCHERS = {
 def missing(path: str, line: int) -> Finding:
     """Return the finding for a use of ``path``, a dotted name of Determined that det_lightning does not have."""
     reason, advice = _ADVICE[_topic(path)]
-    return Finding(line, Level.problem, f"{path}: {reason}", advice)
+    return Finding(line, Severity.problem, f"{path}: {reason}", advice)
 
 
 def is_told_apart(path: str, use: str) -> bool:
@@ -108,4 +108,4 @@ def _topic(path: str) -> str:
 def missing_launcher(module: str, line: int) -> Finding:
     """Return the finding for a launch layer ``determined.launch.<module>`` that det_lightning does not have."""
     reason, advice = _LAUNCHERS.get(module, ("it is unknown", "python -m det_lightning.launch.torch_distributed"))
-    return Finding(line, Level.problem, f"determined.launch.{module}: {reason}", advice)
+    return Finding(line, Severity.problem, f"determined.launch.{module}: {reason}", advice)

@@ -8,7 +8,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from det_lightning.porting.classes import Definitions, methods_of
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.syntax import PythonFile, dotted_name, string_of
 
 __all__ = ["Checklist"]
@@ -68,7 +68,7 @@ class Checklist(cst.CSTVisitor):
             for returned in m.findall(method, m.Return(value=m.Call())):
                 loader = cst.ensure_type(cst.ensure_type(returned, cst.Return).value, cst.Call)
                 if dotted_name(loader.func) in ("torch.utils.data.DataLoader", *self._torch_names & {"DataLoader"}):
-                    self._note(loader, *_LOADER, Level.problem)
+                    self._note(loader, *_LOADER, Severity.problem)
 
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802 (a method of libcst's)
         name = dotted_name(node.func)
@@ -85,7 +85,7 @@ class Checklist(cst.CSTVisitor):
             self._note(node, *_BY_NAME[last])
         elif last == "operations" and "searcher" in name:
             advice = "train up to max_length; a search runs one training for each set of hyperparameters"
-            self._note(node, "searcher operations come from a Determined master", advice, Level.problem)
+            self._note(node, "searcher operations come from a Determined master", advice, Severity.problem)
 
     def visit_Arg(self, node: cst.Arg) -> None:  # noqa: N802 (a method of libcst's)
         if node.keyword is not None and node.keyword.value == "device" and self._is_cuda(node.value):
@@ -118,17 +118,17 @@ class Checklist(cst.CSTVisitor):
         elif module.split(".")[0] == "model_hub":
             reason = f"{module.rstrip('.')}: model-hub is built on determined"
             self._note(
-                node, reason, "write the trial without it, or copy what is used of it and port that", Level.problem
+                node, reason, "write the trial without it, or copy what is used of it and port that", Severity.problem
             )
         elif module.split(".")[0] == "determined_common":
             reason = f"{module.rstrip('.')}: it belongs to Determined's own tools"
-            self._note(node, reason, "use the standard library; for check, use assert", Level.problem)
+            self._note(node, reason, "use the standard library; for check, use assert", Severity.problem)
         elif module.split(".")[0] == "attrdict":
             advice = "pip install attrdict3, which has a module of that name, or use a small class of your own"
             self._note(node, "attrdict does not import on Python 3.10 or later", advice)
         elif module.split(".")[0] == "pedl":
             advice = "import the same names from det_lightning.pytorch"
-            self._note(node, f"{module}: the package's name before Determined was one", advice, Level.problem)
+            self._note(node, f"{module}: the package's name before Determined was one", advice, Severity.problem)
 
     def _needs_apex(self, node: cst.CSTNode) -> bool:
         tried = any(isinstance(outer, cst.Try) for outer in self._file.ancestors(node))
@@ -148,8 +148,8 @@ class Checklist(cst.CSTVisitor):
     def _short(self, node: cst.CSTNode) -> str:
         return " ".join(self._file.source(node).split())[:60]
 
-    def _note(self, node: cst.CSTNode, reason: str, advice: str, level: Level = Level.check) -> None:
-        self._file.findings.append(Finding(self._file.line(node), level, reason, advice))
+    def _note(self, node: cst.CSTNode, reason: str, advice: str, severity: Severity = Severity.check) -> None:
+        self._file.findings.append(Finding(self._file.line(node), severity, reason, advice))
 
 
 class _TrainingSteps(cst.CSTVisitor):
@@ -181,7 +181,7 @@ class _TrainingSteps(cst.CSTVisitor):
         return isinstance(around[0], cst.Lambda) or around[0].name.value != "train_batch"
 
     def _note(self, node: cst.CSTNode, reason: str, advice: str) -> None:
-        self._file.findings.append(Finding(self._file.line(node), Level.check, reason, advice))
+        self._file.findings.append(Finding(self._file.line(node), Severity.check, reason, advice))
 
 
 def _wrapped(trial: cst.ClassDef, wrapper: str) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from det_lightning.porting.classes import Definitions, methods_of
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.syntax import PythonFile, dotted_name
 
 __all__ = ["ContextNames"]
@@ -87,7 +87,7 @@ class ContextNames(cst.CSTVisitor):
         return self._file.span(parameter.default or parameter.annotation or parameter.name)[1]
 
     def _note(self, node: cst.CSTNode, reason: str, advice: str) -> None:
-        self._file.findings.append(Finding(self._file.line(node), Level.problem, reason, advice))
+        self._file.findings.append(Finding(self._file.line(node), Severity.problem, reason, advice))
 
 
 class _Uses(cst.CSTVisitor):

@@ -6,7 +6,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from det_lightning.porting.classes import Definitions, methods_of
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.names import callback_hooks
 from det_lightning.porting.syntax import PythonFile, dotted_name
 
@@ -58,7 +58,7 @@ class DeprecatedSpellings(cst.CSTVisitor):
             if is_number and self._file.source(argument.value) != "1":
                 reason = "num_losses: each loss gets its own scale by the order of the context.backward() calls"
                 advice = "call backward() once for each loss and batch, or leave num_losses out for a common scale"
-                self._note(argument, Level.check, reason, advice)
+                self._note(argument, Severity.check, reason, advice)
 
     # Callbacks
 
@@ -70,15 +70,15 @@ class DeprecatedSpellings(cst.CSTVisitor):
             if new is not None and new not in defined and name not in self._called:
                 self._file.replace(method.name, new)
             elif new is not None:
-                self._note(method, Level.note, f"{name} is deprecated", f"merge it with {new}")
+                self._note(method, Severity.note, f"{name} is deprecated", f"merge it with {new}")
             elif name == "on_before_optimizer_step":
                 advice = "pass a function as clip_grads= to context.step_optimizer()"
-                self._note(method, Level.note, f"{name} is deprecated", advice)
+                self._note(method, Severity.note, f"{name} is deprecated", advice)
             elif name in _EPOCH_HOOKS:
                 self._add_epoch(method)
             elif name.startswith("on_") and name not in callback_hooks() and name not in self._called:
                 advice = "use on_training_workload_end or another hook of PyTorchCallback, or do it in train_batch"
-                self._note(method, Level.check, f"{name} is no hook: nothing calls it", advice)
+                self._note(method, Severity.check, f"{name} is no hook: nothing calls it", advice)
 
     def _add_epoch(self, method: cst.FunctionDef) -> None:
         """Give a hook its argument, which it did without until Determined 0.17."""
@@ -124,7 +124,7 @@ class DeprecatedSpellings(cst.CSTVisitor):
         if {method.name.value for method in methods_of(trial)} >= _OLD_INTERFACE:
             reason = f"{trial.name.value} has the interface before Determined 0.12.13 (build_model, optimizer)"
             advice = "it runs through an adapter; to modernize it wrap model and optimizer in __init__"
-            self._note(trial, Level.note, reason, advice)
+            self._note(trial, Severity.note, reason, advice)
 
-    def _note(self, node: cst.CSTNode, level: Level, reason: str, advice: str) -> None:
-        self._file.findings.append(Finding(self._file.line(node), level, reason, advice))
+    def _note(self, node: cst.CSTNode, severity: Severity, reason: str, advice: str) -> None:
+        self._file.findings.append(Finding(self._file.line(node), severity, reason, advice))

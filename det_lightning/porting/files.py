@@ -14,7 +14,7 @@ import tokenize
 from collections.abc import Callable
 
 from det_lightning.masking import mask_text
-from det_lightning.porting.findings import Finding, Level, unresolved
+from det_lightning.porting.findings import Finding, Severity, unresolved
 
 __all__ = ["FilePort", "is_portable", "port_file"]
 
@@ -80,7 +80,7 @@ class FilePort:
 
     def not_written(self, reason: str, advice: str) -> FilePort:
         """Return it with a finding on why it is not to be written."""
-        finding = Finding(0, Level.problem, f"not changed: {reason}", advice)
+        finding = Finding(0, Severity.problem, f"not changed: {reason}", advice)
         return dataclasses.replace(self, findings=[finding, *self.findings], may_be_written=False)
 
 
@@ -188,4 +188,4 @@ def _describe(error: Exception) -> str:
 def _not_understood(text: str, why: str) -> list[Finding]:
     if not _MENTIONED.search(text):
         return []
-    return [Finding(0, Level.problem, f"left as it is: {why}", "port it by hand, or make it readable first")]
+    return [Finding(0, Severity.problem, f"left as it is: {why}", "port it by hand, or make it readable first")]

@@ -10,7 +10,7 @@ import libcst as cst
 
 from det_lightning.porting.advice import is_told_apart, missing
 from det_lightning.porting.bindings import Binding, Bindings, Reference
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.names import our_place
 from det_lightning.porting.syntax import PythonFile, dotted_name
 
@@ -235,7 +235,7 @@ class ImportRewriter:
         uses = self._uses(binding)
         if not uses and self._is_movable(binding):
             reason = f"{binding.path} is imported and not used; the import is removed"
-            finding = Finding(self.file.line(binding.alias), Level.note, reason, "nothing has to be done")
+            finding = Finding(self.file.line(binding.alias), Severity.note, reason, "nothing has to be done")
             self.file.findings.append(finding)
             return
         told = [use for use in uses if is_told_apart(binding.imported, use.path)]

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable, Iterator
 
 from det_lightning.porting.files import FilePort, is_portable
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.separate_process import PortingFailed, PortingProcess
 
 __all__ = ["find_files", "port_paths"]
@@ -86,7 +86,7 @@ def _port(process: PortingProcess, path: pathlib.Path) -> FilePort:
         port = process.port(path)
     except PortingFailed as e:
         advice = "port it by hand, or make it readable first"
-        return FilePort(path, "", "", [Finding(0, Level.problem, f"left as it is: {e}", advice)])
+        return FilePort(path, "", "", [Finding(0, Severity.problem, f"left as it is: {e}", advice)])
     if not port.changed:
         return port
     if path.is_symlink():
@@ -100,5 +100,5 @@ def _is_writable(path: pathlib.Path) -> bool:
 
 
 def _is_of_determined(port: FilePort) -> bool:
-    hints = all(finding.level is Level.check for finding in port.findings)
+    hints = all(finding.severity is Severity.check for finding in port.findings)
     return port.changed or not hints or "det_lightning" in port.before

@@ -6,7 +6,7 @@ import functools
 import re
 
 import det_lightning
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.findings import Finding, Severity
 
 __all__ = ["installed_in_vain", "port_config_file", "port_installs", "port_requirement", "port_requirements_file"]
 
@@ -89,16 +89,16 @@ def installed_in_vain(text: str, first_line: int) -> list[Finding]:
 
 def _in_vain(package: str, line: int) -> Finding:
     reason = "is built on determined" if package.startswith("model") else "talks to a Determined master"
-    return Finding(line, Level.problem, f"{package}: it {reason}", "remove it")
+    return Finding(line, Severity.problem, f"{package}: it {reason}", "remove it")
 
 
 def _finding(text: str, offset: int, reason: str, advice: str) -> Finding:
-    return Finding(1 + text.count("\n", 0, offset), Level.problem, reason, advice)
+    return Finding(1 + text.count("\n", 0, offset), Severity.problem, reason, advice)
 
 
 def _pinned_by_hash(line: int) -> Finding:
     advice = f"replace it by {_NAME} and make the file anew with the tool that wrote it"
-    return Finding(line, Level.problem, "Determined is required with hashes of its files", advice)
+    return Finding(line, Severity.problem, "Determined is required with hashes of its files", advice)
 
 
 def port_config_file(text: str) -> tuple[str, list[Finding]]:
@@ -157,7 +157,7 @@ class _ConfigReader:
         found = _VERSION.match(line)
         if found is None:
             reason, advice = "Determined is required by a table", f"require {_NAME} instead"
-            self.findings.append(Finding(self._line, Level.problem, reason, advice))
+            self.findings.append(Finding(self._line, Severity.problem, reason, advice))
             return line
         before, between, quote, any_version, rest = found.groups()
         return f"{before}{_NAME}{between}{quote}{any_version or _compatible()}{quote}{rest}"

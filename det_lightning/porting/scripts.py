@@ -7,7 +7,7 @@ import re
 import libcst as cst
 import libcst.matchers as m
 
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.syntax import PythonFile, dotted_name
 
 __all__ = ["ClusterUses"]
@@ -71,4 +71,4 @@ class ClusterUses(cst.CSTVisitor):
         return by_name or any(given.star or given.keyword is None for given in call.args)
 
     def _note(self, node: cst.CSTNode, reason: str, advice: str) -> None:
-        self._file.findings.append(Finding(self._file.line(node), Level.problem, reason, advice))
+        self._file.findings.append(Finding(self._file.line(node), Severity.problem, reason, advice))

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import det_lightning
 from det_lightning.porting.files import FilePort, port_file
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.findings import Finding, Severity
 
 __all__ = ["PortingFailed", "PortingProcess"]
 
@@ -52,7 +52,9 @@ class PortingProcess:
         reply = self._receive(process, self._timeout_s, f"it takes longer than {self._timeout_s:g} s to read")
         if "error" in reply:
             raise PortingFailed(reply["error"])
-        findings = [Finding(line, Level(level), reason, advice) for line, level, reason, advice in reply["findings"]]
+        findings = [
+            Finding(line, Severity(severity), reason, advice) for line, severity, reason, advice in reply["findings"]
+        ]
         return FilePort(path, reply["before"], reply["after"], findings, reply["encoding"])
 
     def __enter__(self) -> PortingProcess:

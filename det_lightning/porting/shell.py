@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.launchers import port_commands
 from det_lightning.porting.requirements import installed_in_vain, port_installs
 
@@ -44,7 +44,7 @@ def _port_part(text: str, first_line: int) -> tuple[str, list[Finding]]:
         line = first_line + text.count("\n", 0, found.start(1))
         reason = f"{' '.join(found.group(1).split())}: it asks a Determined master"
         advice = "start the training script itself, or with python -m det_lightning.launch.torch_distributed"
-        findings.append(Finding(line, Level.problem, reason, advice))
+        findings.append(Finding(line, Severity.problem, reason, advice))
     return port_installs(ported), findings + installed_in_vain(text, first_line)
 
 
@@ -55,5 +55,5 @@ def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
         line = 1 + text.count("\n", 0, found.start(1))
         reason = f"{found.group(1)} brings Determined's environment, with an old torch"
         advice = "build on an image with Python 3.10 or later, and let pip install det-lightning, which brings torch"
-        findings.append(Finding(line, Level.check, reason, advice))
+        findings.append(Finding(line, Severity.check, reason, advice))
     return ported, findings

@@ -8,7 +8,7 @@ import re
 import libcst as cst
 
 from det_lightning.porting.advice import missing
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.imports import ImportRewriter, missing_part
 from det_lightning.porting.launchers import launcher_in_place, port_commands
 from det_lightning.porting.names import our_place
@@ -156,7 +156,7 @@ class StringRewriter(cst.CSTVisitor):
 
 def _by_hand(line: int, module: str, words: tuple[str, ...]) -> Finding:
     reason = f"determined.launch.{module}: its place is taken by two words, {' '.join(words)}"
-    return Finding(line, Level.problem, reason, "write both into the command")
+    return Finding(line, Severity.problem, reason, "write both into the command")
 
 
 def _chain_of(node: ast.expr) -> list[str]:

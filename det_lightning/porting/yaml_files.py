@@ -10,7 +10,7 @@ import yaml
 
 from det_lightning.porting.advice import missing_launcher
 from det_lightning.porting.edits import Edits
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.launchers import launcher_in_place, runs_a_class, trial_class_in
 from det_lightning.porting.requirements import port_requirement
 from det_lightning.porting.shell import port_shell
@@ -114,7 +114,7 @@ class _YamlPort:
         for item in dependencies.value:
             if isinstance(item, yaml.ScalarNode) and port_requirement(item.value.replace(" ", "")) is not None:
                 reason = "conda has no package of det-lightning"
-                self._note(item, Level.problem, reason, "require det-lightning in the list of pip")
+                self._note(item, Severity.problem, reason, "require det-lightning in the list of pip")
             for name, packages in _entries(item):
                 if name == "pip" and isinstance(packages, yaml.SequenceNode):
                     self._port_packages(packages)
@@ -132,14 +132,14 @@ class _YamlPort:
         if isinstance(entrypoint, yaml.ScalarNode) and _TRIAL_CLASS.fullmatch(entrypoint.value):
             reason = f"entrypoint: {entrypoint.value} names a class, which Determined's agents run"
             advice = "fit it with pl.Trainer and TrialModule, or write a script with init() and Trainer"
-            self._note(entrypoint, Level.note, reason, advice)
+            self._note(entrypoint, Severity.note, reason, advice)
         searcher = dict(_entries(entries.get("searcher")))
         self._look_at_searcher(searcher.get("name"))
         steps = searcher.get("max_steps")
         if steps is not None:
             reason = f"searcher.max_steps: {steps.value} counts steps, as Determined 0.12 did"
             advice = "write max_length: {batches: ...}; a step was 100 batches, or what batches_per_step said"
-            self._note(steps, Level.check, reason, advice)
+            self._note(steps, Severity.check, reason, advice)
         precision = dict(_entries(entries.get("optimizations"))).get("mixed_precision")
         if precision is not None and precision.value != "O0":
             reason = f"optimizations.mixed_precision: {precision.value} went with Determined 0.13"
@@ -147,17 +147,17 @@ class _YamlPort:
                 f'call context.configure_apex_amp(models, optimizers, opt_level="{precision.value}") or '
                 "context.experimental.use_amp() in the trial; for one with build_model() nothing has to be done"
             )
-            self._note(precision, Level.check, reason, advice)
+            self._note(precision, Severity.check, reason, advice)
 
     def _look_at_searcher(self, name: yaml.Node | None) -> None:
         if name is None or name.value in _SEARCHERS:
             return
         new = _OLD_SEARCHERS.get(name.value)
         advice = f"use {new}" if new else f"use one of {', '.join(sorted(_SEARCHERS))}"
-        self._note(name, Level.problem, f"searcher.name: {name.value} is not a searcher of Determined 0.38", advice)
+        self._note(name, Severity.problem, f"searcher.name: {name.value} is not a searcher of Determined 0.38", advice)
 
-    def _note(self, node: yaml.Node, level: Level, reason: str, advice: str) -> None:
-        self.findings.append(Finding(node.start_mark.line + 1, level, reason, advice))
+    def _note(self, node: yaml.Node, severity: Severity, reason: str, advice: str) -> None:
+        self.findings.append(Finding(node.start_mark.line + 1, severity, reason, advice))
 
 
 def _entries(node: Any) -> Iterator[tuple[str, yaml.Node]]:

@@ -207,6 +207,14 @@ def test_ls_takes_the_metric_from_the_index_where_a_later_validation_told_it(tmp
     assert "loss=9" in output
 
 
+def test_ls_does_not_take_a_checkpoint_for_the_newest_that_claims_to_be_of_the_future(tmp_path: Path) -> None:
+    claiming = write_checkpoint(tmp_path, 5, notes={"time": time.time() + 10 * 86400})
+    newest = write_checkpoint(tmp_path, 9, notes={"time": time.time() + 3600})
+    listed = json_of("ls", tmp_path)["checkpoints"]
+    assert [entry["uuid"] for entry in listed] == [newest.name, claiming.name]
+    assert listed[1]["written_s"] < time.time() + 60
+
+
 def test_ls_lists_what_determined_wrote(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, by_determined=True)
     (entry,) = json_of("ls", tmp_path)["checkpoints"]
@@ -249,7 +257,7 @@ def test_show_tells_what_is_inside(checkpoint: Path) -> None:
         "Scheduler 0: last epoch 1, lr 0.01",
         "Callbacks with a state: counter",
         "Random states: torch, numpy, random",
-        "Going on from it: at the very next batch",
+        "Resumes: at the very next batch",
     ):
         assert line in output
 
@@ -384,7 +392,7 @@ def test_export_names_what_safetensors_can_not_hold(tmp_path: Path) -> None:
     model = {"weight": torch.ones(2), "_extra_state": {"scale": 1}}
     checkpoint = write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]})
     result = run("export", checkpoint, "--to", "safetensors", "-o", "out")
-    assert result.stderr == "Left out, since they are no tensors: _extra_state\n"
+    assert result.stderr == "Left out, since they are not tensors: _extra_state\n"
 
 
 def test_without_safetensors_the_extra_is_named(checkpoint: Path) -> None:
@@ -627,12 +635,30 @@ def test_an_unknown_id_is_answered_with_similar_ones(command: str, checkpoint: P
 
 def test_storage_and_checkpoint_are_told_apart(checkpoint: Path) -> None:
     storage = checkpoint.parent
-    assert f"no checkpoint, but a directory of 1: name one of them, such as {checkpoint}" in error_of("show", storage)
+    assert f"is not a checkpoint but a directory of 1: name one of them, such as {checkpoint}" in error_of(
+        "show", storage
+    )
     for command in ("ls", "prune"):
         assert "is a checkpoint; name the directory that holds it" in error_of(command, checkpoint)
     (storage / "empty").mkdir()
-    assert "holds no checkpoint" in error_of("show", storage / "empty")
-    assert "is no checkpoint, and holds none" in error_of("verify", storage / "empty")
+    assert "is not a checkpoint: state_dict.pth" in error_of("show", storage / "empty")
+    assert "is not a checkpoint and contains none" in error_of("verify", storage / "empty")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["s3://u:p@ss word@h", "--trial-bests"],
+        ["ls", "storage", "s3://u:p@ss word@h"],
+        ["ls", "storage", "secret=p@ss word"],
+        ["export", "checkpoint", "--to", "s3://u:p@ss word@h", "-o", "file"],
+    ],
+)
+def test_errors_in_arguments_show_no_password(arguments: list[str]) -> None:
+    shown = run(*arguments, ends_with=2).stderr
+    assert "********" in shown
+    assert "p@ss" not in shown
+    assert "Usage: " in shown
 
 
 @pytest.mark.parametrize("option", ["x", "=1", "a-b=1", "list=[1", "object={"])

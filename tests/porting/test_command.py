@@ -74,6 +74,14 @@ def test_check_is_for_continuous_integration(project: Path) -> None:
     run(project, "--check")
 
 
+def test_a_name_with_line_breaks_adds_no_lines_to_the_patch(tmp_path: Path) -> None:
+    (tmp_path / "code\n+++ b\r.py").write_text(CODE)
+    lines = run(tmp_path).stdout.splitlines()
+    name = rf"{tmp_path}/code\n+++ b\r.py"
+    assert lines[:2] == [f"--- a/{name}", f"+++ b/{name}"]
+    assert lines[2].startswith("@@")
+
+
 def test_notes_are_no_reason_to_fail(tmp_path: Path) -> None:
     (tmp_path / "const.yaml").write_text("entrypoint: model_def:MyTrial\n")
     assert "note: entrypoint: model_def:MyTrial names a class" in run(tmp_path, "--check").stderr

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 import det_lightning as det
-from det_lightning.porting import FilePort, Level, port_file
+from det_lightning.porting import FilePort, Severity, port_file
 
 # What is required of the version, which the tables below write as ~=0.1.
 COMPATIBLE = "~=" + ".".join(det.__version__.split(".")[:2])
@@ -28,7 +28,7 @@ def port_text(tmp_path: Path, name: str, text: str) -> FilePort:
 
 
 def problems_of(port: FilePort) -> list[str]:
-    return [f"{found.line}: {found.reason}" for found in port.findings if found.level is Level.problem]
+    return [f"{found.line}: {found.reason}" for found in port.findings if found.severity is Severity.problem]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from det_lightning.porting.findings import Level
+from det_lightning.porting.findings import Severity
 from det_lightning.porting.python_source import port_python
 
 
@@ -21,9 +21,9 @@ def ported(before: str) -> str:
     return after
 
 
-def findings_of(text: str, level: Level = Level.problem) -> list[str]:
+def findings_of(text: str, severity: Severity = Severity.problem) -> list[str]:
     _, findings = port_python(textwrap.dedent(text))
-    return [f"{finding.line}: {finding.reason}" for finding in findings if finding.level is level]
+    return [f"{finding.line}: {finding.reason}" for finding in findings if finding.severity is severity]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_what_is_missing_and_not_used_is_not_imported_any_more() -> None:
         """
     after = "\nimport os\nfrom det_lightning.pytorch import PyTorchTrial\nclass T(PyTorchTrial): pass\n"
     assert ported(before) == after
-    told = findings_of(before, Level.note)
+    told = findings_of(before, Severity.note)
     assert [reason.rpartition("pytorch.")[2].rpartition("experimental.")[2] for reason in told] == [
         "Determined is imported and not used; the import is removed",
         "deepspeed is imported and not used; the import is removed",
@@ -319,7 +319,7 @@ def test_modes_that_are_set_anyway() -> None:
     ],
 )
 def test_the_porting_checklist(text: str, reason: str) -> None:
-    assert any(found.startswith(reason) for found in findings_of(text, Level.check))
+    assert any(found.startswith(reason) for found in findings_of(text, Severity.check))
     assert findings_of(text) == []
 
 
@@ -337,7 +337,7 @@ def test_the_porting_checklist(text: str, reason: str) -> None:
     ],
 )
 def test_what_is_right_is_not_told(text: str) -> None:
-    assert findings_of(text, Level.check) == findings_of(text) == []
+    assert findings_of(text, Severity.check) == findings_of(text) == []
 
 
 def test_a_loader_that_takes_the_name_of_torchs() -> None:
@@ -402,7 +402,7 @@ def test_a_trial_whose_base_is_in_another_file_is_one() -> None:
             def train_batch(self, batch, epoch_idx, batch_idx):
                 loss.backward()
         """
-    assert findings_of(text, Level.check) == ["6: loss.backward() goes around the context"]
+    assert findings_of(text, Severity.check) == ["6: loss.backward() goes around the context"]
 
 
 @pytest.mark.parametrize(
