@@ -6,8 +6,8 @@ import dataclasses
 
 import libcst as cst
 
-from det_lightning.porting.names import our_place
-from det_lightning.porting.syntax import PythonFile, dotted_name
+from det_lightning.porting.counterparts import counterpart
+from det_lightning.porting.python_syntax import PythonFile, dotted_name
 
 __all__ = ["Binding", "Bindings", "Reference"]
 
@@ -40,7 +40,7 @@ class Reference:
         node: the name.
         attributes: what is taken of it; see :meth:`PythonFile.chain`.
         binding: what it stands for; one of them if there are several.
-        certain: it can not stand for anything else.
+        certain: it cannot stand for anything else.
     """
 
     node: cst.Name
@@ -115,7 +115,7 @@ class Bindings(cst.CSTVisitor):
         """Tell whether the file uses a part of Determined's PyTorch API that det_lightning has."""
         paths = [binding.imported for binding in self.found] + [use.path for use in self.references]
         paths += [self._path(dotted_name(star.module)) for star in self.stars]
-        return any(path.startswith("determined.pytorch") and our_place(path) for path in paths)
+        return any(path.startswith("determined.pytorch") and counterpart(path) for path in paths)
 
 
 class _Uses(cst.CSTVisitor):

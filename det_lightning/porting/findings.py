@@ -1,4 +1,4 @@
-"""What the porting tool can not change by itself, and what to do about it."""
+"""What the porting tool cannot change by itself, and what to do about it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Finding:
     Attributes:
         line: line in the file before it was ported, from 1; 0 for the file as a whole.
         severity: how much it matters.
-        reason: what is there, and why it can not stay.
+        reason: what is there, and why it cannot stay.
         advice: what to do.
     """
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from det_lightning.porting.advice import missing_launcher
+from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.findings import Finding, Severity
-from det_lightning.porting.names import our_place
+from det_lightning.porting.missing_parts import missing_launcher
 
-__all__ = ["launcher_in_place", "port_commands", "runs_a_class", "trial_class_in"]
+__all__ = ["launcher_counterpart", "port_commands", "runs_a_class", "trial_class_in"]
 
 _AUTO = ("det_lightning.launch.horovod", "--autohorovod")
 # After -m, in a command line, or in a list of quoted words; the quote is that before the module's name.
@@ -23,11 +23,11 @@ _TRIAL = re.compile(
 )
 
 
-def launcher_in_place(module: str) -> tuple[str, ...] | None:
-    """Return the words that take the place of ``determined.launch.<module>`` after ``-m``; None if there are none."""
+def launcher_counterpart(module: str) -> tuple[str, ...] | None:
+    """Return the words that replace ``determined.launch.<module>`` after ``-m``; None if nothing does."""
     if module in ("autohorovod", "auto_horovod"):
         return _AUTO
-    ours = our_place(f"determined.launch.{module}")
+    ours = counterpart(f"determined.launch.{module}")
     return None if ours is None else (ours,)
 
 
@@ -46,7 +46,7 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
 
     def replaced(match: re.Match[str]) -> str:
         before, quote, module = match.groups()
-        words = launcher_in_place(module)
+        words = launcher_counterpart(module)
         if words is None:
             note(match.start(3), missing_launcher(module, 0))
             return match.group()

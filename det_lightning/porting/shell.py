@@ -6,7 +6,7 @@ import re
 
 from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.launchers import port_commands
-from det_lightning.porting.requirements import installed_in_vain, port_installs
+from det_lightning.porting.requirements import port_installs, useless_installs
 
 __all__ = ["port_dockerfile", "port_shell"]
 
@@ -27,7 +27,9 @@ def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
         text: the commands; whole lines of comment stay as they are.
         first_line: number of the line that the text begins with.
     """
-    parts, findings, position = [], [], 0
+    parts = []
+    findings = []
+    position = 0
     for comment in [*_COMMENT.finditer(text), None]:
         end = len(text) if comment is None else comment.start()
         line = first_line + text.count("\n", 0, position)
@@ -45,7 +47,7 @@ def _port_part(text: str, first_line: int) -> tuple[str, list[Finding]]:
         reason = f"{' '.join(found.group(1).split())}: it asks a Determined master"
         advice = "start the training script itself, or with python -m det_lightning.launch.torch_distributed"
         findings.append(Finding(line, Severity.problem, reason, advice))
-    return port_installs(ported), findings + installed_in_vain(text, first_line)
+    return port_installs(ported), findings + useless_installs(text, first_line)
 
 
 def port_dockerfile(text: str) -> tuple[str, list[Finding]]:

@@ -7,13 +7,13 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.advice import missing
+from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.findings import Finding, Severity
-from det_lightning.porting.imports import ImportRewriter, missing_part
-from det_lightning.porting.launchers import launcher_in_place, port_commands
-from det_lightning.porting.names import our_place
+from det_lightning.porting.imports import ImportRewriter
+from det_lightning.porting.launchers import launcher_counterpart, port_commands
+from det_lightning.porting.missing_parts import missing, missing_part
+from det_lightning.porting.python_syntax import PythonFile, dotted_name, string_of
 from det_lightning.porting.requirements import port_requirement
-from det_lightning.porting.syntax import PythonFile, dotted_name, string_of
 
 __all__ = ["StringRewriter"]
 
@@ -135,14 +135,14 @@ class StringRewriter(cst.CSTVisitor):
         return dotted_name(call.func).rpartition(".")[2] in _TAKE_PATHS
 
     def _rewrite_path(self, node: cst.SimpleString, path: str) -> None:
-        ours = our_place(path)
+        ours = counterpart(path)
         if ours is None:
             self._file.findings.append(missing(missing_part(path), self._file.line(node)))
         else:
             self._put(node, ours)
 
     def _rewrite_launcher(self, node: cst.SimpleString, module: str) -> None:
-        words = launcher_in_place(module)
+        words = launcher_counterpart(module)
         if words is None:
             _, findings = port_commands(f"-m determined.launch.{module}", self._file.line(node))
             self._file.findings += findings
@@ -155,7 +155,7 @@ class StringRewriter(cst.CSTVisitor):
 
 
 def _by_hand(line: int, module: str, words: tuple[str, ...]) -> Finding:
-    reason = f"determined.launch.{module}: its place is taken by two words, {' '.join(words)}"
+    reason = f"determined.launch.{module}: two words replace it, {' '.join(words)}"
     return Finding(line, Severity.problem, reason, "write both into the command")
 
 

@@ -191,7 +191,7 @@ def test_a_file_that_crashes_its_reader_is_a_finding_and_the_rest_goes_on(projec
 
 def test_a_trial_that_crashes_its_reader_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(NESTED)
-    assert "bad.py can not be read: " in run(tmp_path / "bad.py", "--to", "lightning", ends_with=2).stderr
+    assert "bad.py cannot be read: " in run(tmp_path / "bad.py", "--to", "lightning", ends_with=2).stderr
 
 
 def test_a_file_that_takes_too_long_is_left_and_the_next_one_is_ported(tmp_path: Path) -> None:

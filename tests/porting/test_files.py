@@ -170,9 +170,9 @@ def test_what_is_rewritten(name: str, before: str, after: str | None, tmp_path: 
             "[tool.poetry.dependencies]\ndetermined = {version = '1'}\n",
             "2: Determined is required by a table",
         ),
-        ("a.py", "import determined\nprint 'x'\n", "0: left as it is: it is no Python 3: line 2"),
+        ("a.py", "import determined\nprint 'x'\n", "0: left as it is: it is not Python 3: line 2"),
         ("a.yaml", "entrypoint: {determined\n", "0: left as it is: while parsing a flow mapping"),
-        ("a.ipynb", "determined", "0: left as it is: no JSON"),
+        ("a.ipynb", "determined", "0: left as it is: not JSON"),
     ],
 )
 def test_what_is_told(name: str, text: str, reason: str, tmp_path: Path) -> None:

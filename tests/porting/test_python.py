@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from det_lightning.porting.findings import Severity
-from det_lightning.porting.python_source import port_python
+from det_lightning.porting.python_files import port_python
 
 
 def ported(before: str) -> str:
@@ -313,7 +313,7 @@ def test_modes_that_are_set_anyway() -> None:
         (trial(in_train="self.optimizer.step()"), "10: self.optimizer.step() goes around the context"),
         (trial(in_train="self.optimizer.zero_grad()"), "10: self.optimizer.zero_grad() clears the gradients of an"),
         (trial(in_train="torch.nn.utils.clip_grad_norm_(p, 1)"), "10: clip_grad_norm_() clips before gradients are"),
-        (trial(hook="def on_train_step_start(self, step_id): ..."), "16: on_train_step_start is no hook"),
+        (trial(hook="def on_train_step_start(self, step_id): ..."), "16: on_train_step_start is not a hook"),
         ("from attrdict import AttrDict\n", "1: attrdict does not import on Python 3.10"),
         ("import apex\nscale = apex.amp.state_dict()\n", "1: apex.amp is gone"),
     ],
@@ -368,8 +368,8 @@ with pytorch.init() as context:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (trial("self.context._pbs_used"), "8: context._pbs_used belongs to Determined's inside"),
-        (trial("context.distributed._hvd_config.use"), "8: context.distributed._hvd_config belongs to Determined's"),
+        (trial("self.context._pbs_used"), "8: context._pbs_used is internal to Determined"),
+        (trial("context.distributed._hvd_config.use"), "8: context.distributed._hvd_config is internal to Determined"),
         (
             trial(in_train="loss = model(batch)").replace("self, batch,", "self, batch, model,"),
             "9: train_batch() takes a model, which it is not given",

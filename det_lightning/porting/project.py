@@ -10,7 +10,7 @@ import pathlib
 import stat
 from collections.abc import Iterable, Iterator
 
-from det_lightning.porting.files import FilePort, is_portable
+from det_lightning.porting.file_port import FilePort, is_portable
 from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.separate_process import PortingFailed, PortingProcess
 
@@ -26,7 +26,7 @@ def find_files(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
 
     Raises:
         FileNotFoundError: there is no such path; all missing ones are named.
-        ValueError: a file that was named is of no kind that the porting tool reads.
+        ValueError: a file that was named is of a kind that the porting tool does not read.
     """
     given = list(paths)
     missing = [str(path) for path in given if not path.exists()]
@@ -65,9 +65,9 @@ def _is_skipped(directory: pathlib.Path) -> bool:
 
 
 def port_paths(paths: Iterable[pathlib.Path]) -> list[FilePort]:
-    """Port all files below ``paths``, and return those with something to tell; nothing is written.
+    """Port all files below ``paths``, and return those that change or have findings; nothing is written.
 
-    A file that can not be read, that crashes its reader or takes longer than some seconds, that is read-only or a link
+    A file that cannot be read, that crashes its reader or takes longer than some seconds, that is read-only or a link
     has a finding that says so, and does not keep the others from being ported. Where nothing but hints of the checklist
     was found the project has nothing to do with Determined, and the list is empty.
 
