@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -96,7 +95,8 @@ def as_command_line(text: str) -> str:
 
 def print_json(content: Any) -> None:
     """Write ``content`` as JSON to the standard output. JSON has no NaN and infinity; they become strings."""
-    typer.echo(json.dumps(_plain(content), indent=2, default=str))
+    finite = json.loads(json.dumps(content, default=str), parse_constant=lambda constant: str(float(constant)))
+    typer.echo(json.dumps(finite, indent=2))
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -184,13 +184,3 @@ def show_progress(what: str, total_bytes: int) -> Iterator[Callable[[str, int], 
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(escape(what), total=total_bytes)
         yield lambda _name, size: progress.advance(task, size)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

@@ -190,7 +190,7 @@ class _TrainingSteps(cst.CSTVisitor):
             )
 
     def _is_in_function(self, node: cst.CSTNode) -> bool:
-        """Tell whether a node is in a function within the method, such as one that is passed as ``clip_grads``."""
+        """Return whether a node is in a function within the method, such as one that is passed as ``clip_grads``."""
         around = [outer for outer in self._file.ancestors(node) if isinstance(outer, cst.Lambda | cst.FunctionDef)]
         return isinstance(around[0], cst.Lambda) or around[0].name.value != "train_batch"
 

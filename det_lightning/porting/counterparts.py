@@ -57,7 +57,7 @@ _IN_BLOCKED = ("determined.experimental.test_one_batch",)
 
 
 def is_blocked(path: str) -> bool:
-    """Tell whether ``path`` lies in a part of Determined that det_lightning does not cover."""
+    """Return whether ``path`` lies in a part of Determined that det_lightning does not cover."""
     return path not in _IN_BLOCKED and any(path == prefix or path.startswith(f"{prefix}.") for prefix in _BLOCKED)
 
 

@@ -54,7 +54,7 @@ class Edits:
         self._replacements[start, end] = new
 
     def is_free(self, start: int, end: int) -> bool:
-        """Tell whether no part of ``text[start:end]`` is replaced."""
+        """Return whether no part of ``text[start:end]`` is replaced."""
         return not any(start < other_end and other_start < end for other_start, other_end in self._replacements)
 
     def insert(self, offset: int, new: str, first: bool = False) -> None:
@@ -71,7 +71,7 @@ class Edits:
         self.replace(start, end, new)
 
     def covers(self, start: int, end: int) -> bool:
-        """Tell whether ``text[start:end]`` is in a part that is replaced."""
+        """Return whether ``text[start:end]`` is in a part that is replaced."""
         return any(first <= start and end <= last for first, last in self._replacements)
 
     def render(self, start: int, end: int) -> str:

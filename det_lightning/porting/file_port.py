@@ -85,7 +85,7 @@ class FilePort:
 
 
 def is_portable(path: pathlib.Path) -> bool:
-    """Tell whether a file is of a kind that the porting tool reads."""
+    """Return whether a file is of a kind that the porting tool reads."""
     return _port_of(path) is not None
 
 
@@ -167,7 +167,7 @@ def _encoding_of(path: pathlib.Path, content: bytes) -> str:
 
 
 def _is_about_the_file(error: Exception) -> bool:
-    """Tell whether an error says that a file is not of the kind that its name says."""
+    """Return whether an error says that a file is not of the kind that its name says."""
     import libcst
     import yaml
 

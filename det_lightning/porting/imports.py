@@ -100,7 +100,7 @@ class ImportRewriter:
         return [use for use in self.bindings.references if use.binding is binding]
 
     def _is_movable(self, binding: Binding) -> bool:
-        """Tell whether a name is missing and imported in a line of its own, which nothing but names refers to."""
+        """Return whether a name is missing and imported in a line of its own, which nothing but names refers to."""
         is_from = isinstance(binding.statement, cst.ImportFrom)
         if not is_from or counterpart(binding.path) is not None or not self.bindings.uses_trial_api():
             return False
@@ -222,7 +222,7 @@ class ImportRewriter:
         return name, (None if old == new else new[: len(new) - kept]), kept
 
     def _still_imported(self, path: str) -> bool:
-        """Tell whether a statement remains that imports ``path``, and binds ``determined``."""
+        """Return whether a statement remains that imports ``path``, and binds ``determined``."""
         imported = (binding.imported for binding in self.bindings.found if binding.alias.asname is None)
         return any(f"{module}.".startswith(f"{path}.") for module in imported if counterpart(module) is None)
 

@@ -102,7 +102,7 @@ def missing(path: str, line: int) -> Finding:
 
 
 def has_own_advice(path: str, use: str) -> bool:
-    """Tell whether there is other advice for ``use``, which begins with ``path``, than for all of ``path``."""
+    """Return whether there is other advice for ``use``, which begins with ``path``, than for all of ``path``."""
     return _topic(path) != _topic(use)
 
 

@@ -54,7 +54,7 @@ def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _is_link_within(file: pathlib.Path, top: pathlib.Path) -> bool:
-    """Tell whether a file is a link to another one of the project, which is found itself."""
+    """Return whether a file is a link to another one of the project, which is found itself."""
     return file.is_symlink() and file.resolve().is_relative_to(top.resolve())
 
 

@@ -147,7 +147,9 @@ class _ConfigReader:
         quoted = _QUOTED.sub(lambda m: m[1] + (port_requirement(m[2]) or m[2]) + m[1], line)
         if quoted != line:
             return quoted
-        before = "" if key is None else line[: line.index(key["value"])] if key["value"].strip() else line
+        before = ""
+        if key is not None:
+            before = line[: line.index(key["value"])] if key["value"].strip() else line
         bare = line[len(before) :]
         ported = port_requirement(bare)
         if ported is None:

@@ -104,11 +104,11 @@ class StringRewriter(cst.CSTVisitor):
             return value
         if not value.isascii() or "\n" in value:
             return value
-        chains = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _chain_of(node)]
+        chains = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_dotted_name(node)]
         inner = {id(node.value) for node in chains}
         new = value
         for node in sorted((n for n in chains if id(n) not in inner), key=lambda n: -n.col_offset):
-            name, *attributes = _chain_of(node)
+            name, *attributes = ast.unparse(node).split(".")
             spelled = self._imports.spelled(name, attributes)
             if spelled is not None:
                 new = new[: node.col_offset] + spelled + new[node.end_col_offset :]
@@ -117,7 +117,7 @@ class StringRewriter(cst.CSTVisitor):
     # Requirements
 
     def _is_requirement(self, node: cst.SimpleString) -> bool:
-        """Tell whether a string stands in a list of requirements, as in ``setup.py``."""
+        """Return whether a string stands in a list of requirements, as in ``setup.py``."""
         for outer in self._file.ancestors(node):
             if isinstance(outer, cst.Arg) and outer.keyword is not None:
                 return outer.keyword.value in _REQUIREMENTS
@@ -159,10 +159,5 @@ def _by_hand(line: int, module: str, words: tuple[str, ...]) -> Finding:
     return Finding(line, Severity.problem, reason, "write both into the command")
 
 
-def _chain_of(node: ast.expr) -> list[str]:
-    """Return ``["a", "b", "c"]`` for ``a.b.c``, and nothing for any other expression."""
-    if isinstance(node, ast.Name):
-        return [node.id]
-    if isinstance(node, ast.Attribute) and (base := _chain_of(node.value)):
-        return [*base, node.attr]
-    return []
+def _is_dotted_name(node: ast.Attribute) -> bool:
+    return all(part.isidentifier() for part in ast.unparse(node).split("."))

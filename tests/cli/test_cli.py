@@ -146,13 +146,13 @@ def test_no_command_needs_lightning(arguments: list[str], checkpoint: Path) -> N
     assert imported.isdisjoint({"pytorch_lightning", "lightning_fabric", "det_lightning.pytorch"})
 
 
-def test_the_program_is_installed_and_tells_its_version() -> None:
+def test_the_program_is_installed_and_prints_its_version() -> None:
     program = Path(sys.executable).with_name("det-lightning")
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("det-lightning 0.")
 
 
-def test_the_help_of_every_command_tells_the_exit_codes() -> None:
+def test_the_help_of_every_command_lists_the_exit_codes() -> None:
     for command in ("ls", "show", "verify", "export", "import", "prune"):
         assert "Exit codes: 0 all is fine; 1 something is wrong" in " ".join(run(command, "--help").stdout.split())
 
@@ -195,7 +195,7 @@ def test_ls_as_json(tmp_path: Path) -> None:
     }
 
 
-def test_ls_takes_the_metric_from_the_index_where_a_later_validation_told_it(tmp_path: Path) -> None:
+def test_ls_takes_the_metric_from_the_index_where_a_later_validation_set_it(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, notes={"metric": {"name": "loss", "value": 9.0}})
     index = TrialIndex(CheckpointStorage(tmp_path).root, "digits", "trial-1", "accuracy", smaller_is_better=False)
     index.add(CheckpointRecord(checkpoint.name, "trial-1", 7, 1.0, 0.875))
@@ -233,7 +233,7 @@ def test_ls_of_an_empty_directory_is_an_empty_table(tmp_path: Path) -> None:
     assert len(run("ls", tmp_path).stdout.splitlines()) == 2
 
 
-def test_what_metadata_says_can_not_steer_the_terminal(tmp_path: Path) -> None:
+def test_metadata_cannot_control_the_terminal(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, notes={"metric": {"name": "\x1b]0;gone\x07[bold]x[/bold]", "value": 1}})
     output = run("ls", tmp_path).stdout
     assert "\x1b" not in output
@@ -243,7 +243,7 @@ def test_what_metadata_says_can_not_steer_the_terminal(tmp_path: Path) -> None:
 # show
 
 
-def test_show_tells_what_is_inside(checkpoint: Path) -> None:
+def test_show_prints_what_a_checkpoint_contains(checkpoint: Path) -> None:
     output = run("show", checkpoint).stdout
     for line in (
         "trial:       model_def:DigitsTrial",
@@ -263,12 +263,12 @@ def test_show_tells_what_is_inside(checkpoint: Path) -> None:
 
 
 def test_show_as_json_names_tensors_if_asked(checkpoint: Path) -> None:
-    told = json_of("show", checkpoint)
-    assert [model["values"] for model in told["models"]] == [28, 4]
-    assert told["models"][0]["dtypes"] == {"float32": 27, "int64": 1}
-    assert told["models"][0]["tensors"] == 7
-    assert (told["exact_resume"], told["lightning"], told["problems"]) == (True, False, [])
-    assert "code/model_def.py" in told["files"]
+    reported = json_of("show", checkpoint)
+    assert [model["values"] for model in reported["models"]] == [28, 4]
+    assert reported["models"][0]["dtypes"] == {"float32": 27, "int64": 1}
+    assert reported["models"][0]["tensors"] == 7
+    assert (reported["exact_resume"], reported["lightning"], reported["problems"]) == (True, False, [])
+    assert "code/model_def.py" in reported["files"]
     (head,) = json_of("show", checkpoint, "--tensors")["models"][1:]
     assert head["tensors"][0] == {"name": "weight", "shape": [1, 3], "dtype": "float32"}
 
@@ -329,9 +329,9 @@ def test_show_reports_each_damaged_file(tmp_path: Path) -> None:
 def test_verify_of_a_storage_verifies_all_in_it(tmp_path: Path) -> None:
     fine, old = write_checkpoint(tmp_path, 1), write_checkpoint(tmp_path, 2, by_determined=True)
     lines = run("verify", tmp_path).stdout.splitlines()
-    told = {line.split()[0]: line.split(maxsplit=3)[1:] for line in lines[2:]}
-    assert told[fine.name] == ["fine", "7", "6".ljust(len("none, as Determined writes it"))]
-    assert told[old.name] == ["fine", "6", "none, as Determined writes it"]
+    reported = {line.split()[0]: line.split(maxsplit=3)[1:] for line in lines[2:]}
+    assert reported[fine.name] == ["fine", "7", "6".ljust(len("none, as Determined writes it"))]
+    assert reported[old.name] == ["fine", "6", "none, as Determined writes it"]
     assert len(json_of("verify", fine, tmp_path)["checkpoints"]) == 2
 
 
@@ -383,12 +383,12 @@ def test_export_writes_a_file_and_says_where(kind: str, checkpoint: Path) -> Non
     before = Path("out.file").read_bytes()
     assert "exists; --force replaces it" in error_of("export", checkpoint, "--to", kind, "-o", "out.file")
     assert Path("out.file").read_bytes() == before
-    told = json_of("export", checkpoint, "--to", kind, "-o", "out.file", "--force")
-    assert told == {"path": "out.file", "bytes": Path("out.file").stat().st_size, "left_out": []}
+    reported = json_of("export", checkpoint, "--to", kind, "-o", "out.file", "--force")
+    assert reported == {"path": "out.file", "bytes": Path("out.file").stat().st_size, "left_out": []}
     assert [path.name for path in Path().glob("*out*")] == ["out.file"]
 
 
-def test_export_names_what_safetensors_can_not_hold(tmp_path: Path) -> None:
+def test_export_names_what_safetensors_cannot_hold(tmp_path: Path) -> None:
     model = {"weight": torch.ones(2), "_extra_state": {"scale": 1}}
     checkpoint = write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]})
     result = run("export", checkpoint, "--to", "safetensors", "-o", "out")
@@ -415,8 +415,8 @@ def test_import_makes_a_checkpoint_of_an_exported_file(checkpoint: Path, tmp_pat
     assert list((directory / "code").iterdir()) == []
     assert json.loads((directory / "metadata.json").read_text())["imported_from"] == "file.ckpt"
     run("verify", directory)
-    told = json_of("import", "file.ckpt", tmp_path / "new" / "storage")
-    assert told["path"] == str(tmp_path / "new" / "storage" / told["uuid"])
+    reported = json_of("import", "file.ckpt", tmp_path / "new" / "storage")
+    assert reported["path"] == str(tmp_path / "new" / "storage" / reported["uuid"])
 
 
 def test_import_takes_other_modules_if_asked(tmp_path: Path) -> None:
@@ -473,10 +473,10 @@ def test_prune_keeps_what_the_rule_keeps(flags: list[str], left: list[str], inde
     alone = write_checkpoint(storage)
     planned = json_of("prune", storage, *flags, "--dry-run")
     assert left_in(indexed) == list(indexed)
-    told = json_of("prune", storage, *flags, "--yes")
+    reported = json_of("prune", storage, *flags, "--yes")
     assert left_in(indexed) == left
-    assert told["deleted"] == planned["to_delete"]
-    assert told["not_in_an_index"] == [alone.name]
+    assert reported["deleted"] == planned["to_delete"]
+    assert reported["not_in_an_index"] == [alone.name]
     assert "Nothing to delete." in run("prune", storage, *flags, "--yes").stdout
     assert {entry["trial"] for entry in json_of("ls", storage)["checkpoints"]} >= {"a", "b"} & {n[0] for n in left}
 
@@ -491,7 +491,7 @@ def test_prune_says_what_it_does(indexed: dict[str, Path]) -> None:
     assert output.endswith("2 deleted.\n")
 
 
-def test_without_a_terminal_prune_has_to_be_told_that_it_may(indexed: dict[str, Path]) -> None:
+def test_without_a_terminal_prune_needs_yes_or_dry_run(indexed: dict[str, Path]) -> None:
     result = run("prune", indexed["a1"].parent, ends_with=2)
     assert "no terminal to ask at. --yes deletes them, --dry-run only lists them" in result.stderr
     assert left_in(indexed) == list(indexed)
@@ -512,7 +512,7 @@ def test_at_a_terminal_prune_asks(answer: str, left: int, indexed: dict[str, Pat
     assert len(left_in(indexed)) == left
 
 
-def test_prune_deletes_incomplete_ones_that_nobody_writes(tmp_path: Path) -> None:
+def test_prune_deletes_abandoned_incomplete_checkpoints(tmp_path: Path) -> None:
     old, young = (make_incomplete(write_checkpoint(tmp_path), age_s) for age_s in (7200, 60))
     oldest_release = write_checkpoint(tmp_path, by_determined=True)
     (oldest_release / "load_data.json").unlink()
@@ -521,9 +521,9 @@ def test_prune_deletes_incomplete_ones_that_nobody_writes(tmp_path: Path) -> Non
     (being_written.directory / "load_data.json").write_text("{}")
     make_old = time.time() - 7200
     os.utime(being_written.directory / "load_data.json", (make_old, make_old))
-    told = json_of("prune", tmp_path, "--incomplete", "--yes")
-    assert told["deleted"] == [old.name]
-    assert sorted(told["perhaps_being_written"]) == sorted([young.name, "being-written"])
+    reported = json_of("prune", tmp_path, "--incomplete", "--yes")
+    assert reported["deleted"] == [old.name]
+    assert sorted(reported["perhaps_being_written"]) == sorted([young.name, "being-written"])
     assert oldest_release.exists()
     being_written.abandon()
 
@@ -557,7 +557,7 @@ def test_a_storage_in_s3(s3_storage: CheckpointStorage, s3_options: list[str], t
     assert f"Similar ids: {checkpoint_id}" in error_of("show", url[:-2], *s3_options)
 
 
-def test_what_is_wrong_with_a_remote_checkpoint_is_told_by_its_url(
+def test_what_is_wrong_with_a_remote_checkpoint_is_reported_with_its_url(
     in_memory: CheckpointStorage, tmp_path: Path
 ) -> None:
     checkpoint_id = write_remote(in_memory, tmp_path)
@@ -614,7 +614,7 @@ COMMANDS = {
         ("memory://nowhere/at/all", "There is no "),
     ],
 )
-def test_a_place_that_can_not_be_reached(command: list[str], url: str, message: str) -> None:
+def test_a_url_that_cannot_be_reached(command: list[str], url: str, message: str) -> None:
     if url.startswith("az") and importlib.util.find_spec("adlfs") is not None:
         pytest.skip("adlfs is installed")
     assert re.search(message, error_of(*(part.format(url) for part in command)))
@@ -633,7 +633,7 @@ def test_an_unknown_id_is_answered_with_similar_ones(command: str, checkpoint: P
     assert f"Similar ids: {checkpoint.name}" in error_of(*arguments)
 
 
-def test_storage_and_checkpoint_are_told_apart(checkpoint: Path) -> None:
+def test_a_storage_is_not_taken_for_a_checkpoint(checkpoint: Path) -> None:
     storage = checkpoint.parent
     assert f"is not a checkpoint but a directory of 1: name one of them, such as {checkpoint}" in error_of(
         "show", storage
@@ -663,7 +663,7 @@ def test_errors_in_arguments_show_no_password(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("option", ["x", "=1", "a-b=1", "list=[1", "object={"])
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_an_option_that_is_none(option: str, command: list[str], checkpoint: Path) -> None:
+def test_an_option_that_is_malformed(option: str, command: list[str], checkpoint: Path) -> None:
     assert "--option" in error_of(*(part.format(checkpoint) for part in command), "--option", option)
 
 
@@ -672,7 +672,7 @@ def test_an_option_that_the_file_system_does_not_know(s3_options: list[str]) -> 
 
 
 @pytest.mark.parametrize("target", ["", ".", "missing/file", "s3://bucket/file"])
-def test_export_to_a_place_that_is_no_file(target: str, checkpoint: Path) -> None:
+def test_export_to_what_is_not_a_file(target: str, checkpoint: Path) -> None:
     assert "--output" in error_of("export", checkpoint, "--to", "weights", "-o", target)
 
 
@@ -693,7 +693,7 @@ def test_export_of_a_damaged_checkpoint(kind: str, name: str, checkpoint: Path) 
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", pickle.dumps([1], protocol=2)])
-def test_import_of_a_file_that_is_no_checkpoint(content: bytes, tmp_path: Path) -> None:
+def test_import_of_a_file_that_is_not_a_checkpoint(content: bytes, tmp_path: Path) -> None:
     Path("file.ckpt").write_bytes(content)
     assert "file.ckpt" in error_of("import", "file.ckpt", tmp_path, ends_with=1)
     assert list(tmp_path.iterdir()) == []
@@ -703,7 +703,7 @@ def test_import_of_a_directory(checkpoint: Path, tmp_path: Path) -> None:
     assert "is a directory; import takes a .ckpt file" in error_of("import", checkpoint, tmp_path)
 
 
-def test_import_into_a_place_that_can_not_be_made(checkpoint: Path) -> None:
+def test_import_into_a_directory_that_cannot_be_created(checkpoint: Path) -> None:
     run("export", checkpoint, "--to", "lightning", "-o", "file.ckpt")
     assert "No checkpoint can be written in" in error_of("import", "file.ckpt", "file.ckpt/storage")
 
@@ -773,7 +773,7 @@ def test_odd_metadata_ends_no_command(name: str, by_determined: bool, tmp_path: 
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "3", '"text"', "null", "{", "[" * 100_000])
-def test_metadata_that_are_no_object_end_no_command(content: str, checkpoint: Path) -> None:
+def test_metadata_that_is_not_an_object_ends_no_command(content: str, checkpoint: Path) -> None:
     (checkpoint / "metadata.json").write_text(content)
     for flags in ([], ["--json"]):
         assert checkpoint.name in run("ls", checkpoint.parent, *flags).stdout

@@ -88,12 +88,12 @@ def test_notes_are_no_reason_to_fail(tmp_path: Path) -> None:
 
 
 def test_json_for_programs(project: Path) -> None:
-    told = {
+    reported = {
         Path(file["path"]).name: file for file in json.loads(run(project / "run.sh", project, "--json").stdout)["files"]
     }
-    assert told["code.py"]["changed"]
-    assert "+import det_lightning as det" in told["code.py"]["diff"]
-    (finding,) = told["run.sh"]["findings"]
+    assert reported["code.py"]["changed"]
+    assert "+import det_lightning as det" in reported["code.py"]["diff"]
+    (finding,) = reported["run.sh"]["findings"]
     assert (finding["line"], finding["level"]) == (1, "problem")
 
 
@@ -204,7 +204,7 @@ def test_a_file_that_takes_too_long_is_left_and_the_next_one_is_ported(tmp_path:
         assert process.port(quick).after == "import det_lightning\n"
 
 
-def test_a_file_that_can_not_be_read_is_a_finding(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
     with PortingProcess() as process, pytest.raises(PortingFailed, match="IsADirectoryError"):
         process.port(tmp_path)
 

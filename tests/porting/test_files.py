@@ -175,12 +175,14 @@ def test_what_is_rewritten(name: str, before: str, after: str | None, tmp_path: 
         ("a.ipynb", "determined", "0: left as it is: not JSON"),
     ],
 )
-def test_what_is_told(name: str, text: str, reason: str, tmp_path: Path) -> None:
+def test_findings_of_a_file(name: str, text: str, reason: str, tmp_path: Path) -> None:
     assert any(found.startswith(reason) for found in problems_of(port_text(tmp_path, name, text)))
 
 
 @pytest.mark.parametrize("name", ["a.py", "a.yaml", "a.ipynb"])
-def test_what_is_not_understood_and_has_nothing_to_do_with_determined_is_not_told(name: str, tmp_path: Path) -> None:
+def test_what_is_not_understood_and_has_nothing_to_do_with_determined_is_not_a_finding(
+    name: str, tmp_path: Path
+) -> None:
     assert port_text(tmp_path, name, "{ : print 'x'").findings == []
 
 
@@ -205,7 +207,7 @@ def test_encodings_and_ends_of_lines_stay(before: bytes, after: bytes, tmp_path:
     "content", [b"import determined # \xe9\n", b"# coding: nothing\nimport determined\n", b"determined\0"]
 )
 @pytest.mark.parametrize("name", ["a.py", "a.yaml", "a.sh"])
-def test_a_file_that_is_no_text_is_left_as_it_is(content: bytes, name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_left_as_it_is(content: bytes, name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_bytes(content)
     port = port_file(file)

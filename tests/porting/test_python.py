@@ -1,4 +1,4 @@
-"""Python source: what is rewritten, what is left alone, what is told."""
+"""Python source: what is rewritten, what is left alone, what is a finding."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_a_file_of_another_framework_is_left_as_it_is(text: str, reason: str) ->
     assert reason in "".join(findings_of(text))
 
 
-def test_what_is_missing_is_still_told_after_porting() -> None:
+def test_what_is_missing_is_still_a_finding_after_porting() -> None:
     text = "import determined as det\nclass T(det.pytorch.PyTorchTrial): pass\ndet.core.init()\n"
     assert (
         findings_of(text)
@@ -184,8 +184,8 @@ def test_what_is_missing_and_not_used_is_not_imported_any_more() -> None:
         """
     after = "\nimport os\nfrom det_lightning.pytorch import PyTorchTrial\nclass T(PyTorchTrial): pass\n"
     assert ported(before) == after
-    told = findings_of(before, Severity.note)
-    assert [reason.rpartition("pytorch.")[2].rpartition("experimental.")[2] for reason in told] == [
+    reported = findings_of(before, Severity.note)
+    assert [reason.rpartition("pytorch.")[2].rpartition("experimental.")[2] for reason in reported] == [
         "Determined is imported and not used; the import is removed",
         "deepspeed is imported and not used; the import is removed",
     ]
@@ -336,7 +336,7 @@ def test_the_porting_checklist(text: str, reason: str) -> None:
         "dist.init_process_group('gloo')\ndet.core.DistributedContext.from_torch_distributed()\n",
     ],
 )
-def test_what_is_right_is_not_told(text: str) -> None:
+def test_what_is_right_is_not_a_finding(text: str) -> None:
     assert findings_of(text, Severity.check) == findings_of(text) == []
 
 
@@ -366,7 +366,7 @@ with pytorch.init() as context:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         (trial("self.context._pbs_used"), "8: context._pbs_used is internal to Determined"),
         (trial("context.distributed._hvd_config.use"), "8: context.distributed._hvd_config is internal to Determined"),
@@ -376,9 +376,9 @@ with pytorch.init() as context:
         ),
     ],
 )
-def test_what_the_context_does_not_have_any_more(text: str, told: str) -> None:
+def test_what_is_gone_from_the_context_is_a_finding(text: str, reported: str) -> None:
     (found,) = findings_of(text)
-    assert found.startswith(told)
+    assert found.startswith(reported)
 
 
 def test_the_model_of_an_old_trial_stays_where_its_base_builds_one() -> None:
@@ -406,7 +406,7 @@ def test_a_trial_whose_base_is_in_another_file_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         ("info = get_cluster_info(); f(info.trial.hparams)", ["4: get_cluster_info() is None here, and info is used"]),
         ("info = get_cluster_info(); assert info is not None; f(info.trial)", ["4: get_cluster_info() is None here"]),
@@ -419,10 +419,10 @@ def test_a_trial_whose_base_is_in_another_file_is_one() -> None:
         ("trainer = pl.Trainer(); trainer.fit(module)", []),
     ],
 )
-def test_a_script_that_relies_on_a_master(line: str, told: list[str]) -> None:
+def test_a_script_that_relies_on_a_master(line: str, reported: list[str]) -> None:
     found = findings_of(SCRIPT.format(line))
-    assert len(found) == len(told)
-    assert all(reason.startswith(start) for reason, start in zip(found, told, strict=True))
+    assert len(found) == len(reported)
+    assert all(reason.startswith(start) for reason, start in zip(found, reported, strict=True))
 
 
 def test_uses_of_a_cluster_that_is_not_there() -> None:

@@ -143,7 +143,7 @@ def test_the_number_of_processes_is_not_known_in_init() -> None:
     assert todos == 1
 
 
-def test_a_callback_that_clips_is_told_apart() -> None:
+def test_a_callback_that_clips_is_recognized() -> None:
     written, todos = written_trial(
         rest="def build_callbacks(self): return {'clip': pytorch.ClipGradsL2Norm(self.context.get_hparam('norm'))}"
     )

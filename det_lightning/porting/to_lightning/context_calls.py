@@ -90,7 +90,7 @@ def _is_kept(source: Source, shape: TrialShape, context: ast.expr) -> bool:
 
 
 def _is_passed_to_base(source: Source, context: ast.expr) -> bool:
-    """Tell whether a context is the argument of ``super().__init__``, which is rewritten."""
+    """Return whether a context is the argument of ``super().__init__``, which is rewritten."""
     call = source.parent(context)
     return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "__init__"
 

@@ -109,7 +109,7 @@ class Imports:
         return isinstance(outer, ast.AnnAssign) and outer.annotation is inner
 
     def is_rewritten(self, use: ast.expr) -> bool:
-        """Tell whether a use needs no name of det_lightning any more."""
+        """Return whether a use needs no name of det_lightning any more."""
         return self.path_of(use) == _LOADER or self.source.edits.covers(*self.source.span(use))
 
     def need(self, statement: str) -> None:

@@ -95,7 +95,7 @@ class Source:
         return self.text[self.edits.offset(statement.lineno, 0) : self.span(statement)[0]].strip()
 
     def _is_alone(self, statement: ast.stmt) -> bool:
-        """Tell whether a statement shares its lines, or is the only one of a block."""
+        """Return whether a statement shares its lines, or is the only one of a block."""
         end = self.span(statement)[1]
         rest = self.text[end : self.edits.offset((statement.end_lineno or 0) + 1, 0)].strip()
         blocks = [getattr(self.parent(statement), name, None) for name in ("body", "orelse", "finalbody")]

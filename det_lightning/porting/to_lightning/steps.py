@@ -140,7 +140,7 @@ def _training_log(source: Source, method: ast.FunctionDef, returned: ast.Return)
 
 
 def _kind_of(method: ast.FunctionDef, value: ast.expr) -> str:
-    """Tell whether an expression is a dict of metrics or the tensor of a loss, if the code says so."""
+    """Return whether an expression is a dict of metrics or the tensor of a loss, if the code says so."""
     if isinstance(value, ast.Dict | ast.DictComp) or (isinstance(value, ast.Call) and dotted(value.func) == "dict"):
         return "dict"
     if isinstance(value, ast.Name):
