@@ -7,14 +7,24 @@ from typing import Annotated
 
 import typer
 
-from det_lightning.cli import checkpoint, porting
+from det_lightning.cli import checkpoint_reading, checkpoint_writing, port
 from det_lightning.cli.arguments import EXIT_CODES, TYPER_SETTINGS
+from det_lightning.cli.output import MaskingGroup
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Determined trials on PyTorch Lightning.", epilog=EXIT_CODES, **TYPER_SETTINGS)
-app.add_typer(checkpoint.app, name="checkpoint")
-app.command(epilog=porting.EXIT_CODES, no_args_is_help=True)(porting.port)
+app = typer.Typer(help="Determined trials on PyTorch Lightning.", epilog=EXIT_CODES, cls=MaskingGroup, **TYPER_SETTINGS)
+
+_checkpoint = typer.Typer(help="Look at checkpoints, convert and delete them.", epilog=EXIT_CODES, **TYPER_SETTINGS)
+_checkpoint.command("ls", epilog=EXIT_CODES)(checkpoint_reading.list_checkpoints)
+_checkpoint.command("show", epilog=EXIT_CODES)(checkpoint_reading.show)
+_checkpoint.command("verify", epilog=EXIT_CODES)(checkpoint_reading.verify)
+_checkpoint.command("export", epilog=EXIT_CODES)(checkpoint_writing.export)
+_checkpoint.command("import", epilog=EXIT_CODES)(checkpoint_writing.import_file)
+_checkpoint.command("prune", epilog=EXIT_CODES)(checkpoint_writing.prune)
+
+app.add_typer(_checkpoint, name="checkpoint")
+app.command("port", epilog=port.EXIT_CODES, no_args_is_help=True)(port.port)
 
 
 def _print_version(wanted: bool) -> None:
@@ -26,7 +36,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass

@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and what they mean."""
+"""Arguments that several commands take, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = [
 ]
 
 EXIT_CODES = (
-    "Exit codes: 0 all is fine; 1 something is wrong with a checkpoint; 2 the command was not used as it should be, or "
-    "something can not be reached."
+    "Exit codes: 0 all is fine; 1 something is wrong with a checkpoint; 2 the command was used wrongly, or something "
+    "cannot be reached."
 )
 
 TYPER_SETTINGS: dict[str, Any] = {
@@ -43,8 +43,8 @@ Options = Annotated[
     typer.Option(
         "--option",
         metavar="KEY=VALUE",
-        help="What the file system of a URL needs to know, such as endpoint_url=http://host:9000 or anon=true; may be "
-        "given several times.",
+        help="A setting of the URL's file system, such as endpoint_url=http://host:9000 or anon=true; may be given "
+        "several times.",
     ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to the standard output.")]
@@ -57,12 +57,12 @@ _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 
 
 def parse_options(given: list[str] | None) -> dict[str, Any]:
-    """Return what ``--option`` was given.
+    """Return the values of ``--option`` by their names.
 
-    ``true``, ``false``, ``null``, integers, and JSON's lists and objects are taken for what they are; all else is text.
+    ``true``, ``false``, ``null``, integers, and JSON's lists and objects are parsed; everything else is text.
 
     Raises:
-        ValueError: an option is not of the form KEY=VALUE, or not the JSON that it looks like.
+        ValueError: an option is not of the form KEY=VALUE, or looks like JSON and is invalid.
     """
     options = {}
     for entry in given or []:
@@ -74,8 +74,8 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
 
 
 def _shown(key: str, equals: str) -> str:
-    # Not what stands behind the sign, which may be a secret.
-    return f"{key!r} before the sign" if equals else repr(mask_text(key))
+    # Not the value, which may be a secret.
+    return f"the key {key!r}" if equals else repr(mask_text(key))
 
 
 def _parse_value(key: str, value: str) -> Any:
@@ -87,5 +87,5 @@ def _parse_value(key: str, value: str) -> Any:
         try:
             return json.loads(value)
         except ValueError as e:
-            raise ValueError(f"--option {key}=... looks like JSON, but is none: {e}.") from e
+            raise ValueError(f"--option {key}=... looks like JSON, but is invalid: {e}.") from e
     return value

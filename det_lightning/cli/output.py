@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from det_lightning import errors
 from det_lightning.escaping import escape
-from det_lightning.masking import mask_text
+from det_lightning.masking import mask_text, secrets_in
 
 __all__ = [
+    "MaskingGroup",
     "as_command_line",
     "describe_age",
     "describe_metric",
@@ -29,8 +30,11 @@ __all__ = [
     "warn",
 ]
 
-# Where nobody looks at a terminal, lines are as long as they are.
+# Lines are not wrapped where the output is not a terminal.
 _ENDLESS = 10_000
+
+# Typer has its own copy of click from some release on, so that the class has no name common to all of them.
+_UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 _WRONG_CHECKPOINT = (
     errors.IncompleteCheckpointError,
@@ -41,14 +45,41 @@ _WRONG_CHECKPOINT = (
 
 @contextlib.contextmanager
 def report_errors() -> Iterator[None]:
-    """End the program with one line and the right exit code where a command can not do what was asked."""
+    """Exit with one line and the right exit code where a command cannot do what was asked."""
     try:
         yield
     except BrokenPipeError:
-        raise  # whoever reads the output has enough of it
+        raise  # the reader of the output has closed it
     except (errors.DetLightningError, ValueError, OSError) as e:
         warn(f"Error: {mask_text(str(e))}")
         raise typer.Exit(1 if isinstance(e, _WRONG_CHECKPOINT) else 2) from e
+
+
+class MaskingGroup(TyperGroup):
+    """The commands of the program; errors in their arguments are shown without the secrets among these."""
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        given = list(args)
+        with _masked_usage_errors(given):
+            context = super().make_context(info_name, args, parent, **extra)
+        context.obj = given
+        return context
+
+    def invoke(self, ctx: Any) -> Any:
+        with _masked_usage_errors(ctx.obj):
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _masked_usage_errors(arguments: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as e:
+        message = e.format_message()
+        masked = mask_text(message, secrets_in(arguments))
+        if masked == message:
+            raise
+        raise _UsageError(masked, ctx=e.ctx) from None
 
 
 def warn(text: str) -> None:
@@ -64,7 +95,8 @@ def as_command_line(text: str) -> str:
 
 def print_json(content: Any) -> None:
     """Write ``content`` as JSON to the standard output. JSON has no NaN and infinity; they become strings."""
-    typer.echo(json.dumps(_plain(content), indent=2, default=str))
+    finite = json.loads(json.dumps(content, default=str), parse_constant=lambda constant: str(float(constant)))
+    typer.echo(json.dumps(finite, indent=2))
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -105,10 +137,13 @@ def pairs(entries: Mapping[str, Any]) -> str:
 
 def describe_size(size_bytes: int) -> str:
     """Return a number of bytes with three digits and a unit."""
-    size, units = float(size_bytes), ["B", "kB", "MB", "GB", "TB"]
-    while size >= 999.5 and len(units) > 1:
-        size, units = size / 1000, units[1:]
-    return f"{size:.3g} {units[0]}"
+    size = float(size_bytes)
+    *units, largest = ["B", "kB", "MB", "GB", "TB"]
+    for unit in units:
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} {largest}"
 
 
 def describe_age(age_s: float) -> str:
@@ -120,7 +155,7 @@ def describe_age(age_s: float) -> str:
 
 
 def describe_metric(metric: Any, with_name: bool = True) -> str | None:
-    """Return ``name=value``, or the value alone, for what ``metadata.json`` or an index tells of a metric."""
+    """Return ``name=value``, or the value alone, for the entry of ``metadata.json`` or an index for a metric."""
     if not isinstance(metric, Mapping):
         return None
     value = metric.get("value")
@@ -130,14 +165,14 @@ def describe_metric(metric: Any, with_name: bool = True) -> str | None:
 
 @contextlib.contextmanager
 def show_progress(what: str, total_bytes: int) -> Iterator[Callable[[str, int], None]]:
-    """Show a bar while files are moved, if someone looks at a terminal.
+    """Show a bar while files are transferred, if the standard error is a terminal.
 
     Args:
         what: stands before the bar.
         total_bytes: size of all files.
 
     Yields:
-        What to tell of each file, with its name and size in bytes.
+        A function to call for each file, with its name and its size in bytes.
     """
     if not sys.stderr.isatty():
         yield lambda _name, _size: None
@@ -149,13 +184,3 @@ def show_progress(what: str, total_bytes: int) -> Iterator[Callable[[str, int], 
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(escape(what), total=total_bytes)
         yield lambda _name, size: progress.advance(task, size)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

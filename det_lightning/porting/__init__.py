@@ -1,7 +1,7 @@
 """Porting the files of a Determined project to det_lightning. Imports neither torch nor Lightning."""
 
-from det_lightning.porting.files import FilePort, port_file
-from det_lightning.porting.findings import Finding, Level
-from det_lightning.porting.projects import find_files, port_paths
+from det_lightning.porting.file_port import FilePort, port_file
+from det_lightning.porting.findings import Finding, Severity
+from det_lightning.porting.project import find_files, port_paths
 
-__all__ = ["FilePort", "Finding", "Level", "find_files", "port_file", "port_paths"]
+__all__ = ["FilePort", "Finding", "Severity", "find_files", "port_file", "port_paths"]

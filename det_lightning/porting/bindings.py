@@ -6,8 +6,8 @@ import dataclasses
 
 import libcst as cst
 
-from det_lightning.porting.names import our_place
-from det_lightning.porting.syntax import PythonFile, dotted_name
+from det_lightning.porting.counterparts import counterpart
+from det_lightning.porting.python_syntax import PythonFile, dotted_name
 
 __all__ = ["Binding", "Bindings", "Reference"]
 
@@ -40,7 +40,7 @@ class Reference:
         node: the name.
         attributes: what is taken of it; see :meth:`PythonFile.chain`.
         binding: what it stands for; one of them if there are several.
-        certain: it can not stand for anything else.
+        certain: it cannot stand for anything else.
     """
 
     node: cst.Name
@@ -112,17 +112,17 @@ class Bindings(cst.CSTVisitor):
         return [binding for binding in self.found if binding.statement is statement]
 
     def uses_trial_api(self) -> bool:
-        """Tell whether the file uses a part of Determined's PyTorch API that det_lightning has."""
+        """Return whether the file uses a part of Determined's PyTorch API that det_lightning has."""
         paths = [binding.imported for binding in self.found] + [use.path for use in self.references]
         paths += [self._path(dotted_name(star.module)) for star in self.stars]
-        return any(path.startswith("determined.pytorch") and our_place(path) for path in paths)
+        return any(path.startswith("determined.pytorch") and counterpart(path) for path in paths)
 
 
 class _Uses(cst.CSTVisitor):
     def __init__(self, file: PythonFile, bindings: list[Binding]) -> None:
         super().__init__()
         self._file = file
-        self._by_place = {(binding.statement, binding.name): binding for binding in bindings}
+        self._by_statement = {(binding.statement, binding.name): binding for binding in bindings}
         self._names = {binding.name for binding in bindings}
         self.references: list[Reference] = []
         self.named_elsewhere = False
@@ -131,7 +131,7 @@ class _Uses(cst.CSTVisitor):
         if node.value not in self._names or self._is_no_use(node):
             return
         assignments = self._file.assignments(node)
-        found = [self._by_place.get((given, node.value)) for given in assignments]  # type: ignore[arg-type]
+        found = [self._by_statement.get((given, node.value)) for given in assignments]  # type: ignore[arg-type]
         known = [binding for binding in found if binding is not None]
         if known:
             self.references.append(Reference(node, self._file.chain(node), known[0], len(known) == len(found)))

@@ -54,32 +54,32 @@ class Edits:
         self._replacements[start, end] = new
 
     def is_free(self, start: int, end: int) -> bool:
-        """Tell whether no part of ``text[start:end]`` is replaced."""
+        """Return whether no part of ``text[start:end]`` is replaced."""
         return not any(start < other_end and other_start < end for other_start, other_end in self._replacements)
 
     def insert(self, offset: int, new: str, first: bool = False) -> None:
         """Insert a text before an index; after what was inserted there already, unless it is to be ``first``."""
-        place = (offset, offset)
-        there = self._replacements.get(place, "")
-        self._replacements[place] = new + there if first else there + new
+        span = (offset, offset)
+        there = self._replacements.get(span, "")
+        self._replacements[span] = new + there if first else there + new
 
     def rewrite(self, start: int, end: int, new: str) -> None:
-        """Replace ``text[start:end]``, in the place of all replacements within it; see :meth:`render`."""
-        for place in [place for place in self._replacements if start <= place[0] and place[1] <= end]:
-            if place not in ((start, start), (end, end)):
-                del self._replacements[place]
+        """Replace ``text[start:end]``, and drop all replacements within it; see :meth:`render`."""
+        for span in [span for span in self._replacements if start <= span[0] and span[1] <= end]:
+            if span not in ((start, start), (end, end)):
+                del self._replacements[span]
         self.replace(start, end, new)
 
     def covers(self, start: int, end: int) -> bool:
-        """Tell whether ``text[start:end]`` is in a part that is replaced."""
+        """Return whether ``text[start:end]`` is in a part that is replaced."""
         return any(first <= start and end <= last for first, last in self._replacements)
 
     def render(self, start: int, end: int) -> str:
         """Return ``text[start:end]`` with the replacements within it, without what is inserted before or after it."""
         within = {
-            place: new
-            for place, new in self._replacements.items()
-            if start <= place[0] and place[1] <= end and place not in ((start, start), (end, end))
+            span: new
+            for span, new in self._replacements.items()
+            if start <= span[0] and span[1] <= end and span not in ((start, start), (end, end))
         }
         return self._render(start, end, within)
 
@@ -88,7 +88,8 @@ class Edits:
         return self._render(0, len(self.text), self._replacements)
 
     def _render(self, start: int, end: int, replacements: dict[tuple[int, int], str]) -> str:
-        parts, position = [], start
+        parts = []
+        position = start
         for (first, last), new in sorted(replacements.items()):
             parts += [self.text[position:first], new]
             position = max(position, last)

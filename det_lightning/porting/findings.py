@@ -1,4 +1,4 @@
-"""What the porting tool can not change by itself, and what to do about it."""
+"""What the porting tool cannot change by itself, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import enum
 import re
 from collections.abc import Iterable
 
-__all__ = ["Finding", "Level", "unresolved"]
+__all__ = ["Finding", "Severity", "unresolved"]
 
 # A line with this comment was looked at, and is right as it is.
 _RESOLVED = re.compile(r"#\s*det-lightning:\s*ok\b")
 
 
-class Level(str, enum.Enum):
+class Severity(str, enum.Enum):
     """How much a finding matters."""
 
     problem = "problem"  #: does not run on det_lightning
@@ -27,13 +27,13 @@ class Finding:
 
     Attributes:
         line: line in the file before it was ported, from 1; 0 for the file as a whole.
-        level: how much it matters.
-        reason: what is there, and why it can not stay.
+        severity: how much it matters.
+        reason: what is there, and why it cannot stay.
         advice: what to do.
     """
 
     line: int
-    level: Level
+    severity: Severity
     reason: str
     advice: str
 

@@ -8,22 +8,15 @@ from typing import Any
 
 import libcst as cst
 
-from det_lightning.porting.advice import is_told_apart, missing
 from det_lightning.porting.bindings import Binding, Bindings, Reference
-from det_lightning.porting.findings import Finding, Level
-from det_lightning.porting.names import our_place
-from det_lightning.porting.syntax import PythonFile, dotted_name
+from det_lightning.porting.counterparts import counterpart
+from det_lightning.porting.findings import Finding, Severity
+from det_lightning.porting.missing_parts import has_own_advice, missing, missing_part
+from det_lightning.porting.python_syntax import PythonFile, dotted_name
 
-__all__ = ["ImportRewriter", "missing_part"]
+__all__ = ["ImportRewriter"]
 
 _LONG_STRINGS = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''", re.DOTALL)
-
-
-def missing_part(path: str) -> str:
-    """Return the shortest prefix of ``path`` that det_lightning does not have."""
-    parts = path.split(".")
-    prefixes = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-    return next((prefix for prefix in prefixes if our_place(prefix) is None), path)
 
 
 class ImportRewriter:
@@ -44,7 +37,7 @@ class ImportRewriter:
     def _names_to_leave(self) -> set[str]:
         by_name: dict[str, list[bool]] = {}
         for path, name in self._used_paths():
-            by_name.setdefault(name, []).append(our_place(path) is not None)
+            by_name.setdefault(name, []).append(counterpart(path) is not None)
         if not self.bindings.uses_trial_api() and not all(known for uses in by_name.values() for known in uses):
             return set(by_name)
         return {name for name, uses in by_name.items() if not any(uses)}
@@ -52,7 +45,7 @@ class ImportRewriter:
     def _used_paths(self) -> Iterator[tuple[str, str]]:
         used = {reference.binding for reference in self.bindings.references}
         for binding in self.bindings.found:
-            if binding.imported != "determined" and (binding not in used or our_place(binding.imported) is None):
+            if binding.imported != "determined" and (binding not in used or counterpart(binding.imported) is None):
                 yield binding.imported, binding.name
             elif binding not in used:
                 yield binding.path, binding.name
@@ -60,7 +53,7 @@ class ImportRewriter:
             yield reference.path, reference.binding.name
 
     def rewrite(self) -> None:
-        """Rewrite the file, and note what can not be."""
+        """Rewrite the file, and note what cannot be."""
         for statement in dict.fromkeys(binding.statement for binding in self.bindings.found):
             if isinstance(statement, cst.Import):
                 self._rewrite_import(statement)
@@ -75,7 +68,7 @@ class ImportRewriter:
 
     def _rewrite_import(self, statement: cst.Import) -> None:
         for binding in self.bindings.of(statement):
-            ours = our_place(binding.imported)
+            ours = counterpart(binding.imported)
             if ours is None:
                 self._note_missing_binding(binding)
             elif binding.name not in self._left:
@@ -85,21 +78,21 @@ class ImportRewriter:
     def _rewrite_from(self, statement: cst.ImportFrom) -> None:
         bindings = self.bindings.of(statement)
         moved = {binding for binding in bindings if self._is_movable(binding) and self._move(binding)}
-        places = {binding: self._place_to_use(binding) for binding in bindings if binding not in moved}
+        counterparts = {binding: self._counterpart_to_use(binding) for binding in bindings if binding not in moved}
         for binding in bindings:
-            if our_place(binding.path) is None:
+            if counterpart(binding.path) is None:
                 self._note_missing_binding(binding)
-        targets = {place.rpartition(".")[0] if place else None for place in places.values()}
-        if not places:
+        targets = {ours.rpartition(".")[0] if ours else None for ours in counterparts.values()}
+        if not counterparts:
             self.file.remove_lines(statement)
         elif targets == {None} and not moved:
             return
         elif len(targets) == 1 and statement.module is not None and not moved:
             self.file.replace(statement.module, str(targets.pop()))
-            for binding, place in places.items():
-                self._rewrite_imported_name(binding, str(place))
+            for binding, ours in counterparts.items():
+                self._rewrite_imported_name(binding, str(ours))
         else:
-            self._split_from(statement, places)
+            self._split_from(statement, counterparts)
 
     # Names that are missing, and not needed by what a trial's file is imported for
 
@@ -107,9 +100,9 @@ class ImportRewriter:
         return [use for use in self.bindings.references if use.binding is binding]
 
     def _is_movable(self, binding: Binding) -> bool:
-        """Tell whether a name is missing and imported in a line of its own, which nothing but names refers to."""
+        """Return whether a name is missing and imported in a line of its own, which nothing but names refers to."""
         is_from = isinstance(binding.statement, cst.ImportFrom)
-        if not is_from or our_place(binding.path) is not None or not self.bindings.uses_trial_api():
+        if not is_from or counterpart(binding.path) is not None or not self.bindings.uses_trial_api():
             return False
         line = self.file.parent(binding.statement)
         if not isinstance(line, cst.SimpleStatementLine) or len(line.body) > 1:
@@ -127,7 +120,8 @@ class ImportRewriter:
         for script in scripts:
             assert script is not None
             start, _ = self.file.span(script.body.body[0])
-            edits, module = self.file.edits, dotted_name(cst.ensure_type(binding.statement, cst.ImportFrom).module)
+            edits = self.file.edits
+            module = dotted_name(cst.ensure_type(binding.statement, cst.ImportFrom).module)
             alias = self.file.module.code_for_node(binding.alias.with_changes(comma=cst.MaybeSentinel.DEFAULT))
             edits.insert(start, f"from {module} import {alias}{edits.newline()}{edits.indentation(start)}")
         return True
@@ -139,21 +133,22 @@ class ImportRewriter:
         is_script = "__name__" in self.file.source(around[-1].test) and around[-1].orelse is None
         return around[-1] if is_script else None
 
-    def _place_to_use(self, binding: Binding) -> str | None:
-        return None if binding.name in self._left else our_place(binding.path)
+    def _counterpart_to_use(self, binding: Binding) -> str | None:
+        return None if binding.name in self._left else counterpart(binding.path)
 
-    def _rewrite_imported_name(self, binding: Binding, place: str) -> None:
-        name = place.rpartition(".")[2]
+    def _rewrite_imported_name(self, binding: Binding, ours: str) -> None:
+        name = ours.rpartition(".")[2]
         if name != binding.alias.evaluated_name:
             self.file.replace(binding.alias.name, name if binding.alias.asname else f"{name} as {binding.name}")
 
-    def _split_from(self, statement: cst.ImportFrom, places: dict[Binding, str | None]) -> None:
+    def _split_from(self, statement: cst.ImportFrom, counterparts: dict[Binding, str | None]) -> None:
         """Write one statement for each module that the names are imported from now."""
         groups: dict[str, list[cst.ImportAlias]] = {}
-        for binding, place in places.items():
-            module, name = (dotted_name(statement.module), binding.alias.evaluated_name)
-            if place is not None:
-                module, _, name = place.rpartition(".")
+        for binding, ours in counterparts.items():
+            module = dotted_name(statement.module)
+            name = binding.alias.evaluated_name
+            if ours is not None:
+                module, _, name = ours.rpartition(".")
             groups.setdefault(module, []).append(_renamed(binding, name))
         parent = self.file.parent(statement)
         crowded = isinstance(parent, cst.SimpleStatementLine | cst.SimpleStatementSuite) and len(parent.body) > 1
@@ -173,7 +168,7 @@ class ImportRewriter:
 
     def _rewrite_star(self, star: cst.ImportFrom) -> None:
         module = dotted_name(star.module)
-        ours = our_place(module)
+        ours = counterpart(module)
         if ours is None:
             self._note_missing(module, star)
         elif star.module is not None:
@@ -182,7 +177,7 @@ class ImportRewriter:
     # Uses
 
     def _rewrite_use(self, use: Reference) -> None:
-        if our_place(use.path) is None and our_place(use.binding.path) is not None:
+        if counterpart(use.path) is None and counterpart(use.binding.path) is not None:
             self._note_missing(missing_part(use.path), use.node)
         spelled = self._spelled(use.binding, [attribute.attr.value for attribute in use.attributes])
         if spelled is None:
@@ -208,11 +203,12 @@ class ImportRewriter:
 
     def _spelled(self, binding: Binding, old: list[str]) -> tuple[str, list[str] | None, int] | None:
         """Return the new name, the attributes that replace the first ones, if any do, and how many last ones stay."""
-        base = our_place(binding.path)
+        base = counterpart(binding.path)
         if binding.name in self._left or base is None:
             return None
         path = ".".join([binding.path, *old])
-        ours, name = our_place(path), binding.name
+        ours = counterpart(path)
+        name = binding.name
         if isinstance(binding.statement, cst.Import) and binding.alias.asname is None and self.bindings.renameable:
             if ours is None and self._still_imported(missing_part(path)):
                 return None
@@ -226,22 +222,22 @@ class ImportRewriter:
         return name, (None if old == new else new[: len(new) - kept]), kept
 
     def _still_imported(self, path: str) -> bool:
-        """Tell whether a statement remains that imports ``path``, and binds ``determined``."""
+        """Return whether a statement remains that imports ``path``, and binds ``determined``."""
         imported = (binding.imported for binding in self.bindings.found if binding.alias.asname is None)
-        return any(f"{module}.".startswith(f"{path}.") for module in imported if our_place(module) is None)
+        return any(f"{module}.".startswith(f"{path}.") for module in imported if counterpart(module) is None)
 
     def _note_missing_binding(self, binding: Binding) -> None:
-        """Note what a statement imports in vain; where all uses of it have advice of their own, note those."""
+        """Note what a statement imports that is missing; where all uses of it have advice of their own, note those."""
         uses = self._uses(binding)
         if not uses and self._is_movable(binding):
             reason = f"{binding.path} is imported and not used; the import is removed"
-            finding = Finding(self.file.line(binding.alias), Level.note, reason, "nothing has to be done")
+            finding = Finding(self.file.line(binding.alias), Severity.note, reason, "nothing has to be done")
             self.file.findings.append(finding)
             return
-        told = [use for use in uses if is_told_apart(binding.imported, use.path)]
-        for use in told:
+        advised = [use for use in uses if has_own_advice(binding.imported, use.path)]
+        for use in advised:
             self._note_missing(use.path, use.node)
-        if not told or len(told) < len(uses):
+        if not advised or len(advised) < len(uses):
             self._note_missing(binding.imported, binding.alias)
 
     def _note_missing(self, path: str, node: cst.CSTNode) -> None:
@@ -249,7 +245,7 @@ class ImportRewriter:
 
 
 def _keeping_determined(ours: str) -> str:
-    """Return what to import so that the name ``determined`` goes on standing for the package."""
+    """Return what to import so that the name ``determined`` still stands for the package."""
     return "det_lightning as determined" + (f", {ours}" if "." in ours else "")
 
 

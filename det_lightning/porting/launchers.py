@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from det_lightning.porting.advice import missing_launcher
-from det_lightning.porting.findings import Finding, Level
-from det_lightning.porting.names import our_place
+from det_lightning.porting.counterparts import counterpart
+from det_lightning.porting.findings import Finding, Severity
+from det_lightning.porting.missing_parts import missing_launcher
 
-__all__ = ["launcher_in_place", "port_commands", "runs_a_class", "trial_class_in"]
+__all__ = ["launcher_counterpart", "port_commands", "runs_a_class", "trial_class_in"]
 
 _AUTO = ("det_lightning.launch.horovod", "--autohorovod")
 # After -m, in a command line, or in a list of quoted words; the quote is that before the module's name.
@@ -23,11 +23,11 @@ _TRIAL = re.compile(
 )
 
 
-def launcher_in_place(module: str) -> tuple[str, ...] | None:
-    """Return the words that take the place of ``determined.launch.<module>`` after ``-m``; None if there are none."""
+def launcher_counterpart(module: str) -> tuple[str, ...] | None:
+    """Return the words that replace ``determined.launch.<module>`` after ``-m``; None if nothing does."""
     if module in ("autohorovod", "auto_horovod"):
         return _AUTO
-    ours = our_place(f"determined.launch.{module}")
+    ours = counterpart(f"determined.launch.{module}")
     return None if ours is None else (ours,)
 
 
@@ -42,11 +42,11 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
 
     def note(start: int, finding: Finding) -> None:
         line = first_line + text.count("\n", 0, start)
-        findings.append(Finding(line, finding.level, finding.reason, finding.advice))
+        findings.append(Finding(line, finding.severity, finding.reason, finding.advice))
 
     def replaced(match: re.Match[str]) -> str:
         before, quote, module = match.groups()
-        words = launcher_in_place(module)
+        words = launcher_counterpart(module)
         if words is None:
             note(match.start(3), missing_launcher(module, 0))
             return match.group()
@@ -59,7 +59,7 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
         if trial is not None:
             note(found.start(2), runs_a_class(trial, 0))
         else:
-            note(found.start(1), Finding(0, Level.problem, f"{module}: it needs a Determined master", "remove it"))
+            note(found.start(1), Finding(0, Severity.problem, f"{module}: it needs a Determined master", "remove it"))
     return _LAUNCH.sub(replaced, text), findings
 
 
@@ -74,7 +74,7 @@ def runs_a_class(given: str, line: int) -> Finding:
     """Return the finding for a command that has a launcher run the class of a trial."""
     return Finding(
         line,
-        Level.problem,
+        Severity.problem,
         f"{given}: the launchers of det_lightning run scripts, not classes",
         "write a script that calls det_lightning.pytorch.init() and Trainer(...).fit(...), and run it here",
     )

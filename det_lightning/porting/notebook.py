@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from det_lightning.porting.findings import Finding
-from det_lightning.porting.python_source import port_python
+from det_lightning.porting.python_files import port_python
 from det_lightning.porting.shell import port_shell
 
 __all__ = ["NotebookError", "port_notebook"]
@@ -18,15 +18,15 @@ _HIDDEN = re.compile(r"^([ \t]*)pass  #:::([^\n]*)$", re.MULTILINE)
 
 
 class NotebookError(ValueError):
-    """The file is no notebook that can be written back as it was."""
+    """The file is not a notebook that can be written back as it was."""
 
 
 def port_notebook(text: str) -> tuple[str, list[Finding]]:
     """Return a notebook with its code cells ported, and what could not be; lines count over the code of all cells.
 
     Raises:
-        NotebookError: ``text`` is no notebook, or not laid out as Jupyter does.
-        libcst.ParserSyntaxError: a cell is no Python 3.
+        NotebookError: ``text`` is not a notebook, or not laid out as Jupyter does.
+        libcst.ParserSyntaxError: a cell is not Python 3.
     """
     notebook, indent = _read(text)
     cells = [cell for cell in notebook.get("cells", []) if cell.get("cell_type") == "code"]
@@ -47,9 +47,9 @@ def _read(text: str) -> tuple[dict[str, Any], int | None]:
     try:
         notebook = json.loads(text)
     except ValueError as e:
-        raise NotebookError(f"no JSON: {e}") from e
+        raise NotebookError(f"not JSON: {e}") from e
     if not isinstance(notebook, dict) or "cells" not in notebook:
-        raise NotebookError("no notebook of version 4")
+        raise NotebookError("not a notebook of version 4")
     for indent in (1, 2, 4, None):
         if _dump(notebook, indent) + _ending(text) == text:
             return notebook, indent

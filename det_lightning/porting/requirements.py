@@ -6,9 +6,9 @@ import functools
 import re
 
 import det_lightning
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.findings import Finding, Severity
 
-__all__ = ["installed_in_vain", "port_config_file", "port_installs", "port_requirement", "port_requirements_file"]
+__all__ = ["port_config_file", "port_installs", "port_requirement", "port_requirements_file", "useless_installs"]
 
 _NAME = "det-lightning"
 _SPEC = r"(?P<spec>\s*\(?(?:===|[<>=!~]=?)\s*[^;#\s'\"]+(?:\s*,\s*[<>=!~]=?\s*[^;#\s'\"]+)*)?"
@@ -19,8 +19,8 @@ _IN_LINE = re.compile(
 )
 _INSTALL = re.compile(r"\b(?:pip3?|poetry|pipenv|uv)\b[\"',\s]+(?:install|add)\b(?:\\\r?\n|[^\n;&|#])*")
 _GONE = r"(determined[-_](?:cli|common|deploy|sdk)|model[-_]hub)(?![\w-])"
-_REQUIRED_IN_VAIN = re.compile(rf"^\s*{_GONE}", re.MULTILINE)
-_INSTALLED_IN_VAIN = re.compile(rf"(?<![\w./-]){_GONE}")
+_REQUIRED_USELESS = re.compile(rf"^\s*{_GONE}", re.MULTILINE)
+_INSTALLED_USELESS = re.compile(rf"(?<![\w./-]){_GONE}")
 _BY_URL = re.compile(r"^\s*(?:determined\s*@|.*#egg=determined\b)", re.MULTILINE)
 
 _KEYS = {"dependencies", "dev-dependencies", "requires", "install_requires", "tests_require", "setup_requires", "deps"}
@@ -40,7 +40,7 @@ def _compatible() -> str:
 
 
 def port_requirement(requirement: str) -> str | None:
-    """Return what to require in the place of ``requirement``; None if that is not Determined."""
+    """Return what to require instead of ``requirement``; None if that is not Determined."""
     found = _REQUIREMENT.fullmatch(requirement.strip())
     if found is None:
         return None
@@ -58,7 +58,8 @@ def _in_line(text: str) -> str:
 
 def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
     """Return a file of requirements, one a line, with Determined replaced, and what could not be."""
-    lines, findings = [], _by_hand(text)
+    lines = []
+    findings = _by_hand(text)
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         content, comment = re.fullmatch(r"(.*?)((?:\s+#.*)?\s*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
         if content.endswith("\\") and content.strip().startswith("determined"):
@@ -70,35 +71,35 @@ def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
 
 def _by_hand(text: str) -> list[Finding]:
     findings = []
-    for found in _REQUIRED_IN_VAIN.finditer(text):
-        findings.append(_in_vain(found.group(1), 1 + text.count("\n", 0, found.start(1))))
+    for found in _REQUIRED_USELESS.finditer(text):
+        findings.append(_useless(found.group(1), 1 + text.count("\n", 0, found.start(1))))
     for found in _BY_URL.finditer(text):
         reason = "Determined is installed from a URL"
         findings.append(_finding(text, found.end(), reason, f"require {_NAME} instead"))
     return findings
 
 
-def installed_in_vain(text: str, first_line: int) -> list[Finding]:
+def useless_installs(text: str, first_line: int) -> list[Finding]:
     """Return what shell commands install that is of no use without Determined."""
     return [
-        _in_vain(found.group(1), first_line + text.count("\n", 0, command.start() + found.start()))
+        _useless(found.group(1), first_line + text.count("\n", 0, command.start() + found.start()))
         for command in _INSTALL.finditer(text)
-        for found in _INSTALLED_IN_VAIN.finditer(command.group())
+        for found in _INSTALLED_USELESS.finditer(command.group())
     ]
 
 
-def _in_vain(package: str, line: int) -> Finding:
+def _useless(package: str, line: int) -> Finding:
     reason = "is built on determined" if package.startswith("model") else "talks to a Determined master"
-    return Finding(line, Level.problem, f"{package}: it {reason}", "remove it")
+    return Finding(line, Severity.problem, f"{package}: it {reason}", "remove it")
 
 
 def _finding(text: str, offset: int, reason: str, advice: str) -> Finding:
-    return Finding(1 + text.count("\n", 0, offset), Level.problem, reason, advice)
+    return Finding(1 + text.count("\n", 0, offset), Severity.problem, reason, advice)
 
 
 def _pinned_by_hash(line: int) -> Finding:
-    advice = f"replace it by {_NAME} and make the file anew with the tool that wrote it"
-    return Finding(line, Level.problem, "Determined is required with hashes of its files", advice)
+    advice = f"replace it by {_NAME} and write the file again with its tool"
+    return Finding(line, Severity.problem, "Determined is required with hashes of its files", advice)
 
 
 def port_config_file(text: str) -> tuple[str, list[Finding]]:
@@ -122,7 +123,8 @@ class _ConfigReader:
         """Return the next line, ported."""
         self._line += 1
         if not self._depth and (section := _SECTION.match(line)):
-            self._section, self._key = section.group(1), ""
+            self._section = section.group(1)
+            self._key = ""
             return line
         goes_on = self._depth > 0 or (line[:1].isspace() and self._requires())
         key = None if goes_on else _KEY.match(line)
@@ -145,7 +147,9 @@ class _ConfigReader:
         quoted = _QUOTED.sub(lambda m: m[1] + (port_requirement(m[2]) or m[2]) + m[1], line)
         if quoted != line:
             return quoted
-        before = "" if key is None else line[: line.index(key["value"])] if key["value"].strip() else line
+        before = ""
+        if key is not None:
+            before = line[: line.index(key["value"])] if key["value"].strip() else line
         bare = line[len(before) :]
         ported = port_requirement(bare)
         if ported is None:
@@ -156,8 +160,9 @@ class _ConfigReader:
     def _named(self, line: str) -> str:
         found = _VERSION.match(line)
         if found is None:
-            reason, advice = "Determined is required by a table", f"require {_NAME} instead"
-            self.findings.append(Finding(self._line, Level.problem, reason, advice))
+            reason = "Determined is required by a table"
+            advice = f"require {_NAME} instead"
+            self.findings.append(Finding(self._line, Severity.problem, reason, advice))
             return line
         before, between, quote, any_version, rest = found.groups()
         return f"{before}{_NAME}{between}{quote}{any_version or _compatible()}{quote}{rest}"

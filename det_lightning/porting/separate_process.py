@@ -1,4 +1,4 @@
-"""Porting files in a process of its own: one that can not be read, however it fails, takes nothing else along."""
+"""Porting files in a process of its own: one that cannot be read, however it fails, takes nothing else along."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import IO, Any
 
 import det_lightning
-from det_lightning.porting.files import FilePort, port_file
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.file_port import FilePort, port_file
+from det_lightning.porting.findings import Finding, Severity
 
 __all__ = ["PortingFailed", "PortingProcess"]
 
@@ -45,14 +45,16 @@ class PortingProcess:
         """Port one file; see :func:`port_file`.
 
         Raises:
-            PortingFailed: the file can not be read, crashes its reader, or takes too long.
+            PortingFailed: the file cannot be read, crashes its reader, or takes too long.
         """
         process = self._process = self._process or self._start()
         _send(process, {"path": os.fspath(path), "timeout_s": self._timeout_s})
         reply = self._receive(process, self._timeout_s, f"it takes longer than {self._timeout_s:g} s to read")
         if "error" in reply:
             raise PortingFailed(reply["error"])
-        findings = [Finding(line, Level(level), reason, advice) for line, level, reason, advice in reply["findings"]]
+        findings = [
+            Finding(line, Severity(severity), reason, advice) for line, severity, reason, advice in reply["findings"]
+        ]
         return FilePort(path, reply["before"], reply["after"], findings, reply["encoding"])
 
     def __enter__(self) -> PortingProcess:
@@ -108,9 +110,10 @@ class PortingProcess:
 
 
 def serve() -> None:
-    """Port the files that the standard input names, one a line, and tell of each on the standard output."""
+    """Port the files that the standard input names, one a line, and answer for each on the standard output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends this process
-    replies, sys.stdout = sys.stdout, sys.stderr
+    replies = sys.stdout
+    sys.stdout = sys.stderr
     _reply(replies, {})
     for line in sys.stdin:
         asked = json.loads(line)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.launchers import port_commands
-from det_lightning.porting.requirements import installed_in_vain, port_installs
+from det_lightning.porting.requirements import port_installs, useless_installs
 
 __all__ = ["port_dockerfile", "port_shell"]
 
@@ -27,7 +27,9 @@ def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
         text: the commands; whole lines of comment stay as they are.
         first_line: number of the line that the text begins with.
     """
-    parts, findings, position = [], [], 0
+    parts = []
+    findings = []
+    position = 0
     for comment in [*_COMMENT.finditer(text), None]:
         end = len(text) if comment is None else comment.start()
         line = first_line + text.count("\n", 0, position)
@@ -44,8 +46,8 @@ def _port_part(text: str, first_line: int) -> tuple[str, list[Finding]]:
         line = first_line + text.count("\n", 0, found.start(1))
         reason = f"{' '.join(found.group(1).split())}: it asks a Determined master"
         advice = "start the training script itself, or with python -m det_lightning.launch.torch_distributed"
-        findings.append(Finding(line, Level.problem, reason, advice))
-    return port_installs(ported), findings + installed_in_vain(text, first_line)
+        findings.append(Finding(line, Severity.problem, reason, advice))
+    return port_installs(ported), findings + useless_installs(text, first_line)
 
 
 def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
@@ -55,5 +57,5 @@ def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
         line = 1 + text.count("\n", 0, found.start(1))
         reason = f"{found.group(1)} brings Determined's environment, with an old torch"
         advice = "build on an image with Python 3.10 or later, and let pip install det-lightning, which brings torch"
-        findings.append(Finding(line, Level.check, reason, advice))
+        findings.append(Finding(line, Severity.check, reason, advice))
     return ported, findings

@@ -7,13 +7,13 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.advice import missing
-from det_lightning.porting.findings import Finding, Level
-from det_lightning.porting.imports import ImportRewriter, missing_part
-from det_lightning.porting.launchers import launcher_in_place, port_commands
-from det_lightning.porting.names import our_place
+from det_lightning.porting.counterparts import counterpart
+from det_lightning.porting.findings import Finding, Severity
+from det_lightning.porting.imports import ImportRewriter
+from det_lightning.porting.launchers import launcher_counterpart, port_commands
+from det_lightning.porting.missing_parts import missing, missing_part
+from det_lightning.porting.python_syntax import PythonFile, dotted_name, string_of
 from det_lightning.porting.requirements import port_requirement
-from det_lightning.porting.syntax import PythonFile, dotted_name, string_of
 
 __all__ = ["StringRewriter"]
 
@@ -104,11 +104,11 @@ class StringRewriter(cst.CSTVisitor):
             return value
         if not value.isascii() or "\n" in value:
             return value
-        chains = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _chain_of(node)]
+        chains = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_dotted_name(node)]
         inner = {id(node.value) for node in chains}
         new = value
         for node in sorted((n for n in chains if id(n) not in inner), key=lambda n: -n.col_offset):
-            name, *attributes = _chain_of(node)
+            name, *attributes = ast.unparse(node).split(".")
             spelled = self._imports.spelled(name, attributes)
             if spelled is not None:
                 new = new[: node.col_offset] + spelled + new[node.end_col_offset :]
@@ -117,7 +117,7 @@ class StringRewriter(cst.CSTVisitor):
     # Requirements
 
     def _is_requirement(self, node: cst.SimpleString) -> bool:
-        """Tell whether a string stands in a list of requirements, as in ``setup.py``."""
+        """Return whether a string stands in a list of requirements, as in ``setup.py``."""
         for outer in self._file.ancestors(node):
             if isinstance(outer, cst.Arg) and outer.keyword is not None:
                 return outer.keyword.value in _REQUIREMENTS
@@ -135,14 +135,14 @@ class StringRewriter(cst.CSTVisitor):
         return dotted_name(call.func).rpartition(".")[2] in _TAKE_PATHS
 
     def _rewrite_path(self, node: cst.SimpleString, path: str) -> None:
-        ours = our_place(path)
+        ours = counterpart(path)
         if ours is None:
             self._file.findings.append(missing(missing_part(path), self._file.line(node)))
         else:
             self._put(node, ours)
 
     def _rewrite_launcher(self, node: cst.SimpleString, module: str) -> None:
-        words = launcher_in_place(module)
+        words = launcher_counterpart(module)
         if words is None:
             _, findings = port_commands(f"-m determined.launch.{module}", self._file.line(node))
             self._file.findings += findings
@@ -155,14 +155,9 @@ class StringRewriter(cst.CSTVisitor):
 
 
 def _by_hand(line: int, module: str, words: tuple[str, ...]) -> Finding:
-    reason = f"determined.launch.{module}: its place is taken by two words, {' '.join(words)}"
-    return Finding(line, Level.problem, reason, "write both into the command")
+    reason = f"determined.launch.{module}: two words replace it, {' '.join(words)}"
+    return Finding(line, Severity.problem, reason, "write both into the command")
 
 
-def _chain_of(node: ast.expr) -> list[str]:
-    """Return ``["a", "b", "c"]`` for ``a.b.c``, and nothing for any other expression."""
-    if isinstance(node, ast.Name):
-        return [node.id]
-    if isinstance(node, ast.Attribute) and (base := _chain_of(node.value)):
-        return [*base, node.attr]
-    return []
+def _is_dotted_name(node: ast.Attribute) -> bool:
+    return all(part.isidentifier() for part in ast.unparse(node).split("."))

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from det_lightning.porting.advice import missing_launcher
 from det_lightning.porting.edits import Edits
-from det_lightning.porting.findings import Finding, Level
-from det_lightning.porting.launchers import launcher_in_place, runs_a_class, trial_class_in
+from det_lightning.porting.findings import Finding, Severity
+from det_lightning.porting.launchers import launcher_counterpart, runs_a_class, trial_class_in
+from det_lightning.porting.missing_parts import missing_launcher
 from det_lightning.porting.requirements import port_requirement
 from det_lightning.porting.shell import port_shell
 
@@ -32,13 +32,13 @@ def port_yaml(text: str) -> tuple[str, list[Finding]]:
     """Return YAML with launch layers and packages rewritten, and what could not be.
 
     Raises:
-        yaml.YAMLError: ``text`` is no YAML.
+        yaml.YAMLError: ``text`` is not YAML.
     """
     port = _YamlPort(text)
     for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
         if document is not None:
             port.visit(document)
-            port.look_at(document)
+            port.check_document(document)
     return port.edits.result(), port.findings
 
 
@@ -65,7 +65,8 @@ class _YamlPort:
             self._visit_scalar(node)
 
     def _visit_scalar(self, node: yaml.Node) -> None:
-        start, end = node.start_mark.index, node.end_mark.index
+        start = node.start_mark.index
+        end = node.end_mark.index
         text = self.edits.text[start:end]
         if "det" in text:
             ported, findings = port_shell(text, node.start_mark.line + 1)
@@ -79,7 +80,7 @@ class _YamlPort:
             found = _MODULE.fullmatch(word.value) if isinstance(word, yaml.ScalarNode) else None
             if before.value == "-m" and found:
                 self._seen.add(id(word))
-                words = launcher_in_place(found.group(1))
+                words = launcher_counterpart(found.group(1))
                 if words is None:
                     self.findings.append(missing_launcher(found.group(1), word.start_mark.line + 1))
                 else:
@@ -91,7 +92,8 @@ class _YamlPort:
             self.findings.append(runs_a_class(trial, line))
 
     def _write_words(self, node: yaml.SequenceNode, word: yaml.ScalarNode, words: tuple[str, ...]) -> None:
-        start, end = word.start_mark.index, word.end_mark.index
+        start = word.start_mark.index
+        end = word.end_mark.index
         quote = word.style if word.style in ("'", '"') else ""
         separator = ", "
         if not node.flow_style:
@@ -101,20 +103,20 @@ class _YamlPort:
 
     # What the document is
 
-    def look_at(self, document: yaml.Node) -> None:
+    def check_document(self, document: yaml.Node) -> None:
         """Note what cannot stay in an experiment configuration, and port the packages of a conda environment."""
         entries = dict(_entries(document))
         dependencies = entries.get("dependencies")
         if isinstance(dependencies, yaml.SequenceNode):
             self._port_conda(dependencies)
         if "entrypoint" in entries or {"searcher", "hyperparameters"} <= entries.keys():
-            self._look_at_experiment(entries)
+            self._check_experiment(entries)
 
     def _port_conda(self, dependencies: yaml.SequenceNode) -> None:
         for item in dependencies.value:
             if isinstance(item, yaml.ScalarNode) and port_requirement(item.value.replace(" ", "")) is not None:
                 reason = "conda has no package of det-lightning"
-                self._note(item, Level.problem, reason, "require det-lightning in the list of pip")
+                self._note(item, Severity.problem, reason, "require det-lightning in the list of pip")
             for name, packages in _entries(item):
                 if name == "pip" and isinstance(packages, yaml.SequenceNode):
                     self._port_packages(packages)
@@ -123,23 +125,24 @@ class _YamlPort:
         for package in packages.value:
             ported = port_requirement(package.value) if isinstance(package, yaml.ScalarNode) else None
             if ported is not None:
-                start, end = package.start_mark.index, package.end_mark.index
+                start = package.start_mark.index
+                end = package.end_mark.index
                 quote = package.style if package.style in ("'", '"') else ""
                 self.edits.replace(start, end, f"{quote}{ported}{quote}")
 
-    def _look_at_experiment(self, entries: dict[str, yaml.Node]) -> None:
+    def _check_experiment(self, entries: dict[str, yaml.Node]) -> None:
         entrypoint = entries.get("entrypoint")
         if isinstance(entrypoint, yaml.ScalarNode) and _TRIAL_CLASS.fullmatch(entrypoint.value):
             reason = f"entrypoint: {entrypoint.value} names a class, which Determined's agents run"
             advice = "fit it with pl.Trainer and TrialModule, or write a script with init() and Trainer"
-            self._note(entrypoint, Level.note, reason, advice)
+            self._note(entrypoint, Severity.note, reason, advice)
         searcher = dict(_entries(entries.get("searcher")))
-        self._look_at_searcher(searcher.get("name"))
+        self._check_searcher(searcher.get("name"))
         steps = searcher.get("max_steps")
         if steps is not None:
             reason = f"searcher.max_steps: {steps.value} counts steps, as Determined 0.12 did"
             advice = "write max_length: {batches: ...}; a step was 100 batches, or what batches_per_step said"
-            self._note(steps, Level.check, reason, advice)
+            self._note(steps, Severity.check, reason, advice)
         precision = dict(_entries(entries.get("optimizations"))).get("mixed_precision")
         if precision is not None and precision.value != "O0":
             reason = f"optimizations.mixed_precision: {precision.value} went with Determined 0.13"
@@ -147,17 +150,17 @@ class _YamlPort:
                 f'call context.configure_apex_amp(models, optimizers, opt_level="{precision.value}") or '
                 "context.experimental.use_amp() in the trial; for one with build_model() nothing has to be done"
             )
-            self._note(precision, Level.check, reason, advice)
+            self._note(precision, Severity.check, reason, advice)
 
-    def _look_at_searcher(self, name: yaml.Node | None) -> None:
+    def _check_searcher(self, name: yaml.Node | None) -> None:
         if name is None or name.value in _SEARCHERS:
             return
         new = _OLD_SEARCHERS.get(name.value)
         advice = f"use {new}" if new else f"use one of {', '.join(sorted(_SEARCHERS))}"
-        self._note(name, Level.problem, f"searcher.name: {name.value} is not a searcher of Determined 0.38", advice)
+        self._note(name, Severity.problem, f"searcher.name: {name.value} is not a searcher of Determined 0.38", advice)
 
-    def _note(self, node: yaml.Node, level: Level, reason: str, advice: str) -> None:
-        self.findings.append(Finding(node.start_mark.line + 1, level, reason, advice))
+    def _note(self, node: yaml.Node, severity: Severity, reason: str, advice: str) -> None:
+        self.findings.append(Finding(node.start_mark.line + 1, severity, reason, advice))
 
 
 def _entries(node: Any) -> Iterator[tuple[str, yaml.Node]]:

@@ -217,6 +217,14 @@ def test_ls_takes_the_metric_of_a_later_validation_from_the_index(tmp_path: Path
     assert "loss=9" in output
 
 
+def test_ls_does_not_take_a_checkpoint_for_the_newest_that_claims_to_be_of_the_future(tmp_path: Path) -> None:
+    claiming = write_checkpoint(tmp_path, 5, notes={"time": time.time() + 10 * 86400})
+    newest = write_checkpoint(tmp_path, 9, notes={"time": time.time() + 3600})
+    listed = json_of("ls", tmp_path)["checkpoints"]
+    assert [entry["uuid"] for entry in listed] == [newest.name, claiming.name]
+    assert listed[1]["written_s"] < time.time() + 60
+
+
 def test_ls_lists_what_determined_wrote(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, by_determined=True)
     (entry,) = json_of("ls", tmp_path)["checkpoints"]
@@ -235,7 +243,7 @@ def test_ls_of_an_empty_directory_is_an_empty_table(tmp_path: Path) -> None:
     assert len(run("ls", tmp_path).stdout.splitlines()) == 2
 
 
-def test_what_metadata_says_can_not_steer_the_terminal(tmp_path: Path) -> None:
+def test_metadata_cannot_control_the_terminal(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, notes={"metric": {"name": "\x1b]0;gone\x07[bold]x[/bold]", "value": 1}})
     output = run("ls", tmp_path).stdout
     assert "\x1b" not in output
@@ -259,18 +267,18 @@ def test_show_lists_the_content(checkpoint: Path) -> None:
         "Scheduler 0: last epoch 1, lr 0.01",
         "Callbacks with a state: counter",
         "Random states: torch, numpy, random",
-        "Going on from it: at the very next batch",
+        "Resumes: at the very next batch",
     ):
         assert line in output
 
 
 def test_show_as_json_names_tensors_if_asked(checkpoint: Path) -> None:
-    told = json_of("show", checkpoint)
-    assert [model["values"] for model in told["models"]] == [28, 4]
-    assert told["models"][0]["dtypes"] == {"float32": 27, "int64": 1}
-    assert told["models"][0]["tensors"] == 7
-    assert (told["exact_resume"], told["lightning"], told["problems"]) == (True, False, [])
-    assert "code/model_def.py" in told["files"]
+    reported = json_of("show", checkpoint)
+    assert [model["values"] for model in reported["models"]] == [28, 4]
+    assert reported["models"][0]["dtypes"] == {"float32": 27, "int64": 1}
+    assert reported["models"][0]["tensors"] == 7
+    assert (reported["exact_resume"], reported["lightning"], reported["problems"]) == (True, False, [])
+    assert "code/model_def.py" in reported["files"]
     (head,) = json_of("show", checkpoint, "--tensors")["models"][1:]
     assert head["tensors"][0] == {"name": "weight", "shape": [1, 3], "dtype": "float32"}
 
@@ -332,9 +340,9 @@ def test_show_reports_each_damaged_file(tmp_path: Path) -> None:
 def test_verify_of_a_storage_verifies_all_in_it(tmp_path: Path) -> None:
     fine, old = write_checkpoint(tmp_path, 1), write_checkpoint(tmp_path, 2, by_determined=True)
     lines = run("verify", tmp_path).stdout.splitlines()
-    told = {line.split()[0]: line.split(maxsplit=3)[1:] for line in lines[2:]}
-    assert told[fine.name] == ["fine", "7", "6".ljust(len("none, as Determined writes it"))]
-    assert told[old.name] == ["fine", "6", "none, as Determined writes it"]
+    reported = {line.split()[0]: line.split(maxsplit=3)[1:] for line in lines[2:]}
+    assert reported[fine.name] == ["fine", "7", "6".ljust(len("none, as Determined writes it"))]
+    assert reported[old.name] == ["fine", "6", "none, as Determined writes it"]
     assert len(json_of("verify", fine, tmp_path)["checkpoints"]) == 2
 
 
@@ -386,16 +394,16 @@ def test_export_writes_a_file_and_says_where(kind: str, checkpoint: Path) -> Non
     before = Path("out.file").read_bytes()
     assert "exists; --force replaces it" in error_of("export", checkpoint, "--to", kind, "-o", "out.file")
     assert Path("out.file").read_bytes() == before
-    told = json_of("export", checkpoint, "--to", kind, "-o", "out.file", "--force")
-    assert told == {"path": "out.file", "bytes": Path("out.file").stat().st_size, "left_out": []}
+    reported = json_of("export", checkpoint, "--to", kind, "-o", "out.file", "--force")
+    assert reported == {"path": "out.file", "bytes": Path("out.file").stat().st_size, "left_out": []}
     assert [path.name for path in Path().glob("*out*")] == ["out.file"]
 
 
-def test_export_names_what_safetensors_can_not_hold(tmp_path: Path) -> None:
+def test_export_names_what_safetensors_cannot_hold(tmp_path: Path) -> None:
     model = {"weight": torch.ones(2), "_extra_state": {"scale": 1}}
     checkpoint = write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]})
     result = run("export", checkpoint, "--to", "safetensors", "-o", "out")
-    assert result.stderr == "Left out, since they are no tensors: _extra_state\n"
+    assert result.stderr == "Left out, since they are not tensors: _extra_state\n"
 
 
 @pytest.mark.slow
@@ -419,8 +427,8 @@ def test_import_makes_a_checkpoint_of_an_exported_file(checkpoint: Path, tmp_pat
     assert list((directory / "code").iterdir()) == []
     assert json.loads((directory / "metadata.json").read_text())["imported_from"] == "file.ckpt"
     run("verify", directory)
-    told = json_of("import", "file.ckpt", tmp_path / "new" / "storage")
-    assert told["path"] == str(tmp_path / "new" / "storage" / told["uuid"])
+    reported = json_of("import", "file.ckpt", tmp_path / "new" / "storage")
+    assert reported["path"] == str(tmp_path / "new" / "storage" / reported["uuid"])
 
 
 def test_import_takes_other_modules_if_asked(tmp_path: Path) -> None:
@@ -477,10 +485,10 @@ def test_prune_keeps_what_the_rule_keeps(flags: list[str], left: list[str], inde
     alone = write_checkpoint(storage)
     planned = json_of("prune", storage, *flags, "--dry-run")
     assert left_in(indexed) == list(indexed)
-    told = json_of("prune", storage, *flags, "--yes")
+    reported = json_of("prune", storage, *flags, "--yes")
     assert left_in(indexed) == left
-    assert told["deleted"] == planned["to_delete"]
-    assert told["not_in_an_index"] == [alone.name]
+    assert reported["deleted"] == planned["to_delete"]
+    assert reported["not_in_an_index"] == [alone.name]
     assert "Nothing to delete." in run("prune", storage, *flags, "--yes").stdout
     assert {entry["trial"] for entry in json_of("ls", storage)["checkpoints"]} >= {"a", "b"} & {n[0] for n in left}
 
@@ -526,9 +534,9 @@ def test_prune_deletes_incomplete_ones_that_are_not_being_written(tmp_path: Path
     (being_written.directory / "load_data.json").write_text("{}")
     make_old = time.time() - 7200
     os.utime(being_written.directory / "load_data.json", (make_old, make_old))
-    told = json_of("prune", tmp_path, "--incomplete", "--yes")
-    assert told["deleted"] == [old.name]
-    assert sorted(told["perhaps_being_written"]) == sorted([young.name, "being-written"])
+    reported = json_of("prune", tmp_path, "--incomplete", "--yes")
+    assert reported["deleted"] == [old.name]
+    assert sorted(reported["perhaps_being_written"]) == sorted([young.name, "being-written"])
     assert oldest_release.exists()
     being_written.abandon()
 
@@ -639,12 +647,30 @@ def test_an_unknown_id_is_answered_with_similar_ones(command: str, checkpoint: P
 
 def test_a_storage_in_place_of_a_checkpoint_is_named_and_the_other_way_round(checkpoint: Path) -> None:
     storage = checkpoint.parent
-    assert f"no checkpoint, but a directory of 1: name one of them, such as {checkpoint}" in error_of("show", storage)
+    assert f"is not a checkpoint but a directory of 1: name one of them, such as {checkpoint}" in error_of(
+        "show", storage
+    )
     for command in ("ls", "prune"):
         assert "is a checkpoint; name the directory that holds it" in error_of(command, checkpoint)
     (storage / "empty").mkdir()
-    assert "holds no checkpoint" in error_of("show", storage / "empty")
-    assert "is no checkpoint, and holds none" in error_of("verify", storage / "empty")
+    assert "is not a checkpoint: state_dict.pth" in error_of("show", storage / "empty")
+    assert "is not a checkpoint and contains none" in error_of("verify", storage / "empty")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["s3://u:p@ss word@h", "--trial-bests"],
+        ["ls", "storage", "s3://u:p@ss word@h"],
+        ["ls", "storage", "secret=p@ss word"],
+        ["export", "checkpoint", "--to", "s3://u:p@ss word@h", "-o", "file"],
+    ],
+)
+def test_errors_in_arguments_show_no_password(arguments: list[str]) -> None:
+    shown = run(*arguments, ends_with=2).stderr
+    assert "********" in shown
+    assert "p@ss" not in shown
+    assert "Usage: " in shown
 
 
 @pytest.mark.parametrize("option", ["x", "=1", "a-b=1", "list=[1", "object={"])
@@ -759,7 +785,7 @@ def test_odd_metadata_ends_no_command(name: str, by_determined: bool, tmp_path: 
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "3", '"text"', "null", "{", "[" * 100_000])
-def test_metadata_that_are_no_object_end_no_command(content: str, checkpoint: Path) -> None:
+def test_metadata_that_is_not_an_object_ends_no_command(content: str, checkpoint: Path) -> None:
     (checkpoint / "metadata.json").write_text(content)
     for flags in ([], ["--json"]):
         assert checkpoint.name in run("ls", checkpoint.parent, *flags).stdout

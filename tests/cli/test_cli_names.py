@@ -64,5 +64,5 @@ def test_names_are_listed_escaped(odd: Path, name: str) -> None:
 )
 def test_errors_name_things_escaped(odd: Path, name: str, command: list[str], ends_with: int) -> None:
     (odd / "metadata.json").unlink()
-    told = output_of(*(part.format(odd=odd, storage=odd.parent) for part in command), ends_with=ends_with)
-    assert escape(name) in told
+    reported = output_of(*(part.format(odd=odd, storage=odd.parent) for part in command), ends_with=ends_with)
+    assert escape(name) in reported

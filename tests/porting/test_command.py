@@ -77,18 +77,26 @@ def test_check_ends_with_1_until_everything_is_ported(project: Path) -> None:
     run(project, "--check")
 
 
+def test_a_name_with_line_breaks_adds_no_lines_to_the_patch(tmp_path: Path) -> None:
+    (tmp_path / "code\n+++ b\r.py").write_text(CODE)
+    lines = run(tmp_path).stdout.splitlines()
+    name = rf"{tmp_path}/code\n+++ b\r.py"
+    assert lines[:2] == [f"--- a/{name}", f"+++ b/{name}"]
+    assert lines[2].startswith("@@")
+
+
 def test_notes_are_no_reason_to_fail(tmp_path: Path) -> None:
     (tmp_path / "const.yaml").write_text("entrypoint: model_def:MyTrial\n")
     assert "note: entrypoint: model_def:MyTrial names a class" in run(tmp_path, "--check").stderr
 
 
 def test_json_lists_changes_and_findings(project: Path) -> None:
-    told = {
+    reported = {
         Path(file["path"]).name: file for file in json.loads(run(project / "run.sh", project, "--json").stdout)["files"]
     }
-    assert told["code.py"]["changed"]
-    assert "+import det_lightning as det" in told["code.py"]["diff"]
-    (finding,) = told["run.sh"]["findings"]
+    assert reported["code.py"]["changed"]
+    assert "+import det_lightning as det" in reported["code.py"]["diff"]
+    (finding,) = reported["run.sh"]["findings"]
     assert (finding["line"], finding["level"]) == (1, "problem")
 
 
@@ -192,7 +200,7 @@ def test_a_file_that_crashes_its_reader_is_a_finding_and_the_rest_goes_on(projec
 
 def test_a_trial_that_crashes_its_reader_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(NESTED)
-    assert "bad.py can not be read: " in run(tmp_path / "bad.py", "--to", "lightning", ends_with=2).stderr
+    assert "bad.py cannot be read: " in run(tmp_path / "bad.py", "--to", "lightning", ends_with=2).stderr
 
 
 @pytest.mark.slow
@@ -206,7 +214,7 @@ def test_a_file_that_takes_too_long_is_left_and_the_next_one_is_ported(tmp_path:
         assert process.port(quick).after == "import det_lightning\n"
 
 
-def test_a_file_that_can_not_be_read_is_a_finding(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
     with PortingProcess() as process, pytest.raises(PortingFailed, match="IsADirectoryError"):
         process.port(tmp_path)
 

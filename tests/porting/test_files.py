@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 import det_lightning as det
-from det_lightning.porting import FilePort, Level, port_file
+from det_lightning.porting import FilePort, Severity, port_file
 
 # What is required of the version, which the tables below write as ~=0.1.
 COMPATIBLE = "~=" + ".".join(det.__version__.split(".")[:2])
@@ -28,7 +28,7 @@ def port_text(tmp_path: Path, name: str, text: str) -> FilePort:
 
 
 def problems_of(port: FilePort) -> list[str]:
-    return [f"{found.line}: {found.reason}" for found in port.findings if found.level is Level.problem]
+    return [f"{found.line}: {found.reason}" for found in port.findings if found.severity is Severity.problem]
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_files_of_every_kind_are_rewritten(name: str, before: str, after: str | 
             "[tool.poetry.dependencies]\ndetermined = {version = '1'}\n",
             "2: Determined is required by a table",
         ),
-        ("a.py", "import determined\nprint 'x'\n", "0: left as it is: it is no Python 3: line 2"),
+        ("a.py", "import determined\nprint 'x'\n", "0: left as it is: it is not Python 3: line 2"),
         ("a.yaml", "entrypoint: {determined\n", "0: left as it is: while parsing a flow mapping"),
-        ("a.ipynb", "determined", "0: left as it is: no JSON"),
+        ("a.ipynb", "determined", "0: left as it is: not JSON"),
     ],
 )
 def test_findings_name_line_and_advice(name: str, text: str, reason: str, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_encodings_and_ends_of_lines_stay(before: bytes, after: bytes, tmp_path:
     "content", [b"import determined # \xe9\n", b"# coding: nothing\nimport determined\n", b"determined\0"]
 )
 @pytest.mark.parametrize("name", ["a.py", "a.yaml", "a.sh"])
-def test_a_file_that_is_no_text_is_left_as_it_is(content: bytes, name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_left_as_it_is(content: bytes, name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_bytes(content)
     port = port_file(file)

@@ -1,4 +1,4 @@
-"""Python source: what is rewritten, what is left alone, what is told."""
+"""Python source: what is rewritten, what is left alone, what is a finding."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from det_lightning.porting.findings import Level
-from det_lightning.porting.python_source import port_python
+from det_lightning.porting.findings import Severity
+from det_lightning.porting.python_files import port_python
 
 
 def ported(before: str) -> str:
@@ -21,9 +21,9 @@ def ported(before: str) -> str:
     return after
 
 
-def findings_of(text: str, level: Level = Level.problem) -> list[str]:
+def findings_of(text: str, severity: Severity = Severity.problem) -> list[str]:
     _, findings = port_python(textwrap.dedent(text))
-    return [f"{finding.line}: {finding.reason}" for finding in findings if finding.level is level]
+    return [f"{finding.line}: {finding.reason}" for finding in findings if finding.severity is severity]
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_what_is_missing_and_not_used_is_not_imported_any_more() -> None:
         """
     after = "\nimport os\nfrom det_lightning.pytorch import PyTorchTrial\nclass T(PyTorchTrial): pass\n"
     assert ported(before) == after
-    told = findings_of(before, Level.note)
-    assert [reason.rpartition("pytorch.")[2].rpartition("experimental.")[2] for reason in told] == [
+    reported = findings_of(before, Severity.note)
+    assert [reason.rpartition("pytorch.")[2].rpartition("experimental.")[2] for reason in reported] == [
         "Determined is imported and not used; the import is removed",
         "deepspeed is imported and not used; the import is removed",
     ]
@@ -313,13 +313,13 @@ def test_modes_that_are_set_anyway() -> None:
         (trial(in_train="self.optimizer.step()"), "10: self.optimizer.step() goes around the context"),
         (trial(in_train="self.optimizer.zero_grad()"), "10: self.optimizer.zero_grad() clears the gradients of an"),
         (trial(in_train="torch.nn.utils.clip_grad_norm_(p, 1)"), "10: clip_grad_norm_() clips before gradients are"),
-        (trial(hook="def on_train_step_start(self, step_id): ..."), "16: on_train_step_start is no hook"),
+        (trial(hook="def on_train_step_start(self, step_id): ..."), "16: on_train_step_start is not a hook"),
         ("from attrdict import AttrDict\n", "1: attrdict does not import on Python 3.10"),
         ("import apex\nscale = apex.amp.state_dict()\n", "1: apex.amp is gone"),
     ],
 )
 def test_the_porting_checklist(text: str, reason: str) -> None:
-    assert any(found.startswith(reason) for found in findings_of(text, Level.check))
+    assert any(found.startswith(reason) for found in findings_of(text, Severity.check))
     assert findings_of(text) == []
 
 
@@ -337,7 +337,7 @@ def test_the_porting_checklist(text: str, reason: str) -> None:
     ],
 )
 def test_correct_code_has_no_findings(text: str) -> None:
-    assert findings_of(text, Level.check) == findings_of(text) == []
+    assert findings_of(text, Severity.check) == findings_of(text) == []
 
 
 def test_a_loader_that_takes_the_name_of_torchs() -> None:
@@ -366,19 +366,19 @@ with pytorch.init() as context:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
-        (trial("self.context._pbs_used"), "8: context._pbs_used belongs to Determined's inside"),
-        (trial("context.distributed._hvd_config.use"), "8: context.distributed._hvd_config belongs to Determined's"),
+        (trial("self.context._pbs_used"), "8: context._pbs_used is internal to Determined"),
+        (trial("context.distributed._hvd_config.use"), "8: context.distributed._hvd_config is internal to Determined"),
         (
             trial(in_train="loss = model(batch)").replace("self, batch,", "self, batch, model,"),
             "9: train_batch() takes a model, which it is not given",
         ),
     ],
 )
-def test_what_the_context_does_not_have_any_more(text: str, told: str) -> None:
+def test_what_is_gone_from_the_context_is_a_finding(text: str, reported: str) -> None:
     (found,) = findings_of(text)
-    assert found.startswith(told)
+    assert found.startswith(reported)
 
 
 def test_the_model_of_an_old_trial_stays_where_its_base_builds_one() -> None:
@@ -402,11 +402,11 @@ def test_a_trial_whose_base_is_in_another_file_is_one() -> None:
             def train_batch(self, batch, epoch_idx, batch_idx):
                 loss.backward()
         """
-    assert findings_of(text, Level.check) == ["6: loss.backward() goes around the context"]
+    assert findings_of(text, Severity.check) == ["6: loss.backward() goes around the context"]
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         ("info = get_cluster_info(); f(info.trial.hparams)", ["4: get_cluster_info() is None here, and info is used"]),
         ("info = get_cluster_info(); assert info is not None; f(info.trial)", ["4: get_cluster_info() is None here"]),
@@ -419,10 +419,10 @@ def test_a_trial_whose_base_is_in_another_file_is_one() -> None:
         ("trainer = pl.Trainer(); trainer.fit(module)", []),
     ],
 )
-def test_a_script_that_relies_on_a_master(line: str, told: list[str]) -> None:
+def test_a_script_that_relies_on_a_master(line: str, reported: list[str]) -> None:
     found = findings_of(SCRIPT.format(line))
-    assert len(found) == len(told)
-    assert all(reason.startswith(start) for reason, start in zip(found, told, strict=True))
+    assert len(found) == len(reported)
+    assert all(reason.startswith(start) for reason, start in zip(found, reported, strict=True))
 
 
 def test_uses_of_a_cluster_that_is_not_there() -> None:

@@ -184,7 +184,7 @@ def test_what_is_done_in_a_step(before: str, after: str) -> None:
         ("self.s = context.get_trial_seed()", "pass the seed as seed="),
         ("context.experimental.use_amp()", 'pass precision="16-mixed" to pl.Trainer'),
         ("self.r = context.wrap_reducer(r, name='r')", "use a metric of torchmetrics"),
-        ("self.c = context.get_experiment_config()", "nothing takes the place of context.get_experiment_config()"),
+        ("self.c = context.get_experiment_config()", "nothing replaces context.get_experiment_config()"),
         ("self.b = context.get_per_slot_batch_size()", "divide by the number of processes"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A trial, written anew as a LightningModule that needs no det_lightning."""
+"""A trial, rewritten as a LightningModule that needs no det_lightning."""
 
 from det_lightning.porting.to_lightning.writer import NoTrialError, write_module
 

@@ -76,7 +76,7 @@ def rewrite_build_callbacks(source: Source, method: ast.FunctionDef) -> None:
 
 
 def _clips(source: Source, callback: ast.expr) -> bool:
-    """Tell whether a callback is one of Determined's that clip, and note what takes its place."""
+    """Return whether a callback is one of Determined's that clip, and note what replaces it."""
     name = dotted(callback.func).rpartition(".")[2] if isinstance(callback, ast.Call) else ""
     if name not in _CLIPPING or not isinstance(callback, ast.Call):
         return False

@@ -35,11 +35,11 @@ _DISTRIBUTED = {
 }
 _POSITION = {"epoch_len": "self.trainer.num_training_batches", "batch_idx": "self.trainer.fit_loop.total_batch_idx"}
 _UNWRAPPED = ("wrap_model", "wrap_optimizer", "wrap_lr_scheduler")
-# Methods that are written anew elsewhere.
+# Methods that are rewritten elsewhere.
 _ELSEWHERE = ("step_optimizer", "wrap_reducer")
-# Statements that are not needed, and what their place is taken by.
+# Statements that are not needed, and what replaces them.
 _DROPPED = {
-    "use_amp": 'pass precision="16-mixed" to pl.Trainer, which took the place of use_amp()',
+    "use_amp": 'pass precision="16-mixed" to pl.Trainer, which replaces use_amp()',
     "disable_auto_to_device": "override transfer_batch_to_device() to leave batches where they are",
     "disable_dataset_reproducibility_checks": "",
     "set_enable_tensorboard_logging": "choose a logger for pl.Trainer",
@@ -48,7 +48,7 @@ _DROPPED = {
 
 
 def rewrite_context(source: Source, shape: TrialShape) -> None:
-    """Rewrite what a trial does with its context; what nothing can take the place of gets a comment."""
+    """Rewrite what a trial does with its context; what nothing can replace gets a comment."""
     for node in ast.walk(shape.definition):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load) and shape.is_context(node):
             _rewrite_use(source, shape, node)
@@ -90,13 +90,14 @@ def _is_kept(source: Source, shape: TrialShape, context: ast.expr) -> bool:
 
 
 def _is_passed_to_base(source: Source, context: ast.expr) -> bool:
-    """Tell whether a context is the argument of ``super().__init__``, which is written anew."""
+    """Return whether a context is the argument of ``super().__init__``, which is rewritten."""
     call = source.parent(context)
     return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "__init__"
 
 
 def _rewrite_call(source: Source, call: ast.Call, method: ast.Attribute) -> None:
-    name, in_init = method.attr, _in_init(source, call)
+    name = method.attr
+    in_init = _in_init(source, call)
     if name == "backward":
         source.rewrite(method, "self.manual_backward")
     elif name == "get_hparam":
@@ -122,7 +123,7 @@ def _rewrite_call(source: Source, call: ast.Call, method: ast.Attribute) -> None
     elif name in _DROPPED and isinstance(source.parent(call), ast.Expr):
         _drop(source, call, name)
     elif name not in _ELSEWHERE:
-        source.note(call, f"nothing takes the place of context.{name}()")
+        source.note(call, f"nothing replaces context.{name}()")
 
 
 def _in_init(source: Source, node: ast.AST) -> bool:
@@ -153,7 +154,8 @@ def _unwrap(source: Source, call: ast.Call, name: str) -> None:
     if isinstance(statement, ast.Assign) and dotted(wrapped) and dotted(statement.targets[0]) == dotted(wrapped):
         source.rewrite_lines(statement, [])
         return
-    (start, end), (first, last) = source.span(call), source.span(wrapped)
+    (start, end) = source.span(call)
+    (first, last) = source.span(wrapped)
     source.dedent(wrapped, call)
     source.edits.rewrite(start, first, "")
     source.edits.rewrite(last, end, "")
@@ -184,7 +186,8 @@ def _rewrite_to_device(source: Source, call: ast.Call, in_init: bool) -> None:
         source.note(call, "the device is not known here; keep tensors with register_buffer(), which moves them")
     moved = argument(call, 0, "batch") or argument(call, 0, "data")
     if moved is not None:
-        (start, end), (first, last) = source.span(call), source.span(moved)
+        (start, end) = source.span(call)
+        (first, last) = source.span(moved)
         source.edits.rewrite(start, first, "self.transfer_batch_to_device(")
         source.edits.rewrite(last, end, ", self.device, 0)")
 

@@ -1,4 +1,4 @@
-"""The names that a file has of det_lightning, and what takes their place."""
+"""The names that a file has of det_lightning, and what replaces them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _LOADER = "det_lightning.pytorch.DataLoader"
 _TORCH_LOADER = "torch.utils.data.DataLoader"
 # What to do about names that have no counterpart, by their last part.
 _ADVICE = {
-    "InvalidHP": "raise an error that your search takes for a failed run, in place of InvalidHP",
-    "TorchWriter": "self.logger.experiment of a TensorBoardLogger takes the place of TorchWriter().writer",
+    "InvalidHP": "raise an error that your search takes for a failed run, instead of InvalidHP",
+    "TorchWriter": "self.logger.experiment of a TensorBoardLogger replaces TorchWriter().writer",
     "reset_parameters": "torch draws weights when modules are made; leave reset_parameters() out",
 }
 
 
 def advice_for(path: str) -> str:
-    """Return what takes the place of a name of det_lightning; empty if nothing is known to."""
+    """Return what replaces a name of det_lightning; empty if nothing is known to."""
     return _ADVICE.get(path.rpartition(".")[2], "")
 
 
 class Imports:
-    """Knows what the names of a file stand for, and writes its import statements anew.
+    """Knows what the names of a file stand for, and rewrites its import statements.
 
     Args:
         source: the file.
@@ -102,13 +102,14 @@ class Imports:
             if isinstance(outer, ast.Call):
                 # cast(TorchData, batch)
                 return dotted(outer.func).rpartition(".")[2] == "cast" and outer.args[0] is inner
-            inner, outer = outer, self.source.parent(outer)
+            inner = outer
+            outer = self.source.parent(outer)
         if isinstance(outer, ast.FunctionDef):
             return outer.returns is inner
         return isinstance(outer, ast.AnnAssign) and outer.annotation is inner
 
     def is_rewritten(self, use: ast.expr) -> bool:
-        """Tell whether a use needs no name of det_lightning any more."""
+        """Return whether a use needs no name of det_lightning any more."""
         return self.path_of(use) == _LOADER or self.source.edits.covers(*self.source.span(use))
 
     def need(self, statement: str) -> None:
@@ -116,7 +117,7 @@ class Imports:
         self._needed.add(statement)
 
     def rewrite(self, remaining: set[str]) -> None:
-        """Replace the imports of det_lightning; names that are still in use go on being imported.
+        """Replace the imports of det_lightning; names that are still in use stay imported.
 
         Args:
             remaining: those names.

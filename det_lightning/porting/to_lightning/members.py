@@ -120,7 +120,7 @@ def drop_own_hparams(source: Source, shape: TrialShape) -> None:
 
 
 def _is_same(source: Source, shape: TrialShape, value: ast.expr) -> bool:
-    """Tell whether a value holds the hyperparameters as they are; Lightning's have attributes too."""
+    """Return whether a value holds the hyperparameters as they are; Lightning's have attributes too."""
     if isinstance(value, ast.Call) and len(value.args) == 1 and not value.keywords and "ict" in dotted(value.func):
         return _is_same(source, shape, value.args[0])
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):

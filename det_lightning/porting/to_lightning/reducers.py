@@ -65,15 +65,18 @@ def rewrite_reducers(source: Source, shape: TrialShape) -> list[list[str]]:
 
 
 def _rewrite(source: Source, call: ast.Call, functions: set[str]) -> _Reducer | None:
-    reducer, name = argument(call, 0, "reducer"), argument(call, 1, "name")
+    reducer = argument(call, 0, "reducer")
+    name = argument(call, 1, "name")
     statement = source.parent(call)
     holder = attribute_of_self(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
     is_function = isinstance(reducer, ast.Lambda) or dotted(reducer).rpartition(".")[2] in functions
     if reducer is None or not holder or not (is_function or isinstance(reducer, ast.Call)):
         source.note(call, "use a metric of torchmetrics; reset, update and log it in the hooks of this module")
-        is_function, holder = False, ""
+        is_function = False
+        holder = ""
     if reducer is not None:
-        (start, end), (first, last) = source.span(call), source.span(reducer)
+        (start, end) = source.span(call)
+        (first, last) = source.span(reducer)
         source.edits.rewrite(start, first, "CollectedValues(" if is_function else "")
         source.edits.rewrite(last, end, ")" if is_function else "")
     has_name = name is not None and not (isinstance(name, ast.Constant) and name.value is None)

@@ -69,7 +69,7 @@ class TrialShape:
         return {name for name, _ in self._assignments()}
 
     def is_context(self, node: ast.AST) -> bool:
-        """Tell whether an expression is the trial's context."""
+        """Return whether an expression is the trial's context."""
         if isinstance(node, ast.Name):
             function = self.source.function(node)
             return node.id == self.context_parameter and function is self.methods.get("__init__")

@@ -22,7 +22,7 @@ class Source:
         todos: number of comments that leave something to the user.
 
     Raises:
-        SyntaxError: it is no Python.
+        SyntaxError: it is not Python.
     """
 
     def __init__(self, text: str) -> None:
@@ -37,8 +37,8 @@ class Source:
 
     def span(self, node: ast.AST) -> tuple[int, int]:
         """Return where a node begins and ends in the text."""
-        line, column, end_line, end_column = node.lineno, node.col_offset, node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]
-        return self._offset(line, column), self._offset(end_line, end_column)
+        start = self._offset(node.lineno, node.col_offset)  # type: ignore[attr-defined]
+        return start, self._offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
 
     def _offset(self, line: int, column: int) -> int:
         # Columns are counted in bytes.
@@ -95,7 +95,7 @@ class Source:
         return self.text[self.edits.offset(statement.lineno, 0) : self.span(statement)[0]].strip()
 
     def _is_alone(self, statement: ast.stmt) -> bool:
-        """Tell whether a statement shares its lines, or is the only one of a block."""
+        """Return whether a statement shares its lines, or is the only one of a block."""
         end = self.span(statement)[1]
         rest = self.text[end : self.edits.offset((statement.end_lineno or 0) + 1, 0)].strip()
         blocks = [getattr(self.parent(statement), name, None) for name in ("body", "orelse", "finalbody")]
@@ -156,7 +156,8 @@ class Source:
         last = [statement for statement in definition.body if statement not in self._removed][-1]
         indentation = self.indentation(definition.body[0])
         written = ["\n".join(indentation + line if line else "" for line in lines) for lines in methods]
-        text, end = "".join(f"\n\n{method}" for method in written), self.span(last)[1]
+        text = "".join(f"\n\n{method}" for method in written)
+        end = self.span(last)[1]
         if not self.edits.is_free(end, end + 1):  # the last line is removed, with its end
             text = text.removeprefix("\n") + "\n"
         self.edits.insert(end, text)

@@ -33,9 +33,9 @@ def _step_lines(source: Source, shape: TrialShape, call: ast.Call) -> list[str]:
     used = {node.id for node in ast.walk(function or call) if isinstance(node, ast.Name)}
     variable = "lightning_optimizer" if "optimizer" in used else "optimizer"
     held = shape.optimizers
-    place = held.index(name) if name in held else len(held)
-    if name in held and not any(other.startswith("*") for other in held[:place]):
-        index = "" if len(held) == 1 else f"[{place}]"
+    position = held.index(name) if name in held else len(held)
+    if name in held and not any(other.startswith("*") for other in held[:position]):
+        index = "" if len(held) == 1 else f"[{position}]"
         lines = [f"{variable} = self.optimizers(){index}" + (f"  # self.{name}" if index else "")]
     else:
         source.note(call, "take the optimizer from self.optimizers() instead, so that Lightning counts its steps")
@@ -92,9 +92,11 @@ def _validation_log(source: Source, returned: ast.Return, reductions: dict[str, 
     value = returned.value
     if value is None or (isinstance(value, ast.Dict) and not value.keys):
         return []
-    text, lines = source.render(value), []
+    text = source.render(value)
+    lines = []
     if len(text) > _SHORT:
-        lines, text = [f"metrics = {text}"], "metrics"
+        lines = [f"metrics = {text}"]
+        text = "metrics"
     if isinstance(reductions, dict):
         kinds = ", ".join(f'"{name}": "{kind}"' for name, kind in reductions.items())
         return [
@@ -138,7 +140,7 @@ def _training_log(source: Source, method: ast.FunctionDef, returned: ast.Return)
 
 
 def _kind_of(method: ast.FunctionDef, value: ast.expr) -> str:
-    """Tell whether an expression is a dict of metrics or the tensor of a loss, if the code says so."""
+    """Return whether an expression is a dict of metrics or the tensor of a loss, if the code says so."""
     if isinstance(value, ast.Dict | ast.DictComp) or (isinstance(value, ast.Call) and dotted(value.func) == "dict"):
         return "dict"
     if isinstance(value, ast.Name):

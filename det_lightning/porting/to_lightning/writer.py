@@ -1,11 +1,11 @@
-"""A trial as a LightningModule: the file is kept, and what the trial is to Determined is written anew."""
+"""A trial as a LightningModule: the file is kept, and what the trial is to Determined is rewritten."""
 
 from __future__ import annotations
 
 import ast
 import re
 
-from det_lightning.porting.python_source import port_python
+from det_lightning.porting.python_files import port_python
 from det_lightning.porting.to_lightning.callbacks import rewrite_build_callbacks, rewrite_callback
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES, rewrite_context
 from det_lightning.porting.to_lightning.imports import Imports, advice_for
@@ -24,7 +24,7 @@ __all__ = ["NoTrialError", "write_module"]
 _REQUIRED = ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
 _LOADERS = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
 
-# The data are gone over once more, since Lightning has no other place for it.
+# The data are gone over once more, since Lightning has no other hook for it.
 _FULL_DATASET = [
     ["def validation_step(self, batch, batch_idx):", "    pass  # see on_validation_epoch_end()"],
     [
@@ -53,7 +53,7 @@ def write_module(text: str) -> tuple[str, int]:
 
     Raises:
         NoTrialError: there is no trial, or more than one, or it lacks a method.
-        libcst.ParserSyntaxError: it is no Python 3.
+        libcst.ParserSyntaxError: it is not Python 3.
     """
     source = Source(port_python(text.replace("\r\n", "\n"))[0])
     definition = _find_trial(source)
@@ -83,7 +83,7 @@ def _require_readable(written: str) -> None:
     try:
         ast.parse(written)
     except SyntaxError as e:
-        raise NoTrialError(f"it has a form that can not be written anew, near: {(e.text or '').strip()}") from e
+        raise NoTrialError(f"it has a form that cannot be rewritten, near: {(e.text or '').strip()}") from e
 
 
 def _classes_of(source: Source, base: str) -> list[ast.ClassDef]:
@@ -187,7 +187,8 @@ def _held(name: str) -> str:
 
 
 def _scheduler_lines(source: Source, scheduler: Scheduler) -> list[str]:
-    step, every = f"self.{scheduler.name}.step()", scheduler.frequency
+    step = f"self.{scheduler.name}.step()"
+    every = scheduler.frequency
     if scheduler.mode == "MANUAL_STEP":
         return []
     if scheduler.mode == "STEP_EVERY_EPOCH":
@@ -211,7 +212,7 @@ def _comment_out_what_trains(source: Source, imports: Imports) -> set[str]:
         if isinstance(statement, ast.ClassDef):
             remaining.update(dotted(use).partition(".")[0] for use in left)
             for use in left:
-                source.note(use, advice_for(imports.path_of(use)) or f"nothing takes the place of {dotted(use)}")
+                source.note(use, advice_for(imports.path_of(use)) or f"nothing replaces {dotted(use)}")
         elif left or any(isinstance(node, ast.Name) and node.id in gone for node in ast.walk(statement)):
             gone.update([statement.name] if isinstance(statement, ast.FunctionDef) else [])
             if isinstance(statement, ast.Assign):
@@ -221,6 +222,6 @@ def _comment_out_what_trains(source: Source, imports: Imports) -> set[str]:
 
 
 def _comment_out(source: Source, statement: ast.stmt) -> None:
-    source.note(statement, "pl.Trainer(max_epochs=...).fit(module) takes the place of this")
+    source.note(statement, "pl.Trainer(max_epochs=...).fit(module) replaces this")
     lines = source.render(statement).splitlines()
     source.rewrite(statement, "\n".join(f"# {line}".rstrip() for line in lines))

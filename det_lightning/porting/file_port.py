@@ -14,7 +14,7 @@ import tokenize
 from collections.abc import Callable
 
 from det_lightning.masking import mask_text
-from det_lightning.porting.findings import Finding, Level, unresolved
+from det_lightning.porting.findings import Finding, Severity, unresolved
 
 __all__ = ["FilePort", "is_portable", "port_file"]
 
@@ -54,12 +54,12 @@ class FilePort:
         return self.before != self.after
 
     def write(self) -> None:
-        """Write the ported content to a new file, which takes the place of the old one.
+        """Write the ported content to a new file, which replaces the old one.
 
         A file that is the same one under another name (a hard link) stays as it is there.
 
         Raises:
-            OSError: the file can not be written, or is a link; it is as it was.
+            OSError: the file cannot be written, or is a link; it is as it was.
         """
         if self.path.is_symlink():
             raise OSError(f"{self.path} is a link, and nothing is written through one")
@@ -80,12 +80,12 @@ class FilePort:
 
     def not_written(self, reason: str, advice: str) -> FilePort:
         """Return it with a finding on why it is not to be written."""
-        finding = Finding(0, Level.problem, f"not changed: {reason}", advice)
+        finding = Finding(0, Severity.problem, f"not changed: {reason}", advice)
         return dataclasses.replace(self, findings=[finding, *self.findings], may_be_written=False)
 
 
 def is_portable(path: pathlib.Path) -> bool:
-    """Tell whether a file is of a kind that the porting tool reads."""
+    """Return whether a file is of a kind that the porting tool reads."""
     return _port_of(path) is not None
 
 
@@ -96,7 +96,7 @@ def port_file(path: pathlib.Path) -> FilePort:
     Determined at all.
 
     Raises:
-        OSError: the file can not be read.
+        OSError: the file cannot be read.
     """
     content = path.read_bytes()
     port = _port_of(path)
@@ -127,9 +127,10 @@ def _ported(port: _Port, text: str) -> tuple[str, list[Finding]]:
 
 def _port_of(path: pathlib.Path) -> _Port | None:
     """Return what ports files of this name. Imports it, since each needs a library of its own."""
-    name, suffix = path.name, path.suffix.lower()
+    name = path.name
+    suffix = path.suffix.lower()
     if suffix in (".py", ".pyi", ".pyw"):
-        from det_lightning.porting.python_source import port_python
+        from det_lightning.porting.python_files import port_python
 
         return port_python
     if suffix == ".ipynb":
@@ -166,7 +167,7 @@ def _encoding_of(path: pathlib.Path, content: bytes) -> str:
 
 
 def _is_about_the_file(error: Exception) -> bool:
-    """Tell whether an error says that a file is not what its name promises."""
+    """Return whether an error says that a file is not of the kind that its name says."""
     import libcst
     import yaml
 
@@ -179,7 +180,7 @@ def _describe(error: Exception) -> str:
     import libcst
 
     if isinstance(error, libcst.ParserSyntaxError):
-        return f"it is no Python 3: line {error.raw_line}: {error.message}"
+        return f"it is not Python 3: line {error.raw_line}: {error.message}"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return " ".join(mask_text(str(error)).split())
@@ -188,4 +189,4 @@ def _describe(error: Exception) -> str:
 def _not_understood(text: str, why: str) -> list[Finding]:
     if not _MENTIONED.search(text):
         return []
-    return [Finding(0, Level.problem, f"left as it is: {why}", "port it by hand, or make it readable first")]
+    return [Finding(0, Severity.problem, f"left as it is: {why}", "port it by hand, or make it readable first")]

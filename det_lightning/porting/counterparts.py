@@ -8,12 +8,12 @@ import pathlib
 
 import det_lightning
 
-__all__ = ["callback_hooks", "is_blocked", "our_place"]
+__all__ = ["callback_hooks", "counterpart", "is_blocked"]
 
 _ROOT = pathlib.Path(det_lightning.__file__).parent
 _PYTORCH = "determined.pytorch"
 
-# Private modules, and places in older releases, by the public module that has their names.
+# Private modules, and modules of older releases, by the public module that has their names.
 _MOVED = {
     "determined._core": "determined.core",
     "determined._execution": "determined",
@@ -57,12 +57,12 @@ _IN_BLOCKED = ("determined.experimental.test_one_batch",)
 
 
 def is_blocked(path: str) -> bool:
-    """Tell whether ``path`` lies in a part of Determined that det_lightning does not cover."""
+    """Return whether ``path`` lies in a part of Determined that det_lightning does not cover."""
     return path not in _IN_BLOCKED and any(path == prefix or path.startswith(f"{prefix}.") for prefix in _BLOCKED)
 
 
 @functools.cache
-def our_place(path: str) -> str | None:
+def counterpart(path: str) -> str | None:
     """Return the dotted name in det_lightning of what Determined has at ``path``; None if there is nothing.
 
     Args:
@@ -70,8 +70,8 @@ def our_place(path: str) -> str | None:
     """
     if is_blocked(path):
         return None
-    for place in _candidates(path):
-        ours = "det_lightning" + place.removeprefix("determined")
+    for candidate in _candidates(path):
+        ours = "det_lightning" + candidate.removeprefix("determined")
         if _exists(ours):
             return ours
     return None
@@ -97,14 +97,14 @@ def _candidates(path: str) -> list[str]:
     if path.startswith(f"{_PYTORCH}."):
         # All public names of its modules are names of the package too.
         found += [".".join([_PYTORCH, *parts[skipped:]]) for skipped in (3, 4) if len(parts) > skipped]
-    return [_renamed(place) for place in found]
+    return [_renamed(candidate) for candidate in found]
 
 
-def _renamed(place: str) -> str:
+def _renamed(path: str) -> str:
     for old, new in _RENAMED.items():
-        if place == old or place.startswith(f"{old}."):
-            return new + place.removeprefix(old)
-    return place
+        if path == old or path.startswith(f"{old}."):
+            return new + path.removeprefix(old)
+    return path
 
 
 def _exists(path: str) -> bool:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 
-from det_lightning.porting.advice import missing
 from det_lightning.porting.bindings import Bindings
-from det_lightning.porting.checklist import Checklist
-from det_lightning.porting.classes import Definitions
-from det_lightning.porting.context_names import ContextNames
-from det_lightning.porting.deprecated import DeprecatedSpellings
+from det_lightning.porting.bypasses import Bypasses
+from det_lightning.porting.cluster_uses import ClusterUses
+from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.findings import Finding
-from det_lightning.porting.imports import ImportRewriter, missing_part
-from det_lightning.porting.names import our_place
-from det_lightning.porting.scripts import ClusterUses
+from det_lightning.porting.imports import ImportRewriter
+from det_lightning.porting.missing_parts import missing, missing_part
+from det_lightning.porting.older_releases import OlderReleases
+from det_lightning.porting.python_syntax import Definitions, PythonFile
 from det_lightning.porting.strings import StringRewriter
-from det_lightning.porting.syntax import PythonFile
 
 __all__ = ["port_python"]
 
@@ -29,7 +27,7 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
     """Return Python source that uses det_lightning, and what could not be rewritten.
 
     Raises:
-        libcst.ParserSyntaxError: ``text`` is no Python 3.
+        libcst.ParserSyntaxError: ``text`` is not Python 3.
     """
     if not _WORTH_PARSING.search(text):
         return text, []
@@ -42,12 +40,11 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
         file.visit(StringRewriter(file, imports))
     definitions = Definitions(file)
     if imports.bindings.uses_trial_api() or ported.uses_trial_api():
-        DeprecatedSpellings(file, definitions)
-        ContextNames(file, definitions)
+        OlderReleases(file, definitions)
     if imports.bindings.found or ported.found:
         found = [*imports.bindings.found, *ported.found]
         ClusterUses(file, {binding.name for binding in found if binding.path == "determined.pytorch.Trainer"})
-    Checklist(file, definitions)
+    Bypasses(file, definitions)
     return file.edits.result(), file.findings
 
 
@@ -55,5 +52,10 @@ def _note_missing_attributes(file: PythonFile, ported: Bindings) -> None:
     """Note the names of Determined that a file asks of det_lightning since it was ported."""
     for use in ported.references:
         private = any(attribute.attr.value.startswith("_") for attribute in use.attributes)
-        if use.attributes and not private and our_place(use.path) is None and our_place(use.binding.path) is not None:
+        if (
+            use.attributes
+            and not private
+            and counterpart(use.path) is None
+            and counterpart(use.binding.path) is not None
+        ):
             file.findings.append(missing(missing_part(use.path), file.line(use.node)))

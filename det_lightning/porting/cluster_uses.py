@@ -7,12 +7,12 @@ import re
 import libcst as cst
 import libcst.matchers as m
 
-from det_lightning.porting.findings import Finding, Level
-from det_lightning.porting.syntax import PythonFile, dotted_name
+from det_lightning.porting.findings import Severity
+from det_lightning.porting.python_syntax import PythonFile, dotted_name
 
 __all__ = ["ClusterUses"]
 
-_TELL = 'take hparams from your own configuration; latest_checkpoint="last" goes on from the newest one'
+_INSTEAD = 'take hparams from your own configuration; latest_checkpoint="last" resumes from the newest one'
 
 
 class ClusterUses(cst.CSTVisitor):
@@ -37,22 +37,29 @@ class ClusterUses(cst.CSTVisitor):
             self._trainers |= names
         elif called.rpartition(".")[2] == "get_cluster_info":
             for name in names:
-                self._look_at_info(node, name)
+                self._check_info(node, name)
 
     def _is_trainer(self, called: str) -> bool:
         return called in self._trainer_names or f".{called}".endswith(".pytorch.Trainer")
 
-    def _look_at_info(self, node: cst.CSTNode, name: str) -> None:
+    def _check_info(self, node: cst.CSTNode, name: str) -> None:
         variable = re.escape(name)
         text = re.sub(rf"\bassert\s+{variable}\b[^\n;]*", "", self._file.edits.text)  # it fails here
         tests = rf"\b(?:if|elif|not|and|or|while)\s+{variable}\b|\b{variable}\s+is\b|get_cluster_info\(\)\s+is\b"
         if re.search(rf"\b{variable}\.\w", text) and not re.search(tests, text):
-            self._note(node, f"get_cluster_info() is None here, and {name} is used as if it were not", _TELL)
+            self._file.note(
+                node,
+                Severity.problem,
+                f"get_cluster_info() is None here, and {name} is used as if it were not",
+                _INSTEAD,
+            )
 
     def visit_Attribute(self, node: cst.Attribute) -> None:  # noqa: N802 (a method of libcst's)
         call = node.value
         if isinstance(call, cst.Call) and dotted_name(call.func).rpartition(".")[2] == "get_cluster_info":
-            self._note(node, f"get_cluster_info() is None here, and has no {node.attr.value}", _TELL)
+            self._file.note(
+                node, Severity.problem, f"get_cluster_info() is None here, and has no {node.attr.value}", _INSTEAD
+            )
 
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802 (a method of libcst's)
         called = node.func
@@ -63,12 +70,9 @@ class ClusterUses(cst.CSTVisitor):
             )
             if is_trainer and not self._has_length(node):
                 advice = "pass max_length=Batch(...) or Epoch(...), as the experiment's searcher said"
-                self._note(node, "fit() without max_length: it came from the searcher", advice)
+                self._file.note(node, Severity.problem, "fit() without max_length: it came from the searcher", advice)
 
     def _has_length(self, call: cst.Call) -> bool:
         by_name = any(given.keyword is not None and given.keyword.value == "max_length" for given in call.args)
         # Lightning's fit() takes a module first; scripts give all arguments of Determined's by name.
         return by_name or any(given.star or given.keyword is None for given in call.args)
-
-    def _note(self, node: cst.CSTNode, reason: str, advice: str) -> None:
-        self._file.findings.append(Finding(self._file.line(node), Level.problem, reason, advice))

@@ -10,8 +10,8 @@ import pathlib
 import stat
 from collections.abc import Iterable, Iterator
 
-from det_lightning.porting.files import FilePort, is_portable
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.file_port import FilePort, is_portable
+from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.separate_process import PortingFailed, PortingProcess
 
 __all__ = ["find_files", "port_paths"]
@@ -26,7 +26,7 @@ def find_files(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
 
     Raises:
         FileNotFoundError: there is no such path; all missing ones are named.
-        ValueError: a file that was named is of no kind that the porting tool reads.
+        ValueError: a file that was named is of a kind that the porting tool does not read.
     """
     given = list(paths)
     missing = [str(path) for path in given if not path.exists()]
@@ -54,7 +54,7 @@ def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _is_link_within(file: pathlib.Path, top: pathlib.Path) -> bool:
-    """Tell whether a file is a link to another one of the project, which is found itself."""
+    """Return whether a file is a link to another one of the project, which is found itself."""
     return file.is_symlink() and file.resolve().is_relative_to(top.resolve())
 
 
@@ -65,9 +65,9 @@ def _is_skipped(directory: pathlib.Path) -> bool:
 
 
 def port_paths(paths: Iterable[pathlib.Path]) -> list[FilePort]:
-    """Port all files below ``paths``, and return those with something to tell; nothing is written.
+    """Port all files below ``paths``, and return those that change or have findings; nothing is written.
 
-    A file that can not be read, that crashes its reader or takes longer than some seconds, that is read-only or a link
+    A file that cannot be read, that crashes its reader or takes longer than some seconds, that is read-only or a link
     has a finding that says so, and does not keep the others from being ported. Where nothing but hints of the checklist
     was found the project has nothing to do with Determined, and the list is empty.
 
@@ -86,7 +86,7 @@ def _port(process: PortingProcess, path: pathlib.Path) -> FilePort:
         port = process.port(path)
     except PortingFailed as e:
         advice = "port it by hand, or make it readable first"
-        return FilePort(path, "", "", [Finding(0, Level.problem, f"left as it is: {e}", advice)])
+        return FilePort(path, "", "", [Finding(0, Severity.problem, f"left as it is: {e}", advice)])
     if not port.changed:
         return port
     if path.is_symlink():
@@ -100,5 +100,5 @@ def _is_writable(path: pathlib.Path) -> bool:
 
 
 def _is_of_determined(port: FilePort) -> bool:
-    hints = all(finding.level is Level.check for finding in port.findings)
+    hints = all(finding.severity is Severity.check for finding in port.findings)
     return port.changed or not hints or "det_lightning" in port.before

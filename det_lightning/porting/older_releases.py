@@ -1,17 +1,43 @@
-"""Spellings of older releases, in those of today."""
+"""Names and calls of older releases, rewritten to those of today, and what trials take from inside of a context."""
 
 from __future__ import annotations
 
 import libcst as cst
 import libcst.matchers as m
 
-from det_lightning.porting.classes import Definitions, methods_of
-from det_lightning.porting.findings import Finding, Level
-from det_lightning.porting.names import callback_hooks
-from det_lightning.porting.syntax import PythonFile, dotted_name
+from det_lightning.porting.counterparts import callback_hooks
+from det_lightning.porting.findings import Severity
+from det_lightning.porting.python_syntax import Definitions, PythonFile, dotted_name, methods_of
 
-__all__ = ["DeprecatedSpellings"]
+__all__ = ["OlderReleases"]
 
+_RENAMED = {
+    # The interface of several models, before it was public.
+    "_LRScheduler": "wrap_lr_scheduler",
+    "_Model": "wrap_model",
+    "_Optimizer": "wrap_optimizer",
+    "_backward": "backward",
+    "_step_optimizer": "step_optimizer",
+    "_to_device": "to_device",
+    # Ranks, before they were a part of their own.
+    "get_local_rank": "distributed.get_local_rank",
+    "get_rank": "distributed.get_rank",
+    "get_size": "distributed.get_size",
+    # Private, and of use.
+    "_aggregation_frequency": "aggregation_frequency",
+    "_current_batch_idx": "position.batch_idx",
+    "_epoch_len": "position.epoch_len",
+    "_should_communicate_and_update": "is_update_batch",
+}
+# Our context has it too: setting it is how use_amp() gets a scaler of other arguments.
+_KEPT = {"_scaler"}
+_GONE = {
+    "_hvd_config": "ask context.distributed.get_size() > 1",
+    "env": "use context.get_experiment_config(), get_hparams(), or the process's environment",
+    "hvd_config": "use context.distributed",
+}
+_INSIDE = "use a public method of the context, or keep the value in the trial"
+_TAKE_MODELS = ("train_batch", "evaluate_batch", "evaluate_full_dataset")
 _NEW_HOOKS = {
     "on_checkpoint_end": "on_checkpoint_write_end",
     "on_validation_step_end": "on_validation_end",
@@ -23,8 +49,11 @@ _OLD_INTERFACE = {"build_model", "optimizer"}
 _MODE_CALLS = {"train_batch": ("train", "True"), "evaluate_batch": ("eval", "False")}
 
 
-class DeprecatedSpellings(cst.CSTVisitor):
-    """Rewrites ``context.experimental.wrap_reducer``, old callbacks, and calls that do what is done already.
+class OlderReleases(cst.CSTVisitor):
+    """Rewrites what older releases had under other names, and notes what is gone.
+
+    These are names of the context, ``context.experimental.wrap_reducer``, old callbacks, and calls of what is done
+    without them.
 
     Args:
         file: the file; it uses the PyTorch API.
@@ -41,12 +70,29 @@ class DeprecatedSpellings(cst.CSTVisitor):
         for trial in definitions.trials:
             self._remove_mode_calls(trial)
             self._note_old_interface(trial)
+            self._remove_models(trial)
+
+    # Anywhere
 
     def visit_Attribute(self, node: cst.Attribute) -> None:  # noqa: N802 (a method of libcst's)
         self._called.add(node.attr.value)
         if node.attr.value == "wrap_reducer" and m.matches(node.value, m.Attribute(attr=m.Name("experimental"))):
             inner = cst.ensure_type(node.value, cst.Attribute)
             self._file.edits.replace(self._file.span(inner.value)[1], self._file.span(inner)[1], "")
+        else:
+            self._check_context_name(node)
+
+    def _check_context_name(self, node: cst.Attribute) -> None:
+        owner = dotted_name(node.value)
+        name = node.attr.value
+        is_context = owner.split(".")[-1] in ("context", "trial_context")
+        if is_context and name in _RENAMED:
+            self._file.replace(node.attr, _RENAMED[name])
+        elif is_context or owner.endswith(("context.distributed", "context.experimental")):
+            private = name.startswith("_") and not name.startswith("__") and name not in _KEPT
+            if private or (is_context and name in _GONE):
+                reason = f"{owner.removeprefix('self.')}.{name} is internal to Determined"
+                self._file.note(node, Severity.problem, reason, _GONE.get(name, _INSIDE))
 
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802 (a method of libcst's)
         if dotted_name(node.func).endswith("configure_apex_amp"):
@@ -58,7 +104,7 @@ class DeprecatedSpellings(cst.CSTVisitor):
             if is_number and self._file.source(argument.value) != "1":
                 reason = "num_losses: each loss gets its own scale by the order of the context.backward() calls"
                 advice = "call backward() once for each loss and batch, or leave num_losses out for a common scale"
-                self._note(argument, Level.check, reason, advice)
+                self._file.note(argument, Severity.check, reason, advice)
 
     # Callbacks
 
@@ -70,15 +116,15 @@ class DeprecatedSpellings(cst.CSTVisitor):
             if new is not None and new not in defined and name not in self._called:
                 self._file.replace(method.name, new)
             elif new is not None:
-                self._note(method, Level.note, f"{name} is deprecated", f"merge it with {new}")
+                self._file.note(method, Severity.note, f"{name} is deprecated", f"merge it with {new}")
             elif name == "on_before_optimizer_step":
                 advice = "pass a function as clip_grads= to context.step_optimizer()"
-                self._note(method, Level.note, f"{name} is deprecated", advice)
+                self._file.note(method, Severity.note, f"{name} is deprecated", advice)
             elif name in _EPOCH_HOOKS:
                 self._add_epoch(method)
             elif name.startswith("on_") and name not in callback_hooks() and name not in self._called:
                 advice = "use on_training_workload_end or another hook of PyTorchCallback, or do it in train_batch"
-                self._note(method, Level.check, f"{name} is no hook: nothing calls it", advice)
+                self._file.note(method, Severity.check, f"{name} is not a hook: nothing calls it", advice)
 
     def _add_epoch(self, method: cst.FunctionDef) -> None:
         """Give a hook its argument, which it did without until Determined 0.17."""
@@ -124,7 +170,53 @@ class DeprecatedSpellings(cst.CSTVisitor):
         if {method.name.value for method in methods_of(trial)} >= _OLD_INTERFACE:
             reason = f"{trial.name.value} has the interface before Determined 0.12.13 (build_model, optimizer)"
             advice = "it runs through an adapter; to modernize it wrap model and optimizer in __init__"
-            self._note(trial, Level.note, reason, advice)
+            self._file.note(trial, Severity.note, reason, advice)
 
-    def _note(self, node: cst.CSTNode, level: Level, reason: str, advice: str) -> None:
-        self._file.findings.append(Finding(self._file.line(node), level, reason, advice))
+    # Models as arguments
+
+    def _remove_models(self, trial: cst.ClassDef) -> None:
+        names = {method.name.value for method in methods_of(trial)}
+        bases = [dotted_name(base.value).rpartition(".")[2] for base in trial.bases]
+        if bases == ["PyTorchTrial"] and "__init__" in names and "build_model" not in names:
+            for method in methods_of(trial):
+                self._remove_model(method)
+
+    def _remove_model(self, method: cst.FunctionDef) -> None:
+        """Remove the model from the arguments of a method that does not use it: it is not passed any more."""
+        given = method.params.params
+        index = next((i for i, parameter in enumerate(given) if parameter.name.value == "model"), 0)
+        if method.name.value not in _TAKE_MODELS or index == 0 or given[index].default is not None:
+            return
+        uses = _Uses("model")
+        method.body.visit(uses)
+        if uses.found:
+            reason = f"{method.name.value}() takes a model, which it is not given where the trial wraps its own"
+            self._file.note(
+                method,
+                Severity.problem,
+                reason,
+                "take the parameter away, and use the attribute that holds the wrapped model",
+            )
+        else:
+            self._file.edits.replace(self._end(given[index - 1]), self._end(given[index]), "")
+
+    def _end(self, parameter: cst.Param) -> int:
+        return self._file.span(parameter.default or parameter.annotation or parameter.name)[1]
+
+
+class _Uses(cst.CSTVisitor):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        self.found = False
+
+    def visit_Attribute(self, node: cst.Attribute) -> bool:  # noqa: N802 (a method of libcst's)
+        node.value.visit(self)
+        return False
+
+    def visit_Arg(self, node: cst.Arg) -> bool:  # noqa: N802 (a method of libcst's)
+        node.value.visit(self)
+        return False
+
+    def visit_Name(self, node: cst.Name) -> None:  # noqa: N802 (a method of libcst's)
+        self.found |= node.value == self._name

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from det_lightning.porting.findings import Finding, Level
+from det_lightning.porting.counterparts import counterpart
+from det_lightning.porting.findings import Finding, Severity
 
-__all__ = ["is_told_apart", "missing", "missing_launcher"]
+__all__ = ["has_own_advice", "missing", "missing_launcher", "missing_part"]
 
 _CORE_API = (
     "it is Determined's Core API, which talks to a master",
@@ -19,7 +20,7 @@ _KERAS = ("it is for TensorFlow and Keras", "rewrite the trial in PyTorch, or ru
 
 # By the longest prefix of a name.
 _ADVICE = {
-    "determined": ("det_lightning has nothing in its place", "remove it or replace it by code of your own"),
+    "determined": ("det_lightning has no counterpart", "remove it or replace it by code of your own"),
     "determined.LegacyTrial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
     "determined.Trial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
     "determined._core": _CORE_API,
@@ -87,14 +88,21 @@ _LAUNCHERS = {
 }
 
 
+def missing_part(path: str) -> str:
+    """Return the shortest prefix of ``path`` that det_lightning does not have."""
+    parts = path.split(".")
+    prefixes = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return next((prefix for prefix in prefixes if counterpart(prefix) is None), path)
+
+
 def missing(path: str, line: int) -> Finding:
     """Return the finding for a use of ``path``, a dotted name of Determined that det_lightning does not have."""
     reason, advice = _ADVICE[_topic(path)]
-    return Finding(line, Level.problem, f"{path}: {reason}", advice)
+    return Finding(line, Severity.problem, f"{path}: {reason}", advice)
 
 
-def is_told_apart(path: str, use: str) -> bool:
-    """Tell whether there is other advice for ``use``, which begins with ``path``, than for all of ``path``."""
+def has_own_advice(path: str, use: str) -> bool:
+    """Return whether there is other advice for ``use``, which begins with ``path``, than for all of ``path``."""
     return _topic(path) != _topic(use)
 
 
@@ -108,4 +116,4 @@ def _topic(path: str) -> str:
 def missing_launcher(module: str, line: int) -> Finding:
     """Return the finding for a launch layer ``determined.launch.<module>`` that det_lightning does not have."""
     reason, advice = _LAUNCHERS.get(module, ("it is unknown", "python -m det_lightning.launch.torch_distributed"))
-    return Finding(line, Level.problem, f"determined.launch.{module}: {reason}", advice)
+    return Finding(line, Severity.problem, f"determined.launch.{module}: {reason}", advice)

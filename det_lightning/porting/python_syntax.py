@@ -11,11 +11,13 @@ import libcst as cst
 from libcst import metadata
 
 from det_lightning.porting.edits import Edits
-from det_lightning.porting.findings import Finding
+from det_lightning.porting.findings import Finding, Severity
 
-__all__ = ["PythonFile", "dotted_name", "string_of"]
+__all__ = ["Definitions", "PythonFile", "dotted_name", "methods_of", "string_of"]
 
 _FORM_FEEDS = re.compile(r"^\f", re.MULTILINE)
+# Trials of other frameworks, which train otherwise.
+_OTHER_TRIALS = {"DeepSpeedTrial", "EstimatorTrial", "TFKerasTrial"}
 
 
 class PythonFile:
@@ -29,7 +31,7 @@ class PythonFile:
         findings: what is left to the user.
 
     Raises:
-        libcst.ParserSyntaxError: it is no Python 3.
+        libcst.ParserSyntaxError: it is not Python 3.
     """
 
     def __init__(self, text: str) -> None:
@@ -58,10 +60,9 @@ class PythonFile:
 
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
         """Return where a node begins and ends in the text."""
-        place = self._positions[node]
-        return self.edits.offset(place.start.line, place.start.column), self.edits.offset(
-            place.end.line, place.end.column
-        )
+        position = self._positions[node]
+        start = self.edits.offset(position.start.line, position.start.column)
+        return start, self.edits.offset(position.end.line, position.end.column)
 
     def source(self, node: cst.CSTNode) -> str:
         """Return the text of a node."""
@@ -74,12 +75,17 @@ class PythonFile:
 
     def remove_lines(self, node: cst.CSTNode) -> None:
         """Remove the lines that a node stands in, and one of two empty lines that would then follow one another."""
-        place = self._positions[node]
-        start, end = self.edits.offset(place.start.line, 0), self.edits.offset(place.end.line + 1, 0)
-        after = self.edits.offset(place.end.line + 2, 0)
-        around = self.edits.offset(place.start.line - 1, 0) if place.start.line > 1 else start
+        position = self._positions[node]
+        start = self.edits.offset(position.start.line, 0)
+        end = self.edits.offset(position.end.line + 1, 0)
+        after = self.edits.offset(position.end.line + 2, 0)
+        around = self.edits.offset(position.start.line - 1, 0) if position.start.line > 1 else start
         is_between = around < start and not (self.edits.text[around:start] + self.edits.text[end:after]).strip()
         self.edits.replace(start, after if is_between and end < after else end, "")
+
+    def note(self, node: cst.CSTNode, severity: Severity, reason: str, advice: str) -> None:
+        """Record a finding in the line that a node begins in."""
+        self.findings.append(Finding(self.line(node), severity, reason, advice))
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
         """Return the node that a node is a part of."""
@@ -125,3 +131,41 @@ def string_of(node: cst.CSTNode) -> str | None:
         return None
     raw = node.raw_value
     return raw if isinstance(raw, str) and "\\" not in raw else None
+
+
+class Definitions(cst.CSTVisitor):
+    """Finds classes that derive from ``PyTorchTrial`` and ``PyTorchCallback``, also through others of the file.
+
+    What derives from ``SomethingTrial`` of another module and defines ``train_batch`` is a trial too.
+
+    Args:
+        file: the file.
+
+    Attributes:
+        trials: the trials.
+        callbacks: the callbacks.
+    """
+
+    def __init__(self, file: PythonFile) -> None:
+        super().__init__()
+        self._kinds = {"PyTorchTrial": "trial", "PyTorchCallback": "callback"}
+        self.trials: list[cst.ClassDef] = []
+        self.callbacks: list[cst.ClassDef] = []
+        file.visit(self)
+
+    def visit_ClassDef(self, node: cst.ClassDef) -> None:  # noqa: N802 (a method of libcst's)
+        bases = [dotted_name(base.value).rpartition(".")[2] for base in node.bases]
+        kind = next((self._kinds[base] for base in bases if base in self._kinds), None)
+        if kind is None and any(base.endswith("Trial") and base not in _OTHER_TRIALS for base in bases):
+            kind = "trial" if any(method.name.value == "train_batch" for method in methods_of(node)) else None
+        if kind is not None:
+            self._kinds[node.name.value] = kind
+            found = self.trials if kind == "trial" else self.callbacks
+            found.append(node)
+
+
+def methods_of(definition: cst.ClassDef) -> Iterator[cst.FunctionDef]:
+    """Yield the methods that stand in the body of a class."""
+    for statement in definition.body.body:
+        if isinstance(statement, cst.FunctionDef):
+            yield statement

@@ -1,4 +1,4 @@
-"""What a trial should leave to its context: devices, processes, sharding. Found in any Python file of a project."""
+"""What goes around a trial's context: devices, processes, sharding and steps of a project's own."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import re
 import libcst as cst
 import libcst.matchers as m
 
-from det_lightning.porting.classes import Definitions, methods_of
-from det_lightning.porting.findings import Finding, Level
-from det_lightning.porting.syntax import PythonFile, dotted_name, string_of
+from det_lightning.porting.findings import Severity
+from det_lightning.porting.python_syntax import Definitions, PythonFile, dotted_name, methods_of, string_of
 
-__all__ = ["Checklist"]
+__all__ = ["Bypasses"]
 
 _DEVICE = re.compile(r"cuda(:\d+)?")
 _TO_CONTEXT = "wrapped models and batches are placed already; move other tensors with context.to_device(...)"
@@ -42,8 +41,8 @@ _CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, scales and zeroes"
 
 
-class Checklist(cst.CSTVisitor):
-    """Notes what does not go together with det_lightning though it is no name of Determined.
+class Bypasses(cst.CSTVisitor):
+    """Notes what does not work with det_lightning though it is not a name of Determined.
 
     Args:
         file: the file.
@@ -58,9 +57,9 @@ class Checklist(cst.CSTVisitor):
         file.visit(self)
         for trial in definitions.trials:
             for method in methods_of(trial):
-                self._look_at_method(trial, method)
+                self._check_method(trial, method)
 
-    def _look_at_method(self, trial: cst.ClassDef, method: cst.FunctionDef) -> None:
+    def _check_method(self, trial: cst.ClassDef, method: cst.FunctionDef) -> None:
         name = method.name.value
         if name == "train_batch":
             method.visit(_TrainingSteps(self._file, _wrapped(trial, "wrap_optimizer")))
@@ -68,33 +67,43 @@ class Checklist(cst.CSTVisitor):
             for returned in m.findall(method, m.Return(value=m.Call())):
                 loader = cst.ensure_type(cst.ensure_type(returned, cst.Return).value, cst.Call)
                 if dotted_name(loader.func) in ("torch.utils.data.DataLoader", *self._torch_names & {"DataLoader"}):
-                    self._note(loader, *_LOADER, Level.problem)
+                    self._file.note(loader, Severity.problem, *_LOADER)
 
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802 (a method of libcst's)
         name = dotted_name(node.func)
         last = node.func.attr.value if isinstance(node.func, cst.Attribute) else name
         if last == "cuda" and isinstance(node.func, cst.Attribute) and name != "torch.cuda":
-            self._note(node, "a tensor or model is moved to a GPU by hand (.cuda())", _TO_CONTEXT)
+            self._file.note(node, Severity.check, "a tensor or model is moved to a GPU by hand (.cuda())", _TO_CONTEXT)
         elif last in ("to", "device") and node.args and self._is_cuda(node.args[0].value):
-            self._note(node, f"a device is named in the code ({self._short(node)})", _TO_CONTEXT)
+            self._file.note(node, Severity.check, f"a device is named in the code ({self._short(node)})", _TO_CONTEXT)
         elif last == "DistributedSampler" and self._is_torchs(name):
-            self._note(node, *_SAMPLER)
+            self._file.note(node, Severity.check, *_SAMPLER)
         elif last == "init_process_group" and not self._connects:
-            self._note(node, *_GROUP)
+            self._file.note(node, Severity.check, *_GROUP)
         elif last in _BY_NAME and (last != "set_device" or "cuda" in name):
-            self._note(node, *_BY_NAME[last])
+            self._file.note(node, Severity.check, *_BY_NAME[last])
         elif last == "operations" and "searcher" in name:
             advice = "train up to max_length; a search runs one training for each set of hyperparameters"
-            self._note(node, "searcher operations come from a Determined master", advice, Level.problem)
+            self._file.note(node, Severity.problem, "searcher operations come from a Determined master", advice)
 
     def visit_Arg(self, node: cst.Arg) -> None:  # noqa: N802 (a method of libcst's)
         if node.keyword is not None and node.keyword.value == "device" and self._is_cuda(node.value):
-            self._note(node, f"a device is named in the code ({self._short(node)})", "write device=context.device")
+            self._file.note(
+                node,
+                Severity.check,
+                f"a device is named in the code ({self._short(node)})",
+                "write device=context.device",
+            )
 
     def visit_Assign(self, node: cst.Assign) -> None:  # noqa: N802 (a method of libcst's)
         targets = "".join(self._file.source(target.target) for target in node.targets)
         if "environ" in targets and "CUDA_VISIBLE_DEVICES" in targets:
-            self._note(node, "GPUs are chosen in the code (CUDA_VISIBLE_DEVICES)", "set it where the run is started")
+            self._file.note(
+                node,
+                Severity.check,
+                "GPUs are chosen in the code (CUDA_VISIBLE_DEVICES)",
+                "set it where the run is started",
+            )
 
     def visit_Import(self, node: cst.Import) -> None:  # noqa: N802 (a method of libcst's)
         for alias in node.names:
@@ -112,23 +121,23 @@ class Checklist(cst.CSTVisitor):
     def _check_module(self, node: cst.CSTNode, module: str) -> None:
         if module.startswith("horovod."):
             advice = "use context.distributed for rank and size, and strategy='horovod' to train with Horovod"
-            self._note(node, "Horovod of your own", advice)
+            self._file.note(node, Severity.check, "Horovod of your own", advice)
         elif module.startswith("apex.amp") or (module == "apex" and self._needs_apex(node)):
-            self._note(node, "apex.amp is gone from apex", _APEX)
+            self._file.note(node, Severity.check, "apex.amp is gone from apex", _APEX)
         elif module.split(".")[0] == "model_hub":
             reason = f"{module.rstrip('.')}: model-hub is built on determined"
-            self._note(
-                node, reason, "write the trial without it, or copy what is used of it and port that", Level.problem
+            self._file.note(
+                node, Severity.problem, reason, "write the trial without it, or copy what is used of it and port that"
             )
         elif module.split(".")[0] == "determined_common":
             reason = f"{module.rstrip('.')}: it belongs to Determined's own tools"
-            self._note(node, reason, "use the standard library; for check, use assert", Level.problem)
+            self._file.note(node, Severity.problem, reason, "use the standard library; for check, use assert")
         elif module.split(".")[0] == "attrdict":
             advice = "pip install attrdict3, which has a module of that name, or use a small class of your own"
-            self._note(node, "attrdict does not import on Python 3.10 or later", advice)
+            self._file.note(node, Severity.check, "attrdict does not import on Python 3.10 or later", advice)
         elif module.split(".")[0] == "pedl":
             advice = "import the same names from det_lightning.pytorch"
-            self._note(node, f"{module}: the package's name before Determined was one", advice, Level.problem)
+            self._file.note(node, Severity.problem, f"{module}: the package's name before Determined was one", advice)
 
     def _needs_apex(self, node: cst.CSTNode) -> bool:
         tried = any(isinstance(outer, cst.Try) for outer in self._file.ancestors(node))
@@ -148,9 +157,6 @@ class Checklist(cst.CSTVisitor):
     def _short(self, node: cst.CSTNode) -> str:
         return " ".join(self._file.source(node).split())[:60]
 
-    def _note(self, node: cst.CSTNode, reason: str, advice: str, level: Level = Level.check) -> None:
-        self._file.findings.append(Finding(self._file.line(node), level, reason, advice))
-
 
 class _TrainingSteps(cst.CSTVisitor):
     """Looks for steps in ``train_batch`` that go around the context."""
@@ -163,25 +169,30 @@ class _TrainingSteps(cst.CSTVisitor):
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802 (a method of libcst's)
         if not isinstance(node.func, cst.Attribute):
             return
-        owner, method = dotted_name(node.func.value), node.func.attr.value
+        owner = dotted_name(node.func.value)
+        method = node.func.attr.value
         if method == "backward" and not owner.endswith("context"):
-            self._note(node, f"{owner or 'a loss'}.backward() goes around the context", "call context.backward(loss)")
+            self._file.note(
+                node,
+                Severity.check,
+                f"{owner or 'a loss'}.backward() goes around the context",
+                "call context.backward(loss)",
+            )
         elif method == "step" and owner in self._optimizers:
-            self._note(node, f"{owner}.step() goes around the context", _STEP)
+            self._file.note(node, Severity.check, f"{owner}.step() goes around the context", _STEP)
         elif method == "zero_grad" and owner in self._optimizers and "auto_zero_grads" not in self._file.edits.text:
             advice = "remove it: context.step_optimizer() zeroes, where it has stepped"
-            self._note(node, f"{owner}.zero_grad() clears the gradients of an aggregation", advice)
+            self._file.note(node, Severity.check, f"{owner}.zero_grad() clears the gradients of an aggregation", advice)
         elif method in _CLIPPING and not self._is_in_function(node):
             advice = f"pass clip_grads=lambda params: torch.nn.utils.{method}(params, ...) to context.step_optimizer()"
-            self._note(node, f"{method}() clips before gradients are averaged over batches and ranks", advice)
+            self._file.note(
+                node, Severity.check, f"{method}() clips before gradients are averaged over batches and ranks", advice
+            )
 
     def _is_in_function(self, node: cst.CSTNode) -> bool:
-        """Tell whether a node is in a function within the method, such as one that is passed as ``clip_grads``."""
+        """Return whether a node is in a function within the method, such as one that is passed as ``clip_grads``."""
         around = [outer for outer in self._file.ancestors(node) if isinstance(outer, cst.Lambda | cst.FunctionDef)]
         return isinstance(around[0], cst.Lambda) or around[0].name.value != "train_batch"
-
-    def _note(self, node: cst.CSTNode, reason: str, advice: str) -> None:
-        self._file.findings.append(Finding(self._file.line(node), Level.check, reason, advice))
 
 
 def _wrapped(trial: cst.ClassDef, wrapper: str) -> set[str]:
@@ -206,7 +217,10 @@ def _names_from_torch(file: PythonFile) -> set[str]:
             if not isinstance(node.names, cst.ImportStar):
                 names = {alias.evaluated_alias or alias.evaluated_name for alias in node.names}
                 is_torchs = dotted_name(node.module).split(".")[0] == "torch"
-                (found.update if is_torchs else found.difference_update)(names)
+                if is_torchs:
+                    found.update(names)
+                else:
+                    found.difference_update(names)
 
     file.visit(Imports())
     return found

@@ -1,0 +1,129 @@
+"""From the path or URL on the command line to a storage, or to a checkpoint's directory on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.checkpoint.format.layout import CODE_DIR, LOAD_DATA_FILE, METADATA_FILE, STATE_FILES
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.location import Location, explain_errors
+from det_lightning.checkpoint.storage.transfer import open_checkpoint
+from det_lightning.cli.output import show_progress
+from det_lightning.escaping import escape
+
+__all__ = ["list_sizes", "locate_checkpoint", "locate_checkpoints", "open_storage", "opened", "with_name_of"]
+
+_MARKERS = (METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES)
+
+
+def open_storage(url: str, options: Mapping[str, Any]) -> CheckpointStorage:
+    """Return the storage at ``url``.
+
+    Raises:
+        StorageError: it cannot be reached, or nothing is there.
+    """
+    storage = CheckpointStorage(url, options=options)
+    with explain_errors(f"looking for {escape(storage)}"):
+        if not storage.root.is_dir():
+            raise errors.StorageError(f"There is no directory {escape(storage)}, or nothing is in it.")
+        if _is_checkpoint(storage.root):
+            raise errors.StorageError(f"{escape(storage)} is a checkpoint; name the directory that holds it.")
+    return storage
+
+
+def locate_checkpoint(url: str, options: Mapping[str, Any]) -> Location:
+    """Return the location of the checkpoint at ``url``.
+
+    Raises:
+        CheckpointNotFound: there is none; says what is there instead.
+        StorageError: the storage cannot be reached.
+    """
+    location = _existing(url, options)
+    if _is_checkpoint(location):
+        return location
+    ids = CheckpointStorage(url, options=options).list_ids(complete=False)
+    if not ids:
+        raise errors.CheckpointNotFound(
+            f"{escape(location)} is not a checkpoint: {' and '.join(STATE_FILES)} are missing."
+        )
+    raise errors.CheckpointNotFound(
+        f"{escape(location)} is not a checkpoint but a directory of {len(ids)}: name one of them, such as "
+        f"{escape(location / ids[0])}."
+    )
+
+
+def locate_checkpoints(url: str, options: Mapping[str, Any]) -> list[Location]:
+    """Return the location of the checkpoint at ``url``, or of those in the storage at ``url``, complete or not.
+
+    Raises:
+        CheckpointNotFound: there is none.
+        StorageError: the storage cannot be reached.
+    """
+    location = _existing(url, options)
+    if _is_checkpoint(location):
+        return [location]
+    ids = CheckpointStorage(url, options=options).list_ids(complete=False)
+    if not ids:
+        raise errors.CheckpointNotFound(f"{escape(location)} is not a checkpoint and contains none.")
+    return [location / checkpoint_id for checkpoint_id in ids]
+
+
+def list_sizes(checkpoint: Location) -> dict[str, int]:
+    """Return the size of every file of a checkpoint in bytes, by its path relative to the checkpoint.
+
+    Raises:
+        StorageError: the storage cannot be read.
+    """
+    with explain_errors(f"reading {escape(checkpoint)}"):
+        return {name: int(info.get("size") or 0) for name, info in sorted(checkpoint.find_files().items())}
+
+
+@contextlib.contextmanager
+def opened(checkpoint: Location, options: Mapping[str, Any], *, with_code: bool = False) -> Iterator[pathlib.Path]:
+    """Yield a checkpoint as a local directory, with a progress bar where it is downloaded; see ``open_checkpoint``.
+
+    Errors name the checkpoint itself, not the local copy.
+    """
+    with contextlib.ExitStack() as stack:
+        if checkpoint.is_local:
+            directory = checkpoint.local_path
+        else:
+            sizes = list_sizes(checkpoint)
+            total = sum(size for name, size in sizes.items() if with_code or not name.startswith(f"{CODE_DIR}/"))
+            with show_progress(f"Reading {checkpoint.name}", total) as progress:
+                opening = open_checkpoint(checkpoint.url, options, with_code=with_code, progress=progress)
+                directory = stack.enter_context(opening)
+        try:
+            yield directory
+        except errors.CheckpointError as e:
+            raise type(e)(with_name_of(checkpoint, directory, str(e))) from e
+
+
+def with_name_of(checkpoint: Location, directory: pathlib.Path, text: str) -> str:
+    """Return a message about ``directory`` that names ``checkpoint`` instead, fit to be shown."""
+    for name in (str(directory), escape(directory)):
+        text = text.replace(name, escape(checkpoint))
+    return text
+
+
+def _existing(url: str, options: Mapping[str, Any]) -> Location:
+    location = Location.parse(url, options)
+    with explain_errors(f"looking for {escape(location)}"):
+        if location.is_dir():
+            return location
+    parent, _, name = location.path.rpartition("/")
+    if not parent:
+        raise errors.CheckpointNotFound(f"There is no checkpoint {escape(location)}.")
+    # The storage may contain similar names, which its error then lists.
+    storage = CheckpointStorage(dataclasses.replace(location, path=parent).url, options=options)
+    return Location.parse(storage.find(name), options)
+
+
+def _is_checkpoint(location: Location) -> bool:
+    with explain_errors(f"looking into {escape(location)}"):
+        return any((location / name).exists() for name in _MARKERS)

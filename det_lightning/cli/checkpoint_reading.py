@@ -1,0 +1,268 @@
+"""``det-lightning checkpoint ls``, ``show`` and ``verify``.
+
+The commands import what they need when they run, so that ``--help`` and ``ls`` do not wait for torch.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from det_lightning.cli.arguments import Checkpoint, JsonFlag, Options, Storage, TrustedFlag, parse_options
+from det_lightning.cli.output import (
+    as_command_line,
+    describe_age,
+    describe_metric,
+    describe_size,
+    pairs,
+    print_json,
+    print_lines,
+    print_table,
+    report_errors,
+)
+
+if TYPE_CHECKING:
+    from det_lightning.checkpoint.retention.rule import CheckpointRecord
+    from det_lightning.checkpoint.retention.trial_index import TrialIndex
+    from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+    from det_lightning.checkpoint.storage.metadata import CheckpointInfo
+
+# The number of tensors of a model that are shown unless all are asked for.
+_FEW = 10
+
+# ls
+
+
+@report_errors()
+def list_checkpoints(storage: Storage, option: Options = None, json: JsonFlag = False) -> None:
+    """List the checkpoints of a storage, newest first, incomplete ones included; then the links to them."""
+    from det_lightning.cli.checkpoint_locations import open_storage
+
+    listed = open_storage(storage, parse_options(option))
+    found = _list_entries(listed)
+    links = listed.list_links()
+    if json:
+        content = {"storage": str(listed), "checkpoints": found}
+        print_json({**content, "links": links} if links else content)
+        return
+    now = time.time()
+    metric_names = {entry["metric"]["name"] for entry in found if entry["metric"]}
+    # Usually all have the same metric, whose name is then shown once.
+    common = metric_names.pop() if len(metric_names) == 1 else None
+    rows = [
+        [
+            entry["uuid"],
+            entry["steps_completed"],
+            describe_metric(entry["metric"], with_name=common is None),
+            describe_size(entry["size_bytes"]),
+            None if entry["written_s"] is None else describe_age(now - entry["written_s"]),
+            "yes" if entry["complete"] else "NO",
+        ]
+        for entry in found
+    ]
+    rows += [[f"{name} -> {target or 'unknown'}", None, None, None, None, "link"] for name, target in links.items()]
+    print_table(["uuid", ">steps", str(common or "metric"), ">size", ">age", "complete"], rows)
+
+
+def _list_entries(storage: CheckpointStorage) -> list[dict[str, Any]]:
+    from det_lightning.checkpoint.retention.trial_index import read_indexes
+
+    recorded = {record.id: (index, record) for index in read_indexes(storage.root) for record in index.records}
+    described = storage.describe(storage.list_ids(complete=False))
+    found = [_entry(info, recorded.get(info.id)) for info in described]
+    return sorted(found, key=lambda entry: (-(entry["written_s"] or 0.0), entry["uuid"]))
+
+
+def _entry(info: CheckpointInfo, recorded: tuple[TrialIndex, CheckpointRecord] | None) -> dict[str, Any]:
+    from det_lightning.checkpoint.storage.metadata import notes_in, plausible_time
+
+    notes = notes_in(info.metadata)
+    trial = notes.trial
+    experiment = notes.experiment
+    steps = notes.steps_completed
+    metric = None if notes.metric is None else {"name": notes.metric_name, "value": notes.metric}
+    if recorded is not None:
+        index, record = recorded
+        trial = index.trial
+        experiment = index.experiment
+        steps = record.steps_completed if steps is None else steps
+        if record.metric is not None:
+            metric = {"name": index.metric_name, "value": record.metric}
+    noted = plausible_time(notes.time_s, info.written)
+    written = info.written if noted is None else noted
+    return {
+        "uuid": info.id,
+        "complete": info.complete,
+        "steps_completed": steps,
+        "metric": metric,
+        "size_bytes": info.size_bytes,
+        "written_s": written,
+        "written": _as_date(written),
+        "trial": trial,
+        "experiment": experiment,
+    }
+
+
+def _as_date(time_s: float | None) -> str | None:
+    try:
+        return None if time_s is None else datetime.datetime.fromtimestamp(time_s, datetime.timezone.utc).isoformat()
+    except (ValueError, OverflowError, OSError):  # a file system may give any time
+        return None
+
+
+# show
+
+
+@report_errors()
+def show(
+    checkpoint: Checkpoint,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Name every tensor.")] = False,
+    trusted: TrustedFlag = False,
+    option: Options = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show what a checkpoint contains, without running any of it."""
+    from det_lightning.checkpoint.safe_load import inspect_checkpoint
+    from det_lightning.cli.checkpoint_locations import list_sizes, locate_checkpoint, opened, with_name_of
+
+    options = parse_options(option)
+    location = locate_checkpoint(checkpoint, options)
+    sizes = list_sizes(location)
+    with opened(location, options) as directory:
+        content = inspect_checkpoint(directory, trusted=trusted)
+    problems = [as_command_line(with_name_of(location, directory, problem)) for problem in content["problems"]]
+    if json:
+        if not tensors:
+            for model in content.get("models", []):
+                model["tensors"] = len(model["tensors"])
+        print_json({"path": str(location), "files": sizes, **content, "problems": problems})
+    else:
+        print_lines([f"Checkpoint {location.name}", f"  at {location}", *_overview(content), ""])
+        print_table(["file", ">size"], _file_rows(sizes))
+        if "models" in content:
+            _print_state(content, tensors)
+        print_lines(f"PROBLEM: {problem}" for problem in problems)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _overview(content: dict[str, Any]) -> Iterator[str]:
+    load_data = content.get("load_data") or {}
+    metadata = content.get("metadata") or {}
+    facts = {
+        "trial": load_data.get("trial_cls_spec"),
+        "hparams": pairs(content["hparams"]) if content.get("hparams") else None,
+        "experiment": (content.get("experiment_config") or {}).get("name"),
+        "framework": metadata.get("framework") or metadata.get("torch_version"),
+        "Determined": metadata.get("determined_version"),
+        "metric": describe_metric(metadata.get("metric")),
+        "state": pairs(content["trial_state"]) if "trial_state" in content else None,
+        "complete": "yes" if content.get("complete") else "NO",
+    }
+    for name, value in facts.items():
+        if value is not None:
+            yield f"  {name + ':':<12} {value}"
+
+
+def _file_rows(sizes: dict[str, int]) -> Iterator[list[Any]]:
+    from det_lightning.checkpoint.format.layout import CODE_DIR
+
+    code = {name: size for name, size in sizes.items() if name.startswith(f"{CODE_DIR}/")}
+    for name, size in sizes.items():
+        if name not in code:
+            yield [name, describe_size(size)]
+    if code:
+        yield [f"{CODE_DIR}/ (files: {len(code)})", describe_size(sum(code.values()))]
+
+
+def _print_state(content: dict[str, Any], all_tensors: bool) -> None:
+    print_lines([""])
+    print_table(["model", ">values", "types", "tensors"], _model_rows(content["models"]))
+    print_lines([""])
+    print_table(["tensor", "type", "shape"], _tensor_rows(content["models"], all_tensors))
+    print_lines(["", *_training_lines(content)])
+
+
+def _model_rows(models: list[dict[str, Any]]) -> Iterator[list[Any]]:
+    for index, model in enumerate(models):
+        dtypes = ", ".join(f"{dtype} ({count:,})" for dtype, count in model["dtypes"].items())
+        others = f", and {', '.join(model['other_entries'])}" if model["other_entries"] else ""
+        yield [index, f"{model['values']:,}", dtypes, f"{len(model['tensors'])}{others}"]
+
+
+def _tensor_rows(models: list[dict[str, Any]], all_tensors: bool) -> Iterator[list[Any]]:
+    for index, model in enumerate(models):
+        prefix = f"{index}: " if len(models) > 1 else ""
+        shown = model["tensors"] if all_tensors else model["tensors"][:_FEW]
+        for tensor in shown:
+            yield [prefix + tensor["name"], tensor["dtype"], " x ".join(map(str, tensor["shape"])) or "scalar"]
+        if len(shown) < len(model["tensors"]):
+            yield [f"{prefix}... and {len(model['tensors']) - len(shown)} more (--tensors)", None, None]
+
+
+def _training_lines(content: dict[str, Any]) -> Iterator[str]:
+    for index, optimizer in enumerate(content["optimizers"]):
+        yield f"Optimizer {index}: {optimizer['groups']} parameter group(s), lr {_numbers(optimizer['lr'])}"
+    for index, scheduler in enumerate(content["lr_schedulers"]):
+        yield f"Scheduler {index}: last epoch {scheduler['last_epoch']}, lr {_numbers(scheduler['lr'])}"
+    yield f"Callbacks with a state: {', '.join(content['callbacks']) or 'none'}"
+    yield f"Random states: {', '.join(content['rng_states']) or 'none'}"
+    if content["gradient_scaler"]:
+        yield "Gradient scaler: yes"
+    if "exact_resume" in content:
+        exact = content["exact_resume"]
+        yield f"Resumes: {'at the very next batch' if exact else 'as Determined does, without a position in the data'}"
+    if content.get("lightning"):
+        yield "Entries of Lightning's: yes"
+
+
+def _numbers(values: list[float | None]) -> str:
+    return ", ".join("unknown" if value is None else f"{value:.6g}" for value in values) or "unknown"
+
+
+# verify
+
+
+@report_errors()
+def verify(
+    urls: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CHECKPOINT_OR_STORAGE...",
+            help="Paths or URLs; of a storage all checkpoints are verified.",
+            show_default=False,
+        ),
+    ],
+    trusted: TrustedFlag = False,
+    option: Options = None,
+    json: JsonFlag = False,
+) -> None:
+    """Check that checkpoints are complete, undamaged and safe to read."""
+    from det_lightning.checkpoint.safe_load import verify_checkpoint
+    from det_lightning.cli.checkpoint_locations import locate_checkpoints, opened, with_name_of
+
+    options = parse_options(option)
+    verdicts: dict[str, dict[str, Any]] = {}
+    for location in [location for url in urls for location in locate_checkpoints(url, options)]:
+        with opened(location, options, with_code=True) as directory:
+            verdict = verify_checkpoint(directory, trusted=trusted)
+        problems = [as_command_line(with_name_of(location, directory, problem)) for problem in verdict.problems]
+        verdicts[str(location)] = {"fine": not problems, **vars(verdict), "problems": problems}
+    if json:
+        print_json({"checkpoints": [{"path": path, **verdict} for path, verdict in verdicts.items()]})
+    else:
+        rows = [_verdict_row(path, verdict) for path, verdict in verdicts.items()]
+        print_table(["checkpoint", "verdict", ">files", "checksums"], rows)
+        print_lines(f"PROBLEM: {problem}" for verdict in verdicts.values() for problem in verdict["problems"])
+    if not all(verdict["fine"] for verdict in verdicts.values()):
+        raise typer.Exit(1)
+
+
+def _verdict_row(path: str, verdict: dict[str, Any]) -> list[Any]:
+    without = "none, as Determined writes it" if verdict["fine"] else "none"
+    name = path.rpartition("/")[2]
+    return [name, "fine" if verdict["fine"] else "BAD", verdict["files"], verdict["checksums"] or without]

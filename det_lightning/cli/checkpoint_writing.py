@@ -1,0 +1,236 @@
+"""``det-lightning checkpoint export``, ``import`` and ``prune``.
+
+The commands import what they need when they run, so that ``--help`` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import pathlib
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from det_lightning import errors
+from det_lightning.cli.arguments import Checkpoint, JsonFlag, Options, Storage, TrustedFlag, parse_options
+from det_lightning.cli.output import print_json, print_lines, report_errors, show_progress, warn
+from det_lightning.escaping import escape
+
+if TYPE_CHECKING:
+    from det_lightning.checkpoint.retention.pruning import PrunePlan
+
+
+class ExportKind(str, enum.Enum):
+    """What ``export`` writes."""
+
+    weights = "weights"
+    safetensors = "safetensors"
+    lightning = "lightning"
+
+
+# export
+
+
+@report_errors()
+def export(
+    checkpoint: Checkpoint,
+    to: Annotated[
+        ExportKind,
+        typer.Option(
+            help="weights: a state dict for torch.load; safetensors: the same without pickle; lightning: a .ckpt that "
+            "pl.Trainer.fit(TrialModule(...), ckpt_path=...) resumes from. With several models the names of weights "
+            "begin with models.<index>.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[str, typer.Option("--output", "-o", help="The file to write.", show_default=False)],
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    trusted: TrustedFlag = False,
+    option: Options = None,
+    json: JsonFlag = False,
+) -> None:
+    """Write a checkpoint as a single file that other programs read."""
+    from det_lightning.checkpoint.format import exports
+    from det_lightning.checkpoint.safe_load import read_checkpoint
+    from det_lightning.cli.checkpoint_locations import locate_checkpoint, opened
+
+    options = parse_options(option)
+    file = _require_free(output, force)
+    left_out: list[str] = []
+    with opened(locate_checkpoint(checkpoint, options), options) as directory:
+        content = read_checkpoint(directory, trusted=trusted)
+        if to is ExportKind.lightning:
+            exports.export_lightning(content, file)
+        elif to is ExportKind.weights:
+            exports.export_weights(content, file)
+        else:
+            left_out = exports.export_safetensors(content, file)
+    if left_out:
+        warn(f"Left out, since they are not tensors: {', '.join(left_out)}")
+    if json:
+        print_json({"path": str(file), "bytes": file.stat().st_size, "left_out": left_out})
+    else:
+        print_lines([str(file)])
+
+
+def _require_free(output: str, force: bool) -> pathlib.Path:
+    if "://" in output:
+        raise ValueError(f"--output takes the path of a local file; got {output!r}.")
+    file = pathlib.Path(output).expanduser()
+    if file.is_dir() or not file.name:
+        raise ValueError(f"--output takes the path of a file; {output!r} is a directory.")
+    if not file.parent.is_dir():
+        raise ValueError(f"--output {output!r}: there is no directory {file.parent}.")
+    if file.exists() and not force:
+        raise ValueError(f"--output {output!r} exists; --force replaces it.")
+    return file
+
+
+# import
+
+
+@report_errors()
+def import_file(
+    file: Annotated[str, typer.Argument(help="Path or URL of a .ckpt file of Lightning's.", show_default=False)],
+    storage: Storage,
+    any_module: Annotated[
+        bool,
+        typer.Option(
+            "--any-module",
+            help="Take the file of a LightningModule that is not a TrialModule: its weights, as those of one model, "
+            "and its optimizers and schedulers.",
+        ),
+    ] = False,
+    trusted: TrustedFlag = False,
+    option: Options = None,
+    json: JsonFlag = False,
+) -> None:
+    """Write a .ckpt file as a new checkpoint in Determined's format, without code, and print its id."""
+    from det_lightning.checkpoint.format.lightning_file import from_lightning
+    from det_lightning.checkpoint.safe_load import read_state
+    from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+    from det_lightning.checkpoint.storage.writer import CheckpointWriter
+
+    options = parse_options(option)
+    target = CheckpointStorage(storage, options=options)
+    with _local_file(file, options) as path:
+        try:
+            files = from_lightning(read_state(path, trusted=trusted), any_module=any_module)
+        except errors.InvalidCheckpointException as e:
+            raise errors.InvalidCheckpointException(f"{file} cannot be imported: {e}") from e
+    files.notes["imported_from"] = file.rpartition("/")[2]
+    # The file has no code of the trial, and the working directory is not that code.
+    with tempfile.TemporaryDirectory(prefix="det_lightning-") as empty:
+        checkpoint_id = CheckpointWriter(target, pathlib.Path(empty)).write(files)
+    if json:
+        print_json({"uuid": checkpoint_id, "path": str(target.root / checkpoint_id)})
+    else:
+        print_lines([checkpoint_id])
+
+
+@contextlib.contextmanager
+def _local_file(url: str, options: Mapping[str, Any]) -> Iterator[pathlib.Path]:
+    from det_lightning.checkpoint.storage.location import Location, explain_errors
+
+    location = Location.parse(url, options)
+    with explain_errors(f"reading {location}"):
+        if not location.exists():
+            raise errors.CheckpointNotFound(f"There is no file {location}.")
+        if location.is_dir():
+            raise ValueError(f"{location} is a directory; import takes a .ckpt file of Lightning's.")
+        size = int(location.fs.size(location.path) or 0)
+    if location.is_local:
+        yield location.local_path
+        return
+    with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
+        file = pathlib.Path(folder) / "file.ckpt"
+        with show_progress(f"Reading {location.name}", size) as progress, explain_errors(f"reading {location}"):
+            location.fs.get_file(location.path, str(file))
+            progress(location.name, size)
+        yield file
+
+
+# prune
+
+
+@report_errors()
+def prune(
+    storage: Storage,
+    experiment_best: Annotated[int, typer.Option(help="Number to keep of each experiment's best.")] = 0,
+    trial_best: Annotated[int, typer.Option(help="Number to keep of each trial's best.")] = 1,
+    trial_latest: Annotated[int, typer.Option(help="Number to keep of each trial's latest.")] = 1,
+    incomplete: Annotated[
+        bool,
+        typer.Option("--incomplete", help="Also delete those that were never finished and are older than an hour."),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    option: Options = None,
+    json: JsonFlag = False,
+) -> None:
+    """Delete the checkpoints that need not be kept, by Determined's rule.
+
+    The rule needs to know metrics and trials, which a run with retention notes beside its checkpoints. Others are left
+    alone. Do not use it on the storage of a trial that is running.
+    """
+    from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
+    from det_lightning.checkpoint.retention.rule import Retention
+    from det_lightning.cli.checkpoint_locations import open_storage
+
+    retention = Retention(experiment_best, trial_best, trial_latest)
+    pruned = open_storage(storage, parse_options(option))
+    plan = plan_pruning(pruned, retention, incomplete)
+    if not json:
+        print_lines(_describe(plan))
+    deleted: list[str] = []
+    if plan.to_delete and not dry_run and (yes or _confirm(len(plan.to_delete), str(pruned))):
+        deleted = carry_out(plan, pruned)
+    if json:
+        print_json(_plan_as_json(plan, deleted, dry_run))
+    elif not plan.to_delete:
+        print_lines(["Nothing to delete."])
+    else:
+        print_lines([f"{len(deleted)} deleted." if deleted or not dry_run else "Nothing deleted: a dry run."])
+
+
+def _confirm(count: int, storage: str) -> bool:
+    if not sys.stdin.isatty():
+        raise ValueError(
+            f"{count} checkpoints in {escape(storage)} would be deleted, and there is no terminal to ask at. --yes "
+            "deletes them, --dry-run only lists them."
+        )
+    return typer.confirm(f"Delete {count} checkpoints in {escape(storage)}?", err=True)
+
+
+def _describe(plan: PrunePlan) -> list[str]:
+    lines = [
+        f"delete {record.id}  trial {index.trial}, {record.steps_completed} steps, metric {record.metric}"
+        for index, ids in plan.by_rule
+        for record in index.records
+        if record.id in ids
+    ]
+    lines += [f"delete {checkpoint_id}  incomplete" for checkpoint_id in plan.incomplete]
+    lines.append(f"{len(plan.kept)} kept by the rule.")
+    if plan.in_use:
+        lines.append(f"{len(plan.in_use)} in use by active runs: left alone.")
+    if plan.maybe_unfinished:
+        lines.append(f"{len(plan.maybe_unfinished)} incomplete, and perhaps still being written: left alone.")
+    if plan.unknown:
+        lines.append(f"{len(plan.unknown)} written by another program, of a trial that is not known: left alone.")
+    return lines
+
+
+def _plan_as_json(plan: PrunePlan, deleted: list[str], dry_run: bool) -> dict[str, Any]:
+    return {
+        "dry_run": dry_run,
+        "to_delete": plan.to_delete,
+        "deleted": deleted,
+        "kept": plan.kept,
+        "in_use": plan.in_use,
+        "perhaps_being_written": plan.maybe_unfinished,
+        "not_in_an_index": plan.unknown,
+    }

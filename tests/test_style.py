@@ -1,0 +1,112 @@
+"""The style that no linter checks: one assignment a line, and no expression that hides a condition."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Rooms, as directories or files below the root, that do not keep to it yet.
+NOT_YET = (
+    "adapters",
+    "callbacks",
+    "det_lightning/checkpoint",
+    "det_lightning/core",
+    "det_lightning/distributed",
+    "det_lightning/engine",
+    "det_lightning/importing.py",
+    "det_lightning/precision",
+    "det_lightning/pytorch",
+    "det_lightning/testing",
+)
+
+
+def packed_assignments(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield each ``a, b = x, y`` that could as well be two statements; a swap could not."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
+            continue
+        values = node.value.elts
+        for target in node.targets:
+            if isinstance(target, ast.Tuple) and len(target.elts) == len(values) and not reads_a_target(target, values):
+                yield node
+
+
+def reads_a_target(target: ast.Tuple, values: list[ast.expr]) -> bool:
+    """Tell whether a value reads what an earlier target of the same statement has changed, or unpacks another one."""
+    if any(isinstance(part, ast.Starred) for part in [*target.elts, *values]):
+        return True
+    read: set[str] = set()
+    for changed, value in zip(reversed(target.elts), reversed(values), strict=True):
+        if ast.unparse(changed) in read:
+            return True
+        read |= {ast.unparse(node) for node in ast.walk(value) if isinstance(node, ast.expr)}
+    return False
+
+
+def products_with_truth(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield each ``[...] * bool(x)``, which means ``[...] if x else []``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            for side in (node.left, node.right):
+                if isinstance(side, ast.Call) and isinstance(side.func, ast.Name) and side.func.id == "bool":
+                    yield node
+
+
+def calls_of_a_choice(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield each ``(f if c else g)(x)``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.IfExp):
+            yield node
+
+
+RULES = (packed_assignments, products_with_truth, calls_of_a_choice)
+
+
+def lines_found(text: str) -> list[int]:
+    tree = ast.parse(text)
+    return sorted({node.lineno for rule in RULES for node in rule(tree)})  # type: ignore[attr-defined]
+
+
+def product_files() -> list[Path]:
+    return sorted(file for room in ("det_lightning", "adapters", "callbacks") for file in (ROOT / room).rglob("*.py"))
+
+
+def is_finished(file: Path) -> bool:
+    return not any(file.is_relative_to(ROOT / room) for room in NOT_YET)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a, b = 1, 2",
+        "self.a, self.b = x, y",
+        "a, b = b, 1",
+        "x = [1] * bool(y)",
+        "x = bool(y) * [1]",
+        "(f if c else g)(x)",
+    ],
+)
+def test_it_is_found(text: str) -> None:
+    assert lines_found(text) == [1]
+
+
+@pytest.mark.parametrize(
+    "text", ["a, b = b, a", "a, b = 1, a", "a, b = f()", "a, *b = 1, *x", "x = 2 * y", "f(x) if c else g(x)"]
+)
+def test_other_code_is_left_alone(text: str) -> None:
+    assert lines_found(text) == []
+
+
+def test_the_whole_product_keeps_to_the_style() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{line}"
+        for file in product_files()
+        if is_finished(file)
+        for line in lines_found(file.read_text(encoding="utf-8"))
+    ]
+    assert found == []
