@@ -1,22 +1,22 @@
-"""What can be said of a promise besides that it holds."""
+"""What can be said of a check besides that it holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["BadTrial", "BrokenPromise", "UncheckedPromise"]
+__all__ = ["BadTrial", "CheckFailed", "NotChecked"]
 
 
 class BadTrial(Exception):
     """The trial can not be looked at: it does not import, is not there, or lacks what it needs. Says what to do."""
 
 
-class UncheckedPromise(Exception):
-    """A promise can not be checked here; the message says why, and what would be needed."""
+class NotChecked(Exception):
+    """A check can not be checked here; the message says why, and what would be needed."""
 
 
-class BrokenPromise(AssertionError):
-    """A promise does not hold.
+class CheckFailed(AssertionError):
+    """A check does not hold.
 
     Args:
         finding: what differs or is missing first, with names and amounts.

@@ -1,4 +1,4 @@
-"""A correct trial, broken in many ways: each is caught by the promise that is about it, with the culprit named."""
+"""A correct trial, broken in many ways: each is caught by the check that is about it, with the culprit named."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from det_lightning.testing.conversion import own_record, settings_of
-from det_lightning.testing.evidence import Evidence
+from det_lightning.testing.checks import CHECKS
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import BadTrial, BrokenPromise
-from det_lightning.testing.promises import PROMISES
+from det_lightning.testing.outcomes import BadTrial, CheckFailed
 from det_lightning.testing.records.reference import write_record
+from det_lightning.testing.training.reference import own_record, settings_of
+from det_lightning.testing.training.runs import TrialRuns
 
 CORRECT = Path(__file__).with_name("correct_trial.py").read_text()
 HPARAMS = {"lr": 0.02, "global_batch_size": 4}
@@ -38,13 +38,13 @@ class Defect:
 
     Attributes:
         name: what is wrong.
-        promise: which one has to catch it.
+        check: which one has to catch it.
         says: patterns that its message has to have, in any order.
         changes: texts to replace, with what.
     """
 
     name: str
-    promise: str
+    check: str
     says: tuple[str, ...]
     changes: dict[str, str]
 
@@ -401,41 +401,41 @@ DEFECTS = [
 ]
 
 
-def evidence_for(source: str, folder: Path, **options: object) -> Evidence:
+def runs_of(source: str, folder: Path, **options: object) -> TrialRuns:
     (folder / "model_def.py").write_text(source)
-    return Evidence(TrialOptions("model_def:MyTrial", folder, HPARAMS, **options))
+    return TrialRuns(TrialOptions("model_def:MyTrial", folder, HPARAMS, **options))
 
 
-def check(promise_name: str, evidence: Evidence) -> None:
-    (promise,) = (promise for promise in PROMISES if promise.name == promise_name)
-    promise.check(evidence)
+def run_check(name: str, runs: TrialRuns) -> None:
+    (check,) = (check for check in CHECKS if check.name == name)
+    check.run(runs)
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A record of the correct trial."""
     folder = tmp_path_factory.mktemp("reference")
-    evidence = evidence_for(CORRECT, folder)
-    write_record(own_record(evidence.setup, settings_of(evidence.options, evidence.setup)), folder / "ref.json")
+    runs = runs_of(CORRECT, folder)
+    write_record(own_record(runs.setup, settings_of(runs.options, runs.setup)), folder / "ref.json")
     return folder / "ref.json"
 
 
 @pytest.fixture(scope="module")
-def correct(tmp_path_factory: pytest.TempPathFactory, reference: Path) -> Evidence:
-    return evidence_for(CORRECT, tmp_path_factory.mktemp("correct"), reference=reference)
+def correct(tmp_path_factory: pytest.TempPathFactory, reference: Path) -> TrialRuns:
+    return runs_of(CORRECT, tmp_path_factory.mktemp("correct"), reference=reference)
 
 
-@pytest.mark.parametrize("promise", dict.fromkeys(defect.promise for defect in DEFECTS))
-def test_the_correct_trial_keeps_every_one_of_these_promises(correct: Evidence, promise: str) -> None:
-    check(promise, correct)
+@pytest.mark.parametrize("check", dict.fromkeys(defect.check for defect in DEFECTS))
+def test_the_correct_trial_passes_every_one_of_these_checks(correct: TrialRuns, check: str) -> None:
+    run_check(check, correct)
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
-def test_a_defect_is_caught_by_its_promise_and_named(defect: Defect, tmp_path: Path, reference: Path) -> None:
-    evidence = evidence_for(defect.source(), tmp_path, reference=reference)
-    with pytest.raises((BrokenPromise, BadTrial)) as caught:
-        check(defect.promise, evidence)
-    evidence.close()
+def test_a_defect_is_caught_by_its_check_and_named(defect: Defect, tmp_path: Path, reference: Path) -> None:
+    runs = runs_of(defect.source(), tmp_path, reference=reference)
+    with pytest.raises((CheckFailed, BadTrial)) as caught:
+        run_check(defect.check, runs)
+    runs.close()
     message = str(caught.value)
     assert all(re.search(pattern, message) for pattern in defect.says), message
 
@@ -490,10 +490,10 @@ HARMLESS = {
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_does_no_harm_is_no_defect(name: str, tmp_path: Path) -> None:
-    promise, changes = HARMLESS[name]
-    evidence = evidence_for(Defect(name, promise, (), changes).source(), tmp_path)
-    check(promise, evidence)
-    evidence.close()
+    check, changes = HARMLESS[name]
+    runs = runs_of(Defect(name, check, (), changes).source(), tmp_path)
+    run_check(check, runs)
+    runs.close()
 
 
 def test_there_are_enough_defects() -> None:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from det_lightning.core.ports import free_port
-from det_lightning.testing.training.loading import ImportedTrial
-from det_lightning.testing.training.running import RunPlan, TrialSetup
+from det_lightning.testing.training.execution import RunPlan, TrialSetup
 from det_lightning.testing.training.shares import RankResult
+from det_lightning.testing.training.trial_source import ImportedTrial
 
 __all__ = ["train_in_processes"]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch.distributed as dist
 
 from det_lightning.core.distributed import DistributedContext
-from det_lightning.testing.training.loading import ImportedTrial
-from det_lightning.testing.training.running import RunPlan, TrialSetup, train
+from det_lightning.testing.observation.observer import Observer
+from det_lightning.testing.training.execution import RunPlan, TrialSetup, train
 from det_lightning.testing.training.shares import RankResult, without_chance
-from det_lightning.testing.watching.observer import Observer
+from det_lightning.testing.training.trial_source import ImportedTrial
 
 
 def main(settings_file: Path, rank: int) -> None:

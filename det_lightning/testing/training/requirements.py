@@ -9,10 +9,10 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.pytorch.random_state import isolated_rng
 from det_lightning.pytorch.trainer import init
+from det_lightning.testing.observation.source_scan import hparams_in
 from det_lightning.testing.outcomes import BadTrial
-from det_lightning.testing.training.loading import TrialSource, is_own_file
-from det_lightning.testing.training.running import Failure, TrialSetup
-from det_lightning.testing.watching.scanning import hparams_in
+from det_lightning.testing.training.execution import Failure, TrialSetup
+from det_lightning.testing.training.trial_source import TrialSource, is_own_file
 
 __all__ = ["AskedHparams", "arguments_of", "explain_failure", "files_of"]
 

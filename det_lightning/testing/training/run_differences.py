@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from det_lightning.testing.training.running import ObservedRun
-from det_lightning.testing.watching.digests import amount, equal, flat, shown
-from det_lightning.testing.watching.observer import CHECKPOINTED, Happening
+from det_lightning.testing.observation.digests import amount, equal, flat, shown
+from det_lightning.testing.observation.observer import CHECKPOINTED, Happening
+from det_lightning.testing.training.execution import ObservedRun
 
 __all__ = ["RunDifference", "first_difference", "happenings_after"]
 

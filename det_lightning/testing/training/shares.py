@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from det_lightning.testing.training.running import ObservedRun
-from det_lightning.testing.watching.patching import replaced
+from det_lightning.testing.observation.patching import replaced
+from det_lightning.testing.training.execution import ObservedRun
 
 __all__ = ["RankResult", "differing_loss", "same_samples", "unequal_ranks", "without_chance", "worst_parameter"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from det_lightning.testing.training.running import RunPlan
+from det_lightning.testing.training.execution import RunPlan
 
-__all__ = ["Timetable"]
+__all__ = ["Boundaries"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Timetable:
+class Boundaries:
     """The boundaries of a run, in batches trained; None for a kind that this trial's data have not.
 
     Attributes:
@@ -28,7 +28,7 @@ class Timetable:
     after_validation: int
 
     @classmethod
-    def of(cls, batches: int, epoch_length: int | None) -> Timetable:
+    def of(cls, batches: int, epoch_length: int | None) -> Boundaries:
         """Lay out a run.
 
         Args:

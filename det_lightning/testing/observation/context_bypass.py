@@ -19,11 +19,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from det_lightning.pytorch.lr_scheduler import LRScheduler
-from det_lightning.testing.training.loading import is_own_file
-from det_lightning.testing.watching.observer import Observer
-from det_lightning.testing.watching.patching import replaced
+from det_lightning.testing.observation.observer import Observer
+from det_lightning.testing.observation.patching import replaced
+from det_lightning.testing.training.trial_source import is_own_file
 
-__all__ = ["Conduct", "clearing_of_gradients", "watching_conduct"]
+__all__ = ["ContextBypass", "clearing_of_gradients", "watching_context"]
 
 _OURS = str(Path(__file__).parents[2])
 # What of ours calls optimizers, schedulers and backward passes; an optimizer of the user's may call another one.
@@ -51,7 +51,7 @@ _WRAPPERS = (
 
 
 @dataclasses.dataclass
-class Conduct:
+class ContextBypass:
     """What a trial was seen to do, each thing once, with the line where it does it.
 
     Attributes:
@@ -89,19 +89,19 @@ class Conduct:
 
 
 @contextlib.contextmanager
-def watching_conduct(conduct: Conduct, observer: Observer) -> Iterator[None]:
-    """Note in ``conduct`` what the trial of ``observer`` does inside of the block."""
+def watching_context(bypass: ContextBypass, observer: Observer) -> Iterator[None]:
+    """Note in ``bypass`` what the trial of ``observer`` does inside of the block."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_backward_passes(conduct))
-        stack.enter_context(_optimizer_steps(conduct, observer))
-        stack.enter_context(_scheduler_steps(conduct, observer))
-        stack.enter_context(_process_groups(conduct))
-        stack.enter_context(_Devices(conduct, observer))
+        stack.enter_context(_backward_passes(bypass))
+        stack.enter_context(_optimizer_steps(bypass, observer))
+        stack.enter_context(_scheduler_steps(bypass, observer))
+        stack.enter_context(_process_groups(bypass))
+        stack.enter_context(_Devices(bypass, observer))
         yield
-        _note_wrapped_twice(conduct, observer.context)
+        _note_wrapped_twice(bypass, observer.context)
 
 
-def _note_wrapped_twice(conduct: Conduct, context: Any) -> None:
+def _note_wrapped_twice(bypass: ContextBypass, context: Any) -> None:
     wrapped = {
         "wrap_model": context.models,
         "wrap_optimizer": context.optimizers,
@@ -110,7 +110,7 @@ def _note_wrapped_twice(conduct: Conduct, context: Any) -> None:
     for method, objects in wrapped.items():
         for index, one in enumerate(objects):
             if any(one is other for other in objects[:index]):
-                conduct.past_context[f"context.{method}() is called twice with the same {type(one).__name__}"] = None
+                bypass.past_context[f"context.{method}() is called twice with the same {type(one).__name__}"] = None
 
 
 def _noted(owner: Any, name: str, note: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
@@ -125,25 +125,25 @@ def _noted(owner: Any, name: str, note: Callable[..., None]) -> contextlib.Abstr
     return replaced(owner, name, noting)
 
 
-def _backward_passes(conduct: Conduct) -> contextlib.AbstractContextManager[None]:
+def _backward_passes(bypass: ContextBypass) -> contextlib.AbstractContextManager[None]:
     def note(*args: Any, **kwargs: Any) -> None:
-        line = conduct.line_of_user()
+        line = bypass.line_of_user()
         if line is not None:
-            conduct.past_context[f"{line}: loss.backward() should be context.backward(loss)"] = None
+            bypass.past_context[f"{line}: loss.backward() should be context.backward(loss)"] = None
 
     return _noted(torch.Tensor, "backward", note)
 
 
 @contextlib.contextmanager
-def _optimizer_steps(conduct: Conduct, observer: Observer) -> Iterator[None]:
+def _optimizer_steps(bypass: ContextBypass, observer: Observer) -> Iterator[None]:
     def note(optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        line, kind = conduct.line_of_user(), type(optimizer).__name__
+        line, kind = bypass.line_of_user(), type(optimizer).__name__
         if line is None or observer.context is None:
             return
         if any(optimizer is wrapped for wrapped in observer.context.optimizers):
-            conduct.past_context[f"{line}: step() of {kind} should be context.step_optimizer(optimizer)"] = None
+            bypass.past_context[f"{line}: step() of {kind} should be context.step_optimizer(optimizer)"] = None
         else:
-            conduct.past_context[
+            bypass.past_context[
                 f"{line}: steps a {kind} that is not wrapped; pass it through context.wrap_optimizer() and step it "
                 "with context.step_optimizer()"
             ] = None
@@ -156,12 +156,12 @@ def _optimizer_steps(conduct: Conduct, observer: Observer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _scheduler_steps(conduct: Conduct, observer: Observer) -> Iterator[None]:
+def _scheduler_steps(bypass: ContextBypass, observer: Observer) -> Iterator[None]:
     def note(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-        line = conduct.line_of_user()
+        line = bypass.line_of_user()
         for wrapped in observer.context.lr_schedulers if line and observer.context is not None else ():
             if wrapped.scheduler is scheduler and wrapped.step_mode is not LRScheduler.StepMode.MANUAL_STEP:
-                conduct.past_context[
+                bypass.past_context[
                     f"{line}: step() of {type(scheduler).__name__}, which the training loop steps too "
                     f"({wrapped.step_mode.name}), so that it is stepped twice; leave the call out, or wrap it with "
                     "LRScheduler.StepMode.MANUAL_STEP"
@@ -180,12 +180,12 @@ def _subclasses(cls: type) -> set[type]:
 
 
 @contextlib.contextmanager
-def _process_groups(conduct: Conduct) -> Iterator[None]:
+def _process_groups(bypass: ContextBypass) -> Iterator[None]:
     def noting(what: str) -> Callable[..., None]:
         def note(*args: Any, **kwargs: Any) -> None:
-            line = conduct.line_of_user()
+            line = bypass.line_of_user()
             if line is not None:
-                conduct.process_groups[f"{line}: {what}"] = None
+                bypass.process_groups[f"{line}: {what}"] = None
 
         return note
 
@@ -201,9 +201,9 @@ def _process_groups(conduct: Conduct) -> Iterator[None]:
 class _Devices(TorchFunctionMode):
     """Notes the devices that the trial names in calls of torch."""
 
-    def __init__(self, conduct: Conduct, observer: Observer) -> None:
+    def __init__(self, bypass: ContextBypass, observer: Observer) -> None:
         super().__init__()
-        self._conduct = conduct
+        self._conduct = bypass
         self._observer = observer
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -244,10 +244,10 @@ def clearing_of_gradients(directory: Path, observer: Observer, frequency: int, s
         frequency: number of batches of an update.
         seen: gets a line for each place.
     """
-    conduct = Conduct(directory)
+    bypass = ContextBypass(directory)
 
     def note(owner: Any, *args: Any, **kwargs: Any) -> None:
-        line = conduct.line_of_user()
+        line = bypass.line_of_user()
         if line is not None and observer.batches % frequency and _holds_gradients(owner):
             seen[f"{line}: zero_grad() of {type(owner).__name__}"] = None
 

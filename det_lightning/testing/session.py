@@ -1,4 +1,4 @@
-"""What pytest does when a trial is named: collect its promises, print the checklist, write the report."""
+"""What pytest does when a trial is named: collect its checks, print the checklist, write the report."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from det_lightning.testing.collecting import PromiseCollector, message_of
+from det_lightning.testing.check_items import CheckCollector, message_of
+from det_lightning.testing.checks import CHECKS
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.promises import PROMISES
 
 if TYPE_CHECKING:
-    from det_lightning.testing.evidence import Evidence
+    from det_lightning.testing.training.runs import TrialRuns
 
 __all__ = ["Checklist"]
 
@@ -30,37 +30,37 @@ class Checklist:
 
     def __init__(self, options: TrialOptions) -> None:
         self._options = options
-        self._evidence: Evidence | None = None
+        self._evidence: TrialRuns | None = None
         self._reports: dict[str, pytest.TestReport] = {}
 
-    def _gather(self) -> Evidence:
-        """Return the evidence, which brings torch: the process that only hands out work to others needs none."""
+    def _gather(self) -> TrialRuns:
+        """Return the runs, which brings torch: the process that only hands out work to others needs none."""
         if self._evidence is None:
             with warnings.catch_warnings():
                 # What Lightning and others say when they are imported is no error of the trial, whatever -W says.
                 warnings.simplefilter("ignore")
-                from det_lightning.testing.evidence import Evidence
+                from det_lightning.testing.training.runs import TrialRuns
 
-            self._evidence = Evidence(self._options)
+            self._evidence = TrialRuns(self._options)
         return self._evidence
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Add the promises to what the session collects, also where there is no test file."""
+        """Add the checks to what the session collects, also where there is no test file."""
         report = yield
         if isinstance(collector, pytest.Session) and report.passed:
             name = self._options.spec.replace("::", ":")
-            promises = PromiseCollector.from_parent(
-                collector, name=name, nodeid=name, options=self._options, evidence=self._gather()
+            checks = CheckCollector.from_parent(
+                collector, name=name, nodeid=name, options=self._options, runs=self._gather()
             )
-            report.result = [*(report.result or []), promises]
+            report.result = [*(report.result or []), checks]
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what is said of each promise."""
-        name = dict(report.user_properties).get("promise")
+        """Keep what is said of each check."""
+        name = dict(report.user_properties).get("check")
         if isinstance(name, str) and (report.when == "call" or report.outcome != "passed"):
             self._reports[name] = report
 
@@ -68,19 +68,19 @@ class Checklist:
         """Print the checklist, with the reason of each line that is not checked off."""
         if not self._reports:
             return
-        terminalreporter.section(f"promises of {self._options.spec}")
-        for promise in PROMISES:
-            if promise.name in self._reports:
-                report = self._reports[promise.name]
+        terminalreporter.section(f"checks of {self._options.spec}")
+        for check in CHECKS:
+            if check.name in self._reports:
+                report = self._reports[check.name]
                 colour = {"passed": "green", "failed": "red", "skipped": "yellow"}[report.outcome]
                 reason = "" if report.outcome == "passed" else f"  {_in_one_line(message_of(report))}"
-                terminalreporter.line(f"{_MARKS[report.outcome]} {promise.name}{reason}", **{colour: True})
+                terminalreporter.line(f"{_MARKS[report.outcome]} {check.name}{reason}", **{colour: True})
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the report, if one is wanted; of several processes the one that has heard of all promises."""
+        """Write the report, if one is wanted; of several processes the one that has heard of all checks."""
         config = session.config
         if self._options.report is not None and not hasattr(config, "workerinput") and self._reports:
-            from det_lightning.testing.reports.reporting import write_session_report
+            from det_lightning.testing.session_report import write_session_report
 
             command = shlex.join(["pytest", *map(str, config.invocation_params.args)])
             write_session_report(self._gather(), self._reports, command)

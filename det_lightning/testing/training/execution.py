@@ -21,10 +21,10 @@ from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.pytorch.random_state import isolated_rng
 from det_lightning.pytorch.trainer import Trainer, init
-from det_lightning.testing.training.loading import TrialSource, own_frames
+from det_lightning.testing.observation.observer import Observer
+from det_lightning.testing.observation.observing import observed
 from det_lightning.testing.training.surroundings import quietly, seed_generators, torch_defaults
-from det_lightning.testing.watching.observer import Observer
-from det_lightning.testing.watching.observing import observed
+from det_lightning.testing.training.trial_source import TrialSource, own_frames
 from det_lightning.units import Batch
 
 __all__ = ["Failure", "ObservedRun", "RunPlan", "TrialSetup", "train", "train_under_lightning", "validate"]

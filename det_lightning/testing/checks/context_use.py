@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from det_lightning.testing.evidence import Evidence
-from det_lightning.testing.outcomes import BrokenPromise
+from det_lightning.testing.observation.source_scan import Finding, devices_in, process_groups_in
+from det_lightning.testing.outcomes import CheckFailed
 from det_lightning.testing.training.requirements import files_of
-from det_lightning.testing.watching.scanning import Finding, devices_in, process_groups_in
+from det_lightning.testing.training.runs import TrialRuns
 
 __all__ = ["has_no_process_groups", "trains_through_its_context", "uses_no_hard_coded_device"]
 
 _Scan = Callable[[Iterable[Path], Path], list[Finding]]
 
 
-def trains_through_its_context(evidence: Evidence) -> None:
+def trains_through_its_context(runs: TrialRuns) -> None:
     """Backward passes and steps go through the context, each scheduler is stepped once."""
-    run, conduct = evidence.probe
-    if conduct.past_context:
-        raise BrokenPromise(
+    run, bypass = runs.probe
+    if bypass.past_context:
+        raise CheckFailed(
             "The trial does past its context what the context has to do, and to know of:",
-            conduct.past_context,
+            bypass.past_context,
             ["lines of a plain PyTorch loop that were kept: they break aggregation, precision and several processes"],
         )
-    evidence.require(run)
+    runs.require(run)
 
 
-def uses_no_hard_coded_device(evidence: Evidence) -> None:
+def uses_no_hard_coded_device(runs: TrialRuns) -> None:
     """No line of the trial fixes a device, and none was seen to use another than the context's."""
-    run, conduct = evidence.probe
-    found = _found(evidence, devices_in, conduct.devices)
+    run, bypass = runs.probe
+    found = _found(runs, devices_in, bypass.devices)
     if found:
-        raise BrokenPromise(
+        raise CheckFailed(
             "The trial chooses devices itself:",
             found,
             [
@@ -41,15 +41,15 @@ def uses_no_hard_coded_device(evidence: Evidence) -> None:
             ],
         )
     if not run.observer.begun:
-        evidence.require(run)
+        runs.require(run)
 
 
-def has_no_process_groups(evidence: Evidence) -> None:
+def has_no_process_groups(runs: TrialRuns) -> None:
     """No line of the trial connects processes or shares out models and data."""
-    run, conduct = evidence.probe
-    found = _found(evidence, process_groups_in, conduct.process_groups)
+    run, bypass = runs.probe
+    found = _found(runs, process_groups_in, bypass.process_groups)
     if found:
-        raise BrokenPromise(
+        raise CheckFailed(
             "The trial handles processes itself:",
             found,
             [
@@ -59,13 +59,13 @@ def has_no_process_groups(evidence: Evidence) -> None:
             ],
         )
     if not run.observer.begun:
-        evidence.require(run)
+        runs.require(run)
 
 
-def _found(evidence: Evidence, scan: _Scan, seen: Iterable[str]) -> dict[str, None]:
+def _found(runs: TrialRuns, scan: _Scan, seen: Iterable[str]) -> dict[str, None]:
     """Return what ``scan`` reads in the trial's files, and what a run has seen at other places, each once."""
-    with evidence.setup.source.imported():
-        read = scan(files_of(evidence.setup), evidence.setup.source.directory)
+    with runs.setup.source.imported():
+        read = scan(files_of(runs.setup), runs.setup.source.directory)
     places = {finding.place for finding in read}
     elsewhere = [sight for sight in seen if sight.rpartition(": ")[0] not in places]
     return dict.fromkeys([*map(str, read), *elsewhere])

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from det_lightning.pytorch.callback import PyTorchCallback
 from det_lightning.pytorch.reducers import MetricReducer
-from det_lightning.testing.watching.digests import fingerprint, generator_state
+from det_lightning.testing.observation.digests import fingerprint, generator_state
 
 __all__ = ["Holder", "Leaf", "ObjectState", "StateReader"]
 

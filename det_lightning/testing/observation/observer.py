@@ -13,9 +13,16 @@ import torch
 
 from det_lightning.pytorch.backend import DDP_PREFIX
 from det_lightning.pytorch.weights import collect_rest, collect_weights
-from det_lightning.testing.watching.digests import Fingerprint, arrays_in, fingerprint, flat, frozen, nested_fingerprint
-from det_lightning.testing.watching.object_state import ObjectState, StateReader
-from det_lightning.testing.watching.reading_order import ReadingOrder
+from det_lightning.testing.observation.attribute_access import ReadingOrder
+from det_lightning.testing.observation.digests import (
+    Fingerprint,
+    arrays_in,
+    fingerprint,
+    flat,
+    frozen,
+    nested_fingerprint,
+)
+from det_lightning.testing.observation.object_state import ObjectState, StateReader
 
 __all__ = ["CHECKPOINTED", "Happening", "Observer"]
 

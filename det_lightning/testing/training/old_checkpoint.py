@@ -13,10 +13,10 @@ import numpy as np
 from det_lightning import errors
 from det_lightning.checkpoint import load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.layout import METADATA_FILE
+from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import BrokenPromise
-from det_lightning.testing.training.running import ObservedRun, RunPlan, TrialSetup, train, validate
-from det_lightning.testing.watching.observer import Observer
+from det_lightning.testing.outcomes import CheckFailed
+from det_lightning.testing.training.execution import ObservedRun, RunPlan, TrialSetup, train, validate
 
 __all__ = ["OldCheckpoint", "recorded_metrics"]
 
@@ -56,7 +56,7 @@ class OldCheckpoint:
             storage: gives a directory to the checkpoints of a run, by name.
 
         Raises:
-            BrokenPromise: it can not be read; says why.
+            CheckFailed: it can not be read; says why.
         """
         path = _path(options)
         try:
@@ -65,7 +65,7 @@ class OldCheckpoint:
                 metadata = directory / METADATA_FILE
                 content = json.loads(metadata.read_text()) if metadata.is_file() else {}
         except errors.CheckpointError as e:
-            raise BrokenPromise(f"--trial-checkpoint {path} can not be read: {e}") from None
+            raise CheckFailed(f"--trial-checkpoint {path} can not be read: {e}") from None
         resumed = train(
             setup,
             RunPlan(steps + 1, validation_batches=1, aggregation_frequency=options.aggregation_frequency),

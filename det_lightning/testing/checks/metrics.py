@@ -11,29 +11,29 @@ from typing import Any
 
 import numpy as np
 
-from det_lightning.testing.evidence import Evidence
-from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
-from det_lightning.testing.watching.observer import Happening
+from det_lightning.testing.observation.observer import Happening
+from det_lightning.testing.outcomes import CheckFailed, NotChecked
+from det_lightning.testing.training.runs import TrialRuns
 
 __all__ = ["validates"]
 
 _JSON = (str, bool, bytes, datetime.datetime, enum.Enum, uuid.UUID, type(None))
 
 
-def validates(evidence: Evidence) -> None:
+def validates(runs: TrialRuns) -> None:
     """The trial validates; its metrics can be written as JSON, and have the same names each time."""
-    run = evidence.straight
+    run = runs.straight
     _require_stable_names(run.observer.happenings, "metric", "train_batch()")
     validations = [happening for happening in run.observer.happenings if happening.what == "validation"]
     _require_stable_names(validations, "validation metric", "the validation")
     if run.failure is not None and run.failure.stage.startswith("in the validation"):
-        raise evidence.explained(run)
-    evidence.require(run)
+        raise runs.explained(run)
+    runs.require(run)
     if not validations:
-        raise UncheckedPromise(f"the trial ended its run after {run.observer.batches} batches, without a validation")
+        raise NotChecked(f"the trial ended its run after {run.observer.batches} batches, without a validation")
     for happening in validations:
         _require_json(happening)
-    _require_searcher_metric(evidence, validations[0])
+    _require_searcher_metric(runs, validations[0])
 
 
 def _require_stable_names(happenings: list[Happening], kind: str, source: str) -> None:
@@ -49,7 +49,7 @@ def _require_stable_names(happenings: list[Happening], kind: str, source: str) -
             changes = [f"without {', '.join(map(repr, gone))}"] * bool(gone) + [
                 f"with {', '.join(map(repr, new))} added"
             ] * bool(new)
-            raise BrokenPromise(
+            raise CheckFailed(
                 f"The metrics of {source} change their names: at {happening.place} they are those of {first[1]} "
                 f"{' and '.join(changes)}.",
                 causes=["a metric that is only returned now and then; return NaN or the latest value in between"],
@@ -64,7 +64,7 @@ def _require_json(happening: Happening) -> None:
         for path, value in _not_json(metric)
     ]
     if wrong:
-        raise BrokenPromise(
+        raise CheckFailed(
             f"Validation metrics of {happening.place} can not be written as JSON:",
             wrong,
             ["an object in place of its number: return float(...), or value.item() of a tensor"],
@@ -88,11 +88,11 @@ def _not_json(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _require_searcher_metric(evidence: Evidence, validation: Happening) -> None:
-    metric = ((evidence.setup.config or {}).get("searcher") or {}).get("metric")
+def _require_searcher_metric(runs: TrialRuns, validation: Happening) -> None:
+    metric = ((runs.setup.config or {}).get("searcher") or {}).get("metric")
     names = [name for kind, name in validation.values if kind == "validation metric"]
     if metric is not None and metric not in names:
-        raise BrokenPromise(
+        raise CheckFailed(
             f"searcher.metric of the configuration is {metric!r}, and the validation returns {', '.join(names)}.",
             causes=["a metric that was renamed in the trial or in the configuration only"],
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from det_lightning.testing.evidence import Evidence
-from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
+from det_lightning.testing.outcomes import CheckFailed, NotChecked
+from det_lightning.testing.training.runs import TrialRuns
 
 __all__ = ["loads", "reproduces_metrics"]
 
@@ -11,39 +11,39 @@ __all__ = ["loads", "reproduces_metrics"]
 _TOLERANCE = 1e-3
 
 
-def loads(evidence: Evidence) -> None:
+def loads(runs: TrialRuns) -> None:
     """Its weights, optimizers, schedulers and callbacks fit the trial."""
-    old = evidence.old_checkpoint
+    old = runs.old_checkpoint
     failure = old.resumed.failure
     if failure is not None:
-        raise BrokenPromise(
+        raise CheckFailed(
             f"The trial does not go on from {old.path}: it fails {failure.told}",
             causes=["other hyperparameters than those it was trained with", "a model that was changed since"],
         )
 
 
-def reproduces_metrics(evidence: Evidence) -> None:
+def reproduces_metrics(runs: TrialRuns) -> None:
     """A validation with its weights gives the metrics that were written down with it."""
-    old = evidence.old_checkpoint
+    old = runs.old_checkpoint
     failure = old.validated.failure
     if failure is not None:
-        raise BrokenPromise(f"{old.path} can not be validated: the trial fails {failure.told}")
+        raise CheckFailed(f"{old.path} can not be validated: the trial fails {failure.told}")
     if not old.recorded:
-        raise UncheckedPromise(
+        raise NotChecked(
             f"{old.path} does not tell its validation metrics (metadata.json has none); give them with "
             "--trial-metrics. The validation here gives "
             + ", ".join(f"{name} {value:.6g}" for name, value in old.measured.items())
         )
-    tolerance = evidence.options.tolerance if evidence.options.tolerance is not None else _TOLERANCE
+    tolerance = runs.options.tolerance if runs.options.tolerance is not None else _TOLERANCE
     for name, value in old.recorded.items():
         if name not in old.measured:
-            raise BrokenPromise(
+            raise CheckFailed(
                 f"The checkpoint tells of validation metric {name!r}; the validation gives {', '.join(old.measured)}.",
                 causes=["a metric that was renamed since"],
             )
         measured = old.measured[name]
         if not abs(measured - value) <= tolerance * max(abs(measured), abs(value)) + 1e-6:
-            raise BrokenPromise(
+            raise CheckFailed(
                 f"validation metric {name!r} was {value:.9g} when the checkpoint was written, and is {measured:.9g} "
                 f"now, {abs(measured - value):.3g} apart (allowed: {tolerance:g} of it).",
                 causes=[

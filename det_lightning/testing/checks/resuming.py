@@ -4,79 +4,77 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from det_lightning.testing.evidence import Evidence
-from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
+from det_lightning.testing.checks.lost_state import lost_state
+from det_lightning.testing.outcomes import CheckFailed, NotChecked
+from det_lightning.testing.training.execution import ObservedRun
 from det_lightning.testing.training.run_differences import RunDifference, first_difference
-from det_lightning.testing.training.running import ObservedRun
-from det_lightning.testing.watching.lost_state import lost_state
+from det_lightning.testing.training.runs import TrialRuns
 
 __all__ = ["after_validation", "epoch_end", "mid_aggregation", "mid_epoch", "require_equal_resume"]
 
 
-def mid_epoch(evidence: Evidence) -> None:
+def mid_epoch(runs: TrialRuns) -> None:
     """From a checkpoint between two batches of an epoch."""
-    evidence.require(evidence.straight)
-    batches = evidence.timetable.mid_epoch
+    runs.require(runs.straight)
+    batches = runs.boundaries.mid_epoch
     if batches is None:
-        raise UncheckedPromise("an epoch of this trial has one batch")
-    require_equal_resume(evidence, evidence.straight, batches)
+        raise NotChecked("an epoch of this trial has one batch")
+    require_equal_resume(runs, runs.straight, batches)
 
 
-def epoch_end(evidence: Evidence) -> None:
+def epoch_end(runs: TrialRuns) -> None:
     """From a checkpoint at the end of an epoch."""
-    evidence.require(evidence.straight)
-    batches = evidence.timetable.epoch_end
+    runs.require(runs.straight)
+    batches = runs.boundaries.epoch_end
     if batches is None:
-        raise UncheckedPromise("the training loader of this trial has no length, so its epochs do not end")
-    require_equal_resume(evidence, evidence.straight, batches)
+        raise NotChecked("the training loader of this trial has no length, so its epochs do not end")
+    require_equal_resume(runs, runs.straight, batches)
 
 
-def after_validation(evidence: Evidence) -> None:
+def after_validation(runs: TrialRuns) -> None:
     """From a checkpoint right after a validation."""
-    require_equal_resume(evidence, evidence.straight, evidence.timetable.after_validation)
+    require_equal_resume(runs, runs.straight, runs.boundaries.after_validation)
 
 
-def mid_aggregation(evidence: Evidence) -> None:
+def mid_aggregation(runs: TrialRuns) -> None:
     """From a checkpoint between two batches of one update."""
-    evidence.require(evidence.straight)
-    frequency = evidence.aggregation_frequency
-    batches = evidence.timetable.mid_aggregation(frequency)
+    runs.require(runs.straight)
+    frequency = runs.aggregation_frequency
+    batches = runs.boundaries.mid_aggregation(frequency)
     assert batches is not None
-    require_equal_resume(evidence, evidence.aggregated, batches)
+    require_equal_resume(runs, runs.aggregated, batches)
 
 
-def require_equal_resume(evidence: Evidence, run: ObservedRun, batches: int) -> None:
+def require_equal_resume(runs: TrialRuns, run: ObservedRun, batches: int) -> None:
     """Raise if a resume from the checkpoint after ``batches`` batches does not end as ``run``."""
-    evidence.require(run)
+    runs.require(run)
     trained = run.observer.batches
     if batches not in run.checkpoints or trained <= batches:
-        raise UncheckedPromise(
-            f"the trial ended its run itself after {trained} batches, and this is about batch {batches}"
-        )
-    resumed = evidence.resumed(run, batches)
+        raise NotChecked(f"the trial ended its run itself after {trained} batches, and this is about batch {batches}")
+    resumed = runs.resumed(run, batches)
     if resumed.failure is not None:
         failure = resumed.failure
-        raise BrokenPromise(
+        raise CheckFailed(
             f"A run that is resumed after {batches} batches fails {failure.told}",
-            causes=["state that is made while training and is not in the checkpoint", *_suspects(evidence)],
+            causes=["state that is made while training and is not in the checkpoint", *_suspects(runs)],
         )
     difference = first_difference(run, resumed, after=batches)
     if difference is not None:
-        raise BrokenPromise(
+        raise CheckFailed(
             f"A run that is resumed after {batches} batches goes on differently. First difference: {difference}",
-            causes=[*_suspects(evidence), *_late_changes(run, difference), *_causes(difference)],
+            causes=[*_suspects(runs), *_late_changes(run, difference), *_causes(difference)],
         )
 
 
-def _suspects(evidence: Evidence) -> Sequence[str]:
+def _suspects(runs: TrialRuns) -> Sequence[str]:
     """Return what is known to be lost over a checkpoint."""
-    straight, batches = evidence.straight, evidence.timetable.after_validation
-    if straight.failure is not None or evidence.again.failure is not None or batches not in straight.checkpoints:
+    straight, batches = runs.straight, runs.boundaries.after_validation
+    if straight.failure is not None or runs.again.failure is not None or batches not in straight.checkpoints:
         return ()
-    resumed = evidence.resumed(straight, batches)
+    resumed = runs.resumed(straight, batches)
     if not resumed.observer.begun:
         return ()
-    lost = lost_state(straight, evidence.again, resumed, batches)
+    lost = lost_state(straight, runs.again, resumed, batches)
     return [f"this state is not in the checkpoint: {item.finding}" for item in lost]
 
 

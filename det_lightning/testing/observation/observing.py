@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from det_lightning.pytorch.callback import PyTorchCallback
-from det_lightning.testing.watching.observer import CHECKPOINTED, Observer
+from det_lightning.testing.observation.observer import CHECKPOINTED, Observer
 
 __all__ = ["observed"]
 

@@ -11,14 +11,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from det_lightning.testing.charts import Chart, make_chart
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import TrainingRecord
-from det_lightning.testing.reports.curves import Chart, make_chart
 
-__all__ = ["Promise", "ReportData", "write_report"]
+__all__ = ["CheckResult", "ReportData", "write_report"]
 
 _TEMPLATE = "report.html.jinja"
-_OUTCOMES = {"passed": "holds", "failed": "broken", "error": "error", "skipped": "not checked"}
+_OUTCOMES = {"passed": "passed", "failed": "failed", "error": "error", "skipped": "not checked"}
 _ENVIRONMENT = {
     "python": "Python",
     "torch": "torch",
@@ -31,11 +31,11 @@ _ENVIRONMENT = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Promise:
+class CheckResult:
     """One line of the checklist.
 
     Attributes:
-        name: what is promised, such as ``"is deterministic under a seed"``.
+        name: what was checked, such as ``"is deterministic under a seed"``.
         outcome: ``"passed"``, ``"failed"``, ``"error"`` or ``"skipped"``.
         duration_s: how long it took, in seconds.
         message: why it failed or was skipped; may have several lines.
@@ -51,7 +51,7 @@ class Promise:
 
     def __post_init__(self) -> None:
         if self.outcome not in _OUTCOMES:
-            raise ValueError(f"The outcome of a promise is one of {', '.join(_OUTCOMES)}; got {self.outcome!r}.")
+            raise ValueError(f"The outcome of a check is one of {', '.join(_OUTCOMES)}; got {self.outcome!r}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ReportData:
 
     Attributes:
         trial: the trial, as ``"module:Class"``.
-        promises: the checklist, in order.
+        checks: the checklist, in order.
         reference: the record of the real determined, if there is one.
         ours: the record of det_lightning, if there is one.
         difference: the first difference of the two, if any.
@@ -68,7 +68,7 @@ class ReportData:
     """
 
     trial: str
-    promises: Sequence[Promise]
+    checks: Sequence[CheckResult]
     reference: TrainingRecord | None = None
     ours: TrainingRecord | None = None
     difference: Difference | None = None
@@ -90,7 +90,7 @@ def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["number"] = _shown_value
-    template = environment.from_string(resources.files(__package__).joinpath(_TEMPLATE).read_text(encoding="utf-8"))
+    template = environment.from_string(resources.files("det_lightning.testing").joinpath(_TEMPLATE).read_text(encoding="utf-8"))
     Path(path).write_text(template.render(**_context(data)), encoding="utf-8")
 
 
@@ -100,10 +100,10 @@ def _context(data: ReportData) -> dict[str, Any]:
     settings = next((record.settings for record in sides.values()), None)
     return {
         "data": data,
-        "counts": Counter(promise.outcome for promise in data.promises),
+        "counts": Counter(check.outcome for check in data.checks),
         "outcomes": _OUTCOMES,
         "verdict": _verdict(data),
-        "duration_s": sum(promise.duration_s for promise in data.promises),
+        "duration_s": sum(check.duration_s for check in data.checks),
         "charts": _charts(sides, data.difference),
         "Chart": Chart,
         "names": {side: _name_of(record) for side, record in sides.items()},
@@ -115,21 +115,21 @@ def _context(data: ReportData) -> dict[str, Any]:
 
 
 def _verdict(data: ReportData) -> tuple[str, str]:
-    """Return the outcome of all promises together, and a sentence on it."""
-    counts = Counter(promise.outcome for promise in data.promises)
-    total = len(data.promises)
+    """Return the outcome of all checks together, and a sentence on it."""
+    counts = Counter(check.outcome for check in data.checks)
+    total = len(data.checks)
     broken = counts["failed"] + counts["error"]
     if broken:
-        return "failed", f"{broken} of {total} promises {'does' if broken == 1 else 'do'} not hold"
+        return "failed", f"{broken} of {total} checks failed"
     if not counts["passed"]:
         return "skipped", "Nothing was checked"
     if counts["skipped"]:
-        return "passed", f"{_promises(counts['passed'])}, {counts['skipped']} not checked"
-    return "passed", f"All {_promises(total)}" if total > 1 else _promises(total)
+        return "passed", f"{_passed(counts['passed'])}, {counts['skipped']} not checked"
+    return "passed", f"All {_passed(total)}" if total > 1 else _passed(total)
 
 
-def _promises(count: int) -> str:
-    return f"{count} promise{' holds' if count == 1 else 's hold'}"
+def _passed(count: int) -> str:
+    return f"{count} check{' passed' if count == 1 else 's passed'}"
 
 
 def _same_to_the_bit(data: ReportData) -> bool:

@@ -6,38 +6,38 @@ from pathlib import Path
 
 from det_lightning.checkpoint import load_checkpoint
 from det_lightning.errors import UnsafeCheckpointError
-from det_lightning.testing.evidence import Evidence
-from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
-from det_lightning.testing.watching.digests import amount, equal, flat, shown
-from det_lightning.testing.watching.lost_state import lost_state
+from det_lightning.testing.checks.lost_state import lost_state
+from det_lightning.testing.observation.digests import amount, equal, flat, shown
+from det_lightning.testing.outcomes import CheckFailed, NotChecked
+from det_lightning.testing.training.runs import TrialRuns
 
 __all__ = ["is_complete", "round_trips"]
 
 
-def is_complete(evidence: Evidence) -> None:
+def is_complete(runs: TrialRuns) -> None:
     """Nothing that the training changes, and looks at again, is missing after a resume."""
-    straight, again = evidence.require(evidence.straight), evidence.require(evidence.again)
-    batches = _checkpoint(evidence)
-    resumed = evidence.resumed(straight, batches)
+    straight, again = runs.require(runs.straight), runs.require(runs.again)
+    batches = _checkpoint(runs)
+    resumed = runs.resumed(straight, batches)
     if not resumed.observer.begun:
-        evidence.require(resumed)
+        runs.require(resumed)
     lost = lost_state(straight, again, resumed, batches)
     if lost:
-        raise BrokenPromise(
-            f"{evidence.setup.source.name} changes state that its checkpoints do not have:",
+        raise CheckFailed(
+            f"{runs.setup.source.name} changes state that its checkpoints do not have:",
             [item.finding for item in lost],
             dict.fromkeys(item.cause for item in lost),
         )
 
 
-def round_trips(evidence: Evidence) -> None:
+def round_trips(runs: TrialRuns) -> None:
     """What was saved is what is there after loading it, and it can be read without running code."""
-    straight = evidence.require(evidence.straight)
-    batches = _checkpoint(evidence)
+    straight = runs.require(runs.straight)
+    batches = _checkpoint(runs)
     _require_safe(straight.checkpoints[batches])
-    resumed = evidence.resumed(straight, batches)
+    resumed = runs.resumed(straight, batches)
     if not resumed.observer.begun:
-        evidence.require(resumed)
+        runs.require(resumed)
     content = load_checkpoint(straight.checkpoints[batches], trusted=True).state
     parts = resumed.observer.parts - {"rng_state"}  # what callbacks add is theirs to look at when it is loaded
     saved = dict(flat({name: value for name, value in content.items() if name in parts}))
@@ -47,7 +47,7 @@ def round_trips(evidence: Evidence) -> None:
         if path.startswith("callbacks.det_lightning.testing") or equal(one, other):
             continue
         apart = amount(one, other)
-        raise BrokenPromise(
+        raise CheckFailed(
             f"{path} was saved after {batches} batches as {shown(one)}, and is {shown(other)} when the checkpoint is "
             f"loaded{f', {apart:.3g} apart' if apart else ''}.",
             causes=[
@@ -61,7 +61,7 @@ def _require_safe(checkpoint: Path) -> None:
     try:
         load_checkpoint(checkpoint)
     except UnsafeCheckpointError as e:
-        raise BrokenPromise(
+        raise CheckFailed(
             f"The checkpoint is refused when it is loaded: {str(e).replace(f'{checkpoint}/', '')}",
             causes=[
                 "the state_dict() of a learning rate scheduler or callback that returns all attributes, such as "
@@ -71,10 +71,10 @@ def _require_safe(checkpoint: Path) -> None:
         ) from None
 
 
-def _checkpoint(evidence: Evidence) -> int:
-    batches = evidence.timetable.after_validation
-    if batches not in evidence.straight.checkpoints:
-        raise UncheckedPromise(
-            f"the trial ended its run after {evidence.straight.observer.batches} batches, before its first checkpoint"
+def _checkpoint(runs: TrialRuns) -> int:
+    batches = runs.boundaries.after_validation
+    if batches not in runs.straight.checkpoints:
+        raise NotChecked(
+            f"the trial ended its run after {runs.straight.observer.batches} batches, before its first checkpoint"
         )
     return batches

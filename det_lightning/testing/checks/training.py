@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from det_lightning.testing.evidence import Evidence
-from det_lightning.testing.outcomes import BrokenPromise
+from det_lightning.testing.observation.digests import equal, fingerprint
+from det_lightning.testing.observation.observer import Observer
+from det_lightning.testing.outcomes import CheckFailed
 from det_lightning.testing.training.run_differences import first_difference
-from det_lightning.testing.watching.digests import equal, fingerprint
-from det_lightning.testing.watching.observer import Observer
+from det_lightning.testing.training.runs import TrialRuns
 
 __all__ = ["is_deterministic", "listed", "moves_every_parameter", "trains"]
 
@@ -37,15 +37,15 @@ def listed(names: Iterable[str], most: int = 8) -> str:
     return shown if len(every) <= most else f"{shown}, ... ({len(every)} in all)"
 
 
-def trains(evidence: Evidence) -> None:
+def trains(runs: TrialRuns) -> None:
     """It trains to the end, with losses that are numbers."""
-    run = evidence.straight
+    run = runs.straight
     if run.failure is not None and not run.failure.stage.startswith("in the validation"):
-        raise evidence.explained(run)
+        raise runs.explained(run)
     for happening in run.observer.happenings:
         for (kind, name), value in happening.values.items():
             if kind == "metric" and "loss" in name.lower() and _is_not_finite(value):
-                raise BrokenPromise(
+                raise CheckFailed(
                     f"training metric {name!r} is {float(np.asarray(value)):g} at {happening.place}.",
                     causes=[
                         "a learning rate that is too high for these hyperparameters",
@@ -61,28 +61,28 @@ def _is_not_finite(value: object) -> bool:
         return False
 
 
-def is_deterministic(evidence: Evidence) -> None:
+def is_deterministic(runs: TrialRuns) -> None:
     """Two runs with one seed are equal to the bit."""
-    one, other = evidence.require(evidence.straight), evidence.again
+    one, other = runs.require(runs.straight), runs.again
     if other.failure is not None:
-        raise evidence.explained(other)
+        raise runs.explained(other)
     difference = first_difference(one, other)
     if difference is None:
         return
     causes = _CAUSES_OF_CHANCE.get(difference.kind) or (
         _CAUSES_OF_CHANCE["metric"] if difference.place != "at the end" else ("state that depends on the time",)
     )
-    raise BrokenPromise(
-        f"Two runs with seed {evidence.setup.seed} are not the same. First difference: {difference}", causes=causes
+    raise CheckFailed(
+        f"Two runs with seed {runs.setup.seed} are not the same. First difference: {difference}", causes=causes
     )
 
 
-def moves_every_parameter(evidence: Evidence) -> None:
+def moves_every_parameter(runs: TrialRuns) -> None:
     """Every parameter that wants a gradient gets one, is in an optimizer, and moves."""
-    run = evidence.require(evidence.straight)
+    run = runs.require(runs.straight)
     seen = run.observer
     if not seen.trainable:
-        raise BrokenPromise("No parameter of the wrapped models is trainable: requires_grad is False for all of them.")
+        raise CheckFailed("No parameter of the wrapped models is trainable: requires_grad is False for all of them.")
     bystanders = _bystanders(seen)
     without = [name for name in seen.trainable if name not in seen.gradients and _model_of(name) not in bystanders]
     homeless = [name for name, optimized in seen.trainable.items() if not optimized and name in seen.gradients]
@@ -104,7 +104,7 @@ def moves_every_parameter(evidence: Evidence) -> None:
     ]  # fmt: skip
     broken = [(names, what, cause) for names, what, cause in findings if names]
     if broken:
-        raise BrokenPromise(
+        raise CheckFailed(
             f"Of {len(seen.trainable)} trainable parameters {sum(len(names) for names, _, _ in broken)} stay as they "
             f"were in {run.plan.batches} batches.",
             [f"{what}: {listed(names)}" for names, what, _ in broken],

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from det_lightning.testing.evidence import Evidence
+from det_lightning.testing.checks import resuming
+from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
-from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
-from det_lightning.testing.promises import resuming
-from det_lightning.testing.training.loading import GivenTrial
+from det_lightning.testing.outcomes import CheckFailed, NotChecked
+from det_lightning.testing.training.execution import ObservedRun, RunPlan, TrialSetup, train
 from det_lightning.testing.training.requirements import arguments_of
 from det_lightning.testing.training.run_differences import first_difference
-from det_lightning.testing.training.running import ObservedRun, RunPlan, TrialSetup, train
-from det_lightning.testing.watching.observer import Observer
+from det_lightning.testing.training.runs import TrialRuns
+from det_lightning.testing.training.trial_source import GivenTrial
 
 __all__ = ["TrainedTrial", "assert_resumes", "assert_same_training", "run_trial"]
 
@@ -128,7 +128,7 @@ def assert_same_training(one: TrainedTrial, other: TrainedTrial) -> None:
     difference = first_difference(one.run, other.run)
     if difference is not None:
         difference = dataclasses.replace(difference, runs=("the first", "the second"))
-        raise BrokenPromise(f"The trainings are not the same. First difference: {difference}")
+        raise CheckFailed(f"The trainings are not the same. First difference: {difference}")
 
 
 def assert_resumes(
@@ -152,12 +152,12 @@ def assert_resumes(
         raise ValueError(f"batches must be at least {MIN_BATCHES}; got {batches}.")
     source = GivenTrial(trial)
     options = TrialOptions(source.name, source.directory, hparams, config, arguments or {}, batches, seed)
-    evidence = Evidence(options, source)
+    runs = TrialRuns(options, source)
     try:
         for check in (resuming.mid_epoch, resuming.epoch_end, resuming.after_validation, resuming.mid_aggregation):
             try:
-                check(evidence)
-            except UncheckedPromise:
+                check(runs)
+            except NotChecked:
                 continue  # data without such a boundary need not resume there
     finally:
-        evidence.close()
+        runs.close()

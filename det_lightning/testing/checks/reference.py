@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from det_lightning.testing.conversion import Conversion
-from det_lightning.testing.evidence import Evidence
-from det_lightning.testing.outcomes import BrokenPromise
+from det_lightning.testing.outcomes import CheckFailed
+from det_lightning.testing.training.reference import Conversion
+from det_lightning.testing.training.runs import TrialRuns
 
 __all__ = ["matches"]
 
 
-def matches(evidence: Evidence) -> None:
+def matches(runs: TrialRuns) -> None:
     """Batch by batch, weights and callbacks included."""
-    conversion = evidence.conversion
+    conversion = runs.conversion
     difference = conversion.difference
     if difference is not None:
         changed = _changed_after_return(conversion)
         finding = "det_lightning does not train as the reference."
         if changed:
             finding = f"det_lightning reports {difference.name!r} as it was returned, the reference as it became later."
-        raise BrokenPromise(f"{finding} {difference}", causes=[*changed, difference.likely_cause])
+        raise CheckFailed(f"{finding} {difference}", causes=[*changed, difference.likely_cause])
 
 
 def _changed_after_return(conversion: Conversion) -> list[str]:

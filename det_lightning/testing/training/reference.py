@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import BadTrial, UncheckedPromise
+from det_lightning.testing.outcomes import BadTrial, NotChecked
 from det_lightning.testing.records.comparison import Difference, Tolerance, first_difference
 from det_lightning.testing.records.reference import (
     RecordError,
@@ -20,9 +20,9 @@ from det_lightning.testing.records.reference import (
     record_ours,
     write_record,
 )
-from det_lightning.testing.training.loading import ImportedTrial
-from det_lightning.testing.training.running import TrialSetup
+from det_lightning.testing.training.execution import TrialSetup
 from det_lightning.testing.training.surroundings import quietly
+from det_lightning.testing.training.trial_source import ImportedTrial
 
 __all__ = ["Conversion", "compare_with_reference", "own_record"]
 
@@ -46,14 +46,14 @@ def compare_with_reference(options: TrialOptions, setup: TrialSetup) -> Conversi
     """Train on both sides, or on ours and read the other, and compare.
 
     Raises:
-        UncheckedPromise: there is no reference, or it tells nothing.
+        NotChecked: there is no reference, or it tells nothing.
         BadTrial: the reference can not be read, or was made with other hyperparameters.
     """
     reference = _reference(options, setup)
     if options.record is not None:
         write_record(reference, options.record)
     if reference.error is not None:
-        raise UncheckedPromise(
+        raise NotChecked(
             f"on the real determined the trial itself fails: {reference.error['type']}: {reference.error['message']}"
         )
     ours = own_record(setup, reference.settings, int(reference.environment.get("threads") or 0) or None)
@@ -96,16 +96,16 @@ def _reference(options: TrialOptions, setup: TrialSetup) -> TrainingRecord:
                 "--trial-record needs the real determined, which is not installed here (pip install "
                 "determined==0.38.1); or run the file det_lightning/testing/recorder.py where it is."
             )
-        raise UncheckedPromise(
+        raise NotChecked(
             "the real determined is not installed here: pip install determined==0.38.1, or give --trial-reference a "
             "record that det_lightning/testing/recorder.py made where it is"
         )
     if not isinstance(setup.source, ImportedTrial):
-        raise UncheckedPromise(f"{setup.source.name} is not given by the name of its module")
+        raise NotChecked(f"{setup.source.name} is not given by the name of its module")
     try:
         return record_determined(setup.source.spec, settings_of(options, setup), directory=setup.source.directory)
     except RecordError as e:
-        raise UncheckedPromise(str(e)) from None
+        raise NotChecked(str(e)) from None
 
 
 def _has_determined() -> bool:

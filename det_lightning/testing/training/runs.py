@@ -1,4 +1,4 @@
-"""The runs that promises are judged by: each is made when it is first asked for, and once."""
+"""The runs that checks are judged by: each is made when it is first asked for, and once."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import functools
 import tempfile
 from pathlib import Path
 
-from det_lightning.testing.conversion import Conversion, compare_with_reference
-from det_lightning.testing.old_checkpoint import OldCheckpoint
+from det_lightning.testing.observation.attribute_access import ReadingOrder
+from det_lightning.testing.observation.context_bypass import ContextBypass, clearing_of_gradients, watching_context
+from det_lightning.testing.observation.object_state import StateReader
+from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import BadTrial, BrokenPromise, UncheckedPromise
-from det_lightning.testing.training.loading import ImportedTrial, TrialSource
+from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
+from det_lightning.testing.training.boundaries import Boundaries
+from det_lightning.testing.training.execution import ObservedRun, RunPlan, TrialSetup, train, train_under_lightning
+from det_lightning.testing.training.old_checkpoint import OldCheckpoint
+from det_lightning.testing.training.reference import Conversion, compare_with_reference
 from det_lightning.testing.training.requirements import arguments_of, explain_failure
-from det_lightning.testing.training.running import ObservedRun, RunPlan, TrialSetup, train, train_under_lightning
-from det_lightning.testing.training.timetable import Timetable
-from det_lightning.testing.watching.conduct import Conduct, clearing_of_gradients, watching_conduct
-from det_lightning.testing.watching.object_state import StateReader
-from det_lightning.testing.watching.observer import Observer
-from det_lightning.testing.watching.reading_order import ReadingOrder
+from det_lightning.testing.training.trial_source import ImportedTrial, TrialSource
 
-__all__ = ["Evidence"]
+__all__ = ["TrialRuns"]
 
 
-class Evidence:
+class TrialRuns:
     """The runs of one trial.
 
     Args:
@@ -59,9 +59,9 @@ class Evidence:
     # Runs
 
     @functools.cached_property
-    def probe(self) -> tuple[ObservedRun, Conduct]:
+    def probe(self) -> tuple[ObservedRun, ContextBypass]:
         """Two epochs of two batches, watched by what is too slow or too curious for the other runs."""
-        conduct = Conduct(self.setup.source.directory)
+        bypass = ContextBypass(self.setup.source.directory)
         observer = Observer()
         plan = RunPlan(
             4,
@@ -76,22 +76,22 @@ class Evidence:
             "a run of four batches",
             observer,
             storage=self.storage("probe"),
-            around=lambda: watching_conduct(conduct, observer),
+            around=lambda: watching_context(bypass, observer),
         )
-        return run, conduct
+        return run, bypass
 
     @functools.cached_property
-    def timetable(self) -> Timetable:
+    def boundaries(self) -> Boundaries:
         """What the runs do when.
 
         Where the trial does not even begin to train it does not matter.
         """
         run, _ = self.probe
-        return Timetable.of(self.options.batches, run.observer.epoch_length)
+        return Boundaries.of(self.options.batches, run.observer.epoch_length)
 
     def plan(self, aggregation_frequency: int | None = None) -> RunPlan:
         """Return the plan of a whole run."""
-        return self.timetable.plan(aggregation_frequency or self.options.aggregation_frequency)
+        return self.boundaries.plan(aggregation_frequency or self.options.aggregation_frequency)
 
     @functools.cached_property
     def straight(self) -> ObservedRun:
@@ -135,7 +135,7 @@ class Evidence:
         """The trial beside its reference.
 
         Raises:
-            UncheckedPromise: there is no reference.
+            NotChecked: there is no reference.
             BadTrial: it can not be used.
         """
         return compare_with_reference(self.options, self.setup)
@@ -145,7 +145,7 @@ class Evidence:
         """The checkpoint of the options, loaded and validated.
 
         Raises:
-            BrokenPromise: it can not be read.
+            CheckFailed: it can not be read.
         """
         return OldCheckpoint.open(self.options, self.setup, self.storage)
 
@@ -179,10 +179,10 @@ class Evidence:
         """Return the run if it came to its end.
 
         Raises:
-            UncheckedPromise: it did not; says when, and in one line why. It is for another promise to be broken by it.
+            NotChecked: it did not; says when, and in one line why. It is for another check to be broken by it.
         """
         if run.failure is not None:
-            raise UncheckedPromise(f"the trial fails {run.failure.stage} ({run.failure.reason})")
+            raise NotChecked(f"the trial fails {run.failure.stage} ({run.failure.reason})")
         return run
 
     def explained(self, run: ObservedRun) -> Exception:
@@ -191,4 +191,4 @@ class Evidence:
         explanation = explain_failure(self.setup, run.failure)
         if explanation:
             return BadTrial(explanation)
-        return BrokenPromise(f"{self.setup.source.name} fails {run.failure.told}")
+        return CheckFailed(f"{self.setup.source.name} fails {run.failure.told}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from det_lightning.testing.training.running import ObservedRun
-from det_lightning.testing.watching.digests import equal
-from det_lightning.testing.watching.object_state import Holder, Leaf, ObjectState
+from det_lightning.testing.observation.digests import equal
+from det_lightning.testing.observation.object_state import Holder, Leaf, ObjectState
+from det_lightning.testing.training.execution import ObservedRun
 
 __all__ = ["LostState", "lost_state"]
 

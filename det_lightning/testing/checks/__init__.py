@@ -1,0 +1,66 @@
+"""The checks that a ported trial has to keep, and where each is checked. Imports nothing that is slow."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["CHECKS", "Check"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One line of the checklist.
+
+    Attributes:
+        name: what the trial does if it holds, to be read after the trial's name.
+        place: the function that checks it, as ``"module:function"`` below this package.
+        keyword: a marker of pytest by which it is chosen, ``-m trial_resume``.
+        option: it is checked only where this option was given.
+    """
+
+    name: str
+    place: str
+    keyword: str
+    option: str | None = None
+
+    def run(self, runs: Any) -> None:
+        """Run the check.
+
+        Raises:
+            CheckFailed: it does not hold.
+            NotChecked: it can not be checked here.
+        """
+        module, _, function = self.place.partition(":")
+        found: Callable[[Any], None] = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+        found(runs)
+
+
+CHECKS = (
+    Check("trains", "training:trains", "trial_training"),
+    Check("is deterministic under a seed", "training:is_deterministic", "trial_training"),
+    Check("moves every trainable parameter", "training:moves_every_parameter", "trial_training"),
+    Check("validates with JSON-serializable metrics of stable names", "metrics:validates", "trial_metrics"),
+    Check("trains through its context", "context_use:trains_through_its_context", "trial_context"),
+    Check("uses no hard-coded device", "context_use:uses_no_hard_coded_device", "trial_context"),
+    Check("has no process-group code of its own", "context_use:has_no_process_groups", "trial_context"),
+    Check("checkpoint contains all the state that training changes", "checkpoints:is_complete", "trial_checkpoint"),
+    Check("checkpoint round-trips", "checkpoints:round_trips", "trial_checkpoint"),
+    Check("resumes bit-equal in the middle of an epoch", "resuming:mid_epoch", "trial_resume"),
+    Check("resumes bit-equal at the end of an epoch", "resuming:epoch_end", "trial_resume"),
+    Check("resumes bit-equal right after a validation", "resuming:after_validation", "trial_resume"),
+    Check("resumes bit-equal in the middle of an aggregation", "resuming:mid_aggregation", "trial_resume"),
+    Check("trains under aggregation", "aggregation:trains_under_aggregation", "trial_aggregation"),
+    Check("trains equally under both APIs", "apis:trains_equally", "trial_apis"),
+    Check("two processes agree with one", "processes:two_agree_with_one", "trial_processes"),
+    Check("matches the real determined", "reference:matches", "trial_reference"),
+    Check("loads an old checkpoint", "old_checkpoints:loads", "trial_checkpoint", "checkpoint"),
+    Check(
+        "reproduces the validation metrics of an old checkpoint",
+        "old_checkpoints:reproduces_metrics",
+        "trial_checkpoint",
+        "checkpoint",
+    ),
+)
