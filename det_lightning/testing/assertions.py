@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from det_lightning.testing.checks import resuming
+from det_lightning.testing.checks.training import difference_of_runs
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
-from det_lightning.testing.training.execution import ObservedRun, RunPlan, TrialSetup, train
+from det_lightning.testing.records.record import RunSettings
+from det_lightning.testing.training.execution import Run, RunPlan, train
 from det_lightning.testing.training.requirements import arguments_of
-from det_lightning.testing.training.run_differences import first_difference
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import GivenTrial
 
 __all__ = ["TrainedTrial", "assert_resumes", "assert_same_training", "run_trial"]
+
+# The hooks among the events of a run, besides which there are its batches and validations.
+_HOOKS = {
+    "on_training_epoch_start",
+    "on_training_epoch_end",
+    "on_training_workload_end",
+    "on_validation_start",
+    "on_checkpoint_save_start",
+    "on_checkpoint_upload_end",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,50 +41,41 @@ class TrainedTrial:
         run: all of it, for :func:`assert_same_training`.
     """
 
-    run: ObservedRun
+    run: Run
 
-    @functools.cached_property
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics of each batch, as numpy values."""
-        return [_of_kind(entry.values, "metric") for entry in self.run.observer.happenings if entry.what == "batch"]
+        return self.run.observer.metrics
 
-    @functools.cached_property
+    @property
     def learning_rates(self) -> list[list[float]]:
         """The learning rates before each batch, of every group of every optimizer."""
-        return [
-            [float(rate) for rate in _of_kind(entry.values, "learning rate").values()]
-            for entry in self.run.observer.happenings
-            if entry.what == "batch"
-        ]
+        events = self.run.record.named("batch_start")
+        return [[rate for rates in event["learning_rates"] for rate in rates] for event in events]
 
-    @functools.cached_property
+    @property
     def validations(self) -> list[tuple[int, dict[str, Any]]]:
         """For each validation the number of batches trained, and its metrics."""
-        return [
-            (entry.batches, _of_kind(entry.values, "validation metric"))
-            for entry in self.run.observer.happenings
-            if entry.what == "validation"
-        ]
+        return self.run.observer.validations
 
-    @functools.cached_property
+    @property
     def events(self) -> list[str]:
         """The hooks that the callbacks were called for, in order, with a ``"batch"`` for each batch between them."""
-        return [entry.what for entry in self.run.observer.happenings]
+        names = {"batch_start": "batch", "validation": "validation", **{hook: hook for hook in _HOOKS}}
+        events = (names.get(event.get("name", event["event"])) for event in self.run.record.events)
+        return [event for event in events if event is not None]
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers at the end, by the names of the trial's attributes: ``"model.0.weight"``."""
-        found: dict[str, torch.Tensor] = self.run.final["weights"]
-        return found
+        weights: dict[str, torch.Tensor] = self.run.observer.final["weights"]
+        return weights
 
     @property
     def state(self) -> dict[str, Any]:
         """What else there was at the end: ``"optimizer"``, ``"scheduler"``, ``"callback"``, ``"random state"``."""
-        return {kind: value for kind, value in self.run.final.items() if kind != "weights"}
-
-
-def _of_kind(values: Mapping[tuple[str, str], Any], kind: str) -> dict[str, Any]:
-    return {name: value for (of_kind, name), value in values.items() if of_kind == kind}
+        return {kind: value for kind, value in self.run.observer.final.items() if kind != "weights"}
 
 
 def run_trial(
@@ -105,15 +105,19 @@ def run_trial(
         Exception: what the trial raised.
     """
     source = GivenTrial(trial)
-    setup = TrialSetup(source, hparams, config, arguments_of(source, hparams, arguments or {}), seed)
-    plan = RunPlan(
-        batches,
-        validate_after=frozenset([validate_after] if validate_after else []),
-        validation_batches=None,
+    settings = RunSettings(
+        hparams=hparams or {},
+        config=config,
+        arguments=arguments_of(source, hparams, arguments or {}),
+        batches=batches,
+        seed=seed,
+        reporting_period=100,
         aggregation_frequency=aggregation_frequency,
     )
+    plan = RunPlan(validate_after=frozenset([validate_after] if validate_after else []))
     with tempfile.TemporaryDirectory() as folder:
-        run = train(setup, plan, trial.__qualname__, Observer(), storage=Path(folder) / "checkpoints")
+        storage = Path(folder) / "checkpoints"
+        run = train(source, settings, trial.__qualname__, Observer(), storage=storage, plan=plan)
     if run.failure is not None:
         raise run.failure.error
     return TrainedTrial(run)
@@ -125,10 +129,15 @@ def assert_same_training(one: TrainedTrial, other: TrainedTrial) -> None:
     Raises:
         AssertionError: they are not; names the first difference, and by how much.
     """
-    difference = first_difference(one.run, other.run)
+    first = dataclasses.replace(one.run, name="the first")
+    # They may have been asked for different things, which is no difference of what they do.
+    settings = first.record.settings
+    second = dataclasses.replace(
+        other.run, name="the second", record=dataclasses.replace(other.run.record, settings=settings)
+    )
+    difference = difference_of_runs(first, second)
     if difference is not None:
-        difference = dataclasses.replace(difference, runs=("the first", "the second"))
-        raise CheckFailed(f"The trainings are not the same. First difference: {difference}")
+        raise CheckFailed(f"The trainings are not the same. {difference}")
 
 
 def assert_resumes(

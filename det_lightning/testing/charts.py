@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from det_lightning.testing.records.numbers import distance
+from det_lightning.testing.records.values import distance
 
 __all__ = ["Chart", "Curve", "Tick", "make_chart", "nice_ticks"]
 

@@ -30,7 +30,7 @@ class CheckCollector(pytest.Collector):
         """Import the trial once, and collect its checks.
 
         Raises:
-            CollectError: the trial can not be imported; says why.
+            CollectError: the trial cannot be imported; says why.
         """
         try:
             self._evidence.require_importable()
@@ -52,7 +52,7 @@ class CheckItem(pytest.Item):
         self.add_marker(check.keyword)
 
     def runtest(self) -> None:
-        """Check the check; skip it where that can not be done."""
+        """Check the check; skip it where that cannot be done."""
         try:
             self._check()
         except NotChecked as e:

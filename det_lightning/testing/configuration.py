@@ -52,7 +52,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader(yaml))
     except OSError as e:
-        raise BadTrial(f"--trial-config {path} can not be read: {e.strerror or e}.") from e
+        raise BadTrial(f"--trial-config {path} cannot be read: {e.strerror or e}.") from e
     except yaml.YAMLError as e:
         raise BadTrial(f"--trial-config {path} is no YAML: {e}.") from e
     if not isinstance(content, dict):

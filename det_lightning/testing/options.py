@@ -72,7 +72,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         directory: what paths are relative to.
 
     Raises:
-        BadTrial: options are missing or can not be read; all that is wrong is named.
+        BadTrial: options are missing or cannot be read; all that is wrong is named.
     """
     mistakes: list[str] = []
 
@@ -121,7 +121,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
 
 
 def _settings_of(reference: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return hyperparameters and configuration of a record; nothing where it can not be read, which is told later."""
+    """Return hyperparameters and configuration of a record; nothing where it cannot be read, which is told later."""
     try:
         settings = read_record(reference).settings
     except RecordError:

@@ -8,11 +8,11 @@ __all__ = ["BadTrial", "CheckFailed", "NotChecked"]
 
 
 class BadTrial(Exception):
-    """The trial can not be looked at: it does not import, is not there, or lacks what it needs. Says what to do."""
+    """The trial cannot be looked at: it does not import, is not there, or lacks what it needs. Says what to do."""
 
 
 class NotChecked(Exception):
-    """A check can not be checked here; the message says why, and what would be needed."""
+    """A check cannot be checked here; the message says why, and what would be needed."""
 
 
 class CheckFailed(AssertionError):

@@ -17,7 +17,9 @@ Numbers are written exactly. JSON has no name for what is not finite: as Python 
 from __future__ import annotations
 
 import argparse
+import collections.abc
 import contextlib
+import enum
 import functools
 import hashlib
 import importlib
@@ -71,13 +73,13 @@ def describe(value: Any) -> Any:
         return value
     if type(value) in (int, float):
         return value
-    if isinstance(value, dict):
+    if isinstance(value, collections.abc.Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [describe(item) for item in value]
     array, dtype = _as_array(value)
     if array is None:
-        return {"~": "object", "class": type(value).__name__}
+        return _describe_object(value)
     if array.dtype.kind == "O":
         return describe(array.tolist())
     if array.ndim == 0 and array.dtype.kind in "fiub":
@@ -85,19 +87,33 @@ def describe(value: Any) -> Any:
     return _describe_array(array, dtype)
 
 
+def _describe_object(value: Any) -> dict[str, Any]:
+    described: dict[str, Any] = {"~": "object", "class": type(value).__name__}
+    if isinstance(value, (set, frozenset)):
+        described["digest"] = _digest(repr(sorted(map(repr, value))).encode())
+    elif isinstance(value, (bytes, int, float, complex, enum.Enum)):
+        described["digest"] = _digest(repr(value).encode())
+    return described
+
+
 def _as_array(value: Any) -> Any:
     """Return a tensor, array or scalar of numpy as numpy array and name of its dtype; None for anything else."""
     import numpy as np
     import torch
 
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and not type(value).__name__.startswith("Uninitialized"):
         dtype = str(value.dtype).replace("torch.", "")
         tensor = value.detach().cpu()
         if tensor.layout is not torch.strided:
             tensor = tensor.to_dense()
-        if dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):  # which numpy does not know; nothing is lost
-            tensor = tensor.float()
-        return tensor.numpy(), dtype
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
+        if tensor.is_complex() and hasattr(tensor, "resolve_conj"):
+            tensor = tensor.resolve_conj()
+        try:
+            return tensor.numpy(), dtype
+        except (RuntimeError, TypeError):  # a dtype that numpy does not know, such as bfloat16; nothing is lost
+            return tensor.float().numpy(), dtype
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value), str(value.dtype)
     return None, ""
@@ -164,6 +180,20 @@ class TrainingLog:
         """Write an event down."""
         self.events.append({"event": event, "batch": self.batches, **fields})
 
+    def hook(self, name: str, arguments: dict[str, Any], given: Sequence[Any]) -> None:
+        """Write down that a hook of the callbacks is called.
+
+        Args:
+            name: of the hook.
+            arguments: what of its arguments is written down.
+            given: the arguments themselves.
+        """
+        if name == "on_trial_startup":
+            self.batches = given[0]
+        self.add("callback", name=name, arguments=arguments)
+        if name == "on_validation_end":
+            self.add("validation", metrics=describe(given[0]))
+
     def start(self, trial: Any) -> None:
         """Write down a trial that was just built."""
         trainable = {}
@@ -218,7 +248,8 @@ def named_models(trial: Any) -> dict[str, Any]:
     models = {}
     for number, model in enumerate(trial.context.models):
         name = attributes.get(id(model), f"models[{number}]")
-        models[name] = getattr(model, "module", model) if type(model).__name__.endswith("DataParallel") else model
+        parallel = type(model).__name__.endswith(("DataParallel", "DDP"))
+        models[name] = getattr(model, "module", model) if parallel else model
     return models
 
 
@@ -232,11 +263,8 @@ def recording_callback(api: Any, log: TrainingLog) -> Any:
 
     def hook(name: str, essentials: Callable[..., Any]) -> Callable[..., None]:
         def method(self: Any, *args: Any, **kwargs: Any) -> None:
-            given = essentials(*args, *kwargs.values())
-            log.add("callback", name=name, arguments=given)
-            if name == "on_validation_end":
-                (metrics,) = (*args, *kwargs.values())
-                log.add("validation", metrics=describe(metrics))
+            given = (*args, *kwargs.values())
+            log.hook(name, essentials(*given), given)
 
         wrapped: Callable[..., None] = functools.wraps(getattr(api.PyTorchCallback, name))(method)
         return wrapped
@@ -261,14 +289,20 @@ def recorded(trial_class: Any, api: Any, log: TrainingLog) -> Any:
         return metrics
 
     def build_callbacks(self: Any) -> Any:
-        log.callbacks = dict(trial_class.build_callbacks(self))
-        return {"det_lightning_recorder": recording_callback(api, log), **log.callbacks}
+        if not log.events:
+            log.start(self)
+        callbacks = trial_class.build_callbacks(self)
+        if not isinstance(callbacks, dict):
+            return callbacks  # the training loop says what is wrong
+        log.callbacks = callbacks
+        return {"det_lightning_recorder": recording_callback(api, log), **callbacks}
 
     overrides: dict[str, Any] = {"__init__": init, "train_batch": train_batch, "build_callbacks": build_callbacks}
     methods: dict[str, Any] = {
         name: functools.wraps(getattr(trial_class, name))(method) for name, method in overrides.items()
     }
-    return type(trial_class.__name__, (trial_class,), {"__module__": trial_class.__module__, **methods})
+    names = {name: getattr(trial_class, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(trial_class.__name__, (trial_class,), {**names, **methods})
 
 
 # --- A run ----------------------------------------------------------------------------------------------------------
@@ -289,38 +323,42 @@ def train(
     api: Any,
     settings: dict[str, Any],
     log: TrainingLog,
+    init: dict[str, Any] | None = None,
     trainer: dict[str, Any] | None = None,
     fit: dict[str, Any] | None = None,
 ) -> None:
     """Train with ``init`` and ``Trainer`` of the module ``api``, which are Determined's since 0.21.
 
     Args:
-        trial_class: the trial.
+        trial_class: the trial, as :func:`recorded` returned it.
         api: ``determined.pytorch``, or what has the same names.
         settings: as in a record.
         log: where to write.
+        init: more arguments of ``init``.
         trainer: more arguments of ``Trainer``.
-        fit: more arguments of its ``fit``.
+        fit: more arguments of its ``fit``, or others than those of the settings.
     """
     wanted = {
         "hparams": settings["hparams"],
         "exp_conf": settings["config"],
         "aggregation_frequency": settings["aggregation_frequency"],
         "enable_tensorboard_logging": False,
+        **(init or {}),
+    }
+    schedule = {
+        "max_length": api.Batch(settings["batches"]),
+        "validation_period": api.Batch(settings["validation_period"]),
+        "reporting_period": api.Batch(settings["reporting_period"]),
+        "checkpoint_policy": "none",
+        **(fit or {}),
     }
     known = inspect.signature(api.init).parameters
     seed_all(settings["seed"])
     with api.init(**{name: value for name, value in wanted.items() if name in known}) as context:
-        trial = recorded(trial_class, api, log)(context, **settings["arguments"])
+        trial = trial_class(context, **settings["arguments"])
         log.start(trial)
         try:
-            api.Trainer(trial, context, **(trainer or {})).fit(
-                max_length=api.Batch(settings["batches"]),
-                validation_period=api.Batch(settings["validation_period"]),
-                reporting_period=api.Batch(settings["reporting_period"]),
-                checkpoint_policy="none",
-                **(fit or {}),
-            )
+            api.Trainer(trial, context, **(trainer or {})).fit(**schedule)
         finally:
             log.end(trial)
 
@@ -337,8 +375,7 @@ def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: Training
     controller_class.pre_execute_hook(env, det._DistributedBackend())
     context = trial_class.trial_context_class(core_context, env)
     seed_all(settings["seed"])
-    api = importlib.import_module("determined.pytorch")
-    trial = recorded(trial_class, api, log)(context, **settings["arguments"])
+    trial = trial_class(context, **settings["arguments"])
     log.start(trial)
     arguments = {"trial_inst": trial, "context": context, "env": env, "workloads": workloads_of(settings)}
     try:
@@ -368,6 +405,8 @@ def workloads_of(settings: dict[str, Any]) -> Any:
 
 def error_of(error: BaseException) -> dict[str, str]:
     """Return what a record keeps of an error; the traceback begins below this file."""
+    if isinstance(error, SystemExit):  # Determined turns some errors, such as InvalidHP, into the end of the process
+        error = error.__context__ or error
     frames = traceback.extract_tb(error.__traceback__)
     below = [frame for frame in frames if frame.filename != __file__]
     lines = [*traceback.format_list(below), *traceback.format_exception_only(type(error), error)]
@@ -413,8 +452,7 @@ def make_record(
     except KeyboardInterrupt:
         raise
     except BaseException as raised:  # Determined's own errors are no Exceptions
-        # Determined turns some errors, such as InvalidHP, into the end of the process.
-        error = error_of((raised.__context__ if isinstance(raised, SystemExit) else None) or raised)
+        error = error_of(raised)
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -479,7 +517,7 @@ def load_trial(spec: str, directory: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:
         told = error_of(error)
-        reason = f"Module {module_name} in {directory} can not be imported: {told['type']}: {told['message']}"
+        reason = f"Module {module_name} in {directory} cannot be imported: {told['type']}: {told['message']}"
         raise CannotRecord(f"{reason}\n{told['traceback']}") from error
     found: Any = module
     for name in class_name.split("."):
@@ -583,6 +621,7 @@ def record_to_file(arguments: argparse.Namespace) -> dict[str, Any]:
 def training_of(trial_class: Any, settings: dict[str, Any], log: TrainingLog) -> Callable[[], None]:
     """Return what trains on the Determined that is installed."""
     api = importlib.import_module("determined.pytorch")
+    trial_class = recorded(trial_class, api, log)
     # A record has no use for the copy of the working directory, which may be large.
     util: Any = importlib.import_module("determined.util")
     util.write_user_code = lambda *args, **kwargs: None

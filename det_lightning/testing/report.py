@@ -80,7 +80,7 @@ def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
 
     Raises:
         ImportError: jinja2 is not installed.
-        OSError: the file can not be written.
+        OSError: the file cannot be written.
     """
     try:
         import jinja2
@@ -90,7 +90,9 @@ def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["number"] = _shown_value
-    template = environment.from_string(resources.files("det_lightning.testing").joinpath(_TEMPLATE).read_text(encoding="utf-8"))
+    template = environment.from_string(
+        resources.files("det_lightning.testing").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    )
     Path(path).write_text(template.render(**_context(data)), encoding="utf-8")
 
 

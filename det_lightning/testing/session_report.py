@@ -10,7 +10,7 @@ from det_lightning.testing.check_items import message_of
 from det_lightning.testing.checks import CHECKS
 from det_lightning.testing.outcomes import BadTrial, NotChecked
 from det_lightning.testing.report import CheckResult, ReportData, write_report
-from det_lightning.testing.training.reference import Conversion, own_record, settings_of
+from det_lightning.testing.training.reference import Conversion, record_ours
 from det_lightning.testing.training.runs import TrialRuns
 
 __all__ = ["write_session_report"]
@@ -28,10 +28,10 @@ def write_session_report(runs: TrialRuns, reports: Mapping[str, pytest.TestRepor
     conversion = _conversion(runs)
     if conversion is not None:
         reference, ours, difference = conversion.reference, conversion.ours, conversion.difference
-        write_report(path, ReportData(runs.setup.source.name, checks, reference, ours, difference, command))
+        write_report(path, ReportData(runs.source.name, checks, reference, ours, difference, command))
     else:
-        ours = own_record(runs.setup, settings_of(runs.options, runs.setup))
-        write_report(path, ReportData(runs.setup.source.name, checks, ours=ours, command=command))
+        ours = record_ours(runs.source, runs.reference_settings)
+        write_report(path, ReportData(runs.source.name, checks, ours=ours, command=command))
 
 
 def _conversion(runs: TrialRuns) -> Conversion | None:

@@ -115,7 +115,9 @@ def test_two_trainings_with_one_seed_are_the_same() -> None:
 
 def test_two_trainings_with_other_seeds_differ_and_say_where() -> None:
     runs = [run_trial(SmallTrial, batches=4, seed=seed) for seed in (5, 6)]
-    with pytest.raises(AssertionError, match=r"First difference: data of batch 0: .* in the first, .* in the second"):
+    with pytest.raises(
+        AssertionError, match=r"first difference is the data batch\[0\].* at batch 0: .* in the first, .* in the second"
+    ):
         assert_same_training(*runs)
 
 
@@ -124,7 +126,7 @@ def test_a_trial_that_keeps_all_its_state_resumes() -> None:
 
 
 def test_a_trial_that_does_not_is_told_what_it_loses() -> None:
-    with pytest.raises(AssertionError, match=r"(?s)metric 'loss' of batch 2: .*not in the checkpoint: trial .*: seen"):
+    with pytest.raises(AssertionError, match=r"(?s)metric loss at batch 2: .*not in the checkpoint: trial .*: seen"):
         assert_resumes(Forgetful)
 
 

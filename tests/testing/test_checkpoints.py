@@ -82,7 +82,7 @@ def test_a_checkpoint_that_tells_no_metrics_is_compared_with_given_ones(
 
 
 def test_a_checkpoint_that_is_not_there_is_named(folder: Path) -> None:
-    with pytest.raises(CheckFailed, match=r"--trial-checkpoint .*gone can not be read"):
+    with pytest.raises(CheckFailed, match=r"--trial-checkpoint .*gone cannot be read"):
         checks.loads(runs(folder, folder / "gone"))
 
 

@@ -11,8 +11,8 @@ import pytest
 from det_lightning.testing.checks import CHECKS
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, CheckFailed
-from det_lightning.testing.records.reference import write_record
-from det_lightning.testing.training.reference import own_record, settings_of
+from det_lightning.testing.records.record import write_record
+from det_lightning.testing.training.reference import record_ours
 from det_lightning.testing.training.runs import TrialRuns
 
 CORRECT = Path(__file__).with_name("correct_trial.py").read_text()
@@ -210,7 +210,7 @@ DEFECTS = [
     Defect(
         "callback that counts its checkpoints",
         RESUMES,
-        ("callback 'best.saved'", "on_checkpoint_write_end"),
+        ("callback state best.saved", "on_checkpoint_write_end"),
         {
             "    def on_validation_end": "    saved = 0\n\n    def on_checkpoint_write_end(self, checkpoint_dir):\n"
             "        self.saved += 1\n\n    def on_validation_end",
@@ -236,13 +236,13 @@ DEFECTS = [
     Defect(
         "random draw without a seed",
         DETERMINISTIC,
-        ("metric 'loss' of batch 0", "apart", "default_rng"),
+        ("metric loss at batch 0", "apart", "default_rng"),
         before_loss("pass", "self.loss(batch) * (1 + np.random.default_rng().random())"),
     ),
     Defect(
         "order of the data without a seed",
         DETERMINISTIC,
-        ("data of batch 0", "not seeded"),
+        (r"data batch\[0\].* at batch 0", "not seeded"),
         {
             "        return len(self.inputs)": "        return len(self.inputs)\n\n    chance = random.Random()",
             "return self.inputs[index], ": "return self.inputs[self.chance.randrange(9)], ",
@@ -378,9 +378,9 @@ DEFECTS = [
         {"        self.context.step_optimizer(self.sgd)\n": ""},
     ),
     Defect(
-        "loader that can not be resumed",
+        "loader that cannot be resumed",
         RESUMES,
-        ("data of batch 2", "no det_lightning.pytorch.DataLoader"),
+        ("data batch.* at batch 2", "not a det_lightning.pytorch.DataLoader"),
         {
             "        self.best = Best()\n": "        self.best = Best()\n"
             "        context.experimental.disable_dataset_reproducibility_checks()\n",
@@ -395,7 +395,7 @@ DEFECTS = [
     Defect(
         "dataset with a memory",
         RESUMES,
-        ("data of batch 2", "dataset"),
+        ("data batch.* at batch 2", "dataset"),
         {"return self.inputs[index], ": "self.reads += 1\n        return self.inputs[index] + 0.01 * self.reads, "},
     ),
 ]
@@ -416,7 +416,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A record of the correct trial."""
     folder = tmp_path_factory.mktemp("reference")
     runs = runs_of(CORRECT, folder)
-    write_record(own_record(runs.setup, settings_of(runs.options, runs.setup)), folder / "ref.json")
+    write_record(record_ours(runs.source, runs.reference_settings), folder / "ref.json")
     return folder / "ref.json"
 
 

@@ -12,7 +12,7 @@ import pytest
 import det_lightning.testing.session_report  # noqa: F401
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.records.record import write_record
-from det_lightning.testing.training.reference import own_record, settings_of
+from det_lightning.testing.training.reference import record_ours
 from det_lightning.testing.training.runs import TrialRuns
 
 pytest_plugins = ["pytester"]
@@ -88,7 +88,7 @@ def test_a_failed_check_says_what_is_wrong_and_nothing_else(pytester: pytest.Pyt
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         [
-            "Two runs with seed 0 are not the same. First difference: metric 'loss' of batch 0: * apart.",
+            "Two runs with seed 0 are not the same. The first difference is the metric loss at batch 0: * apart*",
             "Usual causes:",
             "*np.random.default_rng()*",
             "[[] []] is deterministic under a seed*",
@@ -132,7 +132,7 @@ def test_a_configuration_gives_trial_and_hyperparameters(pytester: pytest.Pytest
 def test_a_reference_gives_hyperparameters_too(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(model_def=CORRECT)
     runs = TrialRuns(TrialOptions("model_def:MyTrial", pytester.path, json.loads(HPARAMS)))
-    write_record(own_record(runs.setup, settings_of(runs.options, runs.setup)), pytester.path / "ref.json")
+    write_record(record_ours(runs.source, runs.reference_settings), pytester.path / "ref.json")
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-reference", "ref.json", "-k", "real or seed")
     result.assert_outcomes(passed=2)
 
@@ -151,7 +151,7 @@ def test_a_searcher_metric_that_is_not_there_is_named(pytester: pytest.Pytester)
         (["--trial", "model_def"], ["*--trial must be module:Class, such as model_def:MyTrial; got 'model_def'."]),
         (["--trial", "m:T", "--trial-hparams", "{lr: 1}"], ["*--trial-hparams must be a JSON object*got '{lr: 1}'*"]),
         (["--trial", "m:T", "--trial-batches", "3"], ["*--trial-batches must be at least 6; got 3."]),
-        (["--trial", "m:T", "--trial-config", "no.yaml"], ["*no.yaml can not be read: No such file*"]),
+        (["--trial", "m:T", "--trial-config", "no.yaml"], ["*no.yaml cannot be read: No such file*"]),
     ],
 )
 def test_options_that_can_not_be_read_are_usage_errors(
@@ -167,7 +167,7 @@ def test_a_module_that_does_not_import_shows_its_own_frames(pytester: pytest.Pyt
     result = run(pytester, "--trial", "model_def:MyTrial", source="import layers\n\nSIZE = layers.make()\n")
     result.stdout.fnmatch_lines(
         [
-            "model_def can not be imported:",
+            "model_def cannot be imported:",
             '  File "model_def.py", line 3, in <module>',
             '  File "layers.py", line 2, in make',
             "*ZeroDivisionError: division by zero",

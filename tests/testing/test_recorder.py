@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from det_lightning import pytorch
 from det_lightning.testing import recorder
-from det_lightning.testing.records.reference import record_ours
+from det_lightning.testing.training.reference import record_ours
 from tests.testing.recorded_trials import SETTINGS, Regression
 
 SOURCE = Path(recorder.__file__)

@@ -18,9 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning import pytorch
-from det_lightning.testing.records.comparison import BIT_EQUAL, Difference, Tolerance, first_difference, tolerance_for
-from det_lightning.testing.records.numbers import ulps_between
-from det_lightning.testing.records.reference import RecordError, TrainingRecord, read_record, record_ours, write_record
+from det_lightning.testing.records.comparison import first_difference, tolerance_for
+from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance
+from det_lightning.testing.records.record import RecordError, TrainingRecord, read_record, write_record
+from det_lightning.testing.records.values import ulps_between
+from det_lightning.testing.training.reference import record_ours
 from tests.testing.recorded_trials import SETTINGS, Regression
 
 

@@ -31,7 +31,7 @@ class Check:
 
         Raises:
             CheckFailed: it does not hold.
-            NotChecked: it can not be checked here.
+            NotChecked: it cannot be checked here.
         """
         module, _, function = self.place.partition(":")
         found: Callable[[Any], None] = getattr(importlib.import_module(f"{__name__}.{module}"), function)
@@ -52,8 +52,8 @@ CHECKS = (
     Check("resumes bit-equal at the end of an epoch", "resuming:epoch_end", "trial_resume"),
     Check("resumes bit-equal right after a validation", "resuming:after_validation", "trial_resume"),
     Check("resumes bit-equal in the middle of an aggregation", "resuming:mid_aggregation", "trial_resume"),
-    Check("trains under aggregation", "aggregation:trains_under_aggregation", "trial_aggregation"),
-    Check("trains equally under both APIs", "apis:trains_equally", "trial_apis"),
+    Check("trains under aggregation", "training:trains_under_aggregation", "trial_aggregation"),
+    Check("trains equally under both APIs", "training:trains_equally", "trial_apis"),
     Check("two processes agree with one", "processes:two_agree_with_one", "trial_processes"),
     Check("matches the real determined", "reference:matches", "trial_reference"),
     Check("loads an old checkpoint", "old_checkpoints:loads", "trial_checkpoint", "checkpoint"),

@@ -7,8 +7,10 @@ from pathlib import Path
 from det_lightning.checkpoint import load_checkpoint
 from det_lightning.errors import UnsafeCheckpointError
 from det_lightning.testing.checks.lost_state import lost_state
-from det_lightning.testing.observation.digests import amount, equal, flat, shown
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
+from det_lightning.testing.recorder import describe
+from det_lightning.testing.records.comparison import value_differences
+from det_lightning.testing.records.values import shown
 from det_lightning.testing.training.runs import TrialRuns
 
 __all__ = ["is_complete", "round_trips"]
@@ -19,12 +21,12 @@ def is_complete(runs: TrialRuns) -> None:
     straight, again = runs.require(runs.straight), runs.require(runs.again)
     batches = _checkpoint(runs)
     resumed = runs.resumed(straight, batches)
-    if not resumed.observer.begun:
+    if not resumed.begun:
         runs.require(resumed)
     lost = lost_state(straight, again, resumed, batches)
     if lost:
         raise CheckFailed(
-            f"{runs.setup.source.name} changes state that its checkpoints do not have:",
+            f"{runs.source.name} changes state that its checkpoints do not have:",
             [item.finding for item in lost],
             dict.fromkeys(item.cause for item in lost),
         )
@@ -36,22 +38,21 @@ def round_trips(runs: TrialRuns) -> None:
     batches = _checkpoint(runs)
     _require_safe(straight.checkpoints[batches])
     resumed = runs.resumed(straight, batches)
-    if not resumed.observer.begun:
+    if not resumed.begun:
         runs.require(resumed)
+    loaded = resumed.observer.loaded
+    # What callbacks add is theirs to look at when it is loaded; the random state goes on.
     content = load_checkpoint(straight.checkpoints[batches], trusted=True).state
-    parts = resumed.observer.parts - {"rng_state"}  # what callbacks add is theirs to look at when it is loaded
-    saved = dict(flat({name: value for name, value in content.items() if name in parts}))
-    loaded = {path: value for path, value in resumed.observer.loaded.items() if not path.startswith("rng_state")}
-    for path in [*saved, *(path for path in loaded if path not in saved)]:
-        one, other = saved.get(path), loaded.get(path)
-        if path.startswith("callbacks.det_lightning.testing") or equal(one, other):
-            continue
-        apart = amount(one, other)
+    saved = {name: describe(content[name]) for name in loaded if name in content and name != "rng_state"}
+    saved["callbacks"] = {name: value for name, value in saved["callbacks"].items() if name in loaded["callbacks"]}
+    kept = {name: value for name, value in loaded.items() if name != "rng_state"}
+    for difference in value_differences("state", "", saved, kept):
+        apart = f", {difference.absolute:.3g} apart" if difference.absolute else ""
         raise CheckFailed(
-            f"{path} was saved after {batches} batches as {shown(one)}, and is {shown(other)} when the checkpoint is "
-            f"loaded{f', {apart:.3g} apart' if apart else ''}.",
+            f"{difference.name} was saved after {batches} batches as {shown(difference.reference)}, and is "
+            f"{shown(difference.ours)} when the checkpoint is loaded{apart}.",
             causes=[
-                "load_state_dict() of a callback or scheduler that does not take all that its state_dict() returned",
+                "load_state_dict() of a callback or scheduler that does not restore all that its state_dict() returned",
                 "a callback that changes the checkpoint in on_checkpoint_save_start or on_checkpoint_load_start",
             ],
         )
@@ -75,6 +76,6 @@ def _checkpoint(runs: TrialRuns) -> int:
     batches = runs.boundaries.after_validation
     if batches not in runs.straight.checkpoints:
         raise NotChecked(
-            f"the trial ended its run after {runs.straight.observer.batches} batches, before its first checkpoint"
+            f"the trial ended its run after {runs.straight.record.batches} batches, before its first checkpoint"
         )
     return batches

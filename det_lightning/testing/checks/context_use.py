@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from det_lightning.testing.observation.source_scan import Finding, devices_in, process_groups_in
+from det_lightning.testing.observation.source_scan import CodeLine, devices_in, process_groups_in
 from det_lightning.testing.outcomes import CheckFailed
 from det_lightning.testing.training.requirements import files_of
 from det_lightning.testing.training.runs import TrialRuns
 
 __all__ = ["has_no_process_groups", "trains_through_its_context", "uses_no_hard_coded_device"]
 
-_Scan = Callable[[Iterable[Path], Path], list[Finding]]
+_Scan = Callable[[Iterable[Path], Path], list[CodeLine]]
 
 
 def trains_through_its_context(runs: TrialRuns) -> None:
     """Backward passes and steps go through the context, each scheduler is stepped once."""
     run, bypass = runs.probe
-    if bypass.past_context:
+    if bypass.actions:
         raise CheckFailed(
             "The trial does past its context what the context has to do, and to know of:",
-            bypass.past_context,
+            bypass.actions,
             ["lines of a plain PyTorch loop that were kept: they break aggregation, precision and several processes"],
         )
     runs.require(run)
@@ -40,7 +40,7 @@ def uses_no_hard_coded_device(runs: TrialRuns) -> None:
                 "already, and context.to_device(x) moves what the trial makes itself; context.device is the device"
             ],
         )
-    if not run.observer.begun:
+    if not run.begun:
         runs.require(run)
 
 
@@ -58,14 +58,14 @@ def has_no_process_groups(runs: TrialRuns) -> None:
                 "and broadcast"
             ],
         )
-    if not run.observer.begun:
+    if not run.begun:
         runs.require(run)
 
 
 def _found(runs: TrialRuns, scan: _Scan, seen: Iterable[str]) -> dict[str, None]:
-    """Return what ``scan`` reads in the trial's files, and what a run has seen at other places, each once."""
-    with runs.setup.source.imported():
-        read = scan(files_of(runs.setup), runs.setup.source.directory)
-    places = {finding.place for finding in read}
-    elsewhere = [sight for sight in seen if sight.rpartition(": ")[0] not in places]
+    """Return what ``scan`` reads in the trial's files, and what a run has seen elsewhere, each once."""
+    with runs.source.imported():
+        read = scan(files_of(runs.source), runs.source.directory)
+    lines = {code.line for code in read}
+    elsewhere = [sight for sight in seen if sight.rpartition(": ")[0] not in lines]
     return dict.fromkeys([*map(str, read), *elsewhere])

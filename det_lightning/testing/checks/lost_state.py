@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
-from det_lightning.testing.observation.digests import equal
+from det_lightning.testing.causes import usual_causes
 from det_lightning.testing.observation.object_state import Holder, Leaf, ObjectState
-from det_lightning.testing.training.execution import ObservedRun
+from det_lightning.testing.training.execution import Run
 
 __all__ = ["LostState", "lost_state"]
 
@@ -27,7 +26,7 @@ class LostState:
     cause: str
 
 
-def lost_state(straight: ObservedRun, again: ObservedRun, resumed: ObservedRun, batches: int) -> list[LostState]:
+def lost_state(straight: Run, again: Run, resumed: Run, batches: int) -> list[LostState]:
     """Return what is lost by resuming from the checkpoint after ``batches`` batches, by object.
 
     A value counts if training changed it, the same way in both uninterrupted runs (what the clock changes is no state
@@ -58,12 +57,12 @@ def _changed(before: ObjectState, after: ObjectState) -> list[str]:
 def _same(one: Leaf | None, other: Leaf | None) -> bool:
     if one is None or other is None:
         return one is other
-    return equal(one.value, other.value)
+    return repr(one.value) == repr(other.value)
 
 
-def _matters(path: str, leaf: Leaf, straight: ObservedRun, resumed: ObservedRun) -> bool:
-    order = resumed.observer.order
-    if order is not None and not order.is_read_first(*leaf.root):
+def _matters(path: str, leaf: Leaf, straight: Run, resumed: Run) -> bool:
+    access = resumed.observer.access
+    if access is not None and not access.is_read_first(*leaf.root):
         return False
     if leaf.direct and leaf.holder.kind in ("trial", "callback"):
         return True
@@ -75,19 +74,6 @@ def _matters(path: str, leaf: Leaf, straight: ObservedRun, resumed: ObservedRun)
 
 
 _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "learning rate scheduler"}
-_CAUSES: Mapping[str, str] = {
-    "model": "a model that is not wrapped: model = context.wrap_model(model)",
-    "optimizer": "an optimizer that is not wrapped: optimizer = context.wrap_optimizer(optimizer)",
-    "scheduler": "a learning rate scheduler that is not wrapped: context.wrap_lr_scheduler(scheduler, step_mode)",
-    "callback": "a callback whose state_dict() does not return, or whose load_state_dict() does not restore, what it "
-    "changes",
-    "trial": "an attribute of the trial that changes: keep it in a callback, whose state_dict() returns it",
-    "data": "data that change while they are read: make what changes depend on the seed, the epoch and the index",
-    "object": "an object without a place in the checkpoint: return its state from the state_dict() of a callback",
-    "stateful": "an object without a place in the checkpoint: return its state_dict() from that of a callback",
-    "class": "state on a class: keep it in a callback, whose state_dict() returns it",
-    "module": "a global variable that changes: keep it in a callback, whose state_dict() returns it",
-}
 
 
 def _described(holder: Holder, paths: list[str]) -> LostState:
@@ -95,9 +81,7 @@ def _described(holder: Holder, paths: list[str]) -> LostState:
     shown = ", ".join(names[:_SHOWN]) + (f", ... ({len(names)} in all)" if len(names) > _SHOWN else "")
     what = _WORDS.get(holder.kind, holder.kind)
     subject = holder.path if holder.kind in ("callback", "trial") else f"{what} {holder.path}"
-    cause = _CAUSES[holder.kind]
-    if holder.wrapped:
-        cause = "an attribute of a wrapped model that is no parameter and no persistent buffer: register_buffer(...)"
+    (cause,) = usual_causes("lost", "attribute of a wrapped model" if holder.wrapped else holder.kind)
     return LostState(f"{subject} ({holder.type_name}): {shown}", cause)
 
 

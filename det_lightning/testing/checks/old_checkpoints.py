@@ -17,7 +17,7 @@ def loads(runs: TrialRuns) -> None:
     failure = old.resumed.failure
     if failure is not None:
         raise CheckFailed(
-            f"The trial does not go on from {old.path}: it fails {failure.told}",
+            f"The trial does not go on from {old.path}: it fails {failure.description}",
             causes=["other hyperparameters than those it was trained with", "a model that was changed since"],
         )
 
@@ -27,7 +27,7 @@ def reproduces_metrics(runs: TrialRuns) -> None:
     old = runs.old_checkpoint
     failure = old.validated.failure
     if failure is not None:
-        raise CheckFailed(f"{old.path} can not be validated: the trial fails {failure.told}")
+        raise CheckFailed(f"{old.path} cannot be validated: the trial fails {failure.description}")
     if not old.recorded:
         raise NotChecked(
             f"{old.path} does not tell its validation metrics (metadata.json has none); give them with "

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from det_lightning.testing.causes import usual_causes
 from det_lightning.testing.checks.lost_state import lost_state
+from det_lightning.testing.checks.training import difference_of_runs
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
-from det_lightning.testing.training.execution import ObservedRun
-from det_lightning.testing.training.run_differences import RunDifference, first_difference
+from det_lightning.testing.records.difference import Difference
+from det_lightning.testing.training.execution import Run
 from det_lightning.testing.training.runs import TrialRuns
 
 __all__ = ["after_validation", "epoch_end", "mid_aggregation", "mid_epoch", "require_equal_resume"]
@@ -45,24 +47,24 @@ def mid_aggregation(runs: TrialRuns) -> None:
     require_equal_resume(runs, runs.aggregated, batches)
 
 
-def require_equal_resume(runs: TrialRuns, run: ObservedRun, batches: int) -> None:
+def require_equal_resume(runs: TrialRuns, run: Run, batches: int) -> None:
     """Raise if a resume from the checkpoint after ``batches`` batches does not end as ``run``."""
     runs.require(run)
-    trained = run.observer.batches
+    trained = run.record.batches
     if batches not in run.checkpoints or trained <= batches:
         raise NotChecked(f"the trial ended its run itself after {trained} batches, and this is about batch {batches}")
     resumed = runs.resumed(run, batches)
     if resumed.failure is not None:
         failure = resumed.failure
         raise CheckFailed(
-            f"A run that is resumed after {batches} batches fails {failure.told}",
+            f"A run that is resumed after {batches} batches fails {failure.description}",
             causes=["state that is made while training and is not in the checkpoint", *_suspects(runs)],
         )
-    difference = first_difference(run, resumed, after=batches)
+    difference = difference_of_runs(run, resumed, after=batches)
     if difference is not None:
         raise CheckFailed(
-            f"A run that is resumed after {batches} batches goes on differently. First difference: {difference}",
-            causes=[*_suspects(runs), *_late_changes(run, difference), *_causes(difference)],
+            f"A run that is resumed after {batches} batches goes on differently. {difference}",
+            causes=[*_suspects(runs), *_late_changes(run, difference), *usual_causes("resume", difference.kind)],
         )
 
 
@@ -72,35 +74,19 @@ def _suspects(runs: TrialRuns) -> Sequence[str]:
     if straight.failure is not None or runs.again.failure is not None or batches not in straight.checkpoints:
         return ()
     resumed = runs.resumed(straight, batches)
-    if not resumed.observer.begun:
+    if not resumed.begun:
         return ()
     lost = lost_state(straight, runs.again, resumed, batches)
     return [f"this state is not in the checkpoint: {item.finding}" for item in lost]
 
 
-def _late_changes(run: ObservedRun, difference: RunDifference) -> Sequence[str]:
+def _late_changes(run: Run, difference: Difference) -> Sequence[str]:
     """Return what changes a callback when the checkpoint has taken its state already."""
-    hooks = run.observer.late_hooks.get(difference.name.partition(".")[0], ()) if difference.kind == "callback" else ()
+    if difference.kind != "callback state":
+        return []
+    hooks = run.observer.late_hooks.get(difference.name.partition(".")[0], ())
     return [
         f"what {hook}() of the callback changes: the checkpoint took the callback's state before; leave it out of "
         "state_dict()"
         for hook in hooks
     ]
-
-
-def _causes(difference: RunDifference) -> Sequence[str]:
-    if difference.kind == "data":
-        return (
-            "a loader that is no det_lightning.pytorch.DataLoader, or a sampler or dataset with a state of its own: "
-            "its position is not in the checkpoint",
-            "random draws for each sample in worker processes of the loader (num_workers above 0), whose generators no "
-            "checkpoint has: draw by the index and the epoch",
-        )
-    if difference.kind == "learning rate":
-        return ("a scheduler that is not wrapped, or whose state_dict() leaves something out",)
-    if difference.kind == "callback":
-        return ("a callback whose load_state_dict() does not take what its state_dict() returned",)
-    return (
-        "a model or optimizer that is not wrapped, so that the checkpoint does not have it",
-        "a random generator of the trial's own, whose state is not in the checkpoint",
-    )

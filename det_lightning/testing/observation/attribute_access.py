@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ReadingOrder"]
+__all__ = ["AttributeAccess"]
 
 
-class ReadingOrder:
+class AttributeAccess:
     """Notes the first access to each attribute of the objects that it watches."""
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class ReadingOrder:
         self._active = True
 
     def watch(self, watched: Any, label: str) -> None:
-        """Watch an object; one whose class can not be exchanged counts as read."""
+        """Watch an object; one whose class cannot be exchanged counts as read."""
         try:
             watched.__class__ = self._noting(type(watched))
         except TypeError:

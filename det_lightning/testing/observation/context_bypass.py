@@ -1,4 +1,4 @@
-"""Watching what a trial does past its context: backward passes, steps, devices, process groups."""
+"""What a trial does past its context: backward passes, steps, devices, process groups."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
@@ -20,10 +21,9 @@ from torch.overrides import TorchFunctionMode
 
 from det_lightning.pytorch.lr_scheduler import LRScheduler
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.observation.patching import replaced
-from det_lightning.testing.training.trial_source import is_own_file
+from det_lightning.testing.own_code import is_own_file
 
-__all__ = ["ContextBypass", "clearing_of_gradients", "watching_context"]
+__all__ = ["ContextBypass", "bypasses_noted", "cleared_gradients_noted"]
 
 _OURS = str(Path(__file__).parents[2])
 # What of ours calls optimizers, schedulers and backward passes; an optimizer of the user's may call another one.
@@ -44,9 +44,9 @@ _COLLECTIVES = (
     "recv",
 )
 _WRAPPERS = (
-    (torch.nn.parallel.DistributedDataParallel, "DistributedDataParallel"),
-    (torch.nn.DataParallel, "DataParallel"),
-    (torch.utils.data.distributed.DistributedSampler, "DistributedSampler"),
+    torch.nn.parallel.DistributedDataParallel,
+    torch.nn.DataParallel,
+    torch.utils.data.distributed.DistributedSampler,
 )
 
 
@@ -56,64 +56,40 @@ class ContextBypass:
 
     Attributes:
         directory: of the trial's code.
-        past_context: backward passes and steps past the context.
+        actions: backward passes and steps past the context.
         devices: devices named by the trial.
         process_groups: calls into ``torch.distributed``.
     """
 
     directory: Path
-    past_context: dict[str, None] = dataclasses.field(default_factory=dict)
+    actions: dict[str, None] = dataclasses.field(default_factory=dict)
     devices: dict[str, None] = dataclasses.field(default_factory=dict)
     process_groups: dict[str, None] = dataclasses.field(default_factory=dict)
 
     @property
     def own_sharding(self) -> bool:
-        """Whether the trial shares out data itself."""
+        """Whether the trial shards data itself."""
         return any("DistributedSampler" in seen for seen in self.process_groups)
 
-    def line_of_user(self) -> str | None:
-        """Return ``file:line`` of the user's innermost frame; None where the context acts, though by the user's code.
 
-        Code of other libraries acts for whoever called it.
-        """
-        line = None
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if file.startswith(_OURS) and file != __file__:
-                return None if frame.f_code.co_name in _ACTING else line
-            if line is None and is_own_file(file, self.directory):
-                line = f"{Path(file).relative_to(self.directory)}:{frame.f_lineno}"
-            frame = frame.f_back
-        return line
+def _line_of_user(directory: Path) -> str | None:
+    """Return ``file:line`` of the user's innermost frame; None where the context acts, though by the user's code.
 
-
-@contextlib.contextmanager
-def watching_context(bypass: ContextBypass, observer: Observer) -> Iterator[None]:
-    """Note in ``bypass`` what the trial of ``observer`` does inside of the block."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_backward_passes(bypass))
-        stack.enter_context(_optimizer_steps(bypass, observer))
-        stack.enter_context(_scheduler_steps(bypass, observer))
-        stack.enter_context(_process_groups(bypass))
-        stack.enter_context(_Devices(bypass, observer))
-        yield
-        _note_wrapped_twice(bypass, observer.context)
+    Code of other libraries acts for whoever called it.
+    """
+    line = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_OURS) and file != __file__:
+            return None if frame.f_code.co_name in _ACTING else line
+        if line is None and is_own_file(file, directory):
+            line = f"{Path(file).relative_to(directory)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return line
 
 
-def _note_wrapped_twice(bypass: ContextBypass, context: Any) -> None:
-    wrapped = {
-        "wrap_model": context.models,
-        "wrap_optimizer": context.optimizers,
-        "wrap_lr_scheduler": [scheduler.scheduler for scheduler in context.lr_schedulers],
-    }
-    for method, objects in wrapped.items():
-        for index, one in enumerate(objects):
-            if any(one is other for other in objects[:index]):
-                bypass.past_context[f"context.{method}() is called twice with the same {type(one).__name__}"] = None
-
-
-def _noted(owner: Any, name: str, note: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
+def _note_calls(patch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., None]) -> None:
     """Call ``note`` before the method or function ``name`` of ``owner``, with its arguments."""
     original = getattr(owner, name)
 
@@ -122,56 +98,31 @@ def _noted(owner: Any, name: str, note: Callable[..., None]) -> contextlib.Abstr
         note(*args, **kwargs)
         return original(*args, **kwargs)
 
-    return replaced(owner, name, noting)
-
-
-def _backward_passes(bypass: ContextBypass) -> contextlib.AbstractContextManager[None]:
-    def note(*args: Any, **kwargs: Any) -> None:
-        line = bypass.line_of_user()
-        if line is not None:
-            bypass.past_context[f"{line}: loss.backward() should be context.backward(loss)"] = None
-
-    return _noted(torch.Tensor, "backward", note)
+    patch.setattr(owner, name, noting)
 
 
 @contextlib.contextmanager
-def _optimizer_steps(bypass: ContextBypass, observer: Observer) -> Iterator[None]:
-    def note(optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        line, kind = bypass.line_of_user(), type(optimizer).__name__
-        if line is None or observer.context is None:
-            return
-        if any(optimizer is wrapped for wrapped in observer.context.optimizers):
-            bypass.past_context[f"{line}: step() of {kind} should be context.step_optimizer(optimizer)"] = None
-        else:
-            bypass.past_context[
-                f"{line}: steps a {kind} that is not wrapped; pass it through context.wrap_optimizer() and step it "
-                "with context.step_optimizer()"
-            ] = None
-
-    handle = register_optimizer_step_pre_hook(note)
+def bypasses_noted(bypass: ContextBypass, observer: Observer) -> Iterator[None]:
+    """Note in ``bypass`` what the trial of ``observer`` does inside of the block."""
+    watch = _Watch(bypass, observer)
+    handle = register_optimizer_step_pre_hook(watch.optimizer_step)
     try:
-        yield
+        with pytest.MonkeyPatch.context() as patch, _Devices(watch):
+            _note_calls(patch, torch.Tensor, "backward", watch.backward)
+            for scheduler in {TorchLRScheduler, ReduceLROnPlateau, *_subclasses(TorchLRScheduler)}:
+                if "step" in vars(scheduler):
+                    _note_calls(patch, scheduler, "step", watch.scheduler_step)
+            for name in _COLLECTIVES:
+                if hasattr(dist, name):
+                    note = functools.partial(watch.process_group, f"torch.distributed.{name}()")
+                    _note_calls(patch, dist, name, note)
+            for wrapper in _WRAPPERS:
+                note = functools.partial(watch.process_group, f"{wrapper.__name__}(...)")
+                _note_calls(patch, wrapper, "__init__", note)
+            yield
+            watch.wrapped_twice()
     finally:
         handle.remove()
-
-
-@contextlib.contextmanager
-def _scheduler_steps(bypass: ContextBypass, observer: Observer) -> Iterator[None]:
-    def note(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-        line = bypass.line_of_user()
-        for wrapped in observer.context.lr_schedulers if line and observer.context is not None else ():
-            if wrapped.scheduler is scheduler and wrapped.step_mode is not LRScheduler.StepMode.MANUAL_STEP:
-                bypass.past_context[
-                    f"{line}: step() of {type(scheduler).__name__}, which the training loop steps too "
-                    f"({wrapped.step_mode.name}), so that it is stepped twice; leave the call out, or wrap it with "
-                    "LRScheduler.StepMode.MANUAL_STEP"
-                ] = None
-
-    with contextlib.ExitStack() as stack:
-        for cls in {TorchLRScheduler, ReduceLROnPlateau, *_subclasses(TorchLRScheduler)}:
-            if "step" in vars(cls):
-                stack.enter_context(_noted(cls, "step", note))
-        yield
 
 
 def _subclasses(cls: type) -> set[type]:
@@ -179,54 +130,93 @@ def _subclasses(cls: type) -> set[type]:
     return {found for subclass in direct for found in (subclass, *_subclasses(subclass))}
 
 
-@contextlib.contextmanager
-def _process_groups(bypass: ContextBypass) -> Iterator[None]:
-    def noting(what: str) -> Callable[..., None]:
-        def note(*args: Any, **kwargs: Any) -> None:
-            line = bypass.line_of_user()
-            if line is not None:
-                bypass.process_groups[f"{line}: {what}"] = None
+class _Watch:
+    """Notes calls that are the user's."""
 
-        return note
+    def __init__(self, bypass: ContextBypass, observer: Observer) -> None:
+        self._bypass = bypass
+        self._observer = observer
 
-    with contextlib.ExitStack() as stack:
-        for name in _COLLECTIVES:
-            if hasattr(dist, name):
-                stack.enter_context(_noted(dist, name, noting(f"torch.distributed.{name}()")))
-        for cls, name in _WRAPPERS:
-            stack.enter_context(_noted(cls, "__init__", noting(f"{name}(...)")))
-        yield
+    def _line(self) -> str | None:
+        return _line_of_user(self._bypass.directory)
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        line = self._line()
+        if line is not None:
+            self._bypass.actions[f"{line}: loss.backward() should be context.backward(loss)"] = None
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
+        line = self._line()
+        kind = type(optimizer).__name__
+        if line is None or self._observer.context is None:
+            return
+        if any(optimizer is wrapped for wrapped in self._observer.context.optimizers):
+            found = f"{line}: step() of {kind} should be context.step_optimizer(optimizer)"
+        else:
+            found = (
+                f"{line}: steps a {kind} that is not wrapped; pass it through context.wrap_optimizer() and step it "
+                "with context.step_optimizer()"
+            )
+        self._bypass.actions[found] = None
+
+    def scheduler_step(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        line = self._line()
+        for wrapped in self._observer.context.lr_schedulers if line and self._observer.context is not None else ():
+            if wrapped.scheduler is scheduler and wrapped.step_mode is not LRScheduler.StepMode.MANUAL_STEP:
+                found = (
+                    f"{line}: step() of {type(scheduler).__name__}, which the training loop steps too "
+                    f"({wrapped.step_mode.name}), so that it is stepped twice; leave the call out, or wrap it with "
+                    "LRScheduler.StepMode.MANUAL_STEP"
+                )
+                self._bypass.actions[found] = None
+
+    def process_group(self, what: str, *args: Any, **kwargs: Any) -> None:
+        line = self._line()
+        if line is not None:
+            self._bypass.process_groups[f"{line}: {what}"] = None
+
+    def device(self, named: torch.device) -> None:
+        context = self._observer.context
+        own = torch.device("cpu") if context is None else context.device
+        fits = named.type in ("cpu", "meta") or (named.type == own.type and named.index in (None, own.index))
+        line = None if fits else self._line()
+        if line is not None:
+            self._bypass.devices[f"{line}: {named}"] = None
+
+    def wrapped_twice(self) -> None:
+        context = self._observer.context
+        wrapped = {
+            "wrap_model": context.models,
+            "wrap_optimizer": context.optimizers,
+            "wrap_lr_scheduler": [scheduler.scheduler for scheduler in context.lr_schedulers],
+        }
+        for method, objects in wrapped.items():
+            for index, one in enumerate(objects):
+                if any(one is other for other in objects[:index]):
+                    found = f"context.{method}() is called twice with the same {type(one).__name__}"
+                    self._bypass.actions[found] = None
 
 
 class _Devices(TorchFunctionMode):
     """Notes the devices that the trial names in calls of torch."""
 
-    def __init__(self, bypass: ContextBypass, observer: Observer) -> None:
+    def __init__(self, watch: _Watch) -> None:
         super().__init__()
-        self._conduct = bypass
-        self._observer = observer
+        self._watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         named = _device_of(getattr(func, "__name__", ""), args, kwargs)
         if named is not None:
-            self._note(named)
+            self._watch.device(named)
         return func(*args, **kwargs)
-
-    def _note(self, named: torch.device) -> None:
-        own = self._observer.context.device if self._observer.context is not None else torch.device("cpu")
-        fits = named.type in ("cpu", "meta") or (named.type == own.type and named.index in (None, own.index))
-        line = None if fits else self._conduct.line_of_user()
-        if line is not None:
-            self._conduct.devices[f"{line}: {named}"] = None
 
 
 def _device_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
     if function == "cuda":
         index = args[1] if len(args) > 1 else kwargs.get("device")
         return torch.device("cuda", index) if isinstance(index, int) else torch.device("cuda")
-    candidates = [kwargs.get("device"), *(args[1:2] if function == "to" else ())]
-    for candidate in candidates:
+    for candidate in (kwargs.get("device"), *(args[1:2] if function == "to" else ())):
         if isinstance(candidate, torch.device):
             return candidate
         if isinstance(candidate, str) and candidate.partition(":")[0] in ("cuda", "cpu", "mps", "xpu"):
@@ -235,23 +225,26 @@ def _device_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @contextlib.contextmanager
-def clearing_of_gradients(directory: Path, observer: Observer, frequency: int, seen: dict[str, None]) -> Iterator[None]:
+def cleared_gradients_noted(
+    directory: Path, observer: Observer, frequency: int, seen: dict[str, None]
+) -> Iterator[None]:
     """Note in ``seen`` where the trial clears gradients that an aggregation under way has summed.
 
     Args:
         directory: of the trial's code.
         observer: of the run.
         frequency: number of batches of an update.
-        seen: gets a line for each place.
+        seen: gets a line for each call.
     """
-    bypass = ContextBypass(directory)
 
     def note(owner: Any, *args: Any, **kwargs: Any) -> None:
-        line = bypass.line_of_user()
+        line = _line_of_user(directory)
         if line is not None and observer.batches % frequency and _holds_gradients(owner):
             seen[f"{line}: zero_grad() of {type(owner).__name__}"] = None
 
-    with _noted(torch.optim.Optimizer, "zero_grad", note), _noted(torch.nn.Module, "zero_grad", note):
+    with pytest.MonkeyPatch.context() as patch:
+        _note_calls(patch, torch.optim.Optimizer, "zero_grad", note)
+        _note_calls(patch, torch.nn.Module, "zero_grad", note)
         yield
 
 

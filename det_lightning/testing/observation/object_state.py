@@ -11,6 +11,7 @@ import enum
 import itertools
 import operator
 import pathlib
+import random
 import types
 from collections.abc import Callable
 from typing import Any
@@ -23,27 +24,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from det_lightning.pytorch.callback import PyTorchCallback
 from det_lightning.pytorch.reducers import MetricReducer
-from det_lightning.testing.observation.digests import fingerprint, generator_state
+from det_lightning.testing.recorder import describe
 
 __all__ = ["Holder", "Leaf", "ObjectState", "StateReader"]
 
-_PLAIN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    enum.Enum,
-    datetime.datetime,
-    datetime.date,
-    datetime.timedelta,
-    pathlib.PurePath,
-    torch.device,
-    torch.dtype,
-    torch.Size,
-    type(None),
-)
+_PLAIN = (int, float, complex, str, bytes, type(None), enum.Enum, datetime.date, datetime.timedelta, pathlib.PurePath)
+_PLAIN_OF_TORCH = (torch.device, torch.dtype, torch.Size)
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 # What torch keeps in a module besides weights and the user's own attributes.
 _OF_TORCH_MODULE = set(vars(torch.nn.Module())) | {"training"}
@@ -74,7 +60,7 @@ class Leaf:
     """A value and where it is.
 
     Attributes:
-        value: itself or its fingerprint.
+        value: itself, or a description of it; equal values have the same ``repr()``.
         holder: the object that it belongs to.
         root: label and attribute of the outermost object.
         direct: it is the very value of that attribute.
@@ -155,7 +141,7 @@ class _Walk:
     def _visit(self, value: Any, path: str, holder: Holder, direct: bool = False) -> None:
         if len(self.found) >= _MAX_LEAVES:
             return
-        if isinstance(value, _PLAIN):
+        if isinstance(value, (*_PLAIN, *_PLAIN_OF_TORCH)):
             self._add(path, (type(value).__name__, value), holder, direct)
         elif not isinstance(value, _CODE) and id(value) not in self._seen:
             self._seen.add(id(value))
@@ -166,14 +152,13 @@ class _Walk:
         self.found[path] = Leaf(value, holder, self._root, direct)
 
     def _visit_object(self, value: Any, path: str, holder: Holder, direct: bool) -> None:
-        drawn = generator_state(value)
-        if drawn is not None:
-            self._add(path, drawn, holder, direct)
+        if isinstance(value, (torch.Generator, np.random.RandomState, np.random.Generator, random.Random)):
+            self._add(path, _generator_state(value), holder, direct)
         elif isinstance(value, torch.Tensor):
             if value.device.type != "meta":
-                self._add(path, fingerprint(value), holder, direct)
+                self._add(path, describe(value), holder, direct)
         elif isinstance(value, np.ndarray | np.generic):
-            kept = fingerprint(np.asarray(value)) if value.dtype.kind != "O" else repr(value)[:_MANY]
+            kept = describe(value) if value.dtype.kind != "O" else repr(value)[:_MANY]
             self._add(path, kept, holder, direct)
         elif isinstance(value, dict):
             self._items([(f"{path}[{key!r:.60}]", item) for key, item in value.items()], path, holder)
@@ -245,6 +230,14 @@ class _Walk:
             return "object"
         stateful = callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
         return "stateful" if stateful and not module.startswith("det_lightning") else None
+
+
+def _generator_state(value: Any) -> str:
+    if isinstance(value, torch.Generator):
+        return str(describe(value.get_state())["digest"])
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    return repr(value.getstate() if isinstance(value, random.Random) else value.get_state())
 
 
 def _state_dict(value: Any) -> Any:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["Finding", "devices_in", "hparams_in", "process_groups_in"]
+__all__ = ["CodeLine", "devices_in", "hparams_in", "process_groups_in"]
 
 _DEVICE_CALLS = {"to", "device", "set_device", "set_default_device"}
 _PROCESS_GROUPS = {
@@ -24,32 +24,32 @@ _BATCH_SIZES = {"get_per_slot_batch_size", "get_global_batch_size"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class CodeLine:
     """A line of code.
 
     Attributes:
-        place: ``file:line``.
+        line: ``file:line``.
         code: of the expression.
     """
 
-    place: str
+    line: str
     code: str
 
     def __str__(self) -> str:
         """Return both."""
-        return f"{self.place}: {self.code}"
+        return f"{self.line}: {self.code}"
 
 
-def devices_in(files: Iterable[Path], directory: Path) -> list[Finding]:
+def devices_in(files: Iterable[Path], directory: Path) -> list[CodeLine]:
     """Return where a device is fixed; a choice by ``torch.cuda.is_available()`` is none."""
-    return [Finding(place, code) for place, code, node in _nodes(files, directory) if _fixes_device(node)]
+    return [CodeLine(line, code) for line, code, node in _nodes(files, directory) if _fixes_device(node)]
 
 
-def process_groups_in(files: Iterable[Path], directory: Path) -> list[Finding]:
+def process_groups_in(files: Iterable[Path], directory: Path) -> list[CodeLine]:
     """Return where processes are connected, or models and data shared out among them, past the context."""
     return [
-        Finding(place, code)
-        for place, code, node in _nodes(files, directory)
+        CodeLine(line, code)
+        for line, code, node in _nodes(files, directory)
         if isinstance(node, ast.Call) and _handles_processes(node.func) and not _is_own_sampler(node)
     ]
 
@@ -57,18 +57,18 @@ def process_groups_in(files: Iterable[Path], directory: Path) -> list[Finding]:
 def hparams_in(files: Iterable[Path], directory: Path) -> dict[str, str]:
     """Return the hyperparameters that are asked for by name, with the line of the first time."""
     found: dict[str, str] = {}
-    for place, _, node in _nodes(files, directory):
+    for line, _, node in _nodes(files, directory):
         if isinstance(node, ast.Call):
             name = _name_of(node.func)
             if name == "get_hparam" and node.args and isinstance(node.args[0], ast.Constant):
-                found.setdefault(str(node.args[0].value), place)
+                found.setdefault(str(node.args[0].value), line)
             elif name in _BATCH_SIZES:
-                found.setdefault("global_batch_size", place)
+                found.setdefault("global_batch_size", line)
     return found
 
 
 def _nodes(files: Iterable[Path], directory: Path) -> Iterator[tuple[str, str, ast.AST]]:
-    """Yield every node with its place and code, but for what only runs when the file is run as a script."""
+    """Yield every node with its line and code, but for what only runs when the file is run as a script."""
     for file in files:
         try:
             tree = ast.parse(file.read_text(encoding="utf-8"))

@@ -1,31 +1,53 @@
-"""The first difference of two records of the same trial, and by how much."""
+"""The first difference of two trainings of one trial, and by how much."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from det_lightning.testing.records.described import (
-    dtype_of,
-    farthest_apart,
-    is_array,
-    is_plain,
-    largest_element,
-    summary_of,
-)
 from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance
-from det_lightning.testing.records.numbers import distance, ulps_between
-from det_lightning.testing.records.record import RunSettings, TrainingRecord, number_in
+from det_lightning.testing.records.record import RunSettings, TrainingRecord
+from det_lightning.testing.records.values import (
+    distance,
+    dtype_of,
+    elements,
+    is_array,
+    is_plain_dict,
+    is_unknown,
+    largest_element,
+    number_in,
+    size_of,
+    statistics,
+    summary_of,
+    ulps_between,
+)
 
-__all__ = ["BIT_EQUAL", "Difference", "Tolerance", "first_difference", "tolerance_for"]
+__all__ = ["first_difference", "tolerance_for", "value_differences"]
 
 #: What numbers may depend on without any fault of the trial.
 _ENVIRONMENT = ("torch", "device", "processor", "threads")
 # Below this share of a model's largest gradient there is nothing but the rounding of float32.
 _NOISE = 1e-5
+# The kinds of the fields of events, in the order in which what they hold came to be.
+_KINDS = {
+    "epoch": "epoch",
+    "data": "data",
+    "learning_rates": "learning rate",
+    "metrics": "metric",
+    "gradients": "gradient",
+    "parameters": "parameter",
+    "weights": "parameter",
+    "optimizers": "optimizer state",
+    "schedulers": "scheduler state",
+    "arguments": "callback",
+    "callbacks": "callback state",
+    "random": "random state",
+}
+_TITLES = {"epoch": "index", "data": "batch", "learning_rates": "group"}
 
 
 def tolerance_for(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
@@ -51,13 +73,13 @@ def first_difference(
         ours: what did.
         tolerance: by default that of :func:`tolerance_for`.
     """
-    tolerance = tolerance or tolerance_for(reference, ours)
-    comparison = _Comparison(reference, ours, tolerance)
+    comparison = _Comparison(reference, ours, tolerance or tolerance_for(reference, ours))
     differences = comparison.differences()
     first = next(differences, None)
     if first is None:
         return None
-    unsteady, drawn_apart = tuple(sorted(comparison.unsteady)), comparison.drawn_apart
+    unsteady = tuple(sorted(comparison.unsteady))
+    drawn_apart = comparison.drawn_apart
     same_batch = itertools.takewhile(lambda difference: difference.batch == first.batch, differences)
     others = [other for other in same_batch if (other.kind, other.name) != (first.kind, first.name)]
     return dataclasses.replace(first, also=_by_kind(others), unsteady=unsteady, drawn_apart=drawn_apart)
@@ -74,13 +96,95 @@ def _by_kind(differences: list[Difference]) -> tuple[str, ...]:
     )
 
 
-class _Comparison:
-    """Walks through two records in step.
+def value_differences(
+    kind: str, name: str, theirs: Any, mine: Any, tolerance: Tolerance = BIT_EQUAL, weight_scale: float | None = None
+) -> Iterator[Difference]:
+    """Yield where two values, as the recorder describes them, differ by more than the tolerance.
 
     Args:
-        reference: what should have happened.
-        ours: what did.
-        tolerance: what may differ.
+        kind: of the values.
+        name: of the values; what is nested in them is named by its path.
+        theirs: one value.
+        mine: the other one.
+        tolerance: what is allowed.
+        weight_scale: the size that the tolerance of weights is relative to; None if these are no weights. Of weights
+            only the norm, and what half of the elements have in common, is looked at.
+    """
+    one, other = number_in(theirs), number_in(mine)
+    if one is not None and other is not None:
+        if not tolerance.allows(one, other):
+            yield _distant(kind, name, (one, other), dtype_of(theirs), tolerance)
+            return
+        same = not tolerance.exact or dtype_of(theirs) == dtype_of(mine)
+    elif is_array(theirs) and is_array(mine) and theirs["shape"] == mine["shape"]:
+        same = theirs["digest"] == mine["digest"] and theirs["dtype"] == mine["dtype"]
+        found = None if same else _farthest_apart(theirs, mine, tolerance, weight_scale)
+        if found is not None:
+            part, *values = found
+            distant = _distant(kind, name, (values[0], values[1]), theirs["dtype"], tolerance)
+            yield dataclasses.replace(distant, part=part)
+            return
+        same = same or not tolerance.exact
+    elif nested := _nested(name, theirs, mine):
+        for inner, *pair in nested:
+            yield from value_differences(kind, inner, pair[0], pair[1], tolerance, weight_scale)
+        return
+    else:
+        same = theirs == mine or _may_be_same(theirs, mine)
+    if not same:
+        yield Difference(kind, name, None, summary_of(theirs), summary_of(mine), tolerance=tolerance)
+
+
+def _nested(name: str, theirs: Any, mine: Any) -> list[tuple[str, Any, Any]]:
+    """Return name and values of what is nested in two values of the same kind of container."""
+    if is_plain_dict(theirs) and is_plain_dict(mine):
+        keys = dict.fromkeys([*theirs, *mine])
+        return [(f"{name}.{key}" if name else key, theirs.get(key), mine.get(key)) for key in keys]
+    if isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
+        return [(f"{name}[{index}]", one, other) for index, (one, other) in enumerate(zip(theirs, mine, strict=True))]
+    return []
+
+
+def _may_be_same(theirs: Any, mine: Any) -> bool:
+    """Tell whether a record knows too little of one value to tell it from the other one."""
+    if not (is_unknown(theirs) or is_unknown(mine)) or not (isinstance(theirs, dict) and isinstance(mine, dict)):
+        return False
+    return theirs.get("class") == mine.get("class") or is_plain_dict(theirs) or is_plain_dict(mine)
+
+
+def _farthest_apart(
+    theirs: Any, mine: Any, tolerance: Tolerance, weight_scale: float | None
+) -> tuple[str, float, float] | None:
+    """Return what lies farthest apart of two arrays of one shape, and both values; None for what is allowed.
+
+    Elements go before statistics.
+    """
+    as_weights = weight_scale is not None
+    scale = max(weight_scale or 0.0, largest_element((theirs, mine)))
+    sampled = list(elements(theirs, mine))
+    outside = [found for found in sampled if not tolerance.allows(*found[1:], scale)]
+    if as_weights and 2 * len(outside) < len(sampled):
+        outside = []
+    norm_scale = scale * math.sqrt(size_of(theirs))
+    of_all = [
+        found
+        for found in statistics(theirs, mine)
+        if (found[0] == "norm" or not as_weights)
+        and not tolerance.allows(*found[1:], norm_scale if found[0] == "norm" else scale)
+    ]
+    return max(outside or of_all, key=lambda found: distance(*found[1:]), default=None)
+
+
+def _distant(kind: str, name: str, values: tuple[float, float], dtype: str, tolerance: Tolerance) -> Difference:
+    apart = distance(*values)
+    largest = max(map(abs, values))
+    relative = apart / largest if largest else None
+    ulps = ulps_between(*values, dtype)
+    return Difference(kind, name, None, *values, absolute=apart, relative=relative, ulps=ulps, tolerance=tolerance)
+
+
+class _Comparison:
+    """Walks through two records in step.
 
     Attributes:
         unsteady: parameters whose gradient has been nothing but rounding noise so far.
@@ -88,8 +192,7 @@ class _Comparison:
     """
 
     def __init__(self, reference: TrainingRecord, ours: TrainingRecord, tolerance: Tolerance) -> None:
-        self._reference = reference
-        self._ours = ours
+        self._records = (reference, ours)
         self._tolerance = tolerance
         starts = [*reference.named("start"), *ours.named("start")]
         self._parameters = {name for start in starts for name in start["parameters"]}
@@ -100,10 +203,10 @@ class _Comparison:
     def differences(self) -> Iterator[Difference]:
         """Yield all differences in order of time, up to where the two take different ways."""
         for field in dataclasses.fields(RunSettings):
-            asked = [getattr(record.settings, field.name) for record in (self._reference, self._ours)]
+            asked = [getattr(record.settings, field.name) for record in self._records]
             if asked[0] != asked[1]:
-                yield self._difference("settings", field.name, None, *asked)
-        for theirs, mine in itertools.zip_longest(*map(self._comparable_events, (self._reference, self._ours))):
+                yield self._difference("settings", field.name, None, asked)
+        for theirs, mine in itertools.zip_longest(*map(self._comparable_events, self._records)):
             if theirs is None or mine is None or _label(theirs) != _label(mine):
                 yield from self._parting(theirs, mine)
                 return
@@ -112,7 +215,7 @@ class _Comparison:
 
     def _comparable_events(self, record: TrainingRecord) -> list[Mapping[str, Any]]:
         """Leave out hooks that the Determined of the other side does not have."""
-        hooks = set(self._reference.environment.get("hooks", ())) & set(self._ours.environment.get("hooks", ()))
+        hooks = set.intersection(*(set(record.environment.get("hooks", ())) for record in self._records))
         return [event for event in record.events if event["event"] != "callback" or event["name"] in hooks]
 
     def _parting(self, theirs: Mapping[str, Any] | None, mine: Mapping[str, Any] | None) -> Iterator[Difference]:
@@ -121,31 +224,33 @@ class _Comparison:
         yield from ends
         if not ends:
             labels = [None if event is None else _label(event) for event in (theirs, mine)]
-            yield self._difference("callback", labels[0] or str(labels[1]), batch, *labels)
+            yield self._difference("callback", labels[0] or str(labels[1]), batch, labels)
 
     def _ends(self, batch: int | None = None) -> Iterator[Difference]:
-        errors = [record.error or {} for record in (self._reference, self._ours)]
+        errors = [record.error or {} for record in self._records]
+        lengths = [record.batches for record in self._records]
         if errors[0].get("type") != errors[1].get("type"):
-            shown = [f"{error['type']}: {error['message']}" if error else None for error in errors]
+            texts = [f"{error['type']}: {error['message']}" if error else None for error in errors]
             name = next(error["type"] for error in errors if error)
-            yield self._difference("error", name, min(self._lengths()) if batch is None else batch, *shown)
-        elif self._lengths()[0] != self._lengths()[1]:
-            yield self._difference("number of batches", "trained", min(self._lengths()), *self._lengths())
-
-    def _lengths(self) -> tuple[int, int]:
-        return self._reference.batches, self._ours.batches
+            yield self._difference("error", name, min(lengths) if batch is None else batch, texts)
+        elif lengths[0] != lengths[1]:
+            yield self._difference("number of batches", "trained", min(lengths), lengths)
 
     def _of_events(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Difference]:
         if not self._tolerance.exact:
-            self._excuse(theirs, mine)
-        for field in _ORDER:
-            if field in theirs:
-                for difference in self._of_values(_KINDS[field], _TITLES.get(field, ""), theirs[field], mine[field]):
+            self._note_excuses(theirs, mine)
+        for field, kind in _KINDS.items():
+            compared = self._tolerance.exact or kind not in ("random state", "gradient")
+            if compared and field in theirs and field in mine:
+                scale = self._largest_weight if kind == "parameter" and not self._tolerance.exact else None
+                title = _TITLES.get(field, "")
+                tolerance = self._tolerance.of(kind)
+                for difference in value_differences(kind, title, theirs[field], mine[field], tolerance, scale):
                     if not self._is_noise(difference := self._specified(difference, theirs)):
                         yield dataclasses.replace(difference, batch=theirs["batch"])
 
-    def _excuse(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-        """Take down what is not compared, and explains later differences."""
+    def _note_excuses(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+        """Note what is not compared, and explains later differences."""
         self.unsteady |= _with_noise_for_gradient(theirs.get("gradients", {}), mine.get("gradients", {}))
         if self.drawn_apart is None and theirs.get("random") != mine.get("random"):
             self.drawn_apart = theirs["batch"]
@@ -167,74 +272,8 @@ class _Comparison:
             return dataclasses.replace(difference, kind="buffer")
         return difference
 
-    def _of_values(self, kind: str, name: str, theirs: Any, mine: Any) -> Iterator[Difference]:
-        if kind in ("random state", "gradient") and not self._tolerance.exact:
-            return
-        numbers = number_in(theirs), number_in(mine)
-        if numbers[0] is not None and numbers[1] is not None:
-            yield from self._of_numbers(kind, name, theirs, mine)
-        elif is_array(theirs) and is_array(mine) and theirs["shape"] == mine["shape"]:
-            yield from self._of_arrays(kind, name, theirs, mine)
-        elif is_plain(theirs) and is_plain(mine):
-            for key in dict.fromkeys([*theirs, *mine]):
-                inner = f"{name}.{key}" if name else key
-                yield from self._of_values(kind, inner, theirs.get(key), mine.get(key))
-        elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
-            for index, (one, other) in enumerate(zip(theirs, mine, strict=True)):
-                yield from self._of_values(kind, f"{name}[{index}]", one, other)
-        elif theirs != mine:
-            yield self._difference(kind, name, None, summary_of(theirs), summary_of(mine))
-
-    def _of_numbers(self, kind: str, name: str, theirs: Any, mine: Any) -> Iterator[Difference]:
-        one, other = number_in(theirs), number_in(mine)
-        assert one is not None
-        assert other is not None
-        if not self._tolerance.of(kind).allows(one, other):
-            yield self._distant(kind, name, one, other, dtype_of(theirs))
-        elif self._tolerance.exact and dtype_of(theirs) != dtype_of(mine):
-            yield self._difference(kind, name, None, summary_of(theirs), summary_of(mine))
-
-    def _of_arrays(self, kind: str, name: str, theirs: Any, mine: Any) -> Iterator[Difference]:
-        if theirs["digest"] == mine["digest"] and theirs["dtype"] == mine["dtype"]:
-            return
-        as_weights = kind == "parameter" and not self._tolerance.exact
-        scale = max(self._largest_weight if as_weights else 0.0, largest_element((theirs, mine)))
-        found = farthest_apart(theirs, mine, self._tolerance.of(kind), scale, as_weights=as_weights)
-        if found is not None:
-            part, one, other = found
-            yield dataclasses.replace(self._distant(kind, name, one, other, theirs["dtype"]), part=part)
-        elif self._tolerance.exact:
-            yield self._difference(kind, name, None, summary_of(theirs), summary_of(mine))
-
-    def _distant(self, kind: str, name: str, one: float, other: float, dtype: str) -> Difference:
-        apart = distance(one, other)
-        largest = max(abs(one), abs(other))
-        return dataclasses.replace(
-            self._difference(kind, name, None, one, other),
-            absolute=apart,
-            relative=apart / largest if largest else None,
-            ulps=ulps_between(one, other, dtype),
-        )
-
-    def _difference(self, kind: str, name: str, batch: int | None, theirs: Any, mine: Any) -> Difference:
-        return Difference(kind, name, batch, theirs, mine, tolerance=self._tolerance.of(kind))
-
-
-# The fields of events in the order in which what they tell came to be.
-_KINDS = {
-    "epoch": "epoch",
-    "data": "data",
-    "learning_rates": "learning rate",
-    "metrics": "metric",
-    "gradients": "gradient",
-    "parameters": "parameter",
-    "weights": "parameter",
-    "arguments": "callback",
-    "callbacks": "callback state",
-    "random": "random state",
-}
-_ORDER = tuple(_KINDS)
-_TITLES = {"epoch": "index", "data": "batch", "learning_rates": "group"}
+    def _difference(self, kind: str, name: str, batch: int | None, values: list[Any]) -> Difference:
+        return Difference(kind, name, batch, values[0], values[1], tolerance=self._tolerance.of(kind))
 
 
 def _of_callback(difference: Difference, hook: str) -> Difference:

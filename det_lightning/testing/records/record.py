@@ -10,20 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.errors import DetLightningError
+from det_lightning.testing.recorder import FORMAT, VERSION
+from det_lightning.testing.records.values import number_in
 
 __all__ = [
     "RecordError",
     "RunSettings",
     "TrainingRecord",
-    "number_in",
     "parse_record",
     "read_record",
     "write_record",
 ]
-
-#: The newest form of records that can be read.
-VERSION = 1
-_FORMAT = "det-lightning training record"
 
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "trial": str,
@@ -44,7 +41,7 @@ _EVENT_FIELDS = {
 
 
 class RecordError(DetLightningError):
-    """A record can not be read or made; the message says which, why and what to do."""
+    """A record cannot be read or made; the message says which, why and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +60,7 @@ class RunSettings:
     """
 
     hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    config: Mapping[str, Any] | None = None
+    config: dict[str, Any] | None = None
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     batches: int = 20
     seed: int = 0
@@ -108,6 +105,27 @@ class TrainingRecord:
         """Return the curve of each scalar validation metric: pairs of number of batches trained and value."""
         return _curves(self.named("validation"))
 
+    def content(self) -> dict[str, Any]:
+        """Return what stands in the file of the record."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "path"}
+        return {"format": FORMAT, "version": VERSION, **fields, "settings": vars(self.settings)}
+
+    def from_start(self) -> TrainingRecord:
+        """Return the record without what was before the start of the training proper."""
+        return self._after("on_training_start")
+
+    def from_checkpoint(self, batches: int) -> TrainingRecord:
+        """Return the record without what was before the end of the checkpoint after so many batches."""
+        return self._after("on_checkpoint_upload_end", batches)
+
+    def _after(self, hook: str, batches: int | None = None) -> TrainingRecord:
+        ends = [
+            index
+            for index, event in enumerate(self.events)
+            if event.get("name") == hook and batches in (None, event["batch"])
+        ]
+        return dataclasses.replace(self, events=self.events[ends[0] + 1 :] if ends else ())
+
 
 def _curves(events: list[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     curves: dict[str, list[tuple[int, float]]] = {}
@@ -116,13 +134,6 @@ def _curves(events: list[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]
             if (value := number_in(described)) is not None:
                 curves.setdefault(name, []).append((event["batch"], float(value)))
     return curves
-
-
-def number_in(described: Any) -> int | float | None:
-    """Return the number that a recorded value is, or None."""
-    if isinstance(described, dict) and described.get("~") == "number":
-        described = described["value"]
-    return described if isinstance(described, int | float) and not isinstance(described, bool) else None
 
 
 def read_record(path: str | os.PathLike[str], trial: str | None = None) -> TrainingRecord:
@@ -143,7 +154,7 @@ def read_record(path: str | os.PathLike[str], trial: str | None = None) -> Train
     except FileNotFoundError:
         raise RecordError(f"There is no {path}. {_how_to_make_one(trial)}") from None
     except OSError as error:
-        raise RecordError(f"{path} can not be read: {error}.") from error
+        raise RecordError(f"{path} cannot be read: {error}.") from error
     except (ValueError, RecursionError) as error:
         raise RecordError(
             f"{path} is no record of a training, or is damaged: {error}. {_how_to_make_one(trial)}"
@@ -169,11 +180,9 @@ def write_record(record: TrainingRecord, path: str | os.PathLike[str]) -> None:
     """Write a record, so that :func:`read_record` gives it back.
 
     Raises:
-        OSError: the file can not be written.
+        OSError: the file cannot be written.
     """
-    content = dataclasses.asdict(dataclasses.replace(record, path=None))
-    del content["path"]
-    Path(path).write_text(json.dumps({"format": _FORMAT, "version": VERSION, **content}, separators=(",", ":")))
+    Path(path).write_text(json.dumps(record.content(), separators=(",", ":")))
 
 
 def parse_record(content: Any, source: str) -> TrainingRecord:
@@ -186,7 +195,7 @@ def parse_record(content: Any, source: str) -> TrainingRecord:
     Raises:
         RecordError: it has not; all that is wrong is named.
     """
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise RecordError(f"{source} is JSON, but no record of a training. {_how_to_make_one(None)}")
     if content.get("version") != VERSION:
         raise RecordError(

@@ -11,7 +11,7 @@ __all__ = ["Boundaries"]
 
 @dataclasses.dataclass(frozen=True)
 class Boundaries:
-    """The boundaries of a run, in batches trained; None for a kind that this trial's data have not.
+    """The boundaries of a run, in batches trained; None for a kind that this trial's data do not have.
 
     Attributes:
         batches: length of the run.
@@ -44,20 +44,17 @@ class Boundaries:
 
     def plan(self, aggregation_frequency: int) -> RunPlan:
         """Return the plan of such a run, with a checkpoint within an aggregation if there is one."""
-        checkpoints = {
-            self.mid_epoch,
-            self.epoch_end,
-            self.after_validation,
-            self.mid_aggregation(aggregation_frequency),
-        }
+        within = self.mid_aggregation(aggregation_frequency)
+        checkpoints = (self.mid_epoch, self.epoch_end, self.after_validation, within)
         return RunPlan(
-            self.batches,
             validate_after=frozenset({self.after_validation}),
             checkpoint_after=frozenset(checkpoint for checkpoint in checkpoints if checkpoint is not None),
             epoch_limit=self.epoch_limit,
-            aggregation_frequency=aggregation_frequency,
+            validation_batches=4,
         )
 
     def mid_aggregation(self, frequency: int) -> int | None:
         """Return a number of batches that does not close an update of ``frequency`` batches."""
-        return None if frequency == 1 else frequency + 1 if frequency + 1 < self.batches else 1
+        if frequency == 1:
+            return None
+        return frequency + 1 if frequency + 1 < self.batches else 1

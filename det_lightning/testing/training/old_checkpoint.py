@@ -16,9 +16,21 @@ from det_lightning.checkpoint.layout import METADATA_FILE
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import CheckFailed
-from det_lightning.testing.training.execution import ObservedRun, RunPlan, TrialSetup, train, validate
+from det_lightning.testing.records.record import RunSettings
+from det_lightning.testing.training.execution import Run, RunPlan, train, validate
+from det_lightning.testing.training.trial_source import TrialSource
 
 __all__ = ["OldCheckpoint", "recorded_metrics"]
+
+# Where releases of Determined wrote validation metrics, and what may lie around them there.
+_PATHS = (
+    ("validation_metrics",),
+    ("training", "validation_metrics"),
+    ("training", "validationMetrics"),
+    ("validation", "metrics"),
+    ("metrics",),
+)
+_WRAPPERS = ("validation_metrics", "validationMetrics", "avgMetrics", "metrics")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,29 +46,29 @@ class OldCheckpoint:
 
     path: str
     recorded: dict[str, float]
-    resumed: ObservedRun
-    validated: ObservedRun
+    resumed: Run
+    validated: Run
 
     @property
     def measured(self) -> dict[str, float]:
         """The validation metrics that were found, those that are numbers."""
-        found: dict[str, float] = {}
-        for happening in self.validated.observer.happenings:
-            if happening.what == "validation":
-                found = dict(_numbers({name: value for (_, name), value in happening.values.items()}))
-        return found
+        validations = self.validated.observer.validations
+        return _numbers(validations[-1][1]) if validations else {}
 
     @classmethod
-    def open(cls, options: TrialOptions, setup: TrialSetup, storage: Callable[[str], Path]) -> OldCheckpoint:
+    def open(
+        cls, options: TrialOptions, source: TrialSource, settings: RunSettings, storage: Callable[[str], Path]
+    ) -> OldCheckpoint:
         """Load the checkpoint of the options, and validate with it.
 
         Args:
             options: which checkpoint.
-            setup: what the trial is built with.
+            source: of the trial's class.
+            settings: what the runs depend on.
             storage: gives a directory to the checkpoints of a run, by name.
 
         Raises:
-            CheckFailed: it can not be read; says why.
+            CheckFailed: it cannot be read; says why.
         """
         path = _path(options)
         try:
@@ -65,16 +77,17 @@ class OldCheckpoint:
                 metadata = directory / METADATA_FILE
                 content = json.loads(metadata.read_text()) if metadata.is_file() else {}
         except errors.CheckpointError as e:
-            raise CheckFailed(f"--trial-checkpoint {path} can not be read: {e}") from None
+            raise CheckFailed(f"--trial-checkpoint {path} cannot be read: {e}") from None
         resumed = train(
-            setup,
-            RunPlan(steps + 1, validation_batches=1, aggregation_frequency=options.aggregation_frequency),
+            source,
+            dataclasses.replace(settings, batches=steps + 1),
             "the resumed run",
             Observer(),
             storage=storage("old"),
+            plan=RunPlan(validate_after=frozenset(), validation_batches=1),
             resume_from=path,
         )
-        validated = validate(setup, "the validation", Observer(), path, storage=storage("validation"))
+        validated = validate(source, settings, "the validation", Observer(), path, storage=storage("validation"))
         return cls(path, options.metrics or recorded_metrics(content), resumed, validated)
 
 
@@ -87,33 +100,25 @@ def _path(options: TrialOptions) -> str:
 def recorded_metrics(metadata: Mapping[str, Any]) -> dict[str, float]:
     """Return the validation metrics in the metadata of a checkpoint.
 
-    det_lightning writes the searcher's metric. The platform's download tells all, under names that changed.
+    det_lightning writes the searcher's metric. The platform's download has all, under names that changed.
     """
     metric = metadata.get("metric")
     if isinstance(metric, Mapping) and "name" in metric:
-        return dict(_numbers({metric["name"]: metric.get("value")}))
-    for path in (
-        ("validation_metrics",),
-        ("training", "validation_metrics"),
-        ("training", "validationMetrics"),
-        ("validation", "metrics"),
-        ("metrics",),
-    ):
+        return _numbers({metric["name"]: metric.get("value")})
+    for path in _PATHS:
         found: Any = metadata
         for name in path:
             found = found.get(name) if isinstance(found, Mapping) else None
-        while isinstance(found, Mapping):
-            inner = next((found[name] for name in ("validation_metrics", "validationMetrics", "avgMetrics", "metrics")
-                          if isinstance(found.get(name), Mapping)), None)  # fmt: skip
-            if inner is None:
-                return dict(_numbers(found))
-            found = inner
+        if isinstance(found, Mapping):
+            while inner := [found[name] for name in _WRAPPERS if isinstance(found.get(name), Mapping)]:
+                found = inner[0]
+            return _numbers(found)
     return {}
 
 
-def _numbers(metrics: Mapping[str, Any]) -> list[tuple[str, float]]:
-    return [
-        (name, float(value))
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
         for name, value in metrics.items()
         if isinstance(value, int | float | np.ndarray | np.generic) and np.ndim(value) == 0
-    ]
+    }

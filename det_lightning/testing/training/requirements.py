@@ -11,8 +11,10 @@ from det_lightning.pytorch.random_state import isolated_rng
 from det_lightning.pytorch.trainer import init
 from det_lightning.testing.observation.source_scan import hparams_in
 from det_lightning.testing.outcomes import BadTrial
-from det_lightning.testing.training.execution import Failure, TrialSetup
-from det_lightning.testing.training.trial_source import TrialSource, is_own_file
+from det_lightning.testing.own_code import is_own_file
+from det_lightning.testing.records.record import RunSettings
+from det_lightning.testing.training.execution import Failure
+from det_lightning.testing.training.trial_source import TrialSource
 
 __all__ = ["AskedHparams", "arguments_of", "explain_failure", "files_of"]
 
@@ -25,7 +27,7 @@ def arguments_of(source: TrialSource, hparams: dict[str, Any] | None, given: dic
     They are those that were given, and the hyperparameters where it needs an argument ``hparams``: scripts for
     Determined's ``init()`` pass them so.
     """
-    if hparams is None or "hparams" in given:
+    if not hparams or "hparams" in given:
         return given
     try:
         with source.imported() as trial_class:
@@ -51,12 +53,12 @@ class AskedHparams(dict[str, Any]):
         return 1
 
 
-def explain_failure(setup: TrialSetup, failure: Failure) -> str | None:
+def explain_failure(source: TrialSource, settings: RunSettings, failure: Failure) -> str | None:
     """Return what the trial needs and was not given, if that is why a run failed; else None."""
-    error, name = failure.error, setup.source.name
+    error, name = failure.error, source.name
     text = str(error)
     if isinstance(error, errors.InvalidHP):
-        given = ", ".join(f"{hparam}={value!r}" for hparam, value in (setup.hparams or {}).items())
+        given = ", ".join(f"{hparam}={value!r}" for hparam, value in settings.hparams.items())
         return (
             f"{name} refuses its hyperparameters {failure.stage}, with InvalidHP: {text}\nThey are {given}. Of a range "
             f"the middle was taken; pass others with --trial-hparams.\n{failure.text}"
@@ -64,19 +66,19 @@ def explain_failure(setup: TrialSetup, failure: Failure) -> str | None:
     if isinstance(error, ValueError) and "no experiment configuration" in text:
         return f"{name} asks for its experiment configuration; give --trial-config FILE.\n{failure.text}"
     if isinstance(error, TypeError) and "__init__()" in text and failure.stage == "while the trial is built":
-        with setup.source.imported() as trial_class:
-            return _arguments(name, trial_class, setup, text)
+        with source.imported() as trial_class:
+            return _arguments(name, trial_class, settings, text)
     missing = isinstance(error, ValueError) and text.startswith(_MESSAGES)
-    if missing or (isinstance(error, KeyError) and error.args and error.args[0] not in (setup.hparams or {})):
-        return _missing_hparams(setup, failure, certain=missing)
+    if missing or (isinstance(error, KeyError) and error.args and error.args[0] not in settings.hparams):
+        return _missing_hparams(source, settings, failure, certain=missing)
     return None
 
 
-def _arguments(name: str, trial_class: type, setup: TrialSetup, text: str) -> str | None:
+def _arguments(name: str, trial_class: type, settings: RunSettings, text: str) -> str | None:
     parameters = list(inspect.signature(trial_class.__init__).parameters.values())[2:]  # type: ignore[misc]
     plain = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [p.name for p in plain if p.default is p.empty and p.name not in setup.arguments]
-    unknown = sorted(setup.arguments.keys() - {p.name for p in plain})
+    needed = [p.name for p in plain if p.default is p.empty and p.name not in settings.arguments]
+    unknown = sorted(settings.arguments.keys() - {p.name for p in plain})
     if not needed and not unknown:
         return None
     if not needed:
@@ -88,41 +90,41 @@ def _arguments(name: str, trial_class: type, setup: TrialSetup, text: str) -> st
     )
 
 
-def _missing_hparams(setup: TrialSetup, failure: Failure, certain: bool) -> str | None:
-    asked, broke = _ask(setup)
+def _missing_hparams(source: TrialSource, settings: RunSettings, failure: Failure, certain: bool) -> str | None:
+    asked, broke = _ask(source, settings)
     if not asked:
         return None
     if not certain and str(failure.error.args[0]) not in asked:
         return None
-    with setup.source.imported():
-        lines = hparams_in(files_of(setup), setup.source.directory)
-    missing = [*asked, *(name for name in lines if name not in asked and name not in (setup.hparams or {}))]
+    with source.imported():
+        lines = hparams_in(files_of(source), source.directory)
+    missing = [*asked, *(name for name in lines if name not in asked and name not in settings.hparams)]
     named = "\n".join(f"  - {name}" + (f" ({lines[name]})" if name in lines else "") for name in missing)
     example = "{" + ", ".join(f'"{name}": ...' for name in missing) + "}"
     more = f"\nThere may be more: with 1 for each of them it then fails with {broke}." if broke else ""
-    given = ", ".join(sorted(setup.hparams or {})) or "none"
+    given = ", ".join(sorted(settings.hparams)) or "none"
     return (
-        f"{setup.source.name} asks for hyperparameters that it was not given (given: {given}):\n{named}\n"
+        f"{source.name} asks for hyperparameters that it was not given (given: {given}):\n{named}\n"
         f"Add them to the hyperparameters of --trial-config, or pass --trial-hparams '{example}'.{more}"
     )
 
 
-def _ask(setup: TrialSetup) -> tuple[list[str], str]:
+def _ask(source: TrialSource, settings: RunSettings) -> tuple[list[str], str]:
     """Return the hyperparameters that the trial asks for in vain, and what goes wrong when each of them is 1."""
-    given: dict[str, Any] = dict(setup.hparams or {})
+    given: dict[str, Any] = dict(settings.hparams)
     hparams = AskedHparams({"global_batch_size": 2, **given})
-    with setup.source.imported() as trial_class, isolated_rng():
-        broke = _build_all(trial_class, setup, hparams)
-        in_source = hparams_in(files_of(setup), setup.source.directory)
+    with source.imported() as trial_class, isolated_rng():
+        broke = _build_all(trial_class, settings, hparams)
+        in_source = hparams_in(files_of(source), source.directory)
     needs_size = "global_batch_size" in in_source and "global_batch_size" not in given
     return [*hparams.missing, *(["global_batch_size"] if needs_size else [])], broke
 
 
-def _build_all(trial_class: type, setup: TrialSetup, hparams: AskedHparams) -> str:
+def _build_all(trial_class: type, settings: RunSettings, hparams: AskedHparams) -> str:
     """Build the trial, its loaders and its callbacks; return what went wrong, in words."""
     try:
-        with init(hparams=hparams, exp_conf=setup.config, enable_tensorboard_logging=False) as context:
-            trial = trial_class(context, **setup.arguments)
+        with init(hparams=hparams, exp_conf=settings.config, enable_tensorboard_logging=False) as context:
+            trial = trial_class(context, **settings.arguments)
             for build in ("build_training_data_loader", "build_validation_data_loader", "build_callbacks"):
                 getattr(trial, build)()
     except (Exception, errors.InvalidExperimentException, SystemExit) as e:  # whatever a wrong value leads to
@@ -130,8 +132,8 @@ def _build_all(trial_class: type, setup: TrialSetup, hparams: AskedHparams) -> s
     return ""
 
 
-def files_of(setup: TrialSetup) -> list[Path]:
-    """Return the files of the trial's own code; inside of a block of ``setup.source.imported()``."""
-    directory = setup.source.directory
-    files = [getattr(module, "__file__", None) for module in setup.source.modules()]
+def files_of(source: TrialSource) -> list[Path]:
+    """Return the files of the trial's own code; inside of a block of ``source.imported()``."""
+    directory = source.directory
+    files = [getattr(module, "__file__", None) for module in source.modules()]
     return [Path(file) for file in files if isinstance(file, str) and is_own_file(file, directory)]

@@ -1,19 +1,21 @@
-"""The runs that checks are judged by: each is made when it is first asked for, and once."""
+"""The runs that the checks of a trial look at: each is made when it is first needed, and once."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import tempfile
 from pathlib import Path
 
-from det_lightning.testing.observation.attribute_access import ReadingOrder
-from det_lightning.testing.observation.context_bypass import ContextBypass, clearing_of_gradients, watching_context
+from det_lightning.testing.observation.attribute_access import AttributeAccess
+from det_lightning.testing.observation.context_bypass import ContextBypass, bypasses_noted, cleared_gradients_noted
 from det_lightning.testing.observation.object_state import StateReader
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
+from det_lightning.testing.records.record import RunSettings
 from det_lightning.testing.training.boundaries import Boundaries
-from det_lightning.testing.training.execution import ObservedRun, RunPlan, TrialSetup, train, train_under_lightning
+from det_lightning.testing.training.execution import Run, RunPlan, train, train_under_lightning
 from det_lightning.testing.training.old_checkpoint import OldCheckpoint
 from det_lightning.testing.training.reference import Conversion, compare_with_reference
 from det_lightning.testing.training.requirements import arguments_of, explain_failure
@@ -31,14 +33,15 @@ class TrialRuns:
 
     Attributes:
         options: as given.
+        source: of the trial's class.
         cleared_gradients: where the trial clears gradients that an update still needs.
     """
 
     def __init__(self, options: TrialOptions, source: TrialSource | None = None) -> None:
         self.options = options
-        self._source = source or ImportedTrial(options.spec, options.directory)
+        self.source = source or ImportedTrial(options.spec, options.directory)
         self.cleared_gradients: dict[str, None] = {}
-        self._resumed: dict[tuple[int, int], ObservedRun] = {}
+        self._resumed: dict[tuple[int, int], Run] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="det_lightning-", ignore_cleanup_errors=True)
 
     def close(self) -> None:
@@ -50,33 +53,38 @@ class TrialRuns:
         return Path(self._folder.name) / name / "checkpoints"
 
     @functools.cached_property
-    def setup(self) -> TrialSetup:
-        """What each run builds the trial with."""
+    def settings(self) -> RunSettings:
+        """What all runs depend on."""
         options = self.options
-        arguments = arguments_of(self._source, options.hparams, options.arguments)
-        return TrialSetup(self._source, options.hparams, options.config, arguments, options.seed)
+        return RunSettings(
+            hparams=options.hparams or {},
+            config=options.config,
+            arguments=arguments_of(self.source, options.hparams, options.arguments),
+            batches=options.batches,
+            seed=options.seed,
+            validation_period=max(1, options.batches // 2),
+            reporting_period=100,
+            aggregation_frequency=options.aggregation_frequency,
+        )
 
-    # Runs
+    @property
+    def reference_settings(self) -> RunSettings:
+        """What the runs beside a reference depend on."""
+        return dataclasses.replace(self.settings, reporting_period=5)
 
     @functools.cached_property
-    def probe(self) -> tuple[ObservedRun, ContextBypass]:
-        """Two epochs of two batches, watched by what is too slow or too curious for the other runs."""
-        bypass = ContextBypass(self.setup.source.directory)
+    def probe(self) -> tuple[Run, ContextBypass]:
+        """Two epochs of two batches, watched by what is too slow for the other runs."""
+        bypass = ContextBypass(self.source.directory)
         observer = Observer()
-        plan = RunPlan(
-            4,
-            validate_after=frozenset({2}),
-            epoch_limit=2,
-            validation_batches=1,
-            aggregation_frequency=self.options.aggregation_frequency,
-        )
         run = train(
-            self.setup,
-            plan,
+            self.source,
+            dataclasses.replace(self.settings, batches=4),
             "a run of four batches",
             observer,
             storage=self.storage("probe"),
-            around=lambda: watching_context(bypass, observer),
+            plan=RunPlan(validate_after=frozenset({2}), epoch_limit=2, validation_batches=1),
+            around=lambda: bypasses_noted(bypass, observer),
         )
         return run, bypass
 
@@ -89,34 +97,39 @@ class TrialRuns:
         run, _ = self.probe
         return Boundaries.of(self.options.batches, run.observer.epoch_length)
 
-    def plan(self, aggregation_frequency: int | None = None) -> RunPlan:
-        """Return the plan of a whole run."""
-        return self.boundaries.plan(aggregation_frequency or self.options.aggregation_frequency)
+    @functools.cached_property
+    def plan(self) -> RunPlan:
+        """What the uninterrupted runs do besides training."""
+        return self.boundaries.plan(self.options.aggregation_frequency)
 
     @functools.cached_property
-    def straight(self) -> ObservedRun:
+    def straight(self) -> Run:
         """A run from beginning to end."""
-        observer = Observer(StateReader(self.setup.source.modules))
-        return train(self.setup, self.plan(), "the first run", observer, storage=self.storage("straight"))
+        return self._train_with_state("the first run", "straight")
 
     @functools.cached_property
-    def again(self) -> ObservedRun:
+    def again(self) -> Run:
         """The same once more."""
-        observer = Observer(StateReader(self.setup.source.modules))
-        return train(self.setup, self.plan(), "the second run", observer, storage=self.storage("again"))
+        return self._train_with_state("the second run", "again")
+
+    def _train_with_state(self, name: str, folder: str) -> Run:
+        observer = Observer(StateReader(self.source.modules))
+        return train(self.source, self.settings, name, observer, storage=self.storage(folder), plan=self.plan)
 
     @functools.cached_property
-    def aggregated(self) -> ObservedRun:
-        """A run in which several batches make an update; tells of :attr:`cleared_gradients`."""
-        observer, directory = Observer(), self.setup.source.directory
+    def aggregated(self) -> Run:
+        """A run in which several batches make an update; fills :attr:`cleared_gradients`."""
+        observer = Observer()
         frequency = self.aggregation_frequency
+        noted = functools.partial(cleared_gradients_noted, self.source.directory, observer, frequency)
         return train(
-            self.setup,
-            self.plan(frequency),
+            self.source,
+            dataclasses.replace(self.settings, aggregation_frequency=frequency),
             "the uninterrupted run",
             observer,
             storage=self.storage("aggregated"),
-            around=lambda: clearing_of_gradients(directory, observer, frequency, self.cleared_gradients),
+            plan=self.boundaries.plan(frequency),
+            around=lambda: noted(self.cleared_gradients),
         )
 
     @property
@@ -125,10 +138,12 @@ class TrialRuns:
         return max(2, self.options.aggregation_frequency)
 
     @functools.cached_property
-    def under_lightning(self) -> ObservedRun:
-        """The same run through the other door."""
+    def under_lightning(self) -> Run:
+        """The same run by Lightning's API."""
         storage = self.storage("lightning")
-        return train_under_lightning(self.setup, self.plan(), "Lightning's door", Observer(), storage=storage)
+        return train_under_lightning(
+            self.source, self.settings, "pl.Trainer", Observer(), storage=storage, plan=self.plan
+        )
 
     @functools.cached_property
     def conversion(self) -> Conversion:
@@ -136,35 +151,34 @@ class TrialRuns:
 
         Raises:
             NotChecked: there is no reference.
-            BadTrial: it can not be used.
+            BadTrial: it cannot be used.
         """
-        return compare_with_reference(self.options, self.setup)
+        return compare_with_reference(self.options, self.source, self.reference_settings)
 
     @functools.cached_property
     def old_checkpoint(self) -> OldCheckpoint:
         """The checkpoint of the options, loaded and validated.
 
         Raises:
-            CheckFailed: it can not be read.
+            CheckFailed: it cannot be read.
         """
-        return OldCheckpoint.open(self.options, self.setup, self.storage)
+        return OldCheckpoint.open(self.options, self.source, self.settings, self.storage)
 
-    def resumed(self, run: ObservedRun, batches: int) -> ObservedRun:
+    def resumed(self, run: Run, batches: int) -> Run:
         """Return a run that goes on from the checkpoint of ``run`` after so many batches."""
         key = (id(run), batches)
         if key not in self._resumed:
             self._resumed[key] = train(
-                self.setup,
-                run.plan,
+                self.source,
+                run.record.settings,
                 "the resumed run",
-                Observer(StateReader(self.setup.source.modules), ReadingOrder()),
+                Observer(StateReader(self.source.modules), AttributeAccess()),
                 storage=self.storage(f"resumed-{len(self._resumed)}"),
+                plan=run.plan,
                 resume_from=run.checkpoints[batches],
                 trusted=True,  # it was written here
             )
         return self._resumed[key]
-
-    # Judging
 
     def require_importable(self) -> None:
         """Import the trial.
@@ -172,23 +186,23 @@ class TrialRuns:
         Raises:
             BadTrial: that does not work; says why.
         """
-        with self.setup.source.imported():
+        with self.source.imported():
             pass
 
-    def require(self, run: ObservedRun) -> ObservedRun:
+    def require(self, run: Run) -> Run:
         """Return the run if it came to its end.
 
         Raises:
-            NotChecked: it did not; says when, and in one line why. It is for another check to be broken by it.
+            NotChecked: it did not; says when, and in one line why. It is for another check to fail because of it.
         """
         if run.failure is not None:
             raise NotChecked(f"the trial fails {run.failure.stage} ({run.failure.reason})")
         return run
 
-    def explained(self, run: ObservedRun) -> Exception:
+    def explained(self, run: Run) -> Exception:
         """Return the error for a run that failed, with all that can be said."""
         assert run.failure is not None
-        explanation = explain_failure(self.setup, run.failure)
+        explanation = explain_failure(self.source, self.settings, run.failure)
         if explanation:
             return BadTrial(explanation)
-        return CheckFailed(f"{self.setup.source.name} fails {run.failure.told}")
+        return CheckFailed(f"{self.source.name} fails {run.failure.description}")

@@ -8,7 +8,6 @@ import importlib
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -16,8 +15,9 @@ from typing import Any, Protocol
 
 from det_lightning.compat import answering_determined
 from det_lightning.testing.outcomes import BadTrial
+from det_lightning.testing.own_code import is_own_file, own_frames
 
-__all__ = ["GivenTrial", "ImportedTrial", "TrialSource", "is_own_file", "own_frames"]
+__all__ = ["GivenTrial", "ImportedTrial", "TrialSource"]
 
 _OURS = "det_lightning"
 # pytest goes on using the first one.
@@ -28,6 +28,7 @@ class TrialSource(Protocol):
     """Where a trial's class comes from."""
 
     name: str
+    spec: str
     directory: Path
 
     def imported(self) -> contextlib.AbstractContextManager[type]:
@@ -46,6 +47,7 @@ class GivenTrial:
 
     def __init__(self, trial_class: type) -> None:
         self.name = trial_class.__qualname__
+        self.spec = f"{trial_class.__module__}:{trial_class.__qualname__}"
         self._class = trial_class
         self.directory = Path(inspect.getsourcefile(trial_class) or ".").resolve().parent
 
@@ -64,7 +66,7 @@ class ImportedTrial:
 
     Each block imports the trial's modules again and forgets them afterwards: what a trial keeps in globals or on
     classes begins anew, as in a new process, and what it does to environment and working directory is undone. Modules
-    that can not be imported a second time stay as they are.
+    that cannot be imported a second time stay as they are.
 
     Args:
         spec: ``"module:Class"`` or ``"path/to/file.py:Class"``.
@@ -134,9 +136,9 @@ class ImportedTrial:
         except ModuleNotFoundError as e:
             if e.name is not None and f"{self._module_name}.".startswith(f"{e.name}."):
                 raise BadTrial(self._no_module()) from None
-            raise BadTrial(f"{self._module_name} can not be imported:\n{own_frames(e, self.directory)}") from None
+            raise BadTrial(f"{self._module_name} cannot be imported:\n{own_frames(e, self.directory)}") from None
         except (Exception, SystemExit) as e:  # running a module may raise anything
-            raise BadTrial(f"{self._module_name} can not be imported:\n{own_frames(e, self.directory)}") from None
+            raise BadTrial(f"{self._module_name} cannot be imported:\n{own_frames(e, self.directory)}") from None
 
     def _no_module(self) -> str:
         here = sorted(path.stem for path in self.directory.glob("*.py"))
@@ -180,21 +182,3 @@ def _is_below(directory: Path, name: str, module: Any) -> bool:
     except Exception:  # modules made by others may answer with anything
         return False
     return any(is_own_file(place, directory) for place in places)
-
-
-def is_own_file(file: str, directory: Path) -> bool:
-    """Tell whether a file is the user's code below ``directory``: no installed package, and nothing of ours."""
-    path = Path(file)
-    ours = Path(__file__).parents[2]
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return not installed and path.is_relative_to(directory) and not path.is_relative_to(ours)
-
-
-def own_frames(error: BaseException, directory: Path) -> str:
-    """Return the traceback of ``error``, shortened to the frames in the user's files, and the error itself."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if is_own_file(frame.filename, directory)]
-    for frame in own:
-        frame.filename = str(Path(frame.filename).relative_to(directory))
-    shown = "".join(traceback.format_list(own))
-    return f"{shown}{''.join(traceback.format_exception_only(error))}".rstrip()
