@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["usual_causes"]
-
 _KEEP_IN_CALLBACK = "keep it in a callback, whose state_dict() returns it"
 
 # By what was compared, and the kind of thing that differs or is lost. "reference": with the real determined; "seed":

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from det_lightning.testing.records.values import distance
-
-__all__ = ["Chart", "Curve", "Tick", "make_chart", "nice_ticks"]
 
 Points = Sequence[tuple[int, float]]
 
@@ -29,13 +27,11 @@ class Curve:
         side: whose, as ``"reference"`` or ``"ours"``.
         lines: what to draw, as the ``points`` of polylines; numbers that are not finite leave gaps.
         points: the same as pairs, for marks at each value.
-        values: the values themselves, with their batches.
     """
 
     side: str
     lines: tuple[str, ...]
     points: tuple[tuple[float, float], ...]
-    values: tuple[tuple[int, float], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,45 +72,45 @@ def make_chart(title: str, across: str, sides: Mapping[str, Points], marked_batc
         sides: the values of each side, with their batches.
         marked_batch: the batch of the first difference.
     """
-    batches = [batch for points in sides.values() for batch, _ in points]
-    values = [value for points in sides.values() for _, value in points if math.isfinite(value)]
-    x = _Axis(min(batches), max(batches), Chart.left, Chart.width - Chart.right, whole=True)
+    drawn = {side: points for side, points in sides.items() if points}
+    tables = [dict(points) for points in drawn.values()]
+    batches = sorted({batch for table in tables for batch in table})
+    values = [value for table in tables for value in table.values() if math.isfinite(value)]
+    x = _Axis(batches[0], batches[-1], Chart.left, Chart.width - Chart.right, whole=True)
     y = _Axis(min(values, default=0.0), max(values, default=1.0), Chart.height - Chart.bottom, Chart.top)
     return Chart(
         title=title,
         across=across,
-        curves=tuple(_curve(side, points, x, y) for side, points in sides.items() if points),
+        curves=tuple(_curve(side, points, x, y) for side, points in drawn.items()),
         x_ticks=x.ticks(),
         y_ticks=y.ticks(),
-        mark=round(x.place(marked_batch), 1) if marked_batch in batches and marked_batch is not None else None,
-        summary=_summary(sides),
-        rows=_rows(sides),
+        mark=x.place(marked_batch) if marked_batch in batches and marked_batch is not None else None,
+        summary=_summary(*tables) if len(tables) > 1 else "",
+        rows=tuple((batch, tuple(table.get(batch) for table in tables)) for batch in batches),
     )
 
 
 class _Axis:
-    """Maps values to places between two ends of a picture."""
+    """Maps values to the units between two ends of a picture."""
 
     def __init__(self, low: float, high: float, start: float, end: float, whole: bool = False) -> None:
-        if low == high:
-            # A constant is drawn in the middle.
+        pad = 0.0 if whole else (high - low) * 0.06
+        if low == high:  # a constant is drawn in the middle
             pad = 0.5 if whole else abs(low) * 0.1 or 1.0
-            low, high = low - pad, high + pad
-        elif not whole:
-            pad = (high - low) * 0.06
-            low, high = low - pad, high + pad
-        self._low, self._high = low, high
-        self._start, self._end = start, end
+        self._low = low - pad
+        self._high = high + pad
+        self._start = start
+        self._end = end
         self._whole = whole
 
     def place(self, value: float) -> float:
         share = (value / 2 - self._low / 2) / (self._high / 2 - self._low / 2)  # halves do not overflow
-        return self._start + share * (self._end - self._start)
+        return round(self._start + share * (self._end - self._start), 1)
 
     def ticks(self) -> tuple[Tick, ...]:
         numbers = nice_ticks(self._low, self._high, 7 if self._whole else 5, whole=self._whole)
         step = numbers[1] - numbers[0] if len(numbers) > 1 else 1.0
-        return tuple(Tick(round(self.place(number), 1), _tick_label(number, step)) for number in numbers)
+        return tuple(Tick(self.place(number), _tick_label(number, step)) for number in numbers)
 
 
 def nice_ticks(low: float, high: float, most: int, whole: bool = False) -> list[float]:
@@ -123,7 +119,7 @@ def nice_ticks(low: float, high: float, most: int, whole: bool = False) -> list[
     if not (math.isfinite(size) and size > 0):
         return [low]
     power = 10.0 ** math.floor(math.log10(size))
-    step = next(step for step in (power, 2 * power, 2.5 * power, 5 * power, 10 * power, 20 * power) if step >= size)
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10, 20) if factor * power >= size)
     if whole:
         step = max(1.0, math.ceil(step))
     if low / step + 1 == low / step:  # numbers so close together that steps vanish in rounding
@@ -136,37 +132,23 @@ def _tick_label(number: float, step: float) -> str:
     if number != 0 and (abs(number) >= 1e5 or step < 1e-4):
         return f"{number:.3g}"
     decimals = len(f"{step:.10g}".partition(".")[2])
-    text = f"{number:.{decimals}f}"
-    return text.replace("-", "\N{MINUS SIGN}")
+    return f"{number:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _curve(side: str, points: Points, x: _Axis, y: _Axis) -> Curve:
     segments: list[list[tuple[float, float]]] = [[]]
     for batch, value in points:
         if math.isfinite(value):
-            segments[-1].append((round(x.place(batch), 1), round(y.place(value), 1)))
-        elif segments[-1]:
+            segments[-1].append((x.place(batch), y.place(value)))
+        else:
             segments.append([])
     lines = tuple(" ".join(f"{a},{b}" for a, b in segment) for segment in segments if segment)
-    return Curve(side, lines, tuple(point for segment in segments for point in segment), tuple(points))
+    return Curve(side, lines, tuple(point for segment in segments for point in segment))
 
 
-def _rows(sides: Mapping[str, Points]) -> tuple[tuple[int, tuple[float | None, ...]], ...]:
-    tables = [dict(points) for points in sides.values() if points]
-    batches = sorted({batch for table in tables for batch in table})
-    return tuple((batch, tuple(table.get(batch) for table in tables)) for batch in batches)
-
-
-def _summary(sides: Mapping[str, Points]) -> str:
-    drawn = [dict(points) for points in sides.values() if points]
-    if len(drawn) < 2:
-        return ""
-    common = drawn[0].keys() & drawn[1].keys()
-    apart = _largest((distance(drawn[0][batch], drawn[1][batch]), batch) for batch in sorted(common))
-    if apart is None or apart[0] == 0:
+def _summary(one: Mapping[int, float], other: Mapping[int, float]) -> str:
+    apart = {batch: distance(one[batch], other[batch]) for batch in sorted(one.keys() & other.keys())}
+    worst = max(apart, key=lambda batch: apart[batch], default=None)
+    if worst is None or apart[worst] == 0:
         return "No difference in any value."
-    return f"At most {apart[0]:.2g} apart, at batch {apart[1]}."
-
-
-def _largest(found: Iterable[tuple[float, int]]) -> tuple[float, int] | None:
-    return max(found, key=lambda pair: pair[0], default=None)
+    return f"At most {apart[worst]:.2g} apart, at batch {worst}."

@@ -11,8 +11,6 @@ from typing import Any
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.testing.outcomes import BadTrial
 
-__all__ = ["hparams_of", "read_config"]
-
 # What Determined's master fills in before a trial sees its configuration.
 _DEFAULTS: dict[str, Any] = {
     "data": {},

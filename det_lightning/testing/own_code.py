@@ -5,8 +5,6 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-__all__ = ["is_own_file", "own_frames"]
-
 
 def is_own_file(file: str, directory: Path) -> bool:
     """Tell whether a file is the user's code below ``directory``: no installed package, and nothing of ours."""

@@ -15,10 +15,8 @@ from det_lightning.testing.checks import CHECKS
 from det_lightning.testing.options import trial_options
 from det_lightning.testing.outcomes import BadTrial
 
-__all__ = ["trial_run"]
-
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "--trial": {"metavar": "MODULE:CLASS", "help": "check the checks of this trial; also path/to/file.py:CLASS"},
+    "--trial": {"metavar": "MODULE:CLASS", "help": "check this trial; also path/to/file.py:CLASS"},
     "--trial-config": {"metavar": "FILE", "help": "its experiment configuration, such as const.yaml"},
     "--trial-hparams": {"metavar": "JSON", "help": "its hyperparameters; they go before those of the configuration"},
     "--trial-kwargs": {"metavar": "JSON", "help": "arguments of its constructor beyond the context"},
@@ -27,7 +25,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--trial-record": {"metavar": "FILE", "help": "keep the record of the real determined that is made here"},
     "--trial-tolerance": {"metavar": "SHARE", "type": float, "help": "how far numbers may be from the reference's"},
     "--trial-checkpoint": {"metavar": "PATH", "help": "load this old checkpoint, and validate with it"},
-    "--trial-metrics": {"metavar": "JSON", "help": "its validation metrics, where the checkpoint does not tell them"},
+    "--trial-metrics": {"metavar": "JSON", "help": "its validation metrics, where the checkpoint does not have them"},
     "--trial-report": {"metavar": "FILE", "help": "write the checklist and the curves as an HTML page"},
 }
 
@@ -40,27 +38,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known; read the options, and look after the checks if a trial is named."""
+    """Register the markers; read the options, and the plugin that checks the trial if one is named."""
     config.addinivalue_line("markers", "trial_check: a check of the trial that --trial names")
     for keyword in dict.fromkeys(check.keyword for check in CHECKS):
-        about = keyword.removeprefix("trial_")
-        config.addinivalue_line("markers", f"{keyword}: a check of the trial that --trial names, about {about}")
+        subject = keyword.removeprefix("trial_")
+        config.addinivalue_line("markers", f"{keyword}: a check of the trial that --trial names, about {subject}")
     try:
         options = trial_options(config.option, Path(config.invocation_params.dir))
     except BadTrial as e:
         raise pytest.UsageError(str(e)) from None
     if options is not None:
-        from det_lightning.testing.session import Checklist
+        from det_lightning.testing.session import TrialSession
 
-        config.pluginmanager.register(Checklist(options), "det_lightning_checklist")
+        config.pluginmanager.register(TrialSession(options), "det_lightning_trial")
 
 
 @pytest.fixture
-def trial_run(tmp_path: Path) -> Callable[..., Any]:
+def trial_run() -> Callable[..., Any]:
     """Train a trial on a few batches: ``trial_run(MyTrial, hparams={"lr": 0.1}, batches=5)``.
 
     What it returns has ``metrics``, ``validations``, ``weights``, ``events`` and more: see
-    :func:`det_lightning.testing.run_trial`, which it calls.
+    :func:`det_lightning.testing.run_trial`, which it is.
     """
     from det_lightning.testing.assertions import run_trial
 

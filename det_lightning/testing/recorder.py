@@ -301,8 +301,14 @@ def recorded(trial_class: Any, api: Any, log: TrainingLog) -> Any:
     methods: dict[str, Any] = {
         name: functools.wraps(getattr(trial_class, name))(method) for name, method in overrides.items()
     }
-    names = {name: getattr(trial_class, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(trial_class.__name__, (trial_class,), {**names, **methods})
+    return named_like(trial_class, type(trial_class.__name__, (trial_class,), methods))
+
+
+def named_like(original: Any, made: Any) -> Any:
+    """Return a class that was made, with the names and documentation of the original one."""
+    for name in ("__module__", "__qualname__", "__doc__"):
+        setattr(made, name, getattr(original, name))
+    return made
 
 
 # --- A run ----------------------------------------------------------------------------------------------------------

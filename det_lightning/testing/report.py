@@ -6,28 +6,22 @@ import dataclasses
 import datetime
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from det_lightning.testing.charts import Chart, make_chart
+from det_lightning.testing.outcomes import BadTrial, NotChecked
+from det_lightning.testing.records.comparison import tolerance_for
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import TrainingRecord
 
-__all__ = ["CheckResult", "ReportData", "write_report"]
+if TYPE_CHECKING:
+    from det_lightning.testing.training.runs import TrialRuns
 
-_TEMPLATE = "report.html.jinja"
 _OUTCOMES = {"passed": "passed", "failed": "failed", "error": "error", "skipped": "not checked"}
-_ENVIRONMENT = {
-    "python": "Python",
-    "torch": "torch",
-    "numpy": "numpy",
-    "device": "Device",
-    "processor": "Processor",
-    "threads": "Threads",
-    "platform": "Platform",
-}
+_ENVIRONMENT = ("Python", "torch", "numpy", "Device", "Processor", "Threads", "Platform")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +68,31 @@ class ReportData:
     difference: Difference | None = None
     command: str = ""
 
+    @property
+    def records(self) -> dict[str, TrainingRecord]:
+        """The records that there are, by side."""
+        sides = {"reference": self.reference, "ours": self.ours}
+        return {side: record for side, record in sides.items() if record is not None}
+
+    @property
+    def bit_equal(self) -> bool:
+        """Whether the two sides are equal to the bit."""
+        if self.reference is None or self.ours is None or self.difference is not None:
+            return False
+        return tolerance_for(self.reference, self.ours).exact
+
+
+def write_trial_report(path: Path, runs: TrialRuns, checks: Sequence[CheckResult], command: str) -> None:
+    """Write the report of a trial, beside its reference if there is one."""
+    try:
+        conversion = runs.conversion
+    except (BadTrial, NotChecked):
+        data = ReportData(runs.source.name, checks, ours=runs.own_record(), command=command)
+    else:
+        records = (conversion.reference, conversion.ours, conversion.difference)
+        data = ReportData(runs.source.name, checks, *records, command)
+    write_report(path, data)
+
 
 def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
     """Write the report to ``path``, replacing what is there. Needs jinja2 (``pip install 'det-lightning[testing]'``).
@@ -90,56 +109,34 @@ def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["number"] = _shown_value
-    template = environment.from_string(
-        resources.files("det_lightning.testing").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    source = resources.files("det_lightning.testing").joinpath("report.html.jinja").read_text(encoding="utf-8")
+    page = environment.from_string(source).render(
+        data=data,
+        counts=Counter(check.outcome for check in data.checks),
+        outcomes=_OUTCOMES,
+        verdict=_verdict(data.checks),
+        duration_s=sum(check.duration_s for check in data.checks),
+        charts=_charts(data),
+        names={side: _name_of(record) for side, record in data.records.items()},
+        environment=_environment_rows(list(data.records.values())),
+        settings=next((record.settings for record in data.records.values()), None),
+        made_at=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
     )
-    Path(path).write_text(template.render(**_context(data)), encoding="utf-8")
+    Path(path).write_text(page, encoding="utf-8")
 
 
-def _context(data: ReportData) -> dict[str, Any]:
-    records = {"reference": data.reference, "ours": data.ours}
-    sides = {side: record for side, record in records.items() if record is not None}
-    settings = next((record.settings for record in sides.values()), None)
-    return {
-        "data": data,
-        "counts": Counter(check.outcome for check in data.checks),
-        "outcomes": _OUTCOMES,
-        "verdict": _verdict(data),
-        "duration_s": sum(check.duration_s for check in data.checks),
-        "charts": _charts(sides, data.difference),
-        "Chart": Chart,
-        "names": {side: _name_of(record) for side, record in sides.items()},
-        "environment": _environment_rows(sides),
-        "settings": settings,
-        "made_at": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        "bit_equal": _same_to_the_bit(data),
-    }
-
-
-def _verdict(data: ReportData) -> tuple[str, str]:
+def _verdict(checks: Sequence[CheckResult]) -> tuple[str, str]:
     """Return the outcome of all checks together, and a sentence on it."""
-    counts = Counter(check.outcome for check in data.checks)
-    total = len(data.checks)
-    broken = counts["failed"] + counts["error"]
-    if broken:
-        return "failed", f"{broken} of {total} checks failed"
+    counts = Counter(check.outcome for check in checks)
+    failed = counts["failed"] + counts["error"]
+    if failed:
+        return "failed", f"{failed} of {len(checks)} checks failed"
     if not counts["passed"]:
         return "skipped", "Nothing was checked"
+    passed = f"{counts['passed']} check{'' if counts['passed'] == 1 else 's'} passed"
     if counts["skipped"]:
-        return "passed", f"{_passed(counts['passed'])}, {counts['skipped']} not checked"
-    return "passed", f"All {_passed(total)}" if total > 1 else _passed(total)
-
-
-def _passed(count: int) -> str:
-    return f"{count} check{' passed' if count == 1 else 's passed'}"
-
-
-def _same_to_the_bit(data: ReportData) -> bool:
-    from det_lightning.testing.records.comparison import tolerance_for
-
-    if data.reference is None or data.ours is None or data.difference is not None:
-        return False
-    return tolerance_for(data.reference, data.ours).exact
+        return "passed", f"{passed}, {counts['skipped']} not checked"
+    return "passed", f"All {passed}" if len(checks) > 1 else passed
 
 
 def _name_of(record: TrainingRecord) -> str:
@@ -147,34 +144,27 @@ def _name_of(record: TrainingRecord) -> str:
     return f"{side} {record.environment.get(side, '')}".strip()
 
 
-def _environment_rows(sides: Mapping[str, TrainingRecord]) -> list[tuple[str, list[str], bool]]:
+def _environment_rows(records: list[TrainingRecord]) -> list[tuple[str, list[str], bool]]:
     """Return the rows of the environment: what, the values of all sides, and whether they differ."""
     rows = []
-    for key, title in _ENVIRONMENT.items():
-        values = [str(record.environment.get(key, "unknown")) for record in sides.values()]
+    for title in _ENVIRONMENT:
+        values = [str(record.environment.get(title.lower(), "unknown")) for record in records]
         rows.append((title, values, len(set(values)) > 1))
     return rows
 
 
-def _charts(sides: Mapping[str, TrainingRecord], difference: Difference | None) -> list[Chart]:
-    kinds = (
-        ("metric", "batch", TrainingRecord.training_metrics),
-        ("validation metric", "batches trained", TrainingRecord.validation_metrics),
-    )
+def _charts(data: ReportData) -> list[Chart]:
+    training = {side: record.training_metrics() for side, record in data.records.items()}
+    validation = {side: record.validation_metrics() for side, record in data.records.items()}
+    found = data.difference
     charts = []
-    for kind, across, curves_of in kinds:
-        curves = {side: curves_of(record) for side, record in sides.items()}
-        for name in dict.fromkeys(name for metrics in curves.values() for name in metrics):
-            points = {side: metrics.get(name, []) for side, metrics in curves.items()}
-            charts.append(make_chart(name, across, points, _marked_batch(difference, kind, name)))
+    for kind, across, sides in (("metric", "batch", training), ("validation metric", "batches trained", validation)):
+        for name in dict.fromkeys(name for metrics in sides.values() for name in metrics):
+            points = {side: metrics.get(name, []) for side, metrics in sides.items()}
+            # A chart of training shows where anything differs first, one of validations only what differs in it.
+            marked = found is not None and (kind == "metric" or (found.kind, found.name) == (kind, name))
+            charts.append(make_chart(name, across, points, found.batch if found is not None and marked else None))
     return charts
-
-
-def _marked_batch(difference: Difference | None, kind: str, name: str) -> int | None:
-    """Return where to mark the first difference in a chart: if it is of this metric, or, in training, of anything."""
-    if difference is None or (kind == "validation metric" and (difference.kind, difference.name) != (kind, name)):
-        return None
-    return difference.batch
 
 
 def _shown_value(value: Any) -> str:

@@ -12,7 +12,6 @@ from det_lightning.testing.checks import CHECKS
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, CheckFailed
 from det_lightning.testing.records.record import write_record
-from det_lightning.testing.training.reference import record_ours
 from det_lightning.testing.training.runs import TrialRuns
 
 CORRECT = Path(__file__).with_name("correct_trial.py").read_text()
@@ -416,7 +415,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A record of the correct trial."""
     folder = tmp_path_factory.mktemp("reference")
     runs = runs_of(CORRECT, folder)
-    write_record(record_ours(runs.source, runs.reference_settings), folder / "ref.json")
+    write_record(runs.own_record(), folder / "ref.json")
     return folder / "ref.json"
 
 

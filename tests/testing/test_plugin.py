@@ -9,10 +9,9 @@ from xml.etree import ElementTree
 import pytest
 
 # What pytester imports while it runs pytest in this process it forgets again, which numpy and torch do not survive.
-import det_lightning.testing.session_report  # noqa: F401
+import det_lightning.testing.report  # noqa: F401
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.records.record import write_record
-from det_lightning.testing.training.reference import record_ours
 from det_lightning.testing.training.runs import TrialRuns
 
 pytest_plugins = ["pytester"]
@@ -132,7 +131,7 @@ def test_a_configuration_gives_trial_and_hyperparameters(pytester: pytest.Pytest
 def test_a_reference_gives_hyperparameters_too(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(model_def=CORRECT)
     runs = TrialRuns(TrialOptions("model_def:MyTrial", pytester.path, json.loads(HPARAMS)))
-    write_record(record_ours(runs.source, runs.reference_settings), pytester.path / "ref.json")
+    write_record(runs.own_record(), pytester.path / "ref.json")
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-reference", "ref.json", "-k", "real or seed")
     result.assert_outcomes(passed=2)
 

@@ -53,11 +53,11 @@ def test_a_record_comes_back_from_its_file(record: TrainingRecord, tmp_path: Pat
     ("content", "message"),
     [
         (None, "There is no .*ref.json. Make one .* python recorder.py model_def:Regression"),
-        ("", "is no record of a training, or is damaged"),
+        ("", "is not a record of a training, or is damaged"),
         ('{"format": "det-lightning training re', "is damaged"),
-        ("[" * 100_000, "is no record of a training, or is damaged"),
-        ("[1, 2]", "is JSON, but no record"),
-        ('{"loss": 0.1}', "is JSON, but no record"),
+        ("[" * 100_000, "is not a record of a training, or is damaged"),
+        ("[1, 2]", "is JSON, but not a record"),
+        ('{"loss": 0.1}', "is JSON, but not a record"),
     ],
 )
 def test_what_is_no_record_is_told_apart(content: str | None, message: str, tmp_path: Path) -> None:

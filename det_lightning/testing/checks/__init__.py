@@ -1,13 +1,10 @@
-"""The checks that a ported trial has to keep, and where each is checked. Imports nothing that is slow."""
+"""The checks of a ported trial, and the functions that make them. Imports nothing that is slow."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
 from typing import Any
-
-__all__ = ["CHECKS", "Check"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,27 +12,26 @@ class Check:
     """One line of the checklist.
 
     Attributes:
-        name: what the trial does if it holds, to be read after the trial's name.
-        place: the function that checks it, as ``"module:function"`` below this package.
+        name: what the trial does if it passes, to be read after the trial's name.
+        function: what checks it, as ``"module:function"`` below this package.
         keyword: a marker of pytest by which it is chosen, ``-m trial_resume``.
-        option: it is checked only where this option was given.
+        option: it is made only where this option was given.
     """
 
     name: str
-    place: str
+    function: str
     keyword: str
     option: str | None = None
 
     def run(self, runs: Any) -> None:
-        """Run the check.
+        """Make the check.
 
         Raises:
-            CheckFailed: it does not hold.
-            NotChecked: it cannot be checked here.
+            CheckFailed: the trial does not pass it.
+            NotChecked: it cannot be made here.
         """
-        module, _, function = self.place.partition(":")
-        found: Callable[[Any], None] = getattr(importlib.import_module(f"{__name__}.{module}"), function)
-        found(runs)
+        module, _, function = self.function.partition(":")
+        getattr(importlib.import_module(f"{__name__}.{module}"), function)(runs)
 
 
 CHECKS = (

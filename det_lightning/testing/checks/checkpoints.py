@@ -13,8 +13,6 @@ from det_lightning.testing.records.comparison import value_differences
 from det_lightning.testing.records.values import shown
 from det_lightning.testing.training.runs import TrialRuns
 
-__all__ = ["is_complete", "round_trips"]
-
 
 def is_complete(runs: TrialRuns) -> None:
     """Nothing that the training changes, and looks at again, is missing after a resume."""

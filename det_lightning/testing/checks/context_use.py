@@ -10,8 +10,6 @@ from det_lightning.testing.outcomes import CheckFailed
 from det_lightning.testing.training.requirements import files_of
 from det_lightning.testing.training.runs import TrialRuns
 
-__all__ = ["has_no_process_groups", "trains_through_its_context", "uses_no_hard_coded_device"]
-
 _Scan = Callable[[Iterable[Path], Path], list[CodeLine]]
 
 

@@ -8,8 +8,6 @@ from det_lightning.testing.causes import usual_causes
 from det_lightning.testing.observation.object_state import Holder, Leaf, ObjectState
 from det_lightning.testing.training.execution import Run
 
-__all__ = ["LostState", "lost_state"]
-
 _SHOWN = 6
 
 

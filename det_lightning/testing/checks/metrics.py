@@ -14,8 +14,6 @@ import numpy as np
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.training.runs import TrialRuns
 
-__all__ = ["validates"]
-
 _JSON = (str, bool, bytes, datetime.datetime, enum.Enum, uuid.UUID, type(None))
 
 

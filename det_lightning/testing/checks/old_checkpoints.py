@@ -5,8 +5,6 @@ from __future__ import annotations
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.training.runs import TrialRuns
 
-__all__ = ["loads", "reproduces_metrics"]
-
 # Other releases of torch, other devices: kernels that sum in another order.
 _TOLERANCE = 1e-3
 

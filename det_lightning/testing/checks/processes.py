@@ -21,8 +21,6 @@ from det_lightning.testing.training.processes import RankResult, train_in_proces
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import ImportedTrial
 
-__all__ = ["two_agree_with_one"]
-
 _BATCHES = 4
 _PLAN = RunPlan(validate_after=frozenset(), validation_batches=2)
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")

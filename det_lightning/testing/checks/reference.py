@@ -6,8 +6,6 @@ from det_lightning.testing.outcomes import CheckFailed
 from det_lightning.testing.training.reference import Conversion
 from det_lightning.testing.training.runs import TrialRuns
 
-__all__ = ["matches"]
-
 
 def matches(runs: TrialRuns) -> None:
     """Batch by batch, weights and callbacks included."""

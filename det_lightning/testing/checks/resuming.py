@@ -12,8 +12,6 @@ from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.training.execution import Run
 from det_lightning.testing.training.runs import TrialRuns
 
-__all__ = ["after_validation", "epoch_end", "mid_aggregation", "mid_epoch", "require_equal_resume"]
-
 
 def mid_epoch(runs: TrialRuns) -> None:
     """From a checkpoint between two batches of an epoch."""

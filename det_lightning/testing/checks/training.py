@@ -15,16 +15,6 @@ from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.training.execution import Run
 from det_lightning.testing.training.runs import TrialRuns
 
-__all__ = [
-    "difference_of_runs",
-    "is_deterministic",
-    "listed",
-    "moves_every_parameter",
-    "trains",
-    "trains_equally",
-    "trains_under_aggregation",
-]
-
 
 def listed(names: Iterable[str], most: int = 8) -> str:
     """Return names with commas between them; of many the first ones and how many there are."""
@@ -41,8 +31,8 @@ def difference_of_runs(one: Run, other: Run, after: int | None = None) -> Differ
         other: another one.
         after: ``other`` went on from the checkpoint of ``one`` after so many batches.
     """
-    record = one.record.from_start() if after is None else one.record.from_checkpoint(after)
-    difference = first_difference(record, other.record.from_start())
+    start = "on_training_start" if after is None else "on_checkpoint_upload_end"
+    difference = first_difference(one.record.since(start, after), other.record.since("on_training_start"))
     if difference is None:
         return None
     return dataclasses.replace(difference, sides=(f"in {one.name}", f"in {other.name}"))

@@ -23,26 +23,11 @@ from det_lightning.pytorch.lr_scheduler import LRScheduler
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.own_code import is_own_file
 
-__all__ = ["ContextBypass", "bypasses_noted", "cleared_gradients_noted"]
-
 _OURS = str(Path(__file__).parents[2])
 # What of ours calls optimizers, schedulers and backward passes; an optimizer of the user's may call another one.
 _ACTING = {"backward", "step", "step_optimizer", "synchronize", "_step_lr_schedulers"}
-
-_COLLECTIVES = (
-    "init_process_group",
-    "all_reduce",
-    "all_gather",
-    "all_gather_object",
-    "broadcast",
-    "broadcast_object_list",
-    "barrier",
-    "reduce",
-    "gather",
-    "scatter",
-    "send",
-    "recv",
-)
+_COLLECTIVES = {"init_process_group", "barrier", "reduce", "gather", "scatter", "send", "recv", "broadcast",
+                "all_reduce", "all_gather", "all_gather_object", "broadcast_object_list"}  # fmt: skip
 _WRAPPERS = (
     torch.nn.parallel.DistributedDataParallel,
     torch.nn.DataParallel,
@@ -105,17 +90,16 @@ def _note_calls(patch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable
 def bypasses_noted(bypass: ContextBypass, observer: Observer) -> Iterator[None]:
     """Note in ``bypass`` what the trial of ``observer`` does inside of the block."""
     watch = _Watch(bypass, observer)
+    schedulers = {TorchLRScheduler, ReduceLROnPlateau, *_subclasses(TorchLRScheduler)}
     handle = register_optimizer_step_pre_hook(watch.optimizer_step)
     try:
         with pytest.MonkeyPatch.context() as patch, _Devices(watch):
             _note_calls(patch, torch.Tensor, "backward", watch.backward)
-            for scheduler in {TorchLRScheduler, ReduceLROnPlateau, *_subclasses(TorchLRScheduler)}:
-                if "step" in vars(scheduler):
-                    _note_calls(patch, scheduler, "step", watch.scheduler_step)
-            for name in _COLLECTIVES:
-                if hasattr(dist, name):
-                    note = functools.partial(watch.process_group, f"torch.distributed.{name}()")
-                    _note_calls(patch, dist, name, note)
+            for scheduler in (cls for cls in schedulers if "step" in vars(cls)):
+                _note_calls(patch, scheduler, "step", watch.scheduler_step)
+            for name in (name for name in _COLLECTIVES if hasattr(dist, name)):
+                note = functools.partial(watch.process_group, f"torch.distributed.{name}()")
+                _note_calls(patch, dist, name, note)
             for wrapper in _WRAPPERS:
                 note = functools.partial(watch.process_group, f"{wrapper.__name__}(...)")
                 _note_calls(patch, wrapper, "__init__", note)
@@ -137,63 +121,51 @@ class _Watch:
         self._bypass = bypass
         self._observer = observer
 
-    def _line(self) -> str | None:
-        return _line_of_user(self._bypass.directory)
+    def _note(self, seen: dict[str, None], what: str) -> None:
+        if (line := _line_of_user(self._bypass.directory)) is not None:
+            seen[f"{line}: {what}"] = None
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        line = self._line()
-        if line is not None:
-            self._bypass.actions[f"{line}: loss.backward() should be context.backward(loss)"] = None
+        self._note(self._bypass.actions, "loss.backward() should be context.backward(loss)")
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        line = self._line()
         kind = type(optimizer).__name__
-        if line is None or self._observer.context is None:
-            return
-        if any(optimizer is wrapped for wrapped in self._observer.context.optimizers):
-            found = f"{line}: step() of {kind} should be context.step_optimizer(optimizer)"
-        else:
-            found = (
-                f"{line}: steps a {kind} that is not wrapped; pass it through context.wrap_optimizer() and step it "
-                "with context.step_optimizer()"
-            )
-        self._bypass.actions[found] = None
+        context = self._observer.context
+        if context is not None and any(optimizer is wrapped for wrapped in context.optimizers):
+            self._note(self._bypass.actions, f"step() of {kind} should be context.step_optimizer(optimizer)")
+        elif context is not None:
+            advice = "pass it through context.wrap_optimizer() and step it with context.step_optimizer()"
+            self._note(self._bypass.actions, f"steps a {kind} that is not wrapped; {advice}")
 
     def scheduler_step(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-        line = self._line()
-        for wrapped in self._observer.context.lr_schedulers if line and self._observer.context is not None else ():
+        context = self._observer.context
+        for wrapped in [] if context is None else context.lr_schedulers:
             if wrapped.scheduler is scheduler and wrapped.step_mode is not LRScheduler.StepMode.MANUAL_STEP:
-                found = (
-                    f"{line}: step() of {type(scheduler).__name__}, which the training loop steps too "
+                self._note(
+                    self._bypass.actions,
+                    f"step() of {type(scheduler).__name__}, which the training loop steps too "
                     f"({wrapped.step_mode.name}), so that it is stepped twice; leave the call out, or wrap it with "
-                    "LRScheduler.StepMode.MANUAL_STEP"
+                    "LRScheduler.StepMode.MANUAL_STEP",
                 )
-                self._bypass.actions[found] = None
 
     def process_group(self, what: str, *args: Any, **kwargs: Any) -> None:
-        line = self._line()
-        if line is not None:
-            self._bypass.process_groups[f"{line}: {what}"] = None
+        self._note(self._bypass.process_groups, what)
 
     def device(self, named: torch.device) -> None:
         context = self._observer.context
         own = torch.device("cpu") if context is None else context.device
         fits = named.type in ("cpu", "meta") or (named.type == own.type and named.index in (None, own.index))
-        line = None if fits else self._line()
-        if line is not None:
-            self._bypass.devices[f"{line}: {named}"] = None
+        if not fits:
+            self._note(self._bypass.devices, str(named))
 
     def wrapped_twice(self) -> None:
         context = self._observer.context
-        wrapped = {
-            "wrap_model": context.models,
-            "wrap_optimizer": context.optimizers,
-            "wrap_lr_scheduler": [scheduler.scheduler for scheduler in context.lr_schedulers],
-        }
-        for method, objects in wrapped.items():
+        schedulers = [scheduler.scheduler for scheduler in context.lr_schedulers]
+        wrapped = {"model": context.models, "optimizer": context.optimizers, "lr_scheduler": schedulers}
+        for what, objects in wrapped.items():
             for index, one in enumerate(objects):
                 if any(one is other for other in objects[:index]):
-                    found = f"context.{method}() is called twice with the same {type(one).__name__}"
+                    found = f"context.wrap_{what}() is called twice with the same {type(one).__name__}"
                     self._bypass.actions[found] = None
 
 
@@ -205,11 +177,10 @@ class _Devices(TorchFunctionMode):
         self._watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        named = _device_of(getattr(func, "__name__", ""), args, kwargs)
+        named = _device_of(getattr(func, "__name__", ""), args, kwargs or {})
         if named is not None:
             self._watch.device(named)
-        return func(*args, **kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 def _device_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
@@ -228,14 +199,7 @@ def _device_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def cleared_gradients_noted(
     directory: Path, observer: Observer, frequency: int, seen: dict[str, None]
 ) -> Iterator[None]:
-    """Note in ``seen`` where the trial clears gradients that an aggregation under way has summed.
-
-    Args:
-        directory: of the trial's code.
-        observer: of the run.
-        frequency: number of batches of an update.
-        seen: gets a line for each call.
-    """
+    """Note in ``seen`` where the trial clears gradients that an aggregation of ``frequency`` batches has summed."""
 
     def note(owner: Any, *args: Any, **kwargs: Any) -> None:
         line = _line_of_user(directory)

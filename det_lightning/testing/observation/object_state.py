@@ -13,7 +13,7 @@ import operator
 import pathlib
 import random
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,20 @@ from det_lightning.pytorch.callback import PyTorchCallback
 from det_lightning.pytorch.reducers import MetricReducer
 from det_lightning.testing.recorder import describe
 
-__all__ = ["Holder", "Leaf", "ObjectState", "StateReader"]
-
 _PLAIN = (int, float, complex, str, bytes, type(None), enum.Enum, datetime.date, datetime.timedelta, pathlib.PurePath)
 _PLAIN_OF_TORCH = (torch.device, torch.dtype, torch.Size)
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+# What the training loop begins again, or resets.
+_NO_STATE = (DataLoader, MetricReducer, torchmetrics.Metric)
+# What objects are to the user, the first that fits.
+_KINDS: dict[str, tuple[type, ...]] = {
+    "model": (torch.nn.Module,),
+    "optimizer": (torch.optim.Optimizer,),
+    "scheduler": (LRScheduler, ReduceLROnPlateau),
+    "callback": (PyTorchCallback,),
+    "data": (Dataset, Sampler),
+}
 # What torch keeps in a module besides weights and the user's own attributes.
 _OF_TORCH_MODULE = set(vars(torch.nn.Module())) | {"training"}
 _MANY = 400
@@ -43,7 +52,7 @@ class Holder:
 
     Attributes:
         kind: ``"trial"``, ``"callback"``, ``"model"``, ``"optimizer"``, ``"scheduler"``, ``"data"``, ``"object"``,
-            ``"class"`` or ``"module"``.
+            ``"stateful"``, ``"class"`` or ``"module"``.
         path: how one gets to it, such as ``"trial.model"``.
         type_name: of its class.
         wrapped: it belongs to a model, optimizer or scheduler that was wrapped.
@@ -67,20 +76,16 @@ class Leaf:
     """
 
     value: Any
-    holder: Holder = dataclasses.field(compare=False)
-    root: tuple[str, str] = dataclasses.field(compare=False)
-    direct: bool = dataclasses.field(compare=False)
+    holder: Holder
+    root: tuple[str, str]
+    direct: bool
 
 
 ObjectState = dict[str, Leaf]
 
 
 class StateReader:
-    """Reads the state of trials whose code is in given modules.
-
-    Args:
-        modules: returns the modules of the trial's own code.
-    """
+    """Reads the state of trials whose code is in the modules that ``modules`` returns."""
 
     def __init__(self, modules: Callable[[], list[types.ModuleType]]) -> None:
         self._modules = modules
@@ -91,10 +96,10 @@ class StateReader:
         own_modules = {module.__name__ for module in modules} | {type(trial).__module__}
         # A callback is a callback wherever else it is referred to.
         walk = _Walk(context, own_modules, known=[trial, *callbacks.values()])
-        walk.attributes(trial, Holder("trial", "trial", type(trial).__name__))
+        walk.attributes(Holder("trial", "trial", type(trial).__name__), "trial", vars(trial))
         for name, callback in callbacks.items():
-            label = f"callback {name!r}"
-            walk.attributes(callback, Holder("callback", label, type(callback).__name__))
+            holder = Holder("callback", f"callback {name!r}", type(callback).__name__)
+            walk.attributes(holder, holder.path, vars(callback))
         for module in modules:
             walk.module(module)
         return walk.found
@@ -113,36 +118,27 @@ class _Walk:
         self._wrapped |= {id(optimizer) for optimizer in context.optimizers}
         self._wrapped |= {id(wrapped.scheduler) for wrapped in context.lr_schedulers}
 
-    def attributes(self, owner: Any, holder: Holder) -> None:
-        """Walk over the attributes of a trial or a callback."""
-        for name, value in vars(owner).items():
+    def attributes(self, holder: Holder, path: str, attributes: collections.abc.Mapping[str, Any]) -> None:
+        """Walk over attributes of the outermost object ``holder``."""
+        for name, value in list(attributes.items()):
             self._root = (holder.path, name)
-            self._visit(value, f"{holder.path}.{name}", holder, direct=True)
+            self._visit(value, f"{path}.{name}", holder, direct=True)
 
     def module(self, module: types.ModuleType) -> None:
         """Walk over the data in the globals of a module, and on the classes that it defines."""
-        holder = Holder("module", module.__name__, "module")
-        for name, value in list(vars(module).items()):
-            if name.startswith("__") or isinstance(value, types.ModuleType):
-                continue
-            self._root = (holder.path, name)
-            if isinstance(value, type) and value.__module__ == module.__name__:
-                self._class(value)
-            else:
-                self._visit(value, f"{module.__name__}.{name}", holder, direct=True)
-
-    def _class(self, cls: type) -> None:
-        holder = Holder("class", cls.__qualname__, "class")
-        for name, value in list(vars(cls).items()):
-            if not name.startswith("__") and name != "_abc_impl":
-                self._root = (holder.path, name)
-                self._visit(value, f"{cls.__qualname__}.{name}", holder, direct=True)
+        public = {name: value for name, value in vars(module).items() if not name.startswith("__")}
+        data = {name: value for name, value in public.items() if not isinstance(value, type | types.ModuleType)}
+        self.attributes(Holder("module", module.__name__, "module"), module.__name__, data)
+        for cls in public.values():
+            if isinstance(cls, type) and cls.__module__ == module.__name__:
+                of_class = {n: v for n, v in vars(cls).items() if not n.startswith("__") and n != "_abc_impl"}
+                self.attributes(Holder("class", cls.__qualname__, "class"), cls.__qualname__, of_class)
 
     def _visit(self, value: Any, path: str, holder: Holder, direct: bool = False) -> None:
         if len(self.found) >= _MAX_LEAVES:
             return
         if isinstance(value, (*_PLAIN, *_PLAIN_OF_TORCH)):
-            self._add(path, (type(value).__name__, value), holder, direct)
+            self._add(path, value, holder, direct)
         elif not isinstance(value, _CODE) and id(value) not in self._seen:
             self._seen.add(id(value))
             self._kept.append(value)
@@ -152,14 +148,13 @@ class _Walk:
         self.found[path] = Leaf(value, holder, self._root, direct)
 
     def _visit_object(self, value: Any, path: str, holder: Holder, direct: bool) -> None:
-        if isinstance(value, (torch.Generator, np.random.RandomState, np.random.Generator, random.Random)):
+        if isinstance(value, _GENERATORS):
             self._add(path, _generator_state(value), holder, direct)
         elif isinstance(value, torch.Tensor):
             if value.device.type != "meta":
                 self._add(path, describe(value), holder, direct)
         elif isinstance(value, np.ndarray | np.generic):
-            kept = describe(value) if value.dtype.kind != "O" else repr(value)[:_MANY]
-            self._add(path, kept, holder, direct)
+            self._add(path, repr(value)[:_MANY] if value.dtype.kind == "O" else describe(value), holder, direct)
         elif isinstance(value, dict):
             self._items([(f"{path}[{key!r:.60}]", item) for key, item in value.items()], path, holder)
         elif isinstance(value, list | tuple | collections.deque):
@@ -168,11 +163,15 @@ class _Walk:
             self._iterator(value, path, holder, direct)
         elif isinstance(value, set | frozenset):
             self._add(path, sorted(map(repr, value))[:_MANY], holder, direct)
-        else:
-            self._visit_instance(value, path, holder)
+        elif (kind := self._kind(value)) is not None:
+            inner = Holder(kind, path, type(value).__name__, id(value) in self._wrapped)
+            if kind == "model" and holder.kind == "model" and inner.wrapped == holder.wrapped:
+                inner = holder
+            for suffix, item in _parts(value, kind):
+                self._visit(item, f"{path}{suffix}", inner)
 
     def _iterator(self, value: Any, path: str, holder: Holder, direct: bool) -> None:
-        """Take how far an iterator has come, as far as it tells."""
+        """Add how far an iterator has come, if that is known."""
         if isinstance(value, types.GeneratorType):
             frame = value.gi_frame
             position: Any = None if frame is None else (frame.f_lineno, frame.f_lasti)
@@ -188,48 +187,37 @@ class _Walk:
         for item_path, item in items if len(items) <= _MANY else items[: _MANY // 2] + items[-_MANY // 2 :]:
             self._visit(item, item_path, holder)
 
-    def _visit_instance(self, value: Any, path: str, holder: Holder) -> None:
-        kind = self._kind(value)
-        if kind is None:
-            return
-        inner = Holder(kind, path, type(value).__name__, id(value) in self._wrapped)
-        if kind == "model" and holder.kind == "model" and inner.wrapped == holder.wrapped:
-            inner = holder
-        if isinstance(value, torch.nn.Module):
-            self._module_of_torch(value, path, inner)
-        elif isinstance(value, torch.optim.Optimizer | LRScheduler | ReduceLROnPlateau) or kind == "stateful":
-            with contextlib.suppress(Exception):  # of a class of others, whose state_dict() may want arguments
-                self._visit(_state_dict(value), path, inner)
-        else:
-            attributes = getattr(value, "__dict__", {})
-            for name, item in list(attributes.items()):
-                self._visit(item, f"{path}.{name}", inner)
-
-    def _module_of_torch(self, model: torch.nn.Module, path: str, holder: Holder) -> None:
-        named = [*model.named_parameters(recurse=False), *model.named_buffers(recurse=False)]
-        own = [(name, value) for name, value in vars(model).items() if name not in _OF_TORCH_MODULE]
-        for name, value in [*named, *own, *model.named_children()]:
-            self._visit(value, f"{path}.{name}", holder)
-
     def _kind(self, value: Any) -> str | None:
         """Return what a value is to the user; None for what is not looked into."""
+        if isinstance(value, _NO_STATE):
+            return None
         module = type(value).__module__
-        if isinstance(value, DataLoader | MetricReducer | torchmetrics.Metric):
-            return None  # which are begun anew, or reset, by the training loop
-        if isinstance(value, torch.nn.Module):
-            return "model"
-        if isinstance(value, torch.optim.Optimizer):
-            return "optimizer"
-        if isinstance(value, LRScheduler | ReduceLROnPlateau):
-            return "scheduler"
-        if isinstance(value, PyTorchCallback):
-            return "callback"
-        if isinstance(value, Dataset | Sampler):
-            return "data"
-        if module in self._own_modules:
-            return "object"
+        known = next((kind for kind, types_of_kind in _KINDS.items() if isinstance(value, types_of_kind)), None)
+        if known is not None or module in self._own_modules:
+            return known or "object"
         stateful = callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
         return "stateful" if stateful and not module.startswith("det_lightning") else None
+
+
+def _parts(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
+    """Return what an object holds, by what is added to its path."""
+    if kind == "model":
+        own = [(name, item) for name, item in vars(value).items() if name not in _OF_TORCH_MODULE]
+        weights = [*value.named_parameters(recurse=False), *value.named_buffers(recurse=False)]
+        return [(f".{name}", item) for name, item in [*weights, *own, *value.named_children()]]
+    if kind in ("optimizer", "scheduler", "stateful"):
+        with contextlib.suppress(Exception):  # of a class of others, whose state_dict() may want arguments
+            return [("", _state_dict(value))]
+        return []
+    return [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
+
+
+def _state_dict(value: Any) -> Any:
+    state = value.state_dict()
+    if isinstance(value, torch.optim.Optimizer) and isinstance(state, dict):
+        groups = state.get("param_groups", [])
+        state = {**state, "param_groups": [{n: v for n, v in group.items() if n != "params"} for group in groups]}
+    return state
 
 
 def _generator_state(value: Any) -> str:
@@ -238,14 +226,3 @@ def _generator_state(value: Any) -> str:
     if isinstance(value, np.random.Generator):
         return repr(value.bit_generator.state)
     return repr(value.getstate() if isinstance(value, random.Random) else value.get_state())
-
-
-def _state_dict(value: Any) -> Any:
-    state = value.state_dict()
-    if isinstance(value, torch.optim.Optimizer) and isinstance(state, dict):
-        state = {**state, "param_groups": [_without_parameters(group) for group in state.get("param_groups", [])]}
-    return state
-
-
-def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}

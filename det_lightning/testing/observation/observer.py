@@ -18,8 +18,6 @@ from det_lightning.testing import recorder
 from det_lightning.testing.observation.attribute_access import AttributeAccess
 from det_lightning.testing.observation.object_state import ObjectState, StateReader
 
-__all__ = ["Observer", "observed"]
-
 # They run when the content of a checkpoint is complete.
 _LATE_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
 _RANDOM_STATES = {"cpu_rng_state": "torch", "np_rng_state": "numpy", "random_rng_state": "Python"}
@@ -101,7 +99,7 @@ class Observer(recorder.TrainingLog):
             self.loaded = recorder.describe(content)
         self._read_state("start")
         if self.access is not None:
-            self.access.begin()
+            self.access.active = True
 
     def _watch_parameter(self, name: str, parameter: torch.Tensor, optimized: bool) -> None:
         self.trainable[name] = optimized
@@ -222,5 +220,5 @@ def observed(trial_class: type, observer: Observer) -> type:
         "build_callbacks": build_callbacks,
         "build_training_data_loader": build_training_data_loader,
     }
-    names = {name: getattr(trial_class, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(trial_class.__name__, (recorded,), {**names, **methods})
+    made: type = recorder.named_like(trial_class, type(trial_class.__name__, (recorded,), methods))
+    return made

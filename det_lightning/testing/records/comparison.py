@@ -6,27 +6,13 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from det_lightning.testing.records import values
 from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
-from det_lightning.testing.records.values import (
-    distance,
-    dtype_of,
-    elements,
-    is_array,
-    is_plain_dict,
-    is_unknown,
-    largest_element,
-    number_in,
-    size_of,
-    statistics,
-    summary_of,
-    ulps_between,
-)
-
-__all__ = ["first_difference", "tolerance_for", "value_differences"]
+from det_lightning.testing.records.values import is_array, is_plain_dict, is_unknown, number_in, summary_of
 
 #: What numbers may depend on without any fault of the trial.
 _ENVIRONMENT = ("torch", "device", "processor", "threads")
@@ -59,8 +45,8 @@ def tolerance_for(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
     other = [name for name in _ENVIRONMENT if reference.environment.get(name) != ours.environment.get(name)]
     if not other:
         return BIT_EQUAL
-    values = (f"{name} {reference.environment.get(name)} and {ours.environment.get(name)}" for name in other)
-    return Tolerance(relative=1e-3, absolute=1e-5, reason="; ".join(values))
+    reasons = (f"{name} {reference.environment.get(name)} and {ours.environment.get(name)}" for name in other)
+    return Tolerance(relative=1e-3, absolute=1e-5, reason="; ".join(reasons))
 
 
 def first_difference(
@@ -90,10 +76,8 @@ def _by_kind(differences: list[Difference]) -> tuple[str, ...]:
     names: dict[str, dict[str, None]] = {}
     for difference in differences:
         names.setdefault(difference.kind, {})[difference.name] = None
-    return tuple(
-        f"{kind} {next(iter(found))}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
-        for kind, found in names.items()
-    )
+    more = {kind: f" and {len(found) - 1} more" if len(found) > 1 else "" for kind, found in names.items()}
+    return tuple(f"{kind} {next(iter(found))}{more[kind]}" for kind, found in names.items())
 
 
 def value_differences(
@@ -111,38 +95,36 @@ def value_differences(
             only the norm, and what half of the elements have in common, is looked at.
     """
     one, other = number_in(theirs), number_in(mine)
+    far: tuple[str, float, float] | None = None
     if one is not None and other is not None:
-        if not tolerance.allows(one, other):
-            yield _distant(kind, name, (one, other), dtype_of(theirs), tolerance)
-            return
-        same = not tolerance.exact or dtype_of(theirs) == dtype_of(mine)
+        far = None if tolerance.allows(one, other) else ("", one, other)
+        same = not tolerance.exact or values.dtype_of(theirs) == values.dtype_of(mine)
     elif is_array(theirs) and is_array(mine) and theirs["shape"] == mine["shape"]:
-        same = theirs["digest"] == mine["digest"] and theirs["dtype"] == mine["dtype"]
-        found = None if same else _farthest_apart(theirs, mine, tolerance, weight_scale)
-        if found is not None:
-            part, *values = found
-            distant = _distant(kind, name, (values[0], values[1]), theirs["dtype"], tolerance)
-            yield dataclasses.replace(distant, part=part)
-            return
-        same = same or not tolerance.exact
+        equal = theirs["digest"] == mine["digest"] and theirs["dtype"] == mine["dtype"]
+        far = None if equal else _farthest_apart(theirs, mine, tolerance, weight_scale)
+        same = equal or not tolerance.exact
     elif nested := _nested(name, theirs, mine):
-        for inner, *pair in nested:
-            yield from value_differences(kind, inner, pair[0], pair[1], tolerance, weight_scale)
+        for inner, (theirs_within, mine_within) in nested.items():
+            yield from value_differences(kind, inner, theirs_within, mine_within, tolerance, weight_scale)
         return
     else:
         same = theirs == mine or _may_be_same(theirs, mine)
-    if not same:
+    if far is not None:
+        part, one, other = far
+        difference = Difference(kind, name, None, one, other, part, tolerance=tolerance)
+        yield _with_distance(difference, values.dtype_of(theirs))
+    elif not same:
         yield Difference(kind, name, None, summary_of(theirs), summary_of(mine), tolerance=tolerance)
 
 
-def _nested(name: str, theirs: Any, mine: Any) -> list[tuple[str, Any, Any]]:
-    """Return name and values of what is nested in two values of the same kind of container."""
+def _nested(name: str, theirs: Any, mine: Any) -> dict[str, tuple[Any, Any]]:
+    """Return, by their names, what is nested in two values of the same kind of container."""
     if is_plain_dict(theirs) and is_plain_dict(mine):
         keys = dict.fromkeys([*theirs, *mine])
-        return [(f"{name}.{key}" if name else key, theirs.get(key), mine.get(key)) for key in keys]
+        return {f"{name}.{key}" if name else key: (theirs.get(key), mine.get(key)) for key in keys}
     if isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
-        return [(f"{name}[{index}]", one, other) for index, (one, other) in enumerate(zip(theirs, mine, strict=True))]
-    return []
+        return {f"{name}[{index}]": pair for index, pair in enumerate(zip(theirs, mine, strict=True))}
+    return {}
 
 
 def _may_be_same(theirs: Any, mine: Any) -> bool:
@@ -159,28 +141,37 @@ def _farthest_apart(
 
     Elements go before statistics.
     """
-    as_weights = weight_scale is not None
-    scale = max(weight_scale or 0.0, largest_element((theirs, mine)))
-    sampled = list(elements(theirs, mine))
-    outside = [found for found in sampled if not tolerance.allows(*found[1:], scale)]
-    if as_weights and 2 * len(outside) < len(sampled):
-        outside = []
-    norm_scale = scale * math.sqrt(size_of(theirs))
-    of_all = [
-        found
-        for found in statistics(theirs, mine)
-        if (found[0] == "norm" or not as_weights)
-        and not tolerance.allows(*found[1:], norm_scale if found[0] == "norm" else scale)
+    size = math.prod(theirs["shape"])
+    scale = max(weight_scale or 0.0, _largest_element((theirs, mine)))
+    sampled = list(zip(theirs.get("sample", ()), mine.get("sample", ()), strict=False))
+    outside = [
+        (f"element {int(index * (size - 1) / max(1, len(sampled) - 1))} of {size}", one, other)
+        for index, (one, other) in enumerate(sampled)
+        if not tolerance.allows(one, other, scale)
     ]
-    return max(outside or of_all, key=lambda found: distance(*found[1:]), default=None)
+    if outside and (weight_scale is None or 2 * len(outside) >= len(sampled)):
+        return max(outside, key=lambda found: values.distance(*found[1:]))
+    scales = {"norm": scale * math.sqrt(size), "mean": scale, "minimum": scale, "maximum": scale}
+    statistics = [
+        (name, theirs[name], mine[name])
+        for name, of_statistic in scales.items()
+        if (name == "norm" or weight_scale is None)
+        and (name in theirs and name in mine)
+        and not tolerance.allows(theirs[name], mine[name], of_statistic)
+    ]
+    return max(statistics, key=lambda found: values.distance(*found[1:]), default=None)
 
 
-def _distant(kind: str, name: str, values: tuple[float, float], dtype: str, tolerance: Tolerance) -> Difference:
-    apart = distance(*values)
-    largest = max(map(abs, values))
-    relative = apart / largest if largest else None
-    ulps = ulps_between(*values, dtype)
-    return Difference(kind, name, None, *values, absolute=apart, relative=relative, ulps=ulps, tolerance=tolerance)
+def _largest_element(arrays: Iterable[Any]) -> float:
+    return max((abs(array.get(end, 0.0)) for array in arrays for end in ("minimum", "maximum")), default=0.0)
+
+
+def _with_distance(difference: Difference, dtype: str) -> Difference:
+    one, other = difference.reference, difference.ours
+    apart = values.distance(one, other)
+    largest = max(abs(one), abs(other))
+    ulps = values.ulps_between(one, other, dtype)
+    return dataclasses.replace(difference, absolute=apart, relative=apart / largest if largest else None, ulps=ulps)
 
 
 class _Comparison:
@@ -237,17 +228,17 @@ class _Comparison:
             yield self._difference("number of batches", "trained", min(lengths), lengths)
 
     def _of_events(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Difference]:
-        if not self._tolerance.exact:
+        exact = self._tolerance.exact
+        if not exact:
             self._note_excuses(theirs, mine)
         for field, kind in _KINDS.items():
-            compared = self._tolerance.exact or kind not in ("random state", "gradient")
-            if compared and field in theirs and field in mine:
-                scale = self._largest_weight if kind == "parameter" and not self._tolerance.exact else None
-                title = _TITLES.get(field, "")
-                tolerance = self._tolerance.of(kind)
-                for difference in value_differences(kind, title, theirs[field], mine[field], tolerance, scale):
-                    if not self._is_noise(difference := self._specified(difference, theirs)):
-                        yield dataclasses.replace(difference, batch=theirs["batch"])
+            if field not in theirs or field not in mine or (not exact and kind in ("random state", "gradient")):
+                continue
+            scale = self._largest_weight if kind == "parameter" and not exact else None
+            values_of_field = (_TITLES.get(field, ""), theirs[field], mine[field])
+            for difference in value_differences(kind, *values_of_field, self._tolerance.of(kind), scale):
+                if not self._is_noise(difference := self._specified(difference, theirs)):
+                    yield dataclasses.replace(difference, batch=theirs["batch"])
 
     def _note_excuses(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
         """Note what is not compared, and explains later differences."""
@@ -255,7 +246,7 @@ class _Comparison:
         if self.drawn_apart is None and theirs.get("random") != mine.get("random"):
             self.drawn_apart = theirs["batch"]
         weights = theirs.get("weights", {})
-        self._largest_weight = largest_element(weights[name] for name in self._parameters & weights.keys())
+        self._largest_weight = _largest_element(weights[name] for name in self._parameters & weights.keys())
 
     def _is_noise(self, difference: Difference) -> bool:
         if difference.kind == "buffer":  # statistics of layers follow the parameters before them
@@ -272,8 +263,8 @@ class _Comparison:
             return dataclasses.replace(difference, kind="buffer")
         return difference
 
-    def _difference(self, kind: str, name: str, batch: int | None, values: list[Any]) -> Difference:
-        return Difference(kind, name, batch, values[0], values[1], tolerance=self._tolerance.of(kind))
+    def _difference(self, kind: str, name: str, batch: int | None, pair: list[Any]) -> Difference:
+        return Difference(kind, name, batch, pair[0], pair[1], tolerance=self._tolerance.of(kind))
 
 
 def _of_callback(difference: Difference, hook: str) -> Difference:
@@ -291,13 +282,9 @@ def _with_noise_for_gradient(theirs: Mapping[str, float], mine: Mapping[str, flo
 
     Optimizers that divide by a gradient's size make steps of full length of it, in any direction.
     """
-    found = set()
-    largest = [max(gradients.values(), default=0.0) for gradients in (theirs, mine)]
-    for name in theirs.keys() & mine.keys():
-        sizes = theirs[name], mine[name]
-        if any(sizes) and any(size < _NOISE * most for size, most in zip(sizes, largest, strict=True)):
-            found.add(name)
-    return found
+    noise = [_NOISE * max(gradients.values(), default=0.0) for gradients in (theirs, mine)]
+    sizes = {name: (theirs[name], mine[name]) for name in theirs.keys() & mine.keys()}
+    return {name for name, pair in sizes.items() if any(pair) and (pair[0] < noise[0] or pair[1] < noise[1])}
 
 
 def _label(event: Mapping[str, Any]) -> str:

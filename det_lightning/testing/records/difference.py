@@ -8,8 +8,6 @@ from typing import Any
 from det_lightning.testing.causes import usual_causes
 from det_lightning.testing.records.values import shown
 
-__all__ = ["BIT_EQUAL", "Difference", "Tolerance"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Tolerance:
@@ -44,8 +42,6 @@ class Tolerance:
 
     def of(self, kind: str) -> Tolerance:
         """Return what is allowed for one kind of :class:`Difference`."""
-        if self.exact:
-            return self
         if kind == "learning rate":
             return dataclasses.replace(self, relative=min(self.relative, 1e-6), absolute=0.0)
         if kind in ("parameter", "buffer", "callback state"):
@@ -135,20 +131,15 @@ class Difference:
     def __str__(self) -> str:
         name = f"{self.kind} {self.name}" + (f" ({self.part})" if self.part else "")
         position = "" if self.batch is None else f" at batch {self.batch}"
-        sentence = (
+        also = f" Also different there: {', '.join(self.also)}." if self.also else ""
+        return (
             f"The first difference is the {name}{position}: {shown(self.reference)} {self.sides[0]}, "
-            f"{shown(self.ours)} {self.sides[1]}{self._distance()}. Allowed: {self.tolerance}."
+            f"{shown(self.ours)} {self.sides[1]}{self._distance()}. Allowed: {self.tolerance}.{also}"
         )
-        if self.also:
-            sentence += f" Also different there: {', '.join(self.also)}."
-        return sentence
 
     def _distance(self) -> str:
-        parts = []
-        if self.absolute is not None:
-            parts.append(f"{self.absolute:.3g} apart")
-        if self.relative is not None:
-            parts.append(f"{self.relative:.3g} relative")
-        if self.ulps is not None:
-            parts.append(f"{self.ulps:,} ULP")
-        return f" ({', '.join(parts)})" if parts else ""
+        if self.absolute is None:
+            return ""
+        relative = "" if self.relative is None else f", {self.relative:.3g} relative"
+        ulps = "" if self.ulps is None else f", {self.ulps:,} ULP"
+        return f" ({self.absolute:.3g} apart{relative}{ulps})"

@@ -6,8 +6,6 @@ import dataclasses
 
 from det_lightning.testing.training.execution import RunPlan
 
-__all__ = ["Boundaries"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Boundaries:

@@ -28,8 +28,6 @@ from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.trial_source import TrialSource
 from det_lightning.units import Batch
 
-__all__ = ["Failure", "Run", "RunPlan", "train", "train_under_lightning", "validate"]
-
 _QUIET: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 # What is under way after an event of the log, until the next of these.
 _STAGES = {

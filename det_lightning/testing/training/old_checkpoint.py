@@ -20,16 +20,9 @@ from det_lightning.testing.records.record import RunSettings
 from det_lightning.testing.training.execution import Run, RunPlan, train, validate
 from det_lightning.testing.training.trial_source import TrialSource
 
-__all__ = ["OldCheckpoint", "recorded_metrics"]
-
 # Where releases of Determined wrote validation metrics, and what may lie around them there.
-_PATHS = (
-    ("validation_metrics",),
-    ("training", "validation_metrics"),
-    ("training", "validationMetrics"),
-    ("validation", "metrics"),
-    ("metrics",),
-)
+_PATHS = ("validation_metrics", "training.validation_metrics", "training.validationMetrics", "validation.metrics",
+          "metrics")  # fmt: skip
 _WRAPPERS = ("validation_metrics", "validationMetrics", "avgMetrics", "metrics")
 
 
@@ -70,7 +63,9 @@ class OldCheckpoint:
         Raises:
             CheckFailed: it cannot be read; says why.
         """
-        path = _path(options)
+        path = options.checkpoint or ""
+        if "://" not in path and (options.directory / path).exists():
+            path = str(options.directory / path)
         try:
             steps = load_checkpoint(path).trial_state.batches_trained
             with open_checkpoint(path) as directory:
@@ -91,12 +86,6 @@ class OldCheckpoint:
         return cls(path, options.metrics or recorded_metrics(content), resumed, validated)
 
 
-def _path(options: TrialOptions) -> str:
-    given = options.checkpoint or ""
-    local = options.directory / given
-    return str(local) if "://" not in given and Path(local).exists() else given
-
-
 def recorded_metrics(metadata: Mapping[str, Any]) -> dict[str, float]:
     """Return the validation metrics in the metadata of a checkpoint.
 
@@ -107,7 +96,7 @@ def recorded_metrics(metadata: Mapping[str, Any]) -> dict[str, float]:
         return _numbers({metric["name"]: metric.get("value")})
     for path in _PATHS:
         found: Any = metadata
-        for name in path:
+        for name in path.split("."):
             found = found.get(name) if isinstance(found, Mapping) else None
         if isinstance(found, Mapping):
             while inner := [found[name] for name in _WRAPPERS if isinstance(found.get(name), Mapping)]:
@@ -117,8 +106,5 @@ def recorded_metrics(metadata: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: float(value)
-        for name, value in metrics.items()
-        if isinstance(value, int | float | np.ndarray | np.generic) and np.ndim(value) == 0
-    }
+    kinds = (int, float, np.ndarray, np.generic)
+    return {n: float(value) for n, value in metrics.items() if isinstance(value, kinds) and np.ndim(value) == 0}

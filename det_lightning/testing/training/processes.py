@@ -23,8 +23,6 @@ from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.execution import Run, RunPlan, train
 from det_lightning.testing.training.trial_source import ImportedTrial
 
-__all__ = ["RankResult", "train_in_processes"]
-
 
 @dataclasses.dataclass(frozen=True)
 class RankResult:

@@ -30,8 +30,6 @@ from det_lightning.testing.records.record import (
 from det_lightning.testing.training.execution import train
 from det_lightning.testing.training.trial_source import GivenTrial, ImportedTrial, TrialSource
 
-__all__ = ["Conversion", "compare_with_reference", "record_determined", "record_ours"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:

@@ -13,15 +13,13 @@ from det_lightning.testing.observation.object_state import StateReader
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
-from det_lightning.testing.records.record import RunSettings
+from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.boundaries import Boundaries
 from det_lightning.testing.training.execution import Run, RunPlan, train, train_under_lightning
 from det_lightning.testing.training.old_checkpoint import OldCheckpoint
-from det_lightning.testing.training.reference import Conversion, compare_with_reference
+from det_lightning.testing.training.reference import Conversion, compare_with_reference, record_ours
 from det_lightning.testing.training.requirements import arguments_of, explain_failure
 from det_lightning.testing.training.trial_source import ImportedTrial, TrialSource
-
-__all__ = ["TrialRuns"]
 
 
 class TrialRuns:
@@ -71,6 +69,10 @@ class TrialRuns:
     def reference_settings(self) -> RunSettings:
         """What the runs beside a reference depend on."""
         return dataclasses.replace(self.settings, reporting_period=5)
+
+    def own_record(self) -> TrainingRecord:
+        """Record the trial on det_lightning, as beside a reference."""
+        return record_ours(self.source, self.reference_settings)
 
     @functools.cached_property
     def probe(self) -> tuple[Run, ContextBypass]:
