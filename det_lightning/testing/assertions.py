@@ -15,7 +15,8 @@ from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.records.record import RunSettings
-from det_lightning.testing.training.execution import Run, RunPlan, train
+from det_lightning.testing.training.execution import Run, train
+from det_lightning.testing.training.plans import RunPlan
 from det_lightning.testing.training.requirements import arguments_of
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import GivenTrial
@@ -114,10 +115,10 @@ def run_trial(
         reporting_period=100,
         aggregation_frequency=aggregation_frequency,
     )
-    plan = RunPlan(validate_after=frozenset([validate_after] if validate_after else []))
+    validations = frozenset([validate_after] if validate_after else [])
     with tempfile.TemporaryDirectory() as folder:
-        storage = Path(folder) / "checkpoints"
-        run = train(source, settings, trial.__qualname__, Observer(), storage=storage, plan=plan)
+        plan = RunPlan(trial.__qualname__, settings, Path(folder) / "checkpoints", validate_after=validations)
+        run = train(source, plan, Observer())
     if run.failure is not None:
         raise run.failure.error
     return TrainedTrial(run)
@@ -129,13 +130,10 @@ def assert_same_training(one: TrainedTrial, other: TrainedTrial) -> None:
     Raises:
         AssertionError: they are not; names the first difference, and by how much.
     """
-    first = dataclasses.replace(one.run, name="the first")
-    # They may have been asked for different things, which is no difference of what they do.
-    settings = first.record.settings
-    second = dataclasses.replace(
-        other.run, name="the second", record=dataclasses.replace(other.run.record, settings=settings)
-    )
-    difference = difference_of_runs(first, second)
+    # What they were asked to do may differ, as long as what they do does not.
+    same_settings = dataclasses.replace(other.run.record, settings=one.run.record.settings)
+    second = dataclasses.replace(other.run, record=same_settings)
+    difference = difference_of_runs(one.run, second, names=("the first", "the second"))
     if difference is not None:
         raise CheckFailed(f"The trainings are not the same. {difference}")
 

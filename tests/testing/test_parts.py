@@ -13,7 +13,8 @@ import pytest
 from det_lightning.testing.configuration import hparams_of, read_config
 from det_lightning.testing.observation.source_scan import devices_in, hparams_in, process_groups_in
 from det_lightning.testing.outcomes import BadTrial
-from det_lightning.testing.training.boundaries import Boundaries
+from det_lightning.testing.records.record import RunSettings
+from det_lightning.testing.training.plans import Boundaries, RunPlan
 from det_lightning.testing.training.trial_source import ImportedTrial
 
 
@@ -72,7 +73,9 @@ def test_a_configuration_that_is_none_is_refused(tmp_path: Path, content: str) -
 @hypothesis.given(batches=st.integers(6, 60), epoch_length=st.none() | st.integers(1, 100), frequency=st.integers(1, 8))
 def test_a_run_has_a_boundary_of_every_kind(batches: int, epoch_length: int | None, frequency: int) -> None:
     boundaries = Boundaries.of(batches, epoch_length)
-    plan = boundaries.plan(frequency)
+    settings = RunSettings(batches=batches, aggregation_frequency=frequency)
+    plan = boundaries.applied_to(RunPlan("a run", settings, Path("checkpoints")))
+    assert plan.validate_after is not None
     assert all(0 < batch < batches for batch in plan.checkpoint_after | plan.validate_after)
     assert boundaries.after_validation in plan.validate_after & plan.checkpoint_after
     if epoch_length is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,15 +15,15 @@ import torch.nn.functional as functional
 from det_lightning.testing.checks.training import listed
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
-from det_lightning.testing.records.record import RunSettings, TrainingRecord
+from det_lightning.testing.records.record import TrainingRecord
 from det_lightning.testing.records.values import number_in
-from det_lightning.testing.training.execution import RunPlan, train
+from det_lightning.testing.training.execution import train
+from det_lightning.testing.training.plans import RunPlan
 from det_lightning.testing.training.processes import RankResult, train_in_processes
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import ImportedTrial
 
 _BATCHES = 4
-_PLAN = RunPlan(validate_after=frozenset(), validation_batches=2)
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 # Sums in another order, and means of means over uneven parts, are far below this; a sum in place of a mean is not.
 _SHARE = 0.05
@@ -36,10 +37,11 @@ def two_agree_with_one(runs: TrialRuns) -> None:
     """
     runs.require(runs.straight)
     source = _shareable_source(runs)
-    settings = RunSettings(**{**vars(runs.settings), "batches": _BATCHES})
-    ranks = _in_two_processes(runs, source, settings)
+    settings = dataclasses.replace(runs.settings, batches=_BATCHES)
+    planned = {"validate_after": frozenset(), "validation_batches": 2, "around": without_chance}
+    ranks = _in_two_processes(runs, source, runs.plan("two processes", settings, **planned))
     _require_equal_ranks(ranks)
-    one = _in_one_process(runs, settings)
+    one = _in_one_process(runs, runs.plan("one process", settings, **planned))
     if _draws_while_training(one.record):
         return
     bypass = runs.probe[1]
@@ -63,9 +65,9 @@ def _shareable_source(runs: TrialRuns) -> ImportedTrial:
     return runs.source
 
 
-def _in_two_processes(runs: TrialRuns, source: ImportedTrial, settings: RunSettings) -> list[RankResult]:
+def _in_two_processes(runs: TrialRuns, source: ImportedTrial, plan: RunPlan) -> list[RankResult]:
     try:
-        ranks = train_in_processes(source, settings, _PLAN, runs.storage("two").parent, without_chance)
+        ranks = train_in_processes(source, plan)
     except RuntimeError as e:
         raise CheckFailed(f"With two processes the trial does not come to its end. {e}") from None
     if ranks[0].failure is not None:
@@ -81,10 +83,8 @@ def _in_two_processes(runs: TrialRuns, source: ImportedTrial, settings: RunSetti
     return ranks
 
 
-def _in_one_process(runs: TrialRuns, settings: RunSettings) -> RankResult:
-    observer = Observer(keeps_parameters=True)
-    storage = runs.storage("one")
-    run = train(runs.source, settings, "one process", observer, storage=storage, plan=_PLAN, around=without_chance)
+def _in_one_process(runs: TrialRuns, plan: RunPlan) -> RankResult:
+    run = train(runs.source, plan, Observer(keeps_parameters=True))
     if run.failure is not None:
         raise runs.explained(run)
     return RankResult.of(run)

@@ -23,19 +23,21 @@ def listed(names: Iterable[str], most: int = 8) -> str:
     return first if len(every) <= most else f"{first}, ... ({len(every)} in all)"
 
 
-def difference_of_runs(one: Run, other: Run, after: int | None = None) -> Difference | None:
+def difference_of_runs(
+    one: Run, other: Run, after: int | None = None, names: tuple[str, str] | None = None
+) -> Difference | None:
     """Return the first thing in which two runs are not equal to the bit; None if they are.
 
     Args:
         one: a run.
         other: another one.
         after: ``other`` went on from the checkpoint of ``one`` after so many batches.
+        names: what they are called in sentences, by default as in their plans.
     """
     start = "on_training_start" if after is None else "on_checkpoint_upload_end"
     difference = first_difference(one.record.since(start, after), other.record.since("on_training_start"))
-    if difference is None:
-        return None
-    return dataclasses.replace(difference, sides=(f"in {one.name}", f"in {other.name}"))
+    first, second = names or (one.plan.name, other.plan.name)
+    return difference and dataclasses.replace(difference, sides=(f"in {first}", f"in {second}"))
 
 
 def trains(runs: TrialRuns) -> None:

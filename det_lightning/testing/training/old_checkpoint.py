@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ from det_lightning.checkpoint.layout import METADATA_FILE
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import CheckFailed
-from det_lightning.testing.records.record import RunSettings
-from det_lightning.testing.training.execution import Run, RunPlan, train, validate
+from det_lightning.testing.training.execution import Run, train, validate
+from det_lightning.testing.training.plans import RunPlan
 from det_lightning.testing.training.trial_source import TrialSource
 
 # Where releases of Determined wrote validation metrics, and what may lie around them there.
@@ -49,16 +48,14 @@ class OldCheckpoint:
         return _numbers(validations[-1][1]) if validations else {}
 
     @classmethod
-    def open(
-        cls, options: TrialOptions, source: TrialSource, settings: RunSettings, storage: Callable[[str], Path]
-    ) -> OldCheckpoint:
+    def open(cls, options: TrialOptions, source: TrialSource, resuming: RunPlan, validating: RunPlan) -> OldCheckpoint:
         """Load the checkpoint of the options, and validate with it.
 
         Args:
             options: which checkpoint.
             source: of the trial's class.
-            settings: what the runs depend on.
-            storage: gives a directory to the checkpoints of a run, by name.
+            resuming: how to run what goes on from it.
+            validating: how to run what validates with it.
 
         Raises:
             CheckFailed: it cannot be read; says why.
@@ -73,16 +70,15 @@ class OldCheckpoint:
                 content = json.loads(metadata.read_text()) if metadata.is_file() else {}
         except errors.CheckpointError as e:
             raise CheckFailed(f"--trial-checkpoint {path} cannot be read: {e}") from None
-        resumed = train(
-            source,
-            dataclasses.replace(settings, batches=steps + 1),
-            "the resumed run",
-            Observer(),
-            storage=storage("old"),
-            plan=RunPlan(validate_after=frozenset(), validation_batches=1),
+        resuming = dataclasses.replace(
+            resuming,
+            settings=dataclasses.replace(resuming.settings, batches=steps + 1),
+            validate_after=frozenset(),
+            validation_batches=1,
             resume_from=path,
         )
-        validated = validate(source, settings, "the validation", Observer(), path, storage=storage("validation"))
+        resumed = train(source, resuming, Observer())
+        validated = validate(source, dataclasses.replace(validating, resume_from=path), Observer())
         return cls(path, options.metrics or recorded_metrics(content), resumed, validated)
 
 

@@ -7,8 +7,6 @@ import dataclasses
 import pickle
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,9 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from det_lightning.core.distributed import DistributedContext
 from det_lightning.core.ports import free_port
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.records.record import RunSettings, TrainingRecord
-from det_lightning.testing.training.execution import Run, RunPlan, train
+from det_lightning.testing.records.record import TrainingRecord
+from det_lightning.testing.training.execution import Run, train
+from det_lightning.testing.training.plans import RunPlan
 from det_lightning.testing.training.trial_source import ImportedTrial
 
 
@@ -47,57 +46,28 @@ class RankResult:
         """Return what was seen in ``run``."""
         initial = run.observer.initial_parameters
         weights = run.observer.final.get("weights", {})
-        return cls(
-            record=run.record,
-            samples=run.observer.samples,
-            initial=initial,
-            final={name: weights[name] for name in initial if name in weights},
-            failure=None if run.failure is None else (run.failure.stage, run.failure.text),
-        )
+        final = {name: weights[name] for name in initial if name in weights}
+        failure = None if run.failure is None else (run.failure.stage, run.failure.text)
+        return cls(run.record, run.observer.samples, initial, final, failure)
 
 
-@dataclasses.dataclass(frozen=True)
-class _RankTask:
-    spec: str
-    directory: Path
-    settings: RunSettings
-    plan: RunPlan
-    around: Callable[[], AbstractContextManager[Any]]
-    folder: Path
-    size: int
-    port: int
-    timeout_s: float
-
-
-def train_in_processes(
-    source: ImportedTrial,
-    settings: RunSettings,
-    plan: RunPlan,
-    folder: Path,
-    around: Callable[[], AbstractContextManager[Any]],
-    size: int = 2,
-    timeout_s: float = 300,
-) -> list[RankResult]:
+def train_in_processes(source: ImportedTrial, plan: RunPlan, size: int = 2, timeout_s: float = 300) -> list[RankResult]:
     """Train in ``size`` processes that share each batch; return what each saw, or the first that failed.
 
     Args:
         source: of the trial's class.
-        settings: what the run depends on; they have to be picklable.
-        plan: what happens besides.
-        folder: an empty one, for what the processes write.
-        around: a context manager to train in; a function of a module.
+        plan: how it is trained; has to be picklable.
         size: how many.
         timeout_s: how long to wait for them.
 
     Raises:
         RuntimeError: a process ended without a result, or they took too long.
     """
-    folder.mkdir(parents=True)
-    port = free_port("127.0.0.1")
-    task = _RankTask(source.spec, source.directory, settings, plan, around, folder, size, port, timeout_s)
-    processes: Any = spawn(_train_rank, (task,), nprocs=size, join=False)  # type: ignore[no-untyped-call]
-    crash = None
+    plan.storage.mkdir(parents=True)
+    arguments = (source.spec, source.directory, plan, size, free_port("127.0.0.1"), timeout_s)
+    processes: Any = spawn(_train_rank, arguments, nprocs=size, join=False)  # type: ignore[no-untyped-call]
     end = time.monotonic() + timeout_s
+    crash = None
     try:
         # Each call waits for the next process to end.
         while not processes.join(timeout=max(0.0, end - time.monotonic())):
@@ -109,38 +79,30 @@ def train_in_processes(
         for process in processes.processes:
             process.kill()
             process.join()
-    results = [pickle.loads(file.read_bytes()) for file in sorted(folder.glob("rank-*.pkl"))]
+    results = [pickle.loads(file.read_bytes()) for file in sorted(plan.storage.glob("rank-*.pkl"))]
     failed = [result for result in results if result.failure is not None]
     if crash is not None and not failed:
         raise RuntimeError(str(crash))
     return failed[:1] or results
 
 
-def _train_rank(rank: int, task: _RankTask) -> None:
+def _train_rank(rank: int, spec: str, directory: Path, plan: RunPlan, size: int, port: int, timeout_s: float) -> None:
     """Train as one rank, and write what was seen."""
-    dist.init_process_group("gloo", init_method=f"file://{task.folder / 'meeting'}", rank=rank, world_size=task.size)
+    dist.init_process_group("gloo", init_method=f"file://{plan.storage / 'meeting'}", rank=rank, world_size=size)
     distributed = DistributedContext(
         rank=rank,
-        size=task.size,
+        size=size,
         local_rank=rank,
-        local_size=task.size,
+        local_size=size,
         cross_rank=0,
         cross_size=1,
-        pub_port=task.port,
-        timeout_s=task.timeout_s,
+        pub_port=port,
+        timeout_s=timeout_s,
     )
-    run = train(
-        ImportedTrial(task.spec, task.directory),
-        task.settings,
-        f"rank {rank}",
-        Observer(keeps_parameters=True),
-        storage=task.folder / "checkpoints",
-        plan=task.plan,
-        distributed=distributed,
-        threads=max(1, torch.get_num_threads() // task.size),
-        around=task.around,
-    )
-    (task.folder / f"rank-{rank}.pkl").write_bytes(pickle.dumps(RankResult.of(run)))
+    threads = max(1, torch.get_num_threads() // size)
+    plan = dataclasses.replace(plan, distributed=distributed, threads=threads)
+    run = train(ImportedTrial(spec, directory), plan, Observer(keeps_parameters=True))
+    (plan.storage / f"rank-{rank}.pkl").write_bytes(pickle.dumps(RankResult.of(run)))
     if run.failure is not None:
         sys.exit(1)
     dist.destroy_process_group()

@@ -28,6 +28,7 @@ from det_lightning.testing.records.record import (
     write_record,
 )
 from det_lightning.testing.training.execution import train
+from det_lightning.testing.training.plans import RunPlan
 from det_lightning.testing.training.trial_source import GivenTrial, ImportedTrial, TrialSource
 
 
@@ -129,7 +130,7 @@ def record_ours(trial: type | TrialSource, settings: RunSettings, *, threads: in
     source = GivenTrial(trial) if isinstance(trial, type) else trial
     with tempfile.TemporaryDirectory() as directory:
         storage = Path(directory, "checkpoints")
-        run = train(source, settings, "det_lightning", Observer(), storage=storage, threads=threads)
+        run = train(source, RunPlan("det_lightning", settings, storage, threads=threads), Observer())
     # As a record that was read has it: no tuples, and names of metrics are strings.
     return parse_record(json.loads(json.dumps(run.record.content())), "What was just recorded")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from det_lightning.testing.observation.attribute_access import AttributeAccess
 from det_lightning.testing.observation.context_bypass import ContextBypass, bypasses_noted, cleared_gradients_noted
@@ -14,9 +16,9 @@ from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
-from det_lightning.testing.training.boundaries import Boundaries
-from det_lightning.testing.training.execution import Run, RunPlan, train, train_under_lightning
+from det_lightning.testing.training.execution import Run, train, train_under_lightning
 from det_lightning.testing.training.old_checkpoint import OldCheckpoint
+from det_lightning.testing.training.plans import Boundaries, RunPlan
 from det_lightning.testing.training.reference import Conversion, compare_with_reference, record_ours
 from det_lightning.testing.training.requirements import arguments_of, explain_failure
 from det_lightning.testing.training.trial_source import ImportedTrial, TrialSource
@@ -32,7 +34,7 @@ class TrialRuns:
     Attributes:
         options: as given.
         source: of the trial's class.
-        cleared_gradients: where the trial clears gradients that an update still needs.
+        cleared_gradients: where the trial clears gradients that an update still needs, as :attr:`aggregated` found.
     """
 
     def __init__(self, options: TrialOptions, source: TrialSource | None = None) -> None:
@@ -45,10 +47,6 @@ class TrialRuns:
     def close(self) -> None:
         """Remove the checkpoints of the runs."""
         self._folder.cleanup()
-
-    def storage(self, name: str) -> Path:
-        """Return a directory for the checkpoints of a run."""
-        return Path(self._folder.name) / name / "checkpoints"
 
     @functools.cached_property
     def settings(self) -> RunSettings:
@@ -70,69 +68,47 @@ class TrialRuns:
         """What the runs beside a reference depend on."""
         return dataclasses.replace(self.settings, reporting_period=5)
 
-    def own_record(self) -> TrainingRecord:
-        """Record the trial on det_lightning, as beside a reference."""
-        return record_ours(self.source, self.reference_settings)
+    def plan(self, name: str, settings: RunSettings | None = None, **options: Any) -> RunPlan:
+        """Return the plan of a run, with a directory of its own."""
+        return RunPlan(name, settings or self.settings, Path(self._folder.name) / name / "checkpoints", **options)
 
     @functools.cached_property
     def probe(self) -> tuple[Run, ContextBypass]:
         """Two epochs of two batches, watched by what is too slow for the other runs."""
         bypass = ContextBypass(self.source.directory)
         observer = Observer()
-        run = train(
-            self.source,
-            dataclasses.replace(self.settings, batches=4),
+        plan = self.plan(
             "a run of four batches",
-            observer,
-            storage=self.storage("probe"),
-            plan=RunPlan(validate_after=frozenset({2}), epoch_limit=2, validation_batches=1),
+            dataclasses.replace(self.settings, batches=4),
+            validate_after=frozenset({2}),
+            epoch_limit=2,
+            validation_batches=1,
             around=lambda: bypasses_noted(bypass, observer),
         )
-        return run, bypass
+        return train(self.source, plan, observer), bypass
 
     @functools.cached_property
     def boundaries(self) -> Boundaries:
-        """What the runs do when.
-
-        Where the trial does not even begin to train it does not matter.
-        """
+        """What the runs do when; where the trial does not even begin to train it does not matter."""
         run, _ = self.probe
         return Boundaries.of(self.options.batches, run.observer.epoch_length)
 
     @functools.cached_property
-    def plan(self) -> RunPlan:
-        """What the uninterrupted runs do besides training."""
-        return self.boundaries.plan(self.options.aggregation_frequency)
-
-    @functools.cached_property
     def straight(self) -> Run:
         """A run from beginning to end."""
-        return self._train_with_state("the first run", "straight")
+        plan = self.boundaries.applied_to(self.plan("the first run"))
+        return train(self.source, plan, Observer(StateReader(self.source.modules)))
 
     @functools.cached_property
     def again(self) -> Run:
         """The same once more."""
-        return self._train_with_state("the second run", "again")
-
-    def _train_with_state(self, name: str, folder: str) -> Run:
-        observer = Observer(StateReader(self.source.modules))
-        return train(self.source, self.settings, name, observer, storage=self.storage(folder), plan=self.plan)
+        plan = self.boundaries.applied_to(self.plan("the second run"))
+        return train(self.source, plan, Observer(StateReader(self.source.modules)))
 
     @functools.cached_property
-    def aggregated(self) -> Run:
-        """A run in which several batches make an update; fills :attr:`cleared_gradients`."""
-        observer = Observer()
-        frequency = self.aggregation_frequency
-        noted = functools.partial(cleared_gradients_noted, self.source.directory, observer, frequency)
-        return train(
-            self.source,
-            dataclasses.replace(self.settings, aggregation_frequency=frequency),
-            "the uninterrupted run",
-            observer,
-            storage=self.storage("aggregated"),
-            plan=self.boundaries.plan(frequency),
-            around=lambda: noted(self.cleared_gradients),
-        )
+    def under_lightning(self) -> Run:
+        """The same run by Lightning's API."""
+        return train_under_lightning(self.source, self.boundaries.applied_to(self.plan("pl.Trainer")), Observer())
 
     @property
     def aggregation_frequency(self) -> int:
@@ -140,12 +116,33 @@ class TrialRuns:
         return max(2, self.options.aggregation_frequency)
 
     @functools.cached_property
-    def under_lightning(self) -> Run:
-        """The same run by Lightning's API."""
-        storage = self.storage("lightning")
-        return train_under_lightning(
-            self.source, self.settings, "pl.Trainer", Observer(), storage=storage, plan=self.plan
+    def aggregated(self) -> Run:
+        """A run in which several batches make an update; fills :attr:`cleared_gradients`."""
+        observer = Observer()
+        frequency = self.aggregation_frequency
+        settings = dataclasses.replace(self.settings, aggregation_frequency=frequency)
+        noted = functools.partial(
+            cleared_gradients_noted, self.source.directory, observer, frequency, self.cleared_gradients
         )
+        plan = self.plan("the uninterrupted run", settings, around=noted)
+        return train(self.source, self.boundaries.applied_to(plan), observer)
+
+    def resumed(self, run: Run, batches: int) -> Run:
+        """Return a run that goes on from the checkpoint of ``run`` after so many batches."""
+        key = (id(run), batches)
+        if key not in self._resumed:
+            storage = self.plan(f"resumed-{len(self._resumed)}").storage
+            plan = dataclasses.replace(
+                run.plan,
+                name="the resumed run",
+                storage=storage,
+                resume_from=run.checkpoints[batches],
+                trusted=True,  # it was written here
+                around=contextlib.nullcontext,
+            )
+            observer = Observer(StateReader(self.source.modules), AttributeAccess())
+            self._resumed[key] = train(self.source, plan, observer)
+        return self._resumed[key]
 
     @functools.cached_property
     def conversion(self) -> Conversion:
@@ -157,37 +154,17 @@ class TrialRuns:
         """
         return compare_with_reference(self.options, self.source, self.reference_settings)
 
+    def own_record(self) -> TrainingRecord:
+        """Record the trial on det_lightning, as beside a reference."""
+        return record_ours(self.source, self.reference_settings)
+
     @functools.cached_property
     def old_checkpoint(self) -> OldCheckpoint:
-        """The checkpoint of the options, loaded and validated.
-
-        Raises:
-            CheckFailed: it cannot be read.
-        """
-        return OldCheckpoint.open(self.options, self.source, self.settings, self.storage)
-
-    def resumed(self, run: Run, batches: int) -> Run:
-        """Return a run that goes on from the checkpoint of ``run`` after so many batches."""
-        key = (id(run), batches)
-        if key not in self._resumed:
-            self._resumed[key] = train(
-                self.source,
-                run.record.settings,
-                "the resumed run",
-                Observer(StateReader(self.source.modules), AttributeAccess()),
-                storage=self.storage(f"resumed-{len(self._resumed)}"),
-                plan=run.plan,
-                resume_from=run.checkpoints[batches],
-                trusted=True,  # it was written here
-            )
-        return self._resumed[key]
+        """The checkpoint of the options, loaded and validated; raise CheckFailed if it cannot be read."""
+        return OldCheckpoint.open(self.options, self.source, self.plan("the resumed run"), self.plan("the validation"))
 
     def require_importable(self) -> None:
-        """Import the trial.
-
-        Raises:
-            BadTrial: that does not work; says why.
-        """
+        """Import the trial; raise BadTrial, which says why, if that does not work."""
         with self.source.imported():
             pass
 

@@ -1,0 +1,96 @@
+"""How a trial is run, and where the boundaries of a run lie."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from det_lightning.testing.records.record import RunSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """How a trial is run; numbers are batches.
+
+    Attributes:
+        name: of the run, for messages.
+        settings: what it depends on.
+        storage: directory for checkpoints.
+        validate_after: where to validate besides at the end; None for the period of the settings.
+        checkpoint_after: where to write checkpoints besides at the end.
+        epoch_limit: the longest epoch; None for all of it.
+        validation_batches: the longest validation; None for all of it.
+        resume_from: the checkpoint to go on from.
+        trusted: read it even if that runs code.
+        distributed: the processes of the run.
+        threads: torch's number of threads, by default as it is.
+        around: makes a context manager to train in.
+    """
+
+    name: str
+    settings: RunSettings
+    storage: Path
+    validate_after: frozenset[int] | None = None
+    checkpoint_after: frozenset[int] = frozenset()
+    epoch_limit: int | None = None
+    validation_batches: int | None = None
+    resume_from: Path | str | None = None
+    trusted: bool = False
+    distributed: Any = None
+    threads: int | None = None
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+    def limits(self) -> dict[str, Any]:
+        """Return the flags of ``pl.Trainer`` for it."""
+        limits = {"limit_train_batches": self.epoch_limit, "limit_val_batches": self.validation_batches}
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Boundaries:
+    """The boundaries of a run in which a few batches have one of every kind; None for a kind that the data do not have.
+
+    Attributes:
+        batches: length of the run.
+        epoch_limit: what epochs are cut to; None if they are short enough, or do not end.
+        mid_epoch: a checkpoint between two batches of an epoch, with nothing else.
+        epoch_end: a checkpoint at the end of an epoch.
+        after_validation: a checkpoint right after a validation.
+    """
+
+    batches: int
+    epoch_limit: int | None
+    mid_epoch: int | None
+    epoch_end: int | None
+    after_validation: int
+
+    @classmethod
+    def of(cls, batches: int, epoch_length: int | None) -> Boundaries:
+        """Lay out a run of at least 6 batches; ``epoch_length`` is that of the training loader, if it has one."""
+        longest = max(2, (batches - 2) // 2)
+        if epoch_length is None:
+            return cls(batches, None, 2, None, longest)
+        epoch = min(epoch_length, longest)
+        mid = None if epoch == 1 else epoch // 2
+        return cls(batches, longest if epoch_length > longest else None, mid, epoch, epoch + max(1, epoch // 2 - 1) + 1)
+
+    def applied_to(self, plan: RunPlan) -> RunPlan:
+        """Return the plan with these boundaries, and a checkpoint within an aggregation if there is one."""
+        within = self.mid_aggregation(plan.settings.aggregation_frequency)
+        checkpoints = (self.mid_epoch, self.epoch_end, self.after_validation, within)
+        return dataclasses.replace(
+            plan,
+            validate_after=frozenset({self.after_validation}),
+            checkpoint_after=frozenset(batch for batch in checkpoints if batch is not None),
+            epoch_limit=self.epoch_limit,
+            validation_batches=4,
+        )
+
+    def mid_aggregation(self, frequency: int) -> int | None:
+        """Return a number of batches that does not close an update of ``frequency`` batches."""
+        if frequency == 1:
+            return None
+        return frequency + 1 if frequency + 1 < self.batches else 1
