@@ -15,23 +15,17 @@ Points = Sequence[tuple[int, float]]
 class Tick:
     """A line across a chart: where, in the picture's units, and what is written beside it."""
 
-    place: float
+    position: float
     label: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """One side's values of a metric.
+    """One side's values of a metric."""
 
-    Attributes:
-        side: whose, as ``"reference"`` or ``"ours"``.
-        lines: what to draw, as the ``points`` of polylines; numbers that are not finite leave gaps.
-        points: the same as pairs, for marks at each value.
-    """
-
-    side: str
-    lines: tuple[str, ...]
-    points: tuple[tuple[float, float], ...]
+    side: str  # whose, as "reference" or "ours"
+    lines: tuple[str, ...]  # what to draw, as the points of polylines; numbers that are not finite leave gaps
+    points: tuple[tuple[float, float], ...]  # the same as pairs, for marks at each value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,23 +33,16 @@ class Chart:
     """A metric over batches, of one side or both.
 
     Attributes:
-        title: the metric's name.
-        across: what the horizontal axis counts.
-        curves: of the reference, if there is one, and of ours.
-        x_ticks: of the horizontal axis.
-        y_ticks: of the vertical axis.
-        mark: where the first difference is, in the picture's units; None if it is not in this metric.
-        summary: one sentence on how far the curves are apart.
         rows: batch, and the values of all curves, None where one has none.
     """
 
-    title: str
-    across: str
-    curves: tuple[Curve, ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    mark: float | None
-    summary: str
+    title: str  # the metric's name
+    across: str  # what the horizontal axis counts
+    curves: tuple[Curve, ...]  # of the reference, if there is one, and of ours
+    x_ticks: tuple[Tick, ...]  # of the horizontal axis
+    y_ticks: tuple[Tick, ...]  # of the vertical axis
+    mark: float | None  # where the first difference is, in the picture's units; None if it is not in this metric
+    summary: str  # one sentence on how far the curves are apart
     rows: tuple[tuple[int, tuple[float | None, ...]], ...]
 
     # The picture's units; the template draws in them.
@@ -84,7 +71,7 @@ def make_chart(title: str, across: str, sides: Mapping[str, Points], marked_batc
         curves=tuple(_curve(side, points, x, y) for side, points in drawn.items()),
         x_ticks=x.ticks(),
         y_ticks=y.ticks(),
-        mark=x.place(marked_batch) if marked_batch in batches and marked_batch is not None else None,
+        mark=x.position(marked_batch) if marked_batch in batches and marked_batch is not None else None,
         summary=_summary(*tables) if len(tables) > 1 else "",
         rows=tuple((batch, tuple(table.get(batch) for table in tables)) for batch in batches),
     )
@@ -103,14 +90,14 @@ class _Axis:
         self._end = end
         self._whole = whole
 
-    def place(self, value: float) -> float:
+    def position(self, value: float) -> float:
         share = (value / 2 - self._low / 2) / (self._high / 2 - self._low / 2)  # halves do not overflow
         return round(self._start + share * (self._end - self._start), 1)
 
     def ticks(self) -> tuple[Tick, ...]:
         numbers = nice_ticks(self._low, self._high, 7 if self._whole else 5, whole=self._whole)
         step = numbers[1] - numbers[0] if len(numbers) > 1 else 1.0
-        return tuple(Tick(self.place(number), _tick_label(number, step)) for number in numbers)
+        return tuple(Tick(self.position(number), _tick_label(number, step)) for number in numbers)
 
 
 def nice_ticks(low: float, high: float, most: int, whole: bool = False) -> list[float]:
@@ -139,7 +126,7 @@ def _curve(side: str, points: Points, x: _Axis, y: _Axis) -> Curve:
     segments: list[list[tuple[float, float]]] = [[]]
     for batch, value in points:
         if math.isfinite(value):
-            segments[-1].append((x.place(batch), y.place(value)))
+            segments[-1].append((x.position(batch), y.position(value)))
         else:
             segments.append([])
     lines = tuple(" ".join(f"{a},{b}" for a, b in segment) for segment in segments if segment)

@@ -23,34 +23,22 @@ class TrialOptions:
     """Which trial, and how it is trained.
 
     Attributes:
-        spec: the trial's class, as ``"module:Class"`` or ``"path/to/file.py:Class"``.
-        directory: where the module is looked for, and what paths are relative to.
-        hparams: its hyperparameters; None if none were given.
-        config: its experiment configuration; None if none was given.
-        arguments: of its constructor, beyond the context.
-        batches: how many to train on in each run.
-        seed: of each run.
         tolerance: how far a number may be from the reference's, relative; None for what fits both environments.
-        reference: a record of the real determined.
-        record: where to write one.
-        checkpoint: an old checkpoint to load.
-        metrics: its validation metrics, if they are known.
-        report: where to write the HTML report.
     """
 
-    spec: str
-    directory: Path
-    hparams: dict[str, Any] | None = None
-    config: dict[str, Any] | None = None
-    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
-    batches: int = 12
-    seed: int = 0
+    spec: str  # the trial's class, as "module:Class" or "path/to/file.py:Class"
+    directory: Path  # where the module is looked for, and what paths are relative to
+    hparams: dict[str, Any] | None = None  # its hyperparameters; None if none were given
+    config: dict[str, Any] | None = None  # its experiment configuration; None if none was given
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)  # of its constructor, beyond the context
+    batches: int = 12  # how many to train on in each run
+    seed: int = 0  # of each run
     tolerance: float | None = None
-    reference: Path | None = None
-    record: Path | None = None
-    checkpoint: str | None = None
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    report: Path | None = None
+    reference: Path | None = None  # a record of the real determined
+    record: Path | None = None  # where to write one
+    checkpoint: str | None = None  # an old checkpoint to load
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # its validation metrics, if they are known
+    report: Path | None = None  # where to write the HTML report
 
     @property
     def aggregation_frequency(self) -> int:

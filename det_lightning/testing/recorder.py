@@ -44,8 +44,6 @@ SAMPLED_ELEMENTS = 8
 #: Hooks of a callback that are written down, with what of their arguments is.
 HOOKS: dict[str, Callable[..., Any]] = {
     "on_trial_startup": lambda first_batch_idx, checkpoint_uuid: {"first_batch_idx": first_batch_idx},
-    "on_trial_shutdown": dict,
-    "on_training_start": dict,
     "on_training_epoch_start": lambda *epoch_idx: {"epoch_idx": epoch_idx[0] if epoch_idx else None},
     "on_training_epoch_end": lambda *epoch_idx: {"epoch_idx": epoch_idx[0] if epoch_idx else None},
     "on_training_workload_end": lambda avg_metrics, batch_metrics: {
@@ -53,15 +51,12 @@ HOOKS: dict[str, Callable[..., Any]] = {
         "avg_metrics": describe({n: v for n, v in avg_metrics.items() if n not in ("batches", "epochs")}),
         "batches": len(batch_metrics),
     },
-    "on_validation_start": dict,
-    "on_validation_epoch_start": dict,
     "on_validation_epoch_end": lambda outputs: {"outputs": describe(outputs)},
-    "on_validation_end": lambda metrics: {},
-    "on_checkpoint_save_start": lambda checkpoint: {},
-    "on_checkpoint_load_start": lambda checkpoint: {},
-    "on_checkpoint_write_end": lambda checkpoint_dir: {},
-    "on_checkpoint_upload_end": lambda uuid: {},
 }
+for _name in ("on_trial_shutdown", "on_training_start", "on_validation_start", "on_validation_epoch_start",
+              "on_validation_end", "on_checkpoint_save_start", "on_checkpoint_load_start", "on_checkpoint_write_end",
+              "on_checkpoint_upload_end"):  # fmt: skip
+    HOOKS[_name] = lambda *arguments: {}
 
 
 # --- Values ---------------------------------------------------------------------------------------------------------
@@ -101,7 +96,7 @@ def _as_array(value: Any) -> Any:
     import numpy as np
     import torch
 
-    if isinstance(value, torch.Tensor) and not type(value).__name__.startswith("Uninitialized"):
+    if isinstance(value, torch.Tensor) and not is_lazy(value):
         dtype = str(value.dtype).replace("torch.", "")
         tensor = value.detach().cpu()
         if tensor.layout is not torch.strided:
@@ -119,27 +114,31 @@ def _as_array(value: Any) -> Any:
     return None, ""
 
 
+def is_lazy(value: Any) -> bool:
+    """Tell whether a parameter or buffer has no shape until the first forward pass."""
+    return type(value).__name__.startswith("Uninitialized")
+
+
 def _describe_array(array: Any, dtype: str) -> dict[str, Any]:
     import numpy as np
 
-    described: dict[str, Any] = {
-        "~": "array",
-        "dtype": dtype,
-        "shape": list(array.shape),
-        "digest": _digest(array.tobytes()),
-    }
+    digest = _digest(array.tobytes())
+    described: dict[str, Any] = {"~": "array", "dtype": dtype, "shape": list(array.shape), "digest": digest}
     if array.dtype.kind in "fiub" and array.size:
         numbers = array.astype(np.float64).ravel()
-        places = np.linspace(0, numbers.size - 1, min(SAMPLED_ELEMENTS, numbers.size)).astype(int)
-        described["norm"] = float(np.sqrt(np.square(numbers).sum()))
-        described["mean"] = float(numbers.mean())
-        described["minimum"], described["maximum"] = float(numbers.min()), float(numbers.max())
-        described["sample"] = [float(numbers[place]) for place in places]
+        sampled = np.linspace(0, numbers.size - 1, min(SAMPLED_ELEMENTS, numbers.size)).astype(int)
+        described.update(
+            norm=float(np.sqrt(np.square(numbers).sum())),
+            mean=float(numbers.mean()),
+            minimum=float(numbers.min()),
+            maximum=float(numbers.max()),
+            sample=[float(number) for number in numbers[sampled]],
+        )
     return described
 
 
 def _digest(data: bytes) -> str:
-    """Return what tells data apart that differ in one bit."""
+    """Return a digest, which differs for data that differ in one bit."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
@@ -200,7 +199,7 @@ class TrainingLog:
         for prefix, model in named_models(trial).items():
             for name, parameter in model.named_parameters():
                 trainable[f"{prefix}.{name}"] = parameter.requires_grad
-                if parameter.requires_grad:
+                if parameter.requires_grad and not is_lazy(parameter):
                     parameter.register_hook(functools.partial(self._add_gradient, f"{prefix}.{name}"))
         self.add("start", parameters=trainable, weights=self.weights(trial), random=random_states())
 
@@ -370,7 +369,7 @@ def train(
 
 
 def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: TrainingLog, storage: str) -> None:
-    """Train with a Determined before 0.21, whose controller is told what to do piece by piece."""
+    """Train with a Determined before 0.21, whose controller takes workloads one by one."""
     det: Any = importlib.import_module("determined")
     config = {**(settings["config"] or {}), "scheduling_unit": settings["reporting_period"]}
     local = {"managed_training": True, "test_mode": False, "config": config, "checkpoint_dir": storage}
@@ -440,7 +439,7 @@ def environment(side: str) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Return the name of the processor, as far as the system tells it."""
+    """Return the name of the processor, as far as the system knows it."""
     names: list[str] = []
     with contextlib.suppress(OSError):  # not Linux
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -490,7 +489,7 @@ class _DeterminedAsDetLightning(importlib.abc.MetaPathFinder, importlib.abc.Load
             return None
         theirs = "determined." + rest if rest else "determined"
         if importlib.util.find_spec(theirs) is None:
-            raise ModuleNotFoundError(f"determined has nothing in the place of {fullname}.", name=fullname)
+            raise ModuleNotFoundError(f"determined has nothing like {fullname}.", name=fullname)
         return importlib.util.spec_from_loader(fullname, self, is_package=True)
 
     def create_module(self, spec: Any) -> Any:
@@ -499,7 +498,7 @@ class _DeterminedAsDetLightning(importlib.abc.MetaPathFinder, importlib.abc.Load
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        for name, spec in self._specs.items():  # the import system has put the alias's spec in its place
+        for name, spec in self._specs.items():  # the import system has replaced it by the spec of the alias
             if sys.modules.get(name) is module or spec.name == module.__name__:
                 module.__spec__ = spec
 
@@ -522,9 +521,9 @@ def load_trial(spec: str, directory: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        told = error_of(error)
-        reason = f"Module {module_name} in {directory} cannot be imported: {told['type']}: {told['message']}"
-        raise CannotRecord(f"{reason}\n{told['traceback']}") from error
+        details = error_of(error)
+        reason = f"Module {module_name} in {directory} cannot be imported: {details['type']}: {details['message']}"
+        raise CannotRecord(f"{reason}\n{details['traceback']}") from error
     found: Any = module
     for name in class_name.split("."):
         found = getattr(found, name, None)
@@ -665,7 +664,7 @@ def pytest_addoption(parser: Any) -> None:
 
 
 def pytest_cmdline_main(config: Any) -> int | None:
-    """Record in place of running tests, where the command line asks for it."""
+    """Record instead of running tests, where the command line asks for it."""
     if config.getoption("trial_record") is None:
         return None
     arguments = [config.getoption("trial") or "", "--output", config.getoption("trial_record")]

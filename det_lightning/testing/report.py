@@ -28,20 +28,14 @@ _ENVIRONMENT = ("Python", "torch", "numpy", "Device", "Processor", "Threads", "P
 class CheckResult:
     """One line of the checklist.
 
-    Attributes:
-        name: what was checked, such as ``"is deterministic under a seed"``.
-        outcome: ``"passed"``, ``"failed"``, ``"error"`` or ``"skipped"``.
-        duration_s: how long it took, in seconds.
-        message: why it failed or was skipped; may have several lines.
-
     Raises:
         ValueError: ``outcome`` is another one.
     """
 
-    name: str
-    outcome: str
-    duration_s: float = 0.0
-    message: str = ""
+    name: str  # what was checked, such as "is deterministic under a seed"
+    outcome: str  # "passed", "failed", "error" or "skipped"
+    duration_s: float = 0.0  # how long it took, in seconds
+    message: str = ""  # why it failed or was skipped; may have several lines
 
     def __post_init__(self) -> None:
         if self.outcome not in _OUTCOMES:
@@ -50,23 +44,14 @@ class CheckResult:
 
 @dataclasses.dataclass(frozen=True)
 class ReportData:
-    """All that a report shows.
+    """All that a report shows."""
 
-    Attributes:
-        trial: the trial, as ``"module:Class"``.
-        checks: the checklist, in order.
-        reference: the record of the real determined, if there is one.
-        ours: the record of det_lightning, if there is one.
-        difference: the first difference of the two, if any.
-        command: the command line that made it, shown for who wants to make it again.
-    """
-
-    trial: str
-    checks: Sequence[CheckResult]
-    reference: TrainingRecord | None = None
-    ours: TrainingRecord | None = None
-    difference: Difference | None = None
-    command: str = ""
+    trial: str  # the trial, as "module:Class"
+    checks: Sequence[CheckResult]  # the checklist, in order
+    reference: TrainingRecord | None = None  # the record of the real determined, if there is one
+    ours: TrainingRecord | None = None  # the record of det_lightning, if there is one
+    difference: Difference | None = None  # the first difference of the two, if any
+    command: str = ""  # the command line that made it, shown for who wants to make it again
 
     @property
     def records(self) -> dict[str, TrainingRecord]:

@@ -134,7 +134,7 @@ def test_a_copy_of_the_recorder_is_a_plugin_of_pytest_too(directory: Path) -> No
         ("model_def:Nosy", "has no class Nosy; the trials in it: Noisy, Failing"),
         ("nowhere:Noisy", "Module nowhere in .* cannot be imported:(.|\n)*No module named 'nowhere'"),
         ("broken:Noisy", "broken.py(.|\n)*ZeroDivisionError"),
-        ("lightning_too:Noisy", "determined has nothing in the place of det_lightning.adapters"),
+        ("lightning_too:Noisy", "determined has nothing like det_lightning.adapters"),
         ("model_def", "Give the trial as module:Class"),
     ],
 )

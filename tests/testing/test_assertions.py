@@ -102,6 +102,22 @@ def test_hyperparameters_and_arguments_reach_the_trial(trial_run: TrialRun) -> N
     assert run.validations == [(1, {"width": 15.0})]
 
 
+class Lazy(SmallTrial):
+    """Has a layer that has no shape until the first forward pass."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.lazy = context.wrap_model(torch.nn.LazyLinear(1))
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return super().loss(batch) + 0 * self.lazy(torch.ones(1, 3)).sum()
+
+
+def test_lazy_layers_are_no_obstacle(trial_run: TrialRun) -> None:
+    run = trial_run(Lazy, batches=2)
+    assert run.weights["lazy.weight"].shape == (1, 3)
+
+
 def test_what_the_trial_raises_is_raised(trial_run: TrialRun) -> None:
     with pytest.raises(ValueError, match="no hyperparameter 'scale'"):
         trial_run(Sized, hparams={}, arguments={"width": 5}, batches=1)

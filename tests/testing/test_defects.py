@@ -294,7 +294,7 @@ DEFECTS = [
     Defect(
         "sampler of its own for several processes",
         GROUPS,
-        (r"model_def.py:\d+: .*DistributedSampler", "gives each process its share"),
+        (r"model_def.py:\d+: .*DistributedSampler", "gives each process its part"),
         {"shuffle=True)": "sampler=torch.utils.data.distributed.DistributedSampler(Noted(40), 1, 0))"},
     ),
     Defect(

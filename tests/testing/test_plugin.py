@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 # What pytester imports while it runs pytest in this process it forgets again, which numpy and torch do not survive.
-import det_lightning.testing.report  # noqa: F401
+import det_lightning.testing.report
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.records.record import write_record
 from det_lightning.testing.training.runs import TrialRuns
@@ -39,6 +39,14 @@ def no_leftovers(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(pytester: pytest.Pytester, *arguments: str, source: str = CORRECT) -> pytest.RunResult:
     pytester.makepyfile(model_def=source)
     return pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+
+
+def test_its_word_is_check_in_code_documentation_and_output(pytester: pytest.Pytester) -> None:
+    package = Path(det_lightning.testing.report.__file__).parent
+    files = [*package.rglob("*.py"), *package.glob("*.jinja"), package.parents[1] / "docs" / "testing.md"]
+    assert [file.name for file in files if "promise" in file.read_text().lower()] == []
+    result = run(pytester, "--help", "--markers")
+    assert "promise" not in result.stdout.str()
 
 
 def test_one_test_for_each_check_without_a_test_file(pytester: pytest.Pytester) -> None:

@@ -213,6 +213,25 @@ def test_what_is_spoiled_is_named(
     assert f"{kind} {name}" in str(difference)
 
 
+@pytest.mark.parametrize(
+    ("recorded_before", "recorded_now", "differ"),
+    [
+        ({"~": "object", "class": "set"}, {"~": "object", "class": "set", "digest": "0"}, False),
+        ({"~": "object", "class": "UserDict"}, {"ids": [1, 2]}, False),
+        ({"~": "object", "class": "set"}, {"~": "object", "class": "bytes", "digest": "0"}, True),
+        ({"~": "object", "class": "set", "digest": "1"}, {"~": "object", "class": "set", "digest": "0"}, True),
+        ({"~": "object", "class": "set"}, None, True),
+    ],
+)
+def test_a_record_that_knows_only_the_class_of_a_value_differs_by_the_class_only(
+    recorded_before: Any, recorded_now: Any, differ: bool, record: TrainingRecord
+) -> None:
+    ours = copy.deepcopy(record)
+    record.named("batch_start")[1]["data"].append(recorded_before)  # type: ignore[index]
+    ours.named("batch_start")[1]["data"].append(recorded_now)  # type: ignore[index]
+    assert (first_difference(record, ours) is not None) == differ
+
+
 def test_settings_that_differ_come_first(record: TrainingRecord) -> None:
     other = dataclasses.replace(record, settings=dataclasses.replace(SETTINGS, seed=1))
     difference = first_difference(record, other)

@@ -9,19 +9,12 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One line of the checklist.
+    """One line of the checklist."""
 
-    Attributes:
-        name: what the trial does if it passes, to be read after the trial's name.
-        function: what checks it, as ``"module:function"`` below this package.
-        keyword: a marker of pytest by which it is chosen, ``-m trial_resume``.
-        option: it is made only where this option was given.
-    """
-
-    name: str
-    function: str
-    keyword: str
-    option: str | None = None
+    name: str  # what the trial does if it passes, to be read after the trial's name
+    function: str  # what checks it, as "module:function" below this package
+    keyword: str  # a marker of pytest by which it is chosen, -m trial_resume
+    option: str | None = None  # it is made only where this option was given
 
     def run(self, runs: Any) -> None:
         """Make the check.

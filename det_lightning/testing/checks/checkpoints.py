@@ -19,7 +19,7 @@ def is_complete(runs: TrialRuns) -> None:
     straight, again = runs.require(runs.straight), runs.require(runs.again)
     batches = _checkpoint(runs)
     resumed = runs.resumed(straight, batches)
-    if not resumed.begun:
+    if not resumed.training_began:
         runs.require(resumed)
     lost = lost_state(straight, again, resumed, batches)
     if lost:
@@ -36,7 +36,7 @@ def round_trips(runs: TrialRuns) -> None:
     batches = _checkpoint(runs)
     _require_safe(straight.checkpoints[batches])
     resumed = runs.resumed(straight, batches)
-    if not resumed.begun:
+    if not resumed.training_began:
         runs.require(resumed)
     loaded = resumed.observer.loaded
     # What callbacks add is theirs to look at when it is loaded; the random state goes on.

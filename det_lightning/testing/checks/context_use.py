@@ -38,12 +38,12 @@ def uses_no_hard_coded_device(runs: TrialRuns) -> None:
                 "already, and context.to_device(x) moves what the trial makes itself; context.device is the device"
             ],
         )
-    if not run.begun:
+    if not run.training_began:
         runs.require(run)
 
 
 def has_no_process_groups(runs: TrialRuns) -> None:
-    """No line of the trial connects processes or shares out models and data."""
+    """No line of the trial connects processes or distributes models and data."""
     run, bypass = runs.probe
     found = _found(runs, process_groups_in, bypass.process_groups)
     if found:
@@ -52,11 +52,11 @@ def has_no_process_groups(runs: TrialRuns) -> None:
             found,
             [
                 "code for plain DistributedDataParallel that was kept: context.wrap_model() wraps models, "
-                "pytorch.DataLoader gives each process its share, and context.distributed has rank, size, allgather "
+                "pytorch.DataLoader gives each process its part, and context.distributed has rank, size, allgather "
                 "and broadcast"
             ],
         )
-    if not run.begun:
+    if not run.training_began:
         runs.require(run)
 
 
@@ -65,5 +65,5 @@ def _found(runs: TrialRuns, scan: _Scan, seen: Iterable[str]) -> dict[str, None]
     with runs.source.imported():
         read = scan(files_of(runs.source), runs.source.directory)
     lines = {code.line for code in read}
-    elsewhere = [sight for sight in seen if sight.rpartition(": ")[0] not in lines]
+    elsewhere = [found for found in seen if found.rpartition(": ")[0] not in lines]
     return dict.fromkeys([*map(str, read), *elsewhere])

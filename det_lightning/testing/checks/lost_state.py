@@ -13,15 +13,10 @@ _SHOWN = 6
 
 @dataclasses.dataclass(frozen=True)
 class LostState:
-    """What one object loses.
+    """What one object loses."""
 
-    Attributes:
-        finding: the object and what of it, in words.
-        cause: what usually causes it, with the way out.
-    """
-
-    finding: str
-    cause: str
+    finding: str  # the object and what of it, in words
+    cause: str  # what usually causes it, with the way out
 
 
 def lost_state(straight: Run, again: Run, resumed: Run, batches: int) -> list[LostState]:

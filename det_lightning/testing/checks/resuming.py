@@ -16,19 +16,17 @@ from det_lightning.testing.training.runs import TrialRuns
 def mid_epoch(runs: TrialRuns) -> None:
     """From a checkpoint between two batches of an epoch."""
     runs.require(runs.straight)
-    batches = runs.boundaries.mid_epoch
-    if batches is None:
+    if runs.boundaries.mid_epoch is None:
         raise NotChecked("an epoch of this trial has one batch")
-    require_equal_resume(runs, runs.straight, batches)
+    require_equal_resume(runs, runs.straight, runs.boundaries.mid_epoch)
 
 
 def epoch_end(runs: TrialRuns) -> None:
     """From a checkpoint at the end of an epoch."""
     runs.require(runs.straight)
-    batches = runs.boundaries.epoch_end
-    if batches is None:
+    if runs.boundaries.epoch_end is None:
         raise NotChecked("the training loader of this trial has no length, so its epochs do not end")
-    require_equal_resume(runs, runs.straight, batches)
+    require_equal_resume(runs, runs.straight, runs.boundaries.epoch_end)
 
 
 def after_validation(runs: TrialRuns) -> None:
@@ -39,8 +37,7 @@ def after_validation(runs: TrialRuns) -> None:
 def mid_aggregation(runs: TrialRuns) -> None:
     """From a checkpoint between two batches of one update."""
     runs.require(runs.straight)
-    frequency = runs.aggregation_frequency
-    batches = runs.boundaries.mid_aggregation(frequency)
+    batches = runs.boundaries.mid_aggregation(runs.aggregation_frequency)
     assert batches is not None
     require_equal_resume(runs, runs.aggregated, batches)
 
@@ -72,7 +69,7 @@ def _suspects(runs: TrialRuns) -> Sequence[str]:
     if straight.failure is not None or runs.again.failure is not None or batches not in straight.checkpoints:
         return ()
     resumed = runs.resumed(straight, batches)
-    if not resumed.begun:
+    if not resumed.training_began:
         return ()
     lost = lost_state(straight, runs.again, resumed, batches)
     return [f"this state is not in the checkpoint: {item.finding}" for item in lost]

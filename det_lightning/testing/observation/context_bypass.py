@@ -37,19 +37,12 @@ _WRAPPERS = (
 
 @dataclasses.dataclass
 class ContextBypass:
-    """What a trial was seen to do, each thing once, with the line where it does it.
+    """What a trial was seen to do, each thing once, with the line where it does it."""
 
-    Attributes:
-        directory: of the trial's code.
-        actions: backward passes and steps past the context.
-        devices: devices named by the trial.
-        process_groups: calls into ``torch.distributed``.
-    """
-
-    directory: Path
-    actions: dict[str, None] = dataclasses.field(default_factory=dict)
-    devices: dict[str, None] = dataclasses.field(default_factory=dict)
-    process_groups: dict[str, None] = dataclasses.field(default_factory=dict)
+    directory: Path  # of the trial's code
+    actions: dict[str, None] = dataclasses.field(default_factory=dict)  # backward passes and steps past the context
+    devices: dict[str, None] = dataclasses.field(default_factory=dict)  # devices named by the trial
+    process_groups: dict[str, None] = dataclasses.field(default_factory=dict)  # calls into torch.distributed
 
     @property
     def own_sharding(self) -> bool:

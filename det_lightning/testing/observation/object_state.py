@@ -53,32 +53,22 @@ class Holder:
     Attributes:
         kind: ``"trial"``, ``"callback"``, ``"model"``, ``"optimizer"``, ``"scheduler"``, ``"data"``, ``"object"``,
             ``"stateful"``, ``"class"`` or ``"module"``.
-        path: how one gets to it, such as ``"trial.model"``.
-        type_name: of its class.
-        wrapped: it belongs to a model, optimizer or scheduler that was wrapped.
     """
 
     kind: str
-    path: str
-    type_name: str
-    wrapped: bool = False
+    path: str  # how one gets to it, such as "trial.model"
+    type_name: str  # of its class
+    wrapped: bool = False  # it belongs to a model, optimizer or scheduler that was wrapped
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A value and where it is.
+    """A value and where it is."""
 
-    Attributes:
-        value: itself, or a description of it; equal values have the same ``repr()``.
-        holder: the object that it belongs to.
-        root: label and attribute of the outermost object.
-        direct: it is the very value of that attribute.
-    """
-
-    value: Any
-    holder: Holder
-    root: tuple[str, str]
-    direct: bool
+    value: Any  # itself, or a description of it; equal values have the same repr()
+    holder: Holder  # the object that it belongs to
+    root: tuple[str, str]  # label and attribute of the outermost object
+    direct: bool  # it is the very value of that attribute
 
 
 ObjectState = dict[str, Leaf]

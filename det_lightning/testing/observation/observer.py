@@ -30,22 +30,6 @@ class Observer(recorder.TrainingLog):
         reader: reads the state of the trial's objects at the start, at each checkpoint and at the end; None for never.
         access: notes which attributes are read before they are written; None to note nothing.
         keeps_parameters: keep a copy of the parameters before training, and the samples of the first batch.
-
-    Attributes:
-        trial: of the run, as long as it goes on.
-        context: likewise.
-        epoch_length: number of batches of the training loader; None if it has no length.
-        metrics: of each batch, as numpy values.
-        validations: number of batches trained and metrics of each validation, as the trial's callbacks left them.
-        trainable: the parameters that want a gradient, and whether a wrapped optimizer has them.
-        with_gradient: those that got one.
-        weights_before: descriptions of all weights before each batch.
-        late_hooks: what each callback defines that runs when the content of a checkpoint is complete.
-        states: the state of the objects: ``"start"``, ``"end"``, and by number of batches at each checkpoint.
-        loaded: a description of what a checkpoint would hold before the first batch.
-        final: weights, states of optimizers, schedulers, callbacks and random generators at the end.
-        initial_parameters: copies, if wanted.
-        samples: how often the rows of the first batch's arrays occur, if wanted.
     """
 
     def __init__(
@@ -53,20 +37,21 @@ class Observer(recorder.TrainingLog):
     ) -> None:
         super().__init__()
         self.access = access
-        self.trial: Any = None
+        self.trial: Any = None  # of the run, as long as it goes on
         self.context: Any = None
-        self.epoch_length: int | None = None
-        self.metrics: list[dict[str, Any]] = []
+        self.epoch_length: int | None = None  # batches of the training loader, if it has a length
+        self.metrics: list[dict[str, Any]] = []  # of each batch, as numpy values
+        #: Number of batches trained and metrics of each validation, as the trial's callbacks left them.
         self.validations: list[tuple[int, dict[str, Any]]] = []
-        self.trainable: dict[str, bool] = {}
-        self.with_gradient: set[str] = set()
-        self.weights_before: list[dict[str, Any]] = []
-        self.late_hooks: dict[str, list[str]] = {}
-        self.states: dict[str | int, ObjectState] = {}
-        self.loaded: dict[str, Any] = {}
-        self.final: dict[str, Any] = {}
-        self.initial_parameters: dict[str, torch.Tensor] = {}
-        self.samples: collections.Counter[bytes] = collections.Counter()
+        self.trainable: dict[str, bool] = {}  # whether a wrapped optimizer has a parameter that wants a gradient
+        self.with_gradient: set[str] = set()  # the parameters that got one
+        self.weights_before: list[dict[str, Any]] = []  # descriptions before each batch
+        self.late_hooks: dict[str, list[str]] = {}  # of each callback, run when the content of a checkpoint is complete
+        self.states: dict[str | int, ObjectState] = {}  # at the "start", the "end", and by batches at each checkpoint
+        self.loaded: dict[str, Any] = {}  # description of what a checkpoint would hold before the first batch
+        self.final: dict[str, Any] = {}  # weights and states at the end
+        self.initial_parameters: dict[str, torch.Tensor] = {}  # copies, if wanted
+        self.samples: collections.Counter[bytes] = collections.Counter()  # the rows of the first batch, if wanted
         self._reader = reader
         self._keeps_parameters = keeps_parameters
 
@@ -92,7 +77,7 @@ class Observer(recorder.TrainingLog):
         optimized = {id(p) for o in self.context.optimizers for group in o.param_groups for p in group["params"]}
         for prefix, model in recorder.named_models(self.trial).items():
             for name, parameter in model.named_parameters():
-                if parameter.requires_grad and parameter.is_leaf:
+                if not recorder.is_lazy(parameter) and parameter.requires_grad and parameter.is_leaf:
                     self._watch_parameter(f"{prefix}.{name}", parameter, id(parameter) in optimized)
         if self._reader is not None:
             content = {**collect_weights(self.context), **collect_rest(self.context, self.callbacks, {})}

@@ -40,24 +40,17 @@ class RunSettings:
     """What a run depends on besides the trial: two records can be compared only where these are equal.
 
     Attributes:
-        hparams: the hyperparameters, without ranges.
-        config: the experiment configuration, or None.
         arguments: keyword arguments of the trial's constructor, beyond the context.
-        batches: number of batches to train.
-        seed: what Python's, numpy's and torch's random generators are seeded with before the trial is built.
-        validation_period: number of batches between validations; one at the end is always made.
-        reporting_period: number of batches of a training workload.
-        aggregation_frequency: number of batches whose gradients make one optimizer update.
     """
 
-    hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    config: dict[str, Any] | None = None
+    hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the hyperparameters, without ranges
+    config: dict[str, Any] | None = None  # the experiment configuration, or None
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    batches: int = 20
-    seed: int = 0
-    validation_period: int = 10
-    reporting_period: int = 5
-    aggregation_frequency: int = 1
+    batches: int = 20  # number of batches to train
+    seed: int = 0  # what Python's, numpy's and torch's random generators are seeded with before the trial is built
+    validation_period: int = 10  # number of batches between validations; one at the end is always made
+    reporting_period: int = 5  # number of batches of a training workload
+    aggregation_frequency: int = 1  # number of batches whose gradients make one optimizer update
 
 
 @dataclasses.dataclass(frozen=True)

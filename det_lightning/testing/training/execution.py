@@ -44,17 +44,11 @@ _STAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """An exception that ended a run.
+    """An exception that ended a run."""
 
-    Attributes:
-        error: the exception.
-        stage: what was under way.
-        text: traceback in the user's files, and the error.
-    """
-
-    error: BaseException
-    stage: str
-    text: str
+    error: BaseException  # the exception
+    stage: str  # what was under way
+    text: str  # traceback in the user's files, and the error
 
     @property
     def reason(self) -> str:
@@ -69,24 +63,16 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run, and what was seen of it.
+    """A run, and what was seen of it."""
 
-    Attributes:
-        plan: what was to happen.
-        record: what the recorder saw.
-        observer: what was seen besides.
-        checkpoints: directory of the checkpoint after so many batches.
-        failure: what ended it; None if it came to its end.
-    """
-
-    plan: RunPlan
-    record: TrainingRecord
-    observer: Observer
-    checkpoints: dict[int, Path]
-    failure: Failure | None = None
+    plan: RunPlan  # what was to happen
+    record: TrainingRecord  # what the recorder saw
+    observer: Observer  # what was seen besides
+    checkpoints: dict[int, Path]  # directory of the checkpoint after so many batches
+    failure: Failure | None = None  # what ended it; None if it came to its end
 
     @property
-    def begun(self) -> bool:
+    def training_began(self) -> bool:
         """Whether its training began."""
         return any(event.get("name") == "on_training_start" for event in self.record.events)
 

@@ -16,31 +16,21 @@ class RunPlan:
     """How a trial is run; numbers are batches.
 
     Attributes:
-        name: of the run, for messages.
-        settings: what it depends on.
-        storage: directory for checkpoints.
         validate_after: where to validate besides at the end; None for the period of the settings.
-        checkpoint_after: where to write checkpoints besides at the end.
-        epoch_limit: the longest epoch; None for all of it.
-        validation_batches: the longest validation; None for all of it.
-        resume_from: the checkpoint to go on from.
-        trusted: read it even if that runs code.
-        distributed: the processes of the run.
-        threads: torch's number of threads, by default as it is.
         around: makes a context manager to train in.
     """
 
-    name: str
-    settings: RunSettings
-    storage: Path
+    name: str  # of the run, for messages
+    settings: RunSettings  # what it depends on
+    storage: Path  # directory for checkpoints
     validate_after: frozenset[int] | None = None
-    checkpoint_after: frozenset[int] = frozenset()
-    epoch_limit: int | None = None
-    validation_batches: int | None = None
-    resume_from: Path | str | None = None
-    trusted: bool = False
-    distributed: Any = None
-    threads: int | None = None
+    checkpoint_after: frozenset[int] = frozenset()  # where to write checkpoints besides at the end
+    epoch_limit: int | None = None  # the longest epoch; None for all of it
+    validation_batches: int | None = None  # the longest validation; None for all of it
+    resume_from: Path | str | None = None  # the checkpoint to go on from
+    trusted: bool = False  # read it even if that runs code
+    distributed: Any = None  # the processes of the run
+    threads: int | None = None  # torch's number of threads, by default as it is
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     def limits(self) -> dict[str, Any]:
@@ -51,21 +41,13 @@ class RunPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Boundaries:
-    """The boundaries of a run in which a few batches have one of every kind; None for a kind that the data do not have.
+    """The boundaries of a run, so that a few batches have one of every kind; None for one that the data do not have."""
 
-    Attributes:
-        batches: length of the run.
-        epoch_limit: what epochs are cut to; None if they are short enough, or do not end.
-        mid_epoch: a checkpoint between two batches of an epoch, with nothing else.
-        epoch_end: a checkpoint at the end of an epoch.
-        after_validation: a checkpoint right after a validation.
-    """
-
-    batches: int
-    epoch_limit: int | None
-    mid_epoch: int | None
-    epoch_end: int | None
-    after_validation: int
+    batches: int  # length of the run
+    epoch_limit: int | None  # what epochs are cut to; None if they are short enough, or do not end
+    mid_epoch: int | None  # a checkpoint between two batches of an epoch, with nothing else
+    epoch_end: int | None  # a checkpoint at the end of an epoch
+    after_validation: int  # a checkpoint right after a validation
 
     @classmethod
     def of(cls, batches: int, epoch_length: int | None) -> Boundaries:

@@ -25,21 +25,13 @@ from det_lightning.testing.training.trial_source import ImportedTrial
 
 @dataclasses.dataclass(frozen=True)
 class RankResult:
-    """What one process saw.
+    """What one process saw."""
 
-    Attributes:
-        record: of its training.
-        samples: how often the rows of its first batch's arrays occur.
-        initial: the parameters before training.
-        final: the parameters after training.
-        failure: stage and text of what ended the run.
-    """
-
-    record: TrainingRecord
-    samples: collections.Counter[bytes]
-    initial: dict[str, torch.Tensor]
-    final: dict[str, torch.Tensor]
-    failure: tuple[str, str] | None
+    record: TrainingRecord  # of its training
+    samples: collections.Counter[bytes]  # how often the rows of its first batch's arrays occur
+    initial: dict[str, torch.Tensor]  # the parameters before training
+    final: dict[str, torch.Tensor]  # the parameters after training
+    failure: tuple[str, str] | None  # stage and text of what ended the run
 
     @classmethod
     def of(cls, run: Run) -> RankResult:

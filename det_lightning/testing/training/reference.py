@@ -34,17 +34,11 @@ from det_lightning.testing.training.trial_source import GivenTrial, ImportedTria
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """Two records of one trial.
+    """Two records of one trial."""
 
-    Attributes:
-        reference: of the real determined.
-        ours: of det_lightning.
-        difference: the first one; None if there is none.
-    """
-
-    reference: TrainingRecord
-    ours: TrainingRecord
-    difference: Difference | None
+    reference: TrainingRecord  # of the real determined
+    ours: TrainingRecord  # of det_lightning
+    difference: Difference | None  # the first one; None if there is none
 
 
 def compare_with_reference(options: TrialOptions, source: TrialSource, settings: RunSettings) -> Conversion:

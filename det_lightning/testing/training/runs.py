@@ -17,7 +17,6 @@ from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.execution import Run, train, train_under_lightning
-from det_lightning.testing.training.old_checkpoint import OldCheckpoint
 from det_lightning.testing.training.plans import Boundaries, RunPlan
 from det_lightning.testing.training.reference import Conversion, compare_with_reference, record_ours
 from det_lightning.testing.training.requirements import arguments_of, explain_failure
@@ -157,11 +156,6 @@ class TrialRuns:
     def own_record(self) -> TrainingRecord:
         """Record the trial on det_lightning, as beside a reference."""
         return record_ours(self.source, self.reference_settings)
-
-    @functools.cached_property
-    def old_checkpoint(self) -> OldCheckpoint:
-        """The checkpoint of the options, loaded and validated; raise CheckFailed if it cannot be read."""
-        return OldCheckpoint.open(self.options, self.source, self.plan("the resumed run"), self.plan("the validation"))
 
     def require_importable(self) -> None:
         """Import the trial; raise BadTrial, which says why, if that does not work."""
