@@ -11,16 +11,15 @@ from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.recorder import describe
 from det_lightning.testing.records.comparison import value_differences
 from det_lightning.testing.records.values import shown
+from det_lightning.testing.training.execution import Run
 from det_lightning.testing.training.runs import TrialRuns
 
 
 def is_complete(runs: TrialRuns) -> None:
     """Nothing that the training changes, and looks at again, is missing after a resume."""
-    straight, again = runs.require(runs.straight), runs.require(runs.again)
-    batches = _checkpoint(runs)
-    resumed = runs.resumed(straight, batches)
-    if not resumed.training_began:
-        runs.require(resumed)
+    straight = runs.require(runs.straight)
+    again = runs.require(runs.again)
+    batches, resumed = _resumed(runs, straight)
     lost = lost_state(straight, again, resumed, batches)
     if lost:
         raise CheckFailed(
@@ -33,18 +32,14 @@ def is_complete(runs: TrialRuns) -> None:
 def round_trips(runs: TrialRuns) -> None:
     """What was saved is what is there after loading it, and it can be read without running code."""
     straight = runs.require(runs.straight)
-    batches = _checkpoint(runs)
+    batches, resumed = _resumed(runs, straight)
     _require_safe(straight.checkpoints[batches])
-    resumed = runs.resumed(straight, batches)
-    if not resumed.training_began:
-        runs.require(resumed)
-    loaded = resumed.observer.loaded
-    # What callbacks add is theirs to look at when it is loaded; the random state goes on.
     content = load_checkpoint(straight.checkpoints[batches], trusted=True).state
-    saved = {name: describe(content[name]) for name in loaded if name in content and name != "rng_state"}
+    # The random state goes on, and what callbacks add is theirs to look at when it is loaded.
+    loaded = {name: value for name, value in resumed.observer.loaded.items() if name != "rng_state"}
+    saved = {name: describe(content[name]) for name in loaded if name in content}
     saved["callbacks"] = {name: value for name, value in saved["callbacks"].items() if name in loaded["callbacks"]}
-    kept = {name: value for name, value in loaded.items() if name != "rng_state"}
-    for difference in value_differences("state", "", saved, kept):
+    for difference in value_differences("state", "", saved, loaded):
         apart = f", {difference.absolute:.3g} apart" if difference.absolute else ""
         raise CheckFailed(
             f"{difference.name} was saved after {batches} batches as {shown(difference.reference)}, and is "
@@ -70,10 +65,14 @@ def _require_safe(checkpoint: Path) -> None:
         ) from None
 
 
-def _checkpoint(runs: TrialRuns) -> int:
+def _resumed(runs: TrialRuns, straight: Run) -> tuple[int, Run]:
+    """Return after how many batches a checkpoint was written, and the run that goes on from it."""
     batches = runs.boundaries.after_validation
-    if batches not in runs.straight.checkpoints:
+    if batches not in straight.checkpoints:
         raise NotChecked(
-            f"the trial ended its run after {runs.straight.record.batches} batches, before its first checkpoint"
+            f"the trial ended its run after {straight.record.batches} batches, before its first checkpoint"
         )
-    return batches
+    resumed = runs.resumed(straight, batches)
+    if not resumed.training_began:
+        runs.require(resumed)
+    return batches, resumed

@@ -22,7 +22,7 @@ class LostState:
 def lost_state(straight: Run, again: Run, resumed: Run, batches: int) -> list[LostState]:
     """Return what is lost by resuming from the checkpoint after ``batches`` batches, by object.
 
-    A value counts if training changed it, the same way in both uninterrupted runs (what the clock changes is no state
+    A value counts if training changed it, the same way in both uninterrupted runs (what the clock changes is not state
     of the training), if it has another value after the resume, and if that matters: it is read before it is written
     again. Where only the object that holds a value is seen to be read, the value must still differ at the end.
 

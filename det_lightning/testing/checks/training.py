@@ -36,8 +36,10 @@ def difference_of_runs(
     """
     start = "on_training_start" if after is None else "on_checkpoint_upload_end"
     difference = first_difference(one.record.since(start, after), other.record.since("on_training_start"))
+    if difference is None:
+        return None
     first, second = names or (one.plan.name, other.plan.name)
-    return difference and dataclasses.replace(difference, sides=(f"in {first}", f"in {second}"))
+    return dataclasses.replace(difference, sides=(f"in {first}", f"in {second}"))
 
 
 def trains(runs: TrialRuns) -> None:
