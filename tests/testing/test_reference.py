@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning import pytorch
+from det_lightning.testing import recorder
 from det_lightning.testing.records.comparison import first_difference, tolerance_for
 from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance
-from det_lightning.testing.records.record import RecordError, TrainingRecord, read_record, write_record
+from det_lightning.testing.records.record import RecordError, TrainingRecord, parse_record, read_record, write_record
 from det_lightning.testing.records.values import ulps_between
 from det_lightning.testing.training.reference import record_ours
 from tests.testing.recorded_trials import SETTINGS, Regression
@@ -211,6 +212,30 @@ def test_what_is_spoiled_is_named(
     assert (difference.kind, difference.name, difference.batch) == (kind, name, batch)
     assert cause in difference.likely_cause
     assert f"{kind} {name}" in str(difference)
+
+
+class AddsMetric(Regression):
+    """Has a callback that changes the metrics of validations."""
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        class Adds(pytorch.PyTorchCallback):
+            def on_validation_end(self, metrics: dict[str, Any]) -> None:
+                metrics["extra"] = 1.0
+
+        return {**super().build_callbacks(), "adds": Adds()}
+
+
+@pytest.mark.parametrize("trial", [Regression, AddsMetric, Stops, Fails])
+def test_the_recorder_alone_sees_the_same_training(trial: type, tmp_path: Path) -> None:
+    log = recorder.TrainingLog()
+    settings = dataclasses.asdict(SETTINGS)
+    (tmp_path / "code").mkdir()
+    fit = {"checkpoint_storage": tmp_path / "checkpoints", "code_dir": tmp_path / "code", "preemption": False}
+    arguments = (recorder.recorded(trial, pytorch, log), pytorch, settings, log)
+    training = functools.partial(recorder.train, *arguments, trainer={"enable_progress_bar": False}, fit=fit)
+    alone = recorder.make_record("det_lightning", f"m:{trial.__name__}", settings, log, training)
+    parsed = parse_record(json.loads(json.dumps(alone)), "the record")
+    assert first_difference(parsed, record_ours(trial, SETTINGS), BIT_EQUAL) is None
 
 
 @pytest.mark.parametrize(

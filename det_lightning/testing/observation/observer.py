@@ -120,7 +120,7 @@ class Observer(recorder.TrainingLog):
         """Record the metrics of a validation as the trial's callbacks left them."""
         self.validations.append((self.batches, {str(name): _frozen(value) for name, value in metrics.items()}))
         event = next(event for event in reversed(self.events) if event["event"] == "validation")
-        event["metrics"] = recorder.describe(metrics)
+        event["reported"] = recorder.describe(metrics)  # the recorder alone sees what there was before the callbacks
 
     def end(self, trial: Any) -> None:
         """Record what a training leaves behind."""

@@ -24,6 +24,7 @@ _KINDS = {
     "data": "data",
     "learning_rates": "learning rate",
     "metrics": "metric",
+    "reported": "metric",
     "gradients": "gradient",
     "parameters": "parameter",
     "weights": "parameter",
