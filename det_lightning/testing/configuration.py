@@ -41,7 +41,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read an experiment configuration, and fill in the defaults that a trial on a cluster would find in it.
 
     Raises:
-        BadTrial: there is no such file, or it is no YAML mapping.
+        BadTrial: there is no such file, or it is not a YAML mapping.
     """
     try:
         import yaml
@@ -52,7 +52,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as e:
         raise BadTrial(f"--trial-config {path} cannot be read: {e.strerror or e}.") from e
     except yaml.YAMLError as e:
-        raise BadTrial(f"--trial-config {path} is no YAML: {e}.") from e
+        raise BadTrial(f"--trial-config {path} is not YAML: {e}.") from e
     if not isinstance(content, dict):
         raise BadTrial(
             f"--trial-config {path} should hold an experiment configuration, a mapping with 'hyperparameters' and the "

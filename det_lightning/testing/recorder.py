@@ -396,7 +396,9 @@ def workloads_of(settings: dict[str, Any]) -> Any:
     def one(kind: Any, batches: int = 0) -> Any:
         return workload(kind, 1, 1, step, batches, trained), outcomes.append
 
-    trained, step, outcomes = 0, 0, []  # type: ignore[var-annotated]
+    trained = 0
+    step = 0
+    outcomes: list[Any] = []
     length, validation, reporting = (settings[f] for f in ("batches", "validation_period", "reporting_period"))
     while trained < length:
         step += 1
@@ -456,7 +458,7 @@ def make_record(
         training()
     except KeyboardInterrupt:
         raise
-    except BaseException as raised:  # Determined's own errors are no Exceptions
+    except BaseException as raised:  # Determined's own errors are not all of class Exception
         error = error_of(raised)
     return {
         "format": FORMAT,

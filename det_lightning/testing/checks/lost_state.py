@@ -31,7 +31,8 @@ def lost_state(straight: Run, again: Run, resumed: Run, batches: int) -> list[Lo
         resumed: the run that went on from the checkpoint.
         batches: which checkpoint.
     """
-    saved, elsewhere = straight.observer.states[batches], again.observer.states.get(batches, {})
+    saved = straight.observer.states[batches]
+    elsewhere = again.observer.states.get(batches, {})
     found: dict[Holder, list[str]] = {}
     for path in _changed(straight.observer.states["start"], saved):
         leaf = saved.get(path)

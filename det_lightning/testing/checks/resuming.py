@@ -65,7 +65,8 @@ def require_equal_resume(runs: TrialRuns, run: Run, batches: int) -> None:
 
 def _suspects(runs: TrialRuns) -> Sequence[str]:
     """Return what is known to be lost over a checkpoint."""
-    straight, batches = runs.straight, runs.boundaries.after_validation
+    straight = runs.straight
+    batches = runs.boundaries.after_validation
     if straight.failure is not None or runs.again.failure is not None or batches not in straight.checkpoints:
         return ()
     resumed = runs.resumed(straight, batches)

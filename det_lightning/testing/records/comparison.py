@@ -168,7 +168,8 @@ def _largest_element(arrays: Iterable[Any]) -> float:
 
 
 def _with_distance(difference: Difference, dtype: str) -> Difference:
-    one, other = difference.reference, difference.ours
+    one = difference.reference
+    other = difference.ours
     apart = values.distance(one, other)
     largest = max(abs(one), abs(other))
     ulps = values.ulps_between(one, other, dtype)

@@ -46,11 +46,7 @@ class RankResult:
 def train_in_processes(source: ImportedTrial, plan: RunPlan, size: int = 2, timeout_s: float = 300) -> list[RankResult]:
     """Train in ``size`` processes that share each batch; return what each saw, or the first that failed.
 
-    Args:
-        source: of the trial's class.
-        plan: how it is trained; has to be picklable.
-        size: how many.
-        timeout_s: how long to wait for them.
+    The plan has to be picklable.
 
     Raises:
         RuntimeError: a process ended without a result, or they took too long.

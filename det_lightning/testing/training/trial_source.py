@@ -82,7 +82,8 @@ class ImportedTrial:
             raise BadTrial(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
         if module.endswith(".py"):
             file = directory / module
-            directory, module = file.parent, file.stem
+            directory = file.parent
+            module = file.stem
         self._module_name = module
         self.name = spec
         self.spec = f"{module}:{self._class_name}"
