@@ -4,15 +4,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from det_lightning.testing.own_tests import TrainedTrial, assert_resumes, assert_same_training, run_trial
+    from det_lightning.testing.assertions import TrainedTrial, assert_resumes, assert_same_training, run_trial
     from det_lightning.testing.storage import InMemoryStorage
 
 _PLACES = {
     "InMemoryStorage": "storage",
-    "TrainedTrial": "own_tests",
-    "assert_resumes": "own_tests",
-    "assert_same_training": "own_tests",
-    "run_trial": "own_tests",
+    "TrainedTrial": "assertions",
+    "assert_resumes": "assertions",
+    "assert_same_training": "assertions",
+    "run_trial": "assertions",
 }
 
 __all__ = ["InMemoryStorage", "TrainedTrial", "assert_resumes", "assert_same_training", "run_trial"]

@@ -12,8 +12,6 @@ from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.masking import cause_without_secrets, mask, mask_text
 from det_lightning.testing.outcomes import BadTrial
 
-__all__ = ["hparams_of", "read_config"]
-
 # What Determined's master fills in before a trial sees its configuration.
 _DEFAULTS: dict[str, Any] = {
     "data": {},
@@ -44,7 +42,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read an experiment configuration, and fill in the defaults that a trial on a cluster would find in it.
 
     Raises:
-        BadTrial: there is no such file, or it is no YAML mapping.
+        BadTrial: there is no such file, or it is not a YAML mapping.
     """
     try:
         import yaml
@@ -53,9 +51,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader(yaml))
     except OSError as e:
-        raise BadTrial(f"--trial-config {path} can not be read: {e.strerror or e}.") from e
+        raise BadTrial(f"--trial-config {path} cannot be read: {e.strerror or e}.") from e
     except yaml.YAMLError as e:
-        raise BadTrial(f"--trial-config {path} is no YAML: {mask_text(str(e))}.") from cause_without_secrets(e)
+        raise BadTrial(f"--trial-config {path} is not YAML: {mask_text(str(e))}.") from cause_without_secrets(e)
     if not isinstance(content, dict):
         raise BadTrial(
             f"--trial-config {path} should hold an experiment configuration, a mapping with 'hyperparameters' and the "

@@ -13,15 +13,10 @@ from det_lightning.testing.configuration import hparams_of, read_config
 from det_lightning.testing.outcomes import BadTrial
 from det_lightning.testing.records.record import RecordError, read_record
 
-__all__ = ["MIN_BATCHES", "TrialOptions", "trial_options"]
-
-#: Fewer have no place for an epoch's end, a validation and something between them.
+#: Fewer have no room for an epoch's end, a validation and something between them.
 MIN_BATCHES = 6
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_NEED_A_TRIAL = [
-    f"trial_{name}"
-    for name in ("config", "hparams", "kwargs", "reference", "record", "checkpoint", "metrics", "report")
-]
+_NEED_A_TRIAL = ("config", "hparams", "kwargs", "reference", "record", "checkpoint", "metrics", "report")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,34 +24,22 @@ class TrialOptions:
     """Which trial, and how it is trained.
 
     Attributes:
-        spec: the trial's class, as ``"module:Class"`` or ``"path/to/file.py:Class"``.
-        directory: where the module is looked for, and what paths are relative to.
-        hparams: its hyperparameters; None if none were given.
-        config: its experiment configuration; None if none was given.
-        arguments: of its constructor, beyond the context.
-        batches: how many to train on in each run.
-        seed: of each run.
         tolerance: how far a number may be from the reference's, relative; None for what fits both environments.
-        reference: a record of the real determined.
-        record: where to write one.
-        checkpoint: an old checkpoint to load.
-        metrics: its validation metrics, if they are known.
-        report: where to write the HTML report.
     """
 
-    spec: str
-    directory: Path
-    hparams: dict[str, Any] | None = None
-    config: dict[str, Any] | None = None
-    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
-    batches: int = 12
-    seed: int = 0
+    spec: str  # the trial's class, as "module:Class" or "path/to/file.py:Class"
+    directory: Path  # where the module is looked for, and what paths are relative to
+    hparams: dict[str, Any] | None = None  # its hyperparameters; None if none were given
+    config: dict[str, Any] | None = None  # its experiment configuration; None if none was given
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)  # of its constructor, beyond the context
+    batches: int = 12  # how many to train on in each run
+    seed: int = 0  # of each run
     tolerance: float | None = None
-    reference: Path | None = None
-    record: Path | None = None
-    checkpoint: str | None = None
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    report: Path | None = None
+    reference: Path | None = None  # a record of the real determined
+    record: Path | None = None  # where to write one
+    checkpoint: str | None = None  # an old checkpoint to load
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # its validation metrics, if they are known
+    report: Path | None = None  # where to write the HTML report
 
     @property
     def aggregation_frequency(self) -> int:
@@ -73,7 +56,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         directory: what paths are relative to.
 
     Raises:
-        BadTrial: options are missing or can not be read; all that is wrong is named.
+        BadTrial: options are missing or cannot be read; all that is wrong is named.
     """
     mistakes: list[str] = []
 
@@ -84,24 +67,30 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
             mistakes.append(str(e))
         return None
 
+    def path(value: str | None) -> Path | None:
+        return directory / value if value else None
+
     config = tried(read_config, directory / values.trial_config) if values.trial_config else None
     spec = values.trial or _entrypoint(config)
     if spec is None:
-        given = [name for name in _NEED_A_TRIAL if getattr(values, name)]
+        given = ", ".join(f"--trial-{name}" for name in _NEED_A_TRIAL if getattr(values, f"trial_{name}"))
         if given:
-            options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise BadTrial("\n".join(mistakes or [f"{options} name(s) no trial; add --trial module:Class."]))
+            raise BadTrial("\n".join(mistakes or [f"{given} name(s) no trial; add --trial module:Class."]))
         return None
     if not all(spec.rpartition(":")[::2]):
         mistakes.append(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
-    hparams = tried(_hparams, config, values.trial_hparams)
-    arguments = tried(_json_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}') or {}
-    metrics = tried(_metrics, values.trial_metrics) or {}
+    hparams = tried(_json_object, "--trial-hparams", values.trial_hparams, '{"lr": 0.1}')
+    if config is not None:
+        hparams = {**(tried(hparams_of, config) or {}), **(hparams or {})}
+    arguments = tried(_json_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}')
+    metrics = tried(_json_object, "--trial-metrics", values.trial_metrics, '{"validation_loss": 0.25}') or {}
+    if wrong := {name: value for name, value in metrics.items() if not isinstance(value, int | float)}:
+        mistakes.append(f"--trial-metrics must be numbers; got {wrong}.")
     if values.trial_batches < MIN_BATCHES:
         mistakes.append(f"--trial-batches must be at least {MIN_BATCHES}; got {values.trial_batches}.")
     if mistakes:
         raise BadTrial("\n".join(mistakes))
-    reference = _path(directory, values.trial_reference)
+    reference = path(values.trial_reference)
     if reference is not None and config is None and hparams is None:
         hparams, config = _settings_of(reference)
     return TrialOptions(
@@ -109,29 +98,25 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         directory=directory,
         hparams=hparams,
         config=config,
-        arguments=arguments,
+        arguments=arguments or {},
         batches=values.trial_batches,
         seed=int(((config or {}).get("reproducibility") or {}).get("experiment_seed") or 0),
         tolerance=values.trial_tolerance,
         reference=reference,
-        record=_path(directory, values.trial_record),
+        record=path(values.trial_record),
         checkpoint=values.trial_checkpoint,
         metrics=metrics,
-        report=_path(directory, values.trial_report),
+        report=path(values.trial_report),
     )
 
 
 def _settings_of(reference: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return hyperparameters and configuration of a record; nothing where it can not be read, which is told later."""
+    """Return hyperparameters and configuration of a record; nothing if it cannot be read, which its check reports."""
     try:
         settings = read_record(reference).settings
     except RecordError:
         return None, None
-    return dict(settings.hparams), None if settings.config is None else dict(settings.config)
-
-
-def _path(directory: Path, value: str | None) -> Path | None:
-    return directory / value if value else None
+    return dict(settings.hparams), settings.config
 
 
 def _entrypoint(config: dict[str, Any] | None) -> str | None:
@@ -143,21 +128,6 @@ def _entrypoint(config: dict[str, Any] | None) -> str | None:
     alone = len(words) == 1
     classes = [word for word in words if isinstance(word, str) and (_CLASS.fullmatch(word) or (alone and ":" in word))]
     return classes[0] if len(classes) == 1 else None
-
-
-def _hparams(config: dict[str, Any] | None, text: str | None) -> dict[str, Any] | None:
-    given = _json_object("--trial-hparams", text, '{"lr": 0.1}')
-    if config is None:
-        return given
-    return {**hparams_of(config), **(given or {})}
-
-
-def _metrics(text: str | None) -> dict[str, float] | None:
-    metrics = _json_object("--trial-metrics", text, '{"validation_loss": 0.25}')
-    wrong = {name: value for name, value in (metrics or {}).items() if not isinstance(value, int | float)}
-    if wrong:
-        raise BadTrial(f"--trial-metrics must be numbers; got {wrong}.")
-    return metrics
 
 
 def _json_object(option: str, text: str | None, example: str) -> dict[str, Any] | None:

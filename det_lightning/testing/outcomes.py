@@ -1,37 +1,28 @@
-"""What can be said of a promise besides that it holds."""
+"""What can come of a check besides that the trial passes it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["BadTrial", "BrokenPromise", "UncheckedPromise"]
-
 
 class BadTrial(Exception):
-    """The trial can not be looked at: it does not import, is not there, or lacks what it needs. Says what to do."""
+    """The trial cannot be checked: it does not import, does not exist, or lacks what it needs. Says what to do."""
 
 
-class UncheckedPromise(Exception):
-    """A promise can not be checked here; the message says why, and what would be needed."""
+class NotChecked(Exception):
+    """A check cannot be made here; the message says why, and what would be needed."""
 
 
-class BrokenPromise(AssertionError):
-    """A promise does not hold.
+class CheckFailed(AssertionError):
+    """The trial does not pass a check.
 
     Args:
-        finding: what differs or is missing first, with names and amounts.
-        details: further findings, a line each.
+        message: what differs or is missing first, with names and amounts.
+        details: more of that, a line each.
         causes: what usually causes it, the likeliest first.
     """
 
-    def __init__(self, finding: str, details: Iterable[str] = (), causes: Iterable[str] = ()) -> None:
-        self.finding = finding
-        self.details = tuple(details)
-        self.causes = tuple(causes)
-        super().__init__(self._text())
-
-    def _text(self) -> str:
-        lines = [self.finding, *(f"  - {detail}" for detail in self.details)]
-        if self.causes:
-            lines += ["Usual causes:", *(f"  - {cause}" for cause in self.causes)]
-        return "\n".join(lines)
+    def __init__(self, message: str, details: Iterable[str] = (), causes: Iterable[str] = ()) -> None:
+        listed_causes = [f"  - {cause}" for cause in causes]
+        heading = ["Usual causes:"] if listed_causes else []
+        super().__init__("\n".join([message, *(f"  - {detail}" for detail in details), *heading, *listed_causes]))

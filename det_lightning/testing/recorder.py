@@ -17,7 +17,9 @@ Numbers are written exactly. JSON has no name for what is not finite: as Python 
 from __future__ import annotations
 
 import argparse
+import collections.abc
 import contextlib
+import enum
 import functools
 import hashlib
 import importlib
@@ -42,8 +44,6 @@ SAMPLED_ELEMENTS = 8
 #: Hooks of a callback that are written down, with what of their arguments is.
 HOOKS: dict[str, Callable[..., Any]] = {
     "on_trial_startup": lambda first_batch_idx, checkpoint_uuid: {"first_batch_idx": first_batch_idx},
-    "on_trial_shutdown": dict,
-    "on_training_start": dict,
     "on_training_epoch_start": lambda *epoch_idx: {"epoch_idx": epoch_idx[0] if epoch_idx else None},
     "on_training_epoch_end": lambda *epoch_idx: {"epoch_idx": epoch_idx[0] if epoch_idx else None},
     "on_training_workload_end": lambda avg_metrics, batch_metrics: {
@@ -51,15 +51,12 @@ HOOKS: dict[str, Callable[..., Any]] = {
         "avg_metrics": describe({n: v for n, v in avg_metrics.items() if n not in ("batches", "epochs")}),
         "batches": len(batch_metrics),
     },
-    "on_validation_start": dict,
-    "on_validation_epoch_start": dict,
     "on_validation_epoch_end": lambda outputs: {"outputs": describe(outputs)},
-    "on_validation_end": lambda metrics: {},
-    "on_checkpoint_save_start": lambda checkpoint: {},
-    "on_checkpoint_load_start": lambda checkpoint: {},
-    "on_checkpoint_write_end": lambda checkpoint_dir: {},
-    "on_checkpoint_upload_end": lambda uuid: {},
 }
+for _name in ("on_trial_shutdown", "on_training_start", "on_validation_start", "on_validation_epoch_start",
+              "on_validation_end", "on_checkpoint_save_start", "on_checkpoint_load_start", "on_checkpoint_write_end",
+              "on_checkpoint_upload_end"):  # fmt: skip
+    HOOKS[_name] = lambda *arguments: {}
 
 
 # --- Values ---------------------------------------------------------------------------------------------------------
@@ -71,13 +68,13 @@ def describe(value: Any) -> Any:
         return value
     if type(value) in (int, float):
         return value
-    if isinstance(value, dict):
+    if isinstance(value, collections.abc.Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [describe(item) for item in value]
     array, dtype = _as_array(value)
     if array is None:
-        return {"~": "object", "class": type(value).__name__}
+        return _describe_object(value)
     if array.dtype.kind == "O":
         return describe(array.tolist())
     if array.ndim == 0 and array.dtype.kind in "fiub":
@@ -85,45 +82,63 @@ def describe(value: Any) -> Any:
     return _describe_array(array, dtype)
 
 
+def _describe_object(value: Any) -> dict[str, Any]:
+    described: dict[str, Any] = {"~": "object", "class": type(value).__name__}
+    if isinstance(value, (set, frozenset)):
+        described["digest"] = _digest(repr(sorted(map(repr, value))).encode())
+    elif isinstance(value, (bytes, int, float, complex, enum.Enum)):
+        described["digest"] = _digest(repr(value).encode())
+    return described
+
+
 def _as_array(value: Any) -> Any:
     """Return a tensor, array or scalar of numpy as numpy array and name of its dtype; None for anything else."""
     import numpy as np
     import torch
 
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and not is_lazy(value):
         dtype = str(value.dtype).replace("torch.", "")
         tensor = value.detach().cpu()
         if tensor.layout is not torch.strided:
             tensor = tensor.to_dense()
-        if dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):  # which numpy does not know; nothing is lost
-            tensor = tensor.float()
-        return tensor.numpy(), dtype
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
+        if tensor.is_complex() and hasattr(tensor, "resolve_conj"):
+            tensor = tensor.resolve_conj()
+        try:
+            return tensor.numpy(), dtype
+        except (RuntimeError, TypeError):  # a dtype that numpy does not know, such as bfloat16; nothing is lost
+            return tensor.float().numpy(), dtype
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value), str(value.dtype)
     return None, ""
 
 
+def is_lazy(value: Any) -> bool:
+    """Tell whether a parameter or buffer has no shape until the first forward pass."""
+    return type(value).__name__.startswith("Uninitialized")
+
+
 def _describe_array(array: Any, dtype: str) -> dict[str, Any]:
     import numpy as np
 
-    described: dict[str, Any] = {
-        "~": "array",
-        "dtype": dtype,
-        "shape": list(array.shape),
-        "digest": _digest(array.tobytes()),
-    }
+    digest = _digest(array.tobytes())
+    described: dict[str, Any] = {"~": "array", "dtype": dtype, "shape": list(array.shape), "digest": digest}
     if array.dtype.kind in "fiub" and array.size:
         numbers = array.astype(np.float64).ravel()
-        places = np.linspace(0, numbers.size - 1, min(SAMPLED_ELEMENTS, numbers.size)).astype(int)
-        described["norm"] = float(np.sqrt(np.square(numbers).sum()))
-        described["mean"] = float(numbers.mean())
-        described["minimum"], described["maximum"] = float(numbers.min()), float(numbers.max())
-        described["sample"] = [float(numbers[place]) for place in places]
+        sampled = np.linspace(0, numbers.size - 1, min(SAMPLED_ELEMENTS, numbers.size)).astype(int)
+        described.update(
+            norm=float(np.sqrt(np.square(numbers).sum())),
+            mean=float(numbers.mean()),
+            minimum=float(numbers.min()),
+            maximum=float(numbers.max()),
+            sample=[float(number) for number in numbers[sampled]],
+        )
     return described
 
 
 def _digest(data: bytes) -> str:
-    """Return what tells data apart that differ in one bit."""
+    """Return a digest, which differs for data that differ in one bit."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
@@ -164,13 +179,27 @@ class TrainingLog:
         """Write an event down."""
         self.events.append({"event": event, "batch": self.batches, **fields})
 
+    def hook(self, name: str, arguments: dict[str, Any], given: Sequence[Any]) -> None:
+        """Write down that a hook of the callbacks is called.
+
+        Args:
+            name: of the hook.
+            arguments: what of its arguments is written down.
+            given: the arguments themselves.
+        """
+        if name == "on_trial_startup":
+            self.batches = given[0]
+        self.add("callback", name=name, arguments=arguments)
+        if name == "on_validation_end":
+            self.add("validation", metrics=describe(given[0]))
+
     def start(self, trial: Any) -> None:
         """Write down a trial that was just built."""
         trainable = {}
         for prefix, model in named_models(trial).items():
             for name, parameter in model.named_parameters():
                 trainable[f"{prefix}.{name}"] = parameter.requires_grad
-                if parameter.requires_grad:
+                if parameter.requires_grad and not is_lazy(parameter):
                     parameter.register_hook(functools.partial(self._add_gradient, f"{prefix}.{name}"))
         self.add("start", parameters=trainable, weights=self.weights(trial), random=random_states())
 
@@ -218,7 +247,8 @@ def named_models(trial: Any) -> dict[str, Any]:
     models = {}
     for number, model in enumerate(trial.context.models):
         name = attributes.get(id(model), f"models[{number}]")
-        models[name] = getattr(model, "module", model) if type(model).__name__.endswith("DataParallel") else model
+        parallel = type(model).__name__.endswith(("DataParallel", "DDP"))
+        models[name] = getattr(model, "module", model) if parallel else model
     return models
 
 
@@ -232,11 +262,8 @@ def recording_callback(api: Any, log: TrainingLog) -> Any:
 
     def hook(name: str, essentials: Callable[..., Any]) -> Callable[..., None]:
         def method(self: Any, *args: Any, **kwargs: Any) -> None:
-            given = essentials(*args, *kwargs.values())
-            log.add("callback", name=name, arguments=given)
-            if name == "on_validation_end":
-                (metrics,) = (*args, *kwargs.values())
-                log.add("validation", metrics=describe(metrics))
+            given = (*args, *kwargs.values())
+            log.hook(name, essentials(*given), given)
 
         wrapped: Callable[..., None] = functools.wraps(getattr(api.PyTorchCallback, name))(method)
         return wrapped
@@ -261,14 +288,26 @@ def recorded(trial_class: Any, api: Any, log: TrainingLog) -> Any:
         return metrics
 
     def build_callbacks(self: Any) -> Any:
-        log.callbacks = dict(trial_class.build_callbacks(self))
-        return {"det_lightning_recorder": recording_callback(api, log), **log.callbacks}
+        if not log.events:
+            log.start(self)
+        callbacks = trial_class.build_callbacks(self)
+        if not isinstance(callbacks, dict):
+            return callbacks  # the training loop says what is wrong
+        log.callbacks = callbacks
+        return {"det_lightning_recorder": recording_callback(api, log), **callbacks}
 
     overrides: dict[str, Any] = {"__init__": init, "train_batch": train_batch, "build_callbacks": build_callbacks}
     methods: dict[str, Any] = {
         name: functools.wraps(getattr(trial_class, name))(method) for name, method in overrides.items()
     }
-    return type(trial_class.__name__, (trial_class,), {"__module__": trial_class.__module__, **methods})
+    return named_like(trial_class, type(trial_class.__name__, (trial_class,), methods))
+
+
+def named_like(original: Any, made: Any) -> Any:
+    """Return a class that was made, with the names and documentation of the original one."""
+    for name in ("__module__", "__qualname__", "__doc__"):
+        setattr(made, name, getattr(original, name))
+    return made
 
 
 # --- A run ----------------------------------------------------------------------------------------------------------
@@ -289,44 +328,48 @@ def train(
     api: Any,
     settings: dict[str, Any],
     log: TrainingLog,
+    init: dict[str, Any] | None = None,
     trainer: dict[str, Any] | None = None,
     fit: dict[str, Any] | None = None,
 ) -> None:
     """Train with ``init`` and ``Trainer`` of the module ``api``, which are Determined's since 0.21.
 
     Args:
-        trial_class: the trial.
+        trial_class: the trial, as :func:`recorded` returned it.
         api: ``determined.pytorch``, or what has the same names.
         settings: as in a record.
         log: where to write.
+        init: more arguments of ``init``.
         trainer: more arguments of ``Trainer``.
-        fit: more arguments of its ``fit``.
+        fit: more arguments of its ``fit``, or others than those of the settings.
     """
     wanted = {
         "hparams": settings["hparams"],
         "exp_conf": settings["config"],
         "aggregation_frequency": settings["aggregation_frequency"],
         "enable_tensorboard_logging": False,
+        **(init or {}),
+    }
+    schedule = {
+        "max_length": api.Batch(settings["batches"]),
+        "validation_period": api.Batch(settings["validation_period"]),
+        "reporting_period": api.Batch(settings["reporting_period"]),
+        "checkpoint_policy": "none",
+        **(fit or {}),
     }
     known = inspect.signature(api.init).parameters
     seed_all(settings["seed"])
     with api.init(**{name: value for name, value in wanted.items() if name in known}) as context:
-        trial = recorded(trial_class, api, log)(context, **settings["arguments"])
+        trial = trial_class(context, **settings["arguments"])
         log.start(trial)
         try:
-            api.Trainer(trial, context, **(trainer or {})).fit(
-                max_length=api.Batch(settings["batches"]),
-                validation_period=api.Batch(settings["validation_period"]),
-                reporting_period=api.Batch(settings["reporting_period"]),
-                checkpoint_policy="none",
-                **(fit or {}),
-            )
+            api.Trainer(trial, context, **(trainer or {})).fit(**schedule)
         finally:
             log.end(trial)
 
 
 def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: TrainingLog, storage: str) -> None:
-    """Train with a Determined before 0.21, whose controller is told what to do piece by piece."""
+    """Train with a Determined before 0.21, whose controller takes workloads one by one."""
     det: Any = importlib.import_module("determined")
     config = {**(settings["config"] or {}), "scheduling_unit": settings["reporting_period"]}
     local = {"managed_training": True, "test_mode": False, "config": config, "checkpoint_dir": storage}
@@ -337,8 +380,7 @@ def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: Training
     controller_class.pre_execute_hook(env, det._DistributedBackend())
     context = trial_class.trial_context_class(core_context, env)
     seed_all(settings["seed"])
-    api = importlib.import_module("determined.pytorch")
-    trial = recorded(trial_class, api, log)(context, **settings["arguments"])
+    trial = trial_class(context, **settings["arguments"])
     log.start(trial)
     arguments = {"trial_inst": trial, "context": context, "env": env, "workloads": workloads_of(settings)}
     try:
@@ -354,7 +396,9 @@ def workloads_of(settings: dict[str, Any]) -> Any:
     def one(kind: Any, batches: int = 0) -> Any:
         return workload(kind, 1, 1, step, batches, trained), outcomes.append
 
-    trained, step, outcomes = 0, 0, []  # type: ignore[var-annotated]
+    trained = 0
+    step = 0
+    outcomes: list[Any] = []
     length, validation, reporting = (settings[f] for f in ("batches", "validation_period", "reporting_period"))
     while trained < length:
         step += 1
@@ -368,6 +412,8 @@ def workloads_of(settings: dict[str, Any]) -> Any:
 
 def error_of(error: BaseException) -> dict[str, str]:
     """Return what a record keeps of an error; the traceback begins below this file."""
+    if isinstance(error, SystemExit):  # Determined turns some errors, such as InvalidHP, into the end of the process
+        error = error.__context__ or error
     frames = traceback.extract_tb(error.__traceback__)
     below = [frame for frame in frames if frame.filename != __file__]
     lines = [*traceback.format_list(below), *traceback.format_exception_only(type(error), error)]
@@ -395,7 +441,7 @@ def environment(side: str) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Return the name of the processor, as far as the system tells it."""
+    """Return the name of the processor, as far as the system knows it."""
     names: list[str] = []
     with contextlib.suppress(OSError):  # not Linux
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -412,9 +458,8 @@ def make_record(
         training()
     except KeyboardInterrupt:
         raise
-    except BaseException as raised:  # Determined's own errors are no Exceptions
-        # Determined turns some errors, such as InvalidHP, into the end of the process.
-        error = error_of((raised.__context__ if isinstance(raised, SystemExit) else None) or raised)
+    except BaseException as raised:  # Determined's own errors are not all of class Exception
+        error = error_of(raised)
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -446,7 +491,7 @@ class _DeterminedAsDetLightning(importlib.abc.MetaPathFinder, importlib.abc.Load
             return None
         theirs = "determined." + rest if rest else "determined"
         if importlib.util.find_spec(theirs) is None:
-            raise ModuleNotFoundError(f"determined has nothing in the place of {fullname}.", name=fullname)
+            raise ModuleNotFoundError(f"determined has nothing like {fullname}.", name=fullname)
         return importlib.util.spec_from_loader(fullname, self, is_package=True)
 
     def create_module(self, spec: Any) -> Any:
@@ -455,7 +500,7 @@ class _DeterminedAsDetLightning(importlib.abc.MetaPathFinder, importlib.abc.Load
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        for name, spec in self._specs.items():  # the import system has put the alias's spec in its place
+        for name, spec in self._specs.items():  # the import system has replaced it by the spec of the alias
             if sys.modules.get(name) is module or spec.name == module.__name__:
                 module.__spec__ = spec
 
@@ -478,9 +523,9 @@ def load_trial(spec: str, directory: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        told = error_of(error)
-        reason = f"Module {module_name} in {directory} can not be imported: {told['type']}: {told['message']}"
-        raise CannotRecord(f"{reason}\n{told['traceback']}") from error
+        details = error_of(error)
+        reason = f"Module {module_name} in {directory} cannot be imported: {details['type']}: {details['message']}"
+        raise CannotRecord(f"{reason}\n{details['traceback']}") from error
     found: Any = module
     for name in class_name.split("."):
         found = getattr(found, name, None)
@@ -583,6 +628,7 @@ def record_to_file(arguments: argparse.Namespace) -> dict[str, Any]:
 def training_of(trial_class: Any, settings: dict[str, Any], log: TrainingLog) -> Callable[[], None]:
     """Return what trains on the Determined that is installed."""
     api = importlib.import_module("determined.pytorch")
+    trial_class = recorded(trial_class, api, log)
     # A record has no use for the copy of the working directory, which may be large.
     util: Any = importlib.import_module("determined.util")
     util.write_user_code = lambda *args, **kwargs: None
@@ -620,7 +666,7 @@ def pytest_addoption(parser: Any) -> None:
 
 
 def pytest_cmdline_main(config: Any) -> int | None:
-    """Record in place of running tests, where the command line asks for it."""
+    """Record instead of running tests, where the command line asks for it."""
     if config.getoption("trial_record") is None:
         return None
     arguments = [config.getoption("trial") or "", "--output", config.getoption("trial_record")]

@@ -14,14 +14,10 @@ import pytest
 from det_lightning import import_from_path
 from det_lightning.importing import load_class
 from det_lightning.testing import recorder
-from det_lightning.testing.records.comparison import BIT_EQUAL, first_difference
-from det_lightning.testing.records.reference import (
-    RecordError,
-    RunSettings,
-    read_record,
-    record_determined,
-    record_ours,
-)
+from det_lightning.testing.records.comparison import first_difference
+from det_lightning.testing.records.difference import BIT_EQUAL
+from det_lightning.testing.records.record import RecordError, RunSettings, read_record
+from det_lightning.testing.training.reference import record_determined, record_ours
 
 pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
 
@@ -136,9 +132,9 @@ def test_a_copy_of_the_recorder_is_a_plugin_of_pytest_too(directory: Path) -> No
     ("spec", "message"),
     [
         ("model_def:Nosy", "has no class Nosy; the trials in it: Noisy, Failing"),
-        ("nowhere:Noisy", "Module nowhere in .* can not be imported:(.|\n)*No module named 'nowhere'"),
+        ("nowhere:Noisy", "Module nowhere in .* cannot be imported:(.|\n)*No module named 'nowhere'"),
         ("broken:Noisy", "broken.py(.|\n)*ZeroDivisionError"),
-        ("lightning_too:Noisy", "determined has nothing in the place of det_lightning.adapters"),
+        ("lightning_too:Noisy", "determined has nothing like det_lightning.adapters"),
         ("model_def", "Give the trial as module:Class"),
     ],
 )

@@ -47,7 +47,7 @@ def test_the_wheel_is_typed_licensed_and_installs_one_name(distributions: Path) 
     (wheel,) = distributions.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "det_lightning/py.typed" in names
-    assert "det_lightning/testing/reports/report.html.jinja" in names
+    assert "det_lightning/testing/report.html.jinja" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"det_lightning"}
 

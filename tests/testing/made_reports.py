@@ -9,14 +9,14 @@ from typing import Any
 
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
-from det_lightning.testing.reports.report import Promise, ReportData, write_report
+from det_lightning.testing.report import CheckResult, ReportData, write_report
 
-PROMISES = (
-    Promise("trains", "passed", 1.25),
-    Promise("is deterministic under a seed", "passed", 2.5),
-    Promise("an old checkpoint loads", "skipped", 0.0, "no --trial-checkpoint was given"),
+CHECKS = (
+    CheckResult("trains", "passed", 1.25),
+    CheckResult("is deterministic under a seed", "passed", 2.5),
+    CheckResult("an old checkpoint loads", "skipped", 0.0, "no --trial-checkpoint was given"),
 )
-BROKEN = Promise(
+BROKEN = CheckResult(
     "matches the real determined", "failed", 4.0, "<loss> differs\n  - at batch 3\n  - & at all later ones"
 )
 
@@ -32,7 +32,13 @@ def made_record(
         events.append({"event": "batch_end", "batch": batch, **fields})
         if (batch + 1) % 2 == 0 and batch // 2 < len(accuracies):
             events.append({"event": "validation", "batch": batch + 1, "metrics": {"accuracy": accuracies[batch // 2]}})
-    known = {"python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6", "platform": "Linux", "processor": "a CPU"}
+    known: dict[str, Any] = {
+        "python": "3.11.7",
+        "torch": "2.13.0",
+        "numpy": "2.4.6",
+        "platform": "Linux",
+        "processor": "a CPU",
+    }
     known |= {"side": side, side: "1.2.3", "threads": 2, "device": "cpu", "hooks": [], **(environment or {})}
     settings = RunSettings(hparams={"lr": 0.1}, batches=len(losses))
     return TrainingRecord("model_def:MyTrial", settings, known, tuple(events), len(losses))
@@ -50,13 +56,13 @@ def made_data(kind: str) -> ReportData:
     losses = falling(20)
     ours = made_record("det_lightning", losses, [0.5, 0.75, 0.8])
     if kind == "alone":
-        return ReportData("model_def:MyTrial", PROMISES, ours=ours, command=command)
+        return ReportData("model_def:MyTrial", CHECKS, ours=ours, command=command)
     other = {"torch": "1.12.1", "python": "3.8.18"} if kind == "different" else {}
     there = [loss * (1 if batch < 3 or kind == "equal" else 1.2) for batch, loss in enumerate(losses)]
     reference = made_record("determined", there, [0.5, 0.75, 0.8], other)
-    promises = PROMISES if kind == "equal" else (*PROMISES, BROKEN)
+    checks = CHECKS if kind == "equal" else (*CHECKS, BROKEN)
     difference = first_difference(reference, ours)
-    return ReportData("model_def:MyTrial", promises, reference, ours, difference, command)
+    return ReportData("model_def:MyTrial", checks, reference, ours, difference, command)
 
 
 def made_report(kind: str, directory: Path) -> Path:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from det_lightning.pytorch import Batch, Trainer, init
-from det_lightning.testing.evidence import Evidence
-from det_lightning.testing.old_checkpoint import recorded_metrics
+from det_lightning.testing.checks import old_checkpoints as checks
+from det_lightning.testing.checks.old_checkpoints import recorded_metrics
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import BrokenPromise, UncheckedPromise
-from det_lightning.testing.promises import checkpoint as promises
-from det_lightning.testing.training.loading import ImportedTrial
+from det_lightning.testing.outcomes import CheckFailed, NotChecked
+from det_lightning.testing.training.runs import TrialRuns
+from det_lightning.testing.training.trial_source import ImportedTrial
 
 CORRECT = Path(__file__).with_name("correct_trial.py").read_text()
 HPARAMS = {"lr": 0.02, "global_batch_size": 4}
@@ -43,31 +43,29 @@ def old(folder: Path) -> Path:
     return metadata.parent
 
 
-def evidence(folder: Path, old: Path, **options: Any) -> Evidence:
-    return Evidence(TrialOptions("model_def:MyTrial", folder, HPARAMS, checkpoint=str(old), **options))
+def runs(folder: Path, old: Path, **options: Any) -> TrialRuns:
+    return TrialRuns(TrialOptions("model_def:MyTrial", folder, HPARAMS, checkpoint=str(old), **options))
 
 
 def test_a_checkpoint_of_the_trial_loads_and_validates_as_it_did(folder: Path, old: Path) -> None:
-    found = evidence(folder, old)
-    promises.loads(found)
-    promises.reproduces_metrics(found)
+    found = runs(folder, old)
+    checks.loads(found)
+    checks.reproduces_metrics(found)
 
 
 def test_other_metrics_are_named_with_how_far_they_are_apart(folder: Path, old: Path, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(CORRECT.replace('"validation_loss": self', '"validation_loss": 2 * self'))
-    with pytest.raises(
-        BrokenPromise, match=r"'validation_loss' was .* when the checkpoint was written, and is .* apart"
-    ):
-        promises.reproduces_metrics(evidence(tmp_path, old))
-    promises.reproduces_metrics(evidence(tmp_path, old, tolerance=0.6))
+    with pytest.raises(CheckFailed, match=r"'validation_loss' was .* when the checkpoint was written, and is .* apart"):
+        checks.reproduces_metrics(runs(tmp_path, old))
+    checks.reproduces_metrics(runs(tmp_path, old, tolerance=0.6))
 
 
 def test_a_model_that_was_changed_since_is_named(old: Path, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(
         CORRECT.replace("torch.nn.Linear(4, 1)", "torch.nn.Linear(4, 1, bias=False)")
     )
-    with pytest.raises(BrokenPromise, match=r'(?s)while a checkpoint is loaded.*Unexpected key\(s\).*"bias"'):
-        promises.loads(evidence(tmp_path, old))
+    with pytest.raises(CheckFailed, match=r'(?s)while a checkpoint is loaded.*Unexpected key\(s\).*"bias"'):
+        checks.loads(runs(tmp_path, old))
 
 
 def test_a_checkpoint_that_tells_no_metrics_is_compared_with_given_ones(
@@ -79,14 +77,14 @@ def test_a_checkpoint_that_tells_no_metrics_is_compared_with_given_ones(
     metric = metadata.pop("metric")["value"]
     del metadata["metadata_crc32c"]
     (silent / "metadata.json").write_text(json.dumps(metadata))
-    with pytest.raises(UncheckedPromise, match=r"--trial-metrics. The validation here gives validation_loss \d"):
-        promises.reproduces_metrics(evidence(folder, silent))
-    promises.reproduces_metrics(evidence(folder, silent, metrics={"validation_loss": metric}))
+    with pytest.raises(NotChecked, match=r"--trial-metrics. The validation here gives validation_loss \d"):
+        checks.reproduces_metrics(runs(folder, silent))
+    checks.reproduces_metrics(runs(folder, silent, metrics={"validation_loss": metric}))
 
 
 def test_a_checkpoint_that_is_not_there_is_named(folder: Path) -> None:
-    with pytest.raises(BrokenPromise, match=r"--trial-checkpoint .*gone can not be read"):
-        promises.loads(evidence(folder, folder / "gone"))
+    with pytest.raises(CheckFailed, match=r"--trial-checkpoint .*gone cannot be read"):
+        checks.loads(runs(folder, folder / "gone"))
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,21 @@
-"""A correct trial, broken in many ways: each is caught by the promise that is about it, with the culprit named."""
+"""A correct trial, broken in many ways: each is caught by the check that is about it, with the culprit named."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from det_lightning.testing.conversion import own_record, settings_of
-from det_lightning.testing.evidence import Evidence
+from det_lightning.testing.checks import CHECKS
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import BadTrial, BrokenPromise
-from det_lightning.testing.promises import PROMISES
-from det_lightning.testing.records.reference import write_record
+from det_lightning.testing.outcomes import BadTrial, CheckFailed
+from det_lightning.testing.records.record import write_record
+from det_lightning.testing.training.runs import TrialRuns
+
+pytestmark = pytest.mark.slow
 
 CORRECT = Path(__file__).with_name("correct_trial.py").read_text()
 HPARAMS = {"lr": 0.02, "global_batch_size": 4}
@@ -38,13 +40,13 @@ class Defect:
 
     Attributes:
         name: what is wrong.
-        promise: which one has to catch it.
+        check: which one has to catch it.
         says: patterns that its message has to have, in any order.
         changes: texts to replace, with what.
     """
 
     name: str
-    promise: str
+    check: str
     says: tuple[str, ...]
     changes: dict[str, str]
 
@@ -210,7 +212,7 @@ DEFECTS = [
     Defect(
         "callback that counts its checkpoints",
         RESUMES,
-        ("callback 'best.saved'", "on_checkpoint_write_end"),
+        ("callback state best.saved", "on_checkpoint_write_end"),
         {
             "    def on_validation_end": "    saved = 0\n\n    def on_checkpoint_write_end(self, checkpoint_dir):\n"
             "        self.saved += 1\n\n    def on_validation_end",
@@ -236,13 +238,13 @@ DEFECTS = [
     Defect(
         "random draw without a seed",
         DETERMINISTIC,
-        ("metric 'loss' of batch 0", "apart", "default_rng"),
+        ("metric loss at batch 0", "apart", "default_rng"),
         before_loss("pass", "self.loss(batch) * (1 + np.random.default_rng().random())"),
     ),
     Defect(
         "order of the data without a seed",
         DETERMINISTIC,
-        ("data of batch 0", "not seeded"),
+        (r"data batch\[0\].* at batch 0", "not seeded"),
         {
             "        return len(self.inputs)": "        return len(self.inputs)\n\n    chance = random.Random()",
             "return self.inputs[index], ": "return self.inputs[self.chance.randrange(9)], ",
@@ -295,7 +297,7 @@ DEFECTS = [
     Defect(
         "sampler of its own for several processes",
         GROUPS,
-        (r"model_def.py:\d+: .*DistributedSampler", "gives each process its share"),
+        (r"model_def.py:\d+: .*DistributedSampler", "gives each process its part"),
         {"shuffle=True)": "sampler=torch.utils.data.distributed.DistributedSampler(Noted(40), 1, 0))"},
     ),
     Defect(
@@ -378,9 +380,9 @@ DEFECTS = [
         {"        self.context.step_optimizer(self.sgd)\n": ""},
     ),
     Defect(
-        "loader that can not be resumed",
+        "loader that cannot be resumed",
         RESUMES,
-        ("data of batch 2", "no det_lightning.pytorch.DataLoader"),
+        ("data batch.* at batch 2", "not a det_lightning.pytorch.DataLoader"),
         {
             "        self.best = Best()\n": "        self.best = Best()\n"
             "        context.experimental.disable_dataset_reproducibility_checks()\n",
@@ -395,47 +397,47 @@ DEFECTS = [
     Defect(
         "dataset with a memory",
         RESUMES,
-        ("data of batch 2", "dataset"),
+        ("data batch.* at batch 2", "dataset"),
         {"return self.inputs[index], ": "self.reads += 1\n        return self.inputs[index] + 0.01 * self.reads, "},
     ),
 ]
 
 
-def evidence_for(source: str, folder: Path, **options: object) -> Evidence:
+def runs_of(source: str, folder: Path, **options: Any) -> TrialRuns:
     (folder / "model_def.py").write_text(source)
-    return Evidence(TrialOptions("model_def:MyTrial", folder, HPARAMS, **options))
+    return TrialRuns(TrialOptions("model_def:MyTrial", folder, HPARAMS, **options))
 
 
-def check(promise_name: str, evidence: Evidence) -> None:
-    (promise,) = (promise for promise in PROMISES if promise.name == promise_name)
-    promise.check(evidence)
+def run_check(name: str, runs: TrialRuns) -> None:
+    (check,) = (check for check in CHECKS if check.name == name)
+    check.run(runs)
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A record of the correct trial."""
     folder = tmp_path_factory.mktemp("reference")
-    evidence = evidence_for(CORRECT, folder)
-    write_record(own_record(evidence.setup, settings_of(evidence.options, evidence.setup)), folder / "ref.json")
+    runs = runs_of(CORRECT, folder)
+    write_record(runs.own_record(), folder / "ref.json")
     return folder / "ref.json"
 
 
 @pytest.fixture(scope="module")
-def correct(tmp_path_factory: pytest.TempPathFactory, reference: Path) -> Evidence:
-    return evidence_for(CORRECT, tmp_path_factory.mktemp("correct"), reference=reference)
+def correct(tmp_path_factory: pytest.TempPathFactory, reference: Path) -> TrialRuns:
+    return runs_of(CORRECT, tmp_path_factory.mktemp("correct"), reference=reference)
 
 
-@pytest.mark.parametrize("promise", dict.fromkeys(defect.promise for defect in DEFECTS))
-def test_the_correct_trial_keeps_every_one_of_these_promises(correct: Evidence, promise: str) -> None:
-    check(promise, correct)
+@pytest.mark.parametrize("check", dict.fromkeys(defect.check for defect in DEFECTS))
+def test_the_correct_trial_passes_every_one_of_these_checks(correct: TrialRuns, check: str) -> None:
+    run_check(check, correct)
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
-def test_a_defect_is_caught_by_its_promise_and_named(defect: Defect, tmp_path: Path, reference: Path) -> None:
-    evidence = evidence_for(defect.source(), tmp_path, reference=reference)
-    with pytest.raises((BrokenPromise, BadTrial)) as caught:
-        check(defect.promise, evidence)
-    evidence.close()
+def test_a_defect_is_caught_by_its_check_and_named(defect: Defect, tmp_path: Path, reference: Path) -> None:
+    runs = runs_of(defect.source(), tmp_path, reference=reference)
+    with pytest.raises((CheckFailed, BadTrial)) as caught:
+        run_check(defect.check, runs)
+    runs.close()
     message = str(caught.value)
     assert all(re.search(pattern, message) for pattern in defect.says), message
 
@@ -490,10 +492,10 @@ HARMLESS = {
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_does_no_harm_is_no_defect(name: str, tmp_path: Path) -> None:
-    promise, changes = HARMLESS[name]
-    evidence = evidence_for(Defect(name, promise, (), changes).source(), tmp_path)
-    check(promise, evidence)
-    evidence.close()
+    check, changes = HARMLESS[name]
+    runs = runs_of(Defect(name, check, (), changes).source(), tmp_path)
+    run_check(check, runs)
+    runs.close()
 
 
 def test_there_are_enough_defects() -> None:

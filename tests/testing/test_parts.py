@@ -1,4 +1,4 @@
-"""The parts of the plugin that need no training: options, timetables, and what is read in the source."""
+"""The parts of the plugin that need no training: options, boundaries, and what is read in the source."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import hypothesis.strategies as st
 import pytest
 
 from det_lightning.testing.configuration import hparams_of, read_config
+from det_lightning.testing.observation.source_scan import devices_in, hparams_in, process_groups_in
 from det_lightning.testing.outcomes import BadTrial
-from det_lightning.testing.training.loading import ImportedTrial
-from det_lightning.testing.training.timetable import Timetable
-from det_lightning.testing.watching.scanning import devices_in, hparams_in, process_groups_in
+from det_lightning.testing.records.record import RunSettings
+from det_lightning.testing.training.plans import Boundaries, RunPlan
+from det_lightning.testing.training.trial_source import ImportedTrial
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_all_hyperparameters_that_can_not_be_read_are_named() -> None:
         "b": {"c": {"type": "nothing"}},
         "d": {"type": "categorical", "vals": []},
     }
-    with pytest.raises(BadTrial, match=r"a lacks 'maxval'; b.c has the unknown type 'nothing' .*; d can not be read"):
+    with pytest.raises(BadTrial, match=r"a lacks 'maxval'; b.c has the unknown type 'nothing' .*; d can ?not be read"):
         hparams_of({"hyperparameters": entries})
 
 
@@ -71,16 +72,18 @@ def test_a_configuration_that_is_none_is_refused(tmp_path: Path, content: str) -
 
 @hypothesis.given(batches=st.integers(6, 60), epoch_length=st.none() | st.integers(1, 100), frequency=st.integers(1, 8))
 def test_a_run_has_a_boundary_of_every_kind(batches: int, epoch_length: int | None, frequency: int) -> None:
-    timetable = Timetable.of(batches, epoch_length)
-    plan = timetable.plan(frequency)
+    boundaries = Boundaries.of(batches, epoch_length)
+    settings = RunSettings(batches=batches, aggregation_frequency=frequency)
+    plan = boundaries.applied_to(RunPlan("a run", settings, Path("checkpoints")))
+    assert plan.validate_after is not None
     assert all(0 < batch < batches for batch in plan.checkpoint_after | plan.validate_after)
-    assert timetable.after_validation in plan.validate_after & plan.checkpoint_after
+    assert boundaries.after_validation in plan.validate_after & plan.checkpoint_after
     if epoch_length is not None:
-        epoch = min(epoch_length, timetable.epoch_limit or epoch_length)
-        assert timetable.epoch_end == epoch
-        assert timetable.mid_epoch is None if epoch == 1 else timetable.mid_epoch % epoch  # type: ignore[operator]
+        epoch = min(epoch_length, boundaries.epoch_limit or epoch_length)
+        assert boundaries.epoch_end == epoch
+        assert boundaries.mid_epoch is None if epoch == 1 else boundaries.mid_epoch % epoch  # type: ignore[operator]
     if frequency > 1:
-        within = timetable.mid_aggregation(frequency)
+        within = boundaries.mid_aggregation(frequency)
         assert within is not None and within % frequency and within in plan.checkpoint_after
 
 

@@ -9,11 +9,12 @@ from xml.etree import ElementTree
 import pytest
 
 # What pytester imports while it runs pytest in this process it forgets again, which numpy and torch do not survive.
-import det_lightning.testing.reports.reporting  # noqa: F401
-from det_lightning.testing.conversion import own_record, settings_of
-from det_lightning.testing.evidence import Evidence
+import det_lightning.testing.report
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.records.record import write_record
+from det_lightning.testing.training.runs import TrialRuns
+
+pytestmark = pytest.mark.slow
 
 pytest_plugins = ["pytester"]
 
@@ -42,7 +43,15 @@ def run(pytester: pytest.Pytester, *arguments: str, source: str = CORRECT) -> py
     return pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
 
 
-def test_one_test_for_each_promise_without_a_test_file(pytester: pytest.Pytester) -> None:
+def test_its_word_is_check_in_code_documentation_and_output(pytester: pytest.Pytester) -> None:
+    package = Path(det_lightning.testing.report.__file__).parent
+    files = [*package.rglob("*.py"), *package.glob("*.jinja"), package.parents[1] / "docs" / "testing.md"]
+    assert [file.name for file in files if "promise" in file.read_text().lower()] == []
+    result = run(pytester, "--help", "--markers")
+    assert "promise" not in result.stdout.str()
+
+
+def test_one_test_for_each_check_without_a_test_file(pytester: pytest.Pytester) -> None:
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "--collect-only", "-q")
     result.stdout.fnmatch_lines(
         [
@@ -60,7 +69,7 @@ def test_one_test_for_each_promise_without_a_test_file(pytester: pytest.Pytester
             "*::resumes bit-equal right after a validation",
             "*::resumes bit-equal in the middle of an aggregation",
             "*::trains under aggregation",
-            "*::trains equally under both doors",
+            "*::trains equally under both APIs",
             "*::two processes agree with one",
             "*::matches the real determined",
             "17 tests collected*",
@@ -73,35 +82,35 @@ def test_the_report_reads_as_a_checklist(pytester: pytest.Pytester) -> None:
         pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "not real and not processes"
     )
     result.assert_outcomes(passed=15)
-    result.stdout.fnmatch_lines(["*promises of model_def:MyTrial*", "[[]x[]] trains", "[[]x[]] is deterministic*"])
+    result.stdout.fnmatch_lines(["*checks of model_def:MyTrial*", "[[]x[]] trains", "[[]x[]] is deterministic*"])
 
 
-def test_promises_and_tests_run_together(pytester: pytest.Pytester) -> None:
+def test_checks_and_tests_run_together(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_own="def test_one():\n    pass")
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "test_one or device")
     result.assert_outcomes(passed=2)
 
 
-def test_a_broken_promise_says_what_is_wrong_and_nothing_else(pytester: pytest.Pytester) -> None:
+def test_a_failed_check_says_what_is_wrong_and_nothing_else(pytester: pytest.Pytester) -> None:
     source = CORRECT.replace('return {"loss": loss}', 'return {"loss": loss * np.random.default_rng().random()}')
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", QUICK, source=source)
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         [
-            "Two runs with seed 0 are not the same. First difference: metric 'loss' of batch 0: * apart.",
+            "Two runs with seed 0 are not the same. The first difference is the metric loss at batch 0: * apart*",
             "Usual causes:",
             "*np.random.default_rng()*",
             "[[] []] is deterministic under a seed*",
         ]
     )
-    assert "promise.check" not in result.stdout.str()
+    assert "check.run" not in result.stdout.str()
 
 
 def test_last_failed_markers_and_junit(pytester: pytest.Pytester) -> None:
     source = CORRECT.replace("self.context.step_optimizer(self.sgd)", "self.sgd.step()")
     pytester.makepyfile(model_def=source)
     trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS)
-    first = pytester.runpytest_inprocess(*trial, "-m", "trial_conduct or trial_metrics", "--junit-xml", "junit.xml")
+    first = pytester.runpytest_inprocess(*trial, "-m", "trial_context or trial_metrics", "--junit-xml", "junit.xml")
     first.assert_outcomes(passed=3, failed=1)
     again = pytester.runpytest_inprocess(*trial, "--lf")
     again.assert_outcomes(failed=1)
@@ -110,7 +119,7 @@ def test_last_failed_markers_and_junit(pytester: pytest.Pytester) -> None:
     assert {case.get("classname") for case in cases} == {"model_def:MyTrial"}
 
 
-def test_a_worker_of_xdist_checks_the_promises(pytester: pytest.Pytester) -> None:
+def test_a_worker_of_xdist_checks_the_checks(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     pytester.makepyfile(model_def=CORRECT)
     trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "device or groups or process-group")
@@ -131,8 +140,8 @@ def test_a_configuration_gives_trial_and_hyperparameters(pytester: pytest.Pytest
 
 def test_a_reference_gives_hyperparameters_too(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(model_def=CORRECT)
-    evidence = Evidence(TrialOptions("model_def:MyTrial", pytester.path, json.loads(HPARAMS)))
-    write_record(own_record(evidence.setup, settings_of(evidence.options, evidence.setup)), pytester.path / "ref.json")
+    runs = TrialRuns(TrialOptions("model_def:MyTrial", pytester.path, json.loads(HPARAMS)))
+    write_record(runs.own_record(), pytester.path / "ref.json")
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-reference", "ref.json", "-k", "real or seed")
     result.assert_outcomes(passed=2)
 
@@ -151,7 +160,7 @@ def test_a_searcher_metric_that_is_not_there_is_named(pytester: pytest.Pytester)
         (["--trial", "model_def"], ["*--trial must be module:Class, such as model_def:MyTrial; got 'model_def'."]),
         (["--trial", "m:T", "--trial-hparams", "{lr: 1}"], ["*--trial-hparams must be a JSON object*got '{lr: 1}'*"]),
         (["--trial", "m:T", "--trial-batches", "3"], ["*--trial-batches must be at least 6; got 3."]),
-        (["--trial", "m:T", "--trial-config", "no.yaml"], ["*no.yaml can not be read: No such file*"]),
+        (["--trial", "m:T", "--trial-config", "no.yaml"], ["*no.yaml cannot be read: No such file*"]),
     ],
 )
 def test_options_that_can_not_be_read_are_usage_errors(
@@ -167,7 +176,7 @@ def test_a_module_that_does_not_import_shows_its_own_frames(pytester: pytest.Pyt
     result = run(pytester, "--trial", "model_def:MyTrial", source="import layers\n\nSIZE = layers.make()\n")
     result.stdout.fnmatch_lines(
         [
-            "model_def can not be imported:",
+            "model_def cannot be imported:",
             '  File "model_def.py", line 3, in <module>',
             '  File "layers.py", line 2, in make',
             "*ZeroDivisionError: division by zero",

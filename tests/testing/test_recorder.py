@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import json
 import math
 import struct
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from det_lightning import pytorch
 from det_lightning.testing import recorder
-from det_lightning.testing.records.reference import record_ours
+from det_lightning.testing.training.reference import record_ours
 from tests.testing.recorded_trials import SETTINGS, Regression
 
 SOURCE = Path(recorder.__file__)
@@ -145,6 +146,16 @@ def test_one_bit_of_an_array_changes_its_digest(element: int, bit: int) -> None:
 def test_whatever_a_batch_holds_is_described_as_json(value: Any) -> None:
     described = recorder.describe(value)
     assert json.loads(json.dumps(described)) == described
+
+
+def test_a_mapping_is_described_by_what_it_holds() -> None:
+    assert recorder.describe(collections.UserDict(ids=[1, 2])) == {"ids": [1, 2]}
+
+
+@pytest.mark.parametrize(("one", "other"), [(b"a", b"b"), ({1, 2}, {1, 3}), (1j, 2j)])
+def test_plain_objects_are_told_apart_by_a_digest(one: object, other: object) -> None:
+    assert recorder.describe(one) != recorder.describe(other)
+    assert recorder.describe(one)["class"] == type(one).__name__
 
 
 def test_hyperparameters_are_the_constants_of_the_configuration_and_those_given() -> None:

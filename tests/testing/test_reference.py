@@ -18,9 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning import pytorch
-from det_lightning.testing.records.comparison import BIT_EQUAL, Difference, Tolerance, first_difference, tolerance_for
-from det_lightning.testing.records.numbers import ulps_between
-from det_lightning.testing.records.reference import RecordError, TrainingRecord, read_record, record_ours, write_record
+from det_lightning.testing import recorder
+from det_lightning.testing.records.comparison import first_difference, tolerance_for
+from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance
+from det_lightning.testing.records.record import RecordError, TrainingRecord, parse_record, read_record, write_record
+from det_lightning.testing.records.values import ulps_between
+from det_lightning.testing.training.reference import record_ours
 from tests.testing.recorded_trials import SETTINGS, Regression
 
 
@@ -51,11 +54,11 @@ def test_a_record_comes_back_from_its_file(record: TrainingRecord, tmp_path: Pat
     ("content", "message"),
     [
         (None, "There is no .*ref.json. Make one .* python recorder.py model_def:Regression"),
-        ("", "is no record of a training, or is damaged"),
+        ("", "is not a record of a training, or is damaged"),
         ('{"format": "det-lightning training re', "is damaged"),
-        ("[" * 100_000, "is no record of a training, or is damaged"),
-        ("[1, 2]", "is JSON, but no record"),
-        ('{"loss": 0.1}', "is JSON, but no record"),
+        ("[" * 100_000, "is not a record of a training, or is damaged"),
+        ("[1, 2]", "is JSON, but not a record"),
+        ('{"loss": 0.1}', "is JSON, but not a record"),
     ],
 )
 def test_what_is_no_record_is_told_apart(content: str | None, message: str, tmp_path: Path) -> None:
@@ -146,7 +149,7 @@ class Decays(Regression):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         metrics = super().train_batch(batch, epoch_idx, batch_idx)
         with torch.no_grad():
-            self.model[3].bias.mul_(0.5)
+            next(reversed(list(self.model.parameters()))).mul_(0.5)
         return metrics
 
 
@@ -211,6 +214,49 @@ def test_what_is_spoiled_is_named(
     assert f"{kind} {name}" in str(difference)
 
 
+class AddsMetric(Regression):
+    """Has a callback that changes the metrics of validations."""
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        class Adds(pytorch.PyTorchCallback):
+            def on_validation_end(self, metrics: dict[str, Any]) -> None:
+                metrics["extra"] = 1.0
+
+        return {**super().build_callbacks(), "adds": Adds()}
+
+
+@pytest.mark.parametrize("trial", [Regression, AddsMetric, Stops, Fails])
+def test_the_recorder_alone_sees_the_same_training(trial: type, tmp_path: Path) -> None:
+    log = recorder.TrainingLog()
+    settings = dataclasses.asdict(SETTINGS)
+    (tmp_path / "code").mkdir()
+    fit = {"checkpoint_storage": tmp_path / "checkpoints", "code_dir": tmp_path / "code", "preemption": False}
+    arguments = (recorder.recorded(trial, pytorch, log), pytorch, settings, log)
+    training = functools.partial(recorder.train, *arguments, trainer={"enable_progress_bar": False}, fit=fit)
+    alone = recorder.make_record("det_lightning", f"m:{trial.__name__}", settings, log, training)
+    parsed = parse_record(json.loads(json.dumps(alone)), "the record")
+    assert first_difference(parsed, record_ours(trial, SETTINGS), BIT_EQUAL) is None
+
+
+@pytest.mark.parametrize(
+    ("recorded_before", "recorded_now", "differ"),
+    [
+        ({"~": "object", "class": "set"}, {"~": "object", "class": "set", "digest": "0"}, False),
+        ({"~": "object", "class": "UserDict"}, {"ids": [1, 2]}, False),
+        ({"~": "object", "class": "set"}, {"~": "object", "class": "bytes", "digest": "0"}, True),
+        ({"~": "object", "class": "set", "digest": "1"}, {"~": "object", "class": "set", "digest": "0"}, True),
+        ({"~": "object", "class": "set"}, None, True),
+    ],
+)
+def test_a_record_that_knows_only_the_class_of_a_value_differs_by_the_class_only(
+    recorded_before: Any, recorded_now: Any, differ: bool, record: TrainingRecord
+) -> None:
+    ours = copy.deepcopy(record)
+    record.named("batch_start")[1]["data"].append(recorded_before)
+    ours.named("batch_start")[1]["data"].append(recorded_now)
+    assert (first_difference(record, ours) is not None) == differ
+
+
 def test_settings_that_differ_come_first(record: TrainingRecord) -> None:
     other = dataclasses.replace(record, settings=dataclasses.replace(SETTINGS, seed=1))
     difference = first_difference(record, other)
@@ -219,7 +265,7 @@ def test_settings_that_differ_come_first(record: TrainingRecord) -> None:
 
 
 def number_of(event: dict[str, Any]) -> dict[str, Any]:
-    return event["metrics"]["loss"]  # type: ignore[no-any-return]
+    return event["metrics"]["loss"]
 
 
 @given(st.integers(0, 5), st.integers(1, 10_000))
@@ -336,7 +382,7 @@ def test_other_draws_are_the_cause_of_what_differs_later(record: TrainingRecord)
     ours = copy.deepcopy(record)
     for event in ours.events:
         if event["batch"] >= 2 and "random" in event:
-            event["random"]["torch"] = "0" * 16  # type: ignore[index]
+            event["random"]["torch"] = "0" * 16
     assert first_difference(in_another_environment(record), ours) is None
     number_of(ours.named("batch_end")[4])["value"] *= 1.5  # type: ignore[arg-type]
     difference = first_difference(in_another_environment(record), ours)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.testing.reports.curves import Chart, make_chart, nice_ticks
-from det_lightning.testing.reports.report import Promise, ReportData, write_report
-from tests.testing.made_reports import PROMISES, falling, made_data, made_report
+from det_lightning.testing.charts import Chart, make_chart, nice_ticks
+from det_lightning.testing.report import CheckResult, ReportData, write_report
+from tests.testing.made_reports import CHECKS, falling, made_data, made_report
 
 
 class Outline(HTMLParser):
@@ -52,14 +52,14 @@ def test_the_page_needs_nothing_else(kind: str, tmp_path: Path) -> None:
     assert not re.search(r"\b(https?:)?//\w", page)
 
 
-def test_every_promise_stands_there_with_outcome_duration_and_message(tmp_path: Path) -> None:
+def test_every_check_stands_there_with_outcome_duration_and_message(tmp_path: Path) -> None:
     text = outline("different", tmp_path).text
-    assert "1 of 4 promises does not hold" in text
+    assert "1 of 4 checks failed" in text
     for line in (
-        "holds trains 1.2",
-        "holds is deterministic under a seed 2.5",
+        "passed trains 1.2",
+        "passed is deterministic under a seed 2.5",
         "not checked an old checkpoint loads no --trial-checkpoint was given 0.0",
-        "broken matches the real determined <loss> differs - at batch 3 - & at all later ones 4.0",
+        "failed matches the real determined <loss> differs - at batch 3 - & at all later ones 4.0",
     ):
         assert line in text
 
@@ -67,16 +67,16 @@ def test_every_promise_stands_there_with_outcome_duration_and_message(tmp_path: 
 @pytest.mark.parametrize(
     ("outcomes", "verdict"),
     [
-        (["passed", "passed"], "All 2 promises hold"),
-        (["passed"], "1 promise holds"),
-        (["passed", "skipped"], "1 promise holds, 1 not checked"),
-        (["passed", "error", "failed"], "2 of 3 promises do not hold"),
+        (["passed", "passed"], "All 2 checks passed"),
+        (["passed"], "1 check passed"),
+        (["passed", "skipped"], "1 check passed, 1 not checked"),
+        (["passed", "error", "failed"], "2 of 3 checks failed"),
         (["skipped"], "Nothing was checked"),
         ([], "Nothing was checked"),
     ],
 )
 def test_the_verdict_comes_first(outcomes: list[str], verdict: str, tmp_path: Path) -> None:
-    write_report(tmp_path / "out.html", ReportData("t:T", [Promise(f"p{i}", o) for i, o in enumerate(outcomes)]))
+    write_report(tmp_path / "out.html", ReportData("t:T", [CheckResult(f"p{i}", o) for i, o in enumerate(outcomes)]))
     text = Outline((tmp_path / "out.html").read_text(encoding="utf-8")).text
     assert text.startswith(f"{verdict} \N{EN DASH} t:T Conversion report {verdict} t:T")
 
@@ -116,7 +116,7 @@ def test_a_trial_without_reference_has_its_own_curves(tmp_path: Path) -> None:
 
 def test_what_is_named_like_markup_stays_text(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
-    write_report(tmp_path / "out.html", ReportData(evil, [Promise(evil, "failed", 0, evil)], command=evil))
+    write_report(tmp_path / "out.html", ReportData(evil, [CheckResult(evil, "failed", 0, evil)], command=evil))
     found = Outline((tmp_path / "out.html").read_text(encoding="utf-8"))
     assert "script" not in found.tags
     assert found.text.count(evil) == 5
@@ -124,7 +124,7 @@ def test_what_is_named_like_markup_stays_text(tmp_path: Path) -> None:
 
 def test_an_unknown_outcome_is_refused() -> None:
     with pytest.raises(ValueError, match=r"one of passed, failed, error, skipped; got 'fine'"):
-        Promise("trains", "fine")
+        CheckResult("trains", "fine")
 
 
 def test_without_jinja2_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_without_jinja2_it_says_what_to_install(tmp_path: Path, monkeypatch: pyt
 
 def test_the_parts_of_the_checklist_keep_their_order(tmp_path: Path) -> None:
     text = outline("equal", tmp_path).text
-    places = [text.index(promise.name) for promise in PROMISES]
+    places = [text.index(check.name) for check in CHECKS]
     assert places == sorted(places)
 
 

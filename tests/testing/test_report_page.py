@@ -115,7 +115,7 @@ def test_the_numbers_open_by_keyboard(browser: Any, tmp_path: Path) -> None:
     assert table.is_visible()
 
 
-def test_in_print_it_is_light_and_all_promises_are_there(browser: Any, tmp_path: Path) -> None:
+def test_in_print_it_is_light_and_all_checks_are_there(browser: Any, tmp_path: Path) -> None:
     page = Visit(browser, made_report("different", tmp_path), color_scheme="dark").page
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

@@ -1,32 +1,41 @@
-"""The first difference of two records of the same trial, and by how much."""
+"""The first difference of two trainings of one trial, and by how much."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from det_lightning.masking import mask
-from det_lightning.testing.records.described import (
-    dtype_of,
-    farthest_apart,
-    is_array,
-    is_plain,
-    largest_element,
-    summary_of,
-)
+from det_lightning.testing.records import values
 from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance
-from det_lightning.testing.records.numbers import distance, ulps_between
-from det_lightning.testing.records.record import RunSettings, TrainingRecord, number_in
-
-__all__ = ["BIT_EQUAL", "Difference", "Tolerance", "first_difference", "tolerance_for"]
+from det_lightning.testing.records.record import RunSettings, TrainingRecord
+from det_lightning.testing.records.values import is_array, is_plain_dict, is_unknown, number_in, summary_of
 
 #: What numbers may depend on without any fault of the trial.
 _ENVIRONMENT = ("torch", "device", "processor", "threads")
 # Below this share of a model's largest gradient there is nothing but the rounding of float32.
 _NOISE = 1e-5
+# The kinds of the fields of events, in the order in which what they hold came to be.
+_KINDS = {
+    "epoch": "epoch",
+    "data": "data",
+    "learning_rates": "learning rate",
+    "metrics": "metric",
+    "reported": "metric",
+    "gradients": "gradient",
+    "parameters": "parameter",
+    "weights": "parameter",
+    "optimizers": "optimizer state",
+    "schedulers": "scheduler state",
+    "arguments": "callback",
+    "callbacks": "callback state",
+    "random": "random state",
+}
+_TITLES = {"epoch": "index", "data": "batch", "learning_rates": "group"}
 
 
 def tolerance_for(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
@@ -38,8 +47,8 @@ def tolerance_for(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
     other = [name for name in _ENVIRONMENT if reference.environment.get(name) != ours.environment.get(name)]
     if not other:
         return BIT_EQUAL
-    values = (f"{name} {reference.environment.get(name)} and {ours.environment.get(name)}" for name in other)
-    return Tolerance(relative=1e-3, absolute=1e-5, reason="; ".join(values))
+    reasons = (f"{name} {reference.environment.get(name)} and {ours.environment.get(name)}" for name in other)
+    return Tolerance(relative=1e-3, absolute=1e-5, reason="; ".join(reasons))
 
 
 def first_difference(
@@ -52,13 +61,13 @@ def first_difference(
         ours: what did.
         tolerance: by default that of :func:`tolerance_for`.
     """
-    tolerance = tolerance or tolerance_for(reference, ours)
-    comparison = _Comparison(reference, ours, tolerance)
+    comparison = _Comparison(reference, ours, tolerance or tolerance_for(reference, ours))
     differences = comparison.differences()
     first = next(differences, None)
     if first is None:
         return None
-    unsteady, drawn_apart = tuple(sorted(comparison.unsteady)), comparison.drawn_apart
+    unsteady = tuple(sorted(comparison.unsteady))
+    drawn_apart = comparison.drawn_apart
     same_batch = itertools.takewhile(lambda difference: difference.batch == first.batch, differences)
     others = [other for other in same_batch if (other.kind, other.name) != (first.kind, first.name)]
     return dataclasses.replace(first, also=_by_kind(others), unsteady=unsteady, drawn_apart=drawn_apart)
@@ -69,19 +78,107 @@ def _by_kind(differences: list[Difference]) -> tuple[str, ...]:
     names: dict[str, dict[str, None]] = {}
     for difference in differences:
         names.setdefault(difference.kind, {})[difference.name] = None
-    return tuple(
-        f"{kind} {next(iter(found))}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
-        for kind, found in names.items()
-    )
+    more = {kind: f" and {len(found) - 1} more" if len(found) > 1 else "" for kind, found in names.items()}
+    return tuple(f"{kind} {next(iter(found))}{more[kind]}" for kind, found in names.items())
+
+
+def value_differences(
+    kind: str, name: str, theirs: Any, mine: Any, tolerance: Tolerance = BIT_EQUAL, weight_scale: float | None = None
+) -> Iterator[Difference]:
+    """Yield where two values, as the recorder describes them, differ by more than the tolerance.
+
+    Args:
+        kind: of the values.
+        name: of the values; what is nested in them is named by its path.
+        theirs: one value.
+        mine: the other one.
+        tolerance: what is allowed.
+        weight_scale: the size that the tolerance of weights is relative to; None if these are no weights. Of weights
+            only the norm, and what half of the elements have in common, is looked at.
+    """
+    one, other = number_in(theirs), number_in(mine)
+    far: tuple[str, float, float] | None = None
+    if one is not None and other is not None:
+        far = None if tolerance.allows(one, other) else ("", one, other)
+        same = not tolerance.exact or values.dtype_of(theirs) == values.dtype_of(mine)
+    elif is_array(theirs) and is_array(mine) and theirs["shape"] == mine["shape"]:
+        equal = theirs["digest"] == mine["digest"] and theirs["dtype"] == mine["dtype"]
+        far = None if equal else _farthest_apart(theirs, mine, tolerance, weight_scale)
+        same = equal or not tolerance.exact
+    elif nested := _nested(name, theirs, mine):
+        for inner, (theirs_within, mine_within) in nested.items():
+            yield from value_differences(kind, inner, theirs_within, mine_within, tolerance, weight_scale)
+        return
+    else:
+        same = theirs == mine or _may_be_same(theirs, mine)
+    if far is not None:
+        part, one, other = far
+        difference = Difference(kind, name, None, one, other, part, tolerance=tolerance)
+        yield _with_distance(difference, values.dtype_of(theirs))
+    elif not same:
+        yield Difference(kind, name, None, summary_of(theirs), summary_of(mine), tolerance=tolerance)
+
+
+def _nested(name: str, theirs: Any, mine: Any) -> dict[str, tuple[Any, Any]]:
+    """Return, by their names, what is nested in two values of the same kind of container."""
+    if is_plain_dict(theirs) and is_plain_dict(mine):
+        keys = dict.fromkeys([*theirs, *mine])
+        return {f"{name}.{key}" if name else key: (theirs.get(key), mine.get(key)) for key in keys}
+    if isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
+        return {f"{name}[{index}]": pair for index, pair in enumerate(zip(theirs, mine, strict=True))}
+    return {}
+
+
+def _may_be_same(theirs: Any, mine: Any) -> bool:
+    """Tell whether a record knows too little of one value to tell it from the other one."""
+    if not (is_unknown(theirs) or is_unknown(mine)) or not (isinstance(theirs, dict) and isinstance(mine, dict)):
+        return False
+    return theirs.get("class") == mine.get("class") or is_plain_dict(theirs) or is_plain_dict(mine)
+
+
+def _farthest_apart(
+    theirs: Any, mine: Any, tolerance: Tolerance, weight_scale: float | None
+) -> tuple[str, float, float] | None:
+    """Return what lies farthest apart of two arrays of one shape, and both values; None for what is allowed.
+
+    Elements go before statistics.
+    """
+    size = math.prod(theirs["shape"])
+    scale = max(weight_scale or 0.0, _largest_element((theirs, mine)))
+    sampled = list(zip(theirs.get("sample", ()), mine.get("sample", ()), strict=False))
+    outside = [
+        (f"element {int(index * (size - 1) / max(1, len(sampled) - 1))} of {size}", one, other)
+        for index, (one, other) in enumerate(sampled)
+        if not tolerance.allows(one, other, scale)
+    ]
+    if outside and (weight_scale is None or 2 * len(outside) >= len(sampled)):
+        return max(outside, key=lambda found: values.distance(*found[1:]))
+    scales = {"norm": scale * math.sqrt(size), "mean": scale, "minimum": scale, "maximum": scale}
+    statistics = [
+        (name, theirs[name], mine[name])
+        for name, of_statistic in scales.items()
+        if (name == "norm" or weight_scale is None)
+        and (name in theirs and name in mine)
+        and not tolerance.allows(theirs[name], mine[name], of_statistic)
+    ]
+    return max(statistics, key=lambda found: values.distance(*found[1:]), default=None)
+
+
+def _largest_element(arrays: Iterable[Any]) -> float:
+    return max((abs(array.get(end, 0.0)) for array in arrays for end in ("minimum", "maximum")), default=0.0)
+
+
+def _with_distance(difference: Difference, dtype: str) -> Difference:
+    one = difference.reference
+    other = difference.ours
+    apart = values.distance(one, other)
+    largest = max(abs(one), abs(other))
+    ulps = values.ulps_between(one, other, dtype)
+    return dataclasses.replace(difference, absolute=apart, relative=apart / largest if largest else None, ulps=ulps)
 
 
 class _Comparison:
     """Walks through two records in step.
-
-    Args:
-        reference: what should have happened.
-        ours: what did.
-        tolerance: what may differ.
 
     Attributes:
         unsteady: parameters whose gradient has been nothing but rounding noise so far.
@@ -89,8 +186,7 @@ class _Comparison:
     """
 
     def __init__(self, reference: TrainingRecord, ours: TrainingRecord, tolerance: Tolerance) -> None:
-        self._reference = reference
-        self._ours = ours
+        self._records = (reference, ours)
         self._tolerance = tolerance
         starts = [*reference.named("start"), *ours.named("start")]
         self._parameters = {name for start in starts for name in start["parameters"]}
@@ -101,10 +197,10 @@ class _Comparison:
     def differences(self) -> Iterator[Difference]:
         """Yield all differences in order of time, up to where the two take different ways."""
         for field in dataclasses.fields(RunSettings):
-            asked = [getattr(record.settings, field.name) for record in (self._reference, self._ours)]
+            asked = [getattr(record.settings, field.name) for record in self._records]
             if asked[0] != asked[1]:
-                yield self._difference("settings", field.name, None, *mask(asked))
-        for theirs, mine in itertools.zip_longest(*map(self._comparable_events, (self._reference, self._ours))):
+                yield self._difference("settings", field.name, None, mask(asked))
+        for theirs, mine in itertools.zip_longest(*map(self._comparable_events, self._records)):
             if theirs is None or mine is None or _label(theirs) != _label(mine):
                 yield from self._parting(theirs, mine)
                 return
@@ -113,7 +209,7 @@ class _Comparison:
 
     def _comparable_events(self, record: TrainingRecord) -> list[Mapping[str, Any]]:
         """Leave out hooks that the Determined of the other side does not have."""
-        hooks = set(self._reference.environment.get("hooks", ())) & set(self._ours.environment.get("hooks", ()))
+        hooks = set.intersection(*(set(record.environment.get("hooks", ())) for record in self._records))
         return [event for event in record.events if event["event"] != "callback" or event["name"] in hooks]
 
     def _parting(self, theirs: Mapping[str, Any] | None, mine: Mapping[str, Any] | None) -> Iterator[Difference]:
@@ -122,36 +218,38 @@ class _Comparison:
         yield from ends
         if not ends:
             labels = [None if event is None else _label(event) for event in (theirs, mine)]
-            yield self._difference("callback", labels[0] or str(labels[1]), batch, *labels)
+            yield self._difference("callback", labels[0] or str(labels[1]), batch, labels)
 
     def _ends(self, batch: int | None = None) -> Iterator[Difference]:
-        errors = [record.error or {} for record in (self._reference, self._ours)]
+        errors = [record.error or {} for record in self._records]
+        lengths = [record.batches for record in self._records]
         if errors[0].get("type") != errors[1].get("type"):
-            shown = [f"{error['type']}: {error['message']}" if error else None for error in errors]
+            texts = [f"{error['type']}: {error['message']}" if error else None for error in errors]
             name = next(error["type"] for error in errors if error)
-            yield self._difference("error", name, min(self._lengths()) if batch is None else batch, *shown)
-        elif self._lengths()[0] != self._lengths()[1]:
-            yield self._difference("number of batches", "trained", min(self._lengths()), *self._lengths())
-
-    def _lengths(self) -> tuple[int, int]:
-        return self._reference.batches, self._ours.batches
+            yield self._difference("error", name, min(lengths) if batch is None else batch, texts)
+        elif lengths[0] != lengths[1]:
+            yield self._difference("number of batches", "trained", min(lengths), lengths)
 
     def _of_events(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Difference]:
-        if not self._tolerance.exact:
-            self._excuse(theirs, mine)
-        for field in _ORDER:
-            if field in theirs:
-                for difference in self._of_values(_KINDS[field], _TITLES.get(field, ""), theirs[field], mine[field]):
-                    if not self._is_noise(difference := self._specified(difference, theirs)):
-                        yield dataclasses.replace(difference, batch=theirs["batch"])
+        exact = self._tolerance.exact
+        if not exact:
+            self._note_excuses(theirs, mine)
+        for field, kind in _KINDS.items():
+            if field not in theirs or field not in mine or (not exact and kind in ("random state", "gradient")):
+                continue
+            scale = self._largest_weight if kind == "parameter" and not exact else None
+            values_of_field = (_TITLES.get(field, ""), theirs[field], mine[field])
+            for difference in value_differences(kind, *values_of_field, self._tolerance.of(kind), scale):
+                if not self._is_noise(difference := self._specified(difference, theirs)):
+                    yield dataclasses.replace(difference, batch=theirs["batch"])
 
-    def _excuse(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-        """Take down what is not compared, and explains later differences."""
+    def _note_excuses(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+        """Note what is not compared, and explains later differences."""
         self.unsteady |= _with_noise_for_gradient(theirs.get("gradients", {}), mine.get("gradients", {}))
         if self.drawn_apart is None and theirs.get("random") != mine.get("random"):
             self.drawn_apart = theirs["batch"]
         weights = theirs.get("weights", {})
-        self._largest_weight = largest_element(weights[name] for name in self._parameters & weights.keys())
+        self._largest_weight = _largest_element(weights[name] for name in self._parameters & weights.keys())
 
     def _is_noise(self, difference: Difference) -> bool:
         if difference.kind == "buffer":  # statistics of layers follow the parameters before them
@@ -168,74 +266,8 @@ class _Comparison:
             return dataclasses.replace(difference, kind="buffer")
         return difference
 
-    def _of_values(self, kind: str, name: str, theirs: Any, mine: Any) -> Iterator[Difference]:
-        if kind in ("random state", "gradient") and not self._tolerance.exact:
-            return
-        numbers = number_in(theirs), number_in(mine)
-        if numbers[0] is not None and numbers[1] is not None:
-            yield from self._of_numbers(kind, name, theirs, mine)
-        elif is_array(theirs) and is_array(mine) and theirs["shape"] == mine["shape"]:
-            yield from self._of_arrays(kind, name, theirs, mine)
-        elif is_plain(theirs) and is_plain(mine):
-            for key in dict.fromkeys([*theirs, *mine]):
-                inner = f"{name}.{key}" if name else key
-                yield from self._of_values(kind, inner, theirs.get(key), mine.get(key))
-        elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
-            for index, (one, other) in enumerate(zip(theirs, mine, strict=True)):
-                yield from self._of_values(kind, f"{name}[{index}]", one, other)
-        elif theirs != mine:
-            yield self._difference(kind, name, None, summary_of(theirs), summary_of(mine))
-
-    def _of_numbers(self, kind: str, name: str, theirs: Any, mine: Any) -> Iterator[Difference]:
-        one, other = number_in(theirs), number_in(mine)
-        assert one is not None
-        assert other is not None
-        if not self._tolerance.of(kind).allows(one, other):
-            yield self._distant(kind, name, one, other, dtype_of(theirs))
-        elif self._tolerance.exact and dtype_of(theirs) != dtype_of(mine):
-            yield self._difference(kind, name, None, summary_of(theirs), summary_of(mine))
-
-    def _of_arrays(self, kind: str, name: str, theirs: Any, mine: Any) -> Iterator[Difference]:
-        if theirs["digest"] == mine["digest"] and theirs["dtype"] == mine["dtype"]:
-            return
-        as_weights = kind == "parameter" and not self._tolerance.exact
-        scale = max(self._largest_weight if as_weights else 0.0, largest_element((theirs, mine)))
-        found = farthest_apart(theirs, mine, self._tolerance.of(kind), scale, as_weights=as_weights)
-        if found is not None:
-            part, one, other = found
-            yield dataclasses.replace(self._distant(kind, name, one, other, theirs["dtype"]), part=part)
-        elif self._tolerance.exact:
-            yield self._difference(kind, name, None, summary_of(theirs), summary_of(mine))
-
-    def _distant(self, kind: str, name: str, one: float, other: float, dtype: str) -> Difference:
-        apart = distance(one, other)
-        largest = max(abs(one), abs(other))
-        return dataclasses.replace(
-            self._difference(kind, name, None, one, other),
-            absolute=apart,
-            relative=apart / largest if largest else None,
-            ulps=ulps_between(one, other, dtype),
-        )
-
-    def _difference(self, kind: str, name: str, batch: int | None, theirs: Any, mine: Any) -> Difference:
-        return Difference(kind, name, batch, theirs, mine, tolerance=self._tolerance.of(kind))
-
-
-# The fields of events in the order in which what they tell came to be.
-_KINDS = {
-    "epoch": "epoch",
-    "data": "data",
-    "learning_rates": "learning rate",
-    "metrics": "metric",
-    "gradients": "gradient",
-    "parameters": "parameter",
-    "weights": "parameter",
-    "arguments": "callback",
-    "callbacks": "callback state",
-    "random": "random state",
-}
-_ORDER = tuple(_KINDS)
-_TITLES = {"epoch": "index", "data": "batch", "learning_rates": "group"}
+    def _difference(self, kind: str, name: str, batch: int | None, pair: list[Any]) -> Difference:
+        return Difference(kind, name, batch, pair[0], pair[1], tolerance=self._tolerance.of(kind))
 
 
 def _of_callback(difference: Difference, hook: str) -> Difference:
@@ -253,13 +285,9 @@ def _with_noise_for_gradient(theirs: Mapping[str, float], mine: Mapping[str, flo
 
     Optimizers that divide by a gradient's size make steps of full length of it, in any direction.
     """
-    found = set()
-    largest = [max(gradients.values(), default=0.0) for gradients in (theirs, mine)]
-    for name in theirs.keys() & mine.keys():
-        sizes = theirs[name], mine[name]
-        if any(sizes) and any(size < _NOISE * most for size, most in zip(sizes, largest, strict=True)):
-            found.add(name)
-    return found
+    noise = [_NOISE * max(gradients.values(), default=0.0) for gradients in (theirs, mine)]
+    sizes = {name: (theirs[name], mine[name]) for name in theirs.keys() & mine.keys()}
+    return {name for name, pair in sizes.items() if any(pair) and (pair[0] < noise[0] or pair[1] < noise[1])}
 
 
 def _label(event: Mapping[str, Any]) -> str:

@@ -1,11 +1,12 @@
-"""What two records of a training may differ in, and how one difference is told."""
+"""What two trainings may differ in, and how one difference is described."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-__all__ = ["BIT_EQUAL", "Difference", "Tolerance"]
+from det_lightning.testing.causes import usual_causes
+from det_lightning.testing.records.values import shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +42,6 @@ class Tolerance:
 
     def of(self, kind: str) -> Tolerance:
         """Return what is allowed for one kind of :class:`Difference`."""
-        if self.exact:
-            return self
         if kind == "learning rate":
             return dataclasses.replace(self, relative=min(self.relative, 1e-6), absolute=0.0)
         if kind in ("parameter", "buffer", "callback state"):
@@ -65,19 +64,19 @@ BIT_EQUAL = Tolerance(reason="same torch, device, processor and number of thread
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One thing in which two records differ.
+    """One thing in which two trainings differ.
 
     ``str()`` of it is a sentence with all of that; :attr:`likely_cause` says where to look.
 
     Attributes:
         kind: ``"metric"``, ``"validation metric"``, ``"learning rate"``, ``"gradient"`` (its norm), ``"parameter"``,
             ``"buffer"``, ``"data"``, ``"random state"``, ``"epoch"``, ``"callback"``, ``"callback state"``,
-            ``"number of batches"``, ``"error"``, or ``"settings"``.
+            ``"optimizer state"``, ``"scheduler state"``, ``"number of batches"``, ``"error"``, or ``"settings"``.
         name: of the metric, parameter, callback, ...
         batch: index of the batch (from 0), or None where it is about none. Before the first batch it is 0; after the
             last one it is the number of batches.
-        reference: the value in the reference; None where it has none.
-        ours: the value in the other record; None where it has none.
+        reference: the value in the first training; None where it has none.
+        ours: the value in the second one; None where it has none.
         part: what of it the two values are, such as ``"element 3 of 15"`` or ``"validation batch 0"``.
         absolute: ``|reference - ours|``, for numbers.
         relative: that over ``max(|reference|, |ours|)``, for numbers.
@@ -87,6 +86,7 @@ class Difference:
             or ``"parameter fc.weight and 3 more"``; it tells causes apart.
         unsteady: parameters that were left out, because their gradient is nothing but rounding noise.
         drawn_apart: the batch from which on the random states differed, where they were not compared.
+        sides: what the two trainings are called in sentences.
     """
 
     kind: str
@@ -102,10 +102,12 @@ class Difference:
     also: tuple[str, ...] = ()
     unsteady: tuple[str, ...] = ()
     drawn_apart: int | None = None
+    sides: tuple[str, str] = ("in the reference", "here")
 
     @property
     def likely_cause(self) -> str:
-        """What usually makes this kind of thing differ first."""
+        """What usually makes this kind of thing differ first from the real determined."""
+        usual = " ".join(usual_causes("reference", self.kind))
         drew = any(label.startswith("random state") for label in (f"{self.kind} {self.name}", *self.also))
         if drew and self.kind not in ("settings", "error", "number of batches"):
             return (
@@ -123,47 +125,21 @@ class Difference:
                 "same version of torch."
             )
         if not self.tolerance.exact and self.kind in ("metric", "validation metric", "parameter"):
-            return f"{_CAUSES[self.kind]} Or torch drops other elements than it did: compare with dropout at 0 too."
-        return _CAUSES[self.kind]
+            return f"{usual} Or torch drops other elements than it did: compare with dropout at 0 too."
+        return usual
 
     def __str__(self) -> str:
         name = f"{self.kind} {self.name}" + (f" ({self.part})" if self.part else "")
-        place = "" if self.batch is None else f" at batch {self.batch}"
-        sentence = f"The first difference is the {name}{place}: {_shown(self.reference)} in the reference, "
-        sentence += f"{_shown(self.ours)} here{self._distance()}. Allowed: {self.tolerance}."
-        if self.also:
-            sentence += f" Also different there: {', '.join(self.also)}."
-        return sentence
+        position = "" if self.batch is None else f" at batch {self.batch}"
+        also = f" Also different there: {', '.join(self.also)}." if self.also else ""
+        return (
+            f"The first difference is the {name}{position}: {shown(self.reference)} {self.sides[0]}, "
+            f"{shown(self.ours)} {self.sides[1]}{self._distance()}. Allowed: {self.tolerance}.{also}"
+        )
 
     def _distance(self) -> str:
-        parts = []
-        if self.absolute is not None:
-            parts.append(f"{self.absolute:.3g} apart")
-        if self.relative is not None:
-            parts.append(f"{self.relative:.3g} relative")
-        if self.ulps is not None:
-            parts.append(f"{self.ulps:,} ULP")
-        return f" ({', '.join(parts)})" if parts else ""
-
-
-_CAUSES = {
-    "settings": "The two runs were not asked to do the same. Record again with the same settings.",
-    "error": "One side ends with an error that the other one does not meet.",
-    "number of batches": "One side stops earlier: a stop request, or another length of the run.",
-    "data": "The batches differ: another order of the data, another split over ranks, or other transforms.",
-    "epoch": "The loaders have different lengths, so epochs begin at different batches.",
-    "random state": "One side draws a random number more or less, or seeds again.",
-    "learning rate": "A scheduler is stepped more or less often, or by the trial and by the context too.",
-    "metric": "The loss is computed or averaged otherwise, or what the metric depends on differs unseen.",
-    "gradient": "The loss is another one than the metrics tell, is scaled otherwise, or its graph is cut.",
-    "parameter": "The update differs: gradients that are clipped, averaged or zeroed otherwise, or another optimizer.",
-    "buffer": "The model sees other batches, or is in another mode (train or eval): buffers change without an update.",
-    "validation metric": "Validation metrics are reduced otherwise, or the model is in another mode or was changed by "
-    "a callback.",
-    "callback": "A callback is called at another time, with other arguments, or not at all.",
-    "callback state": "A callback has seen or kept something else.",
-}
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else repr(value)
+        if self.absolute is None:
+            return ""
+        relative = "" if self.relative is None else f", {self.relative:.3g} relative"
+        ulps = "" if self.ulps is None else f", {self.ulps:,} ULP"
+        return f" ({self.absolute:.3g} apart{relative}{ulps})"

@@ -10,20 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.errors import DetLightningError
-
-__all__ = [
-    "RecordError",
-    "RunSettings",
-    "TrainingRecord",
-    "number_in",
-    "parse_record",
-    "read_record",
-    "write_record",
-]
-
-#: The newest form of records that can be read.
-VERSION = 1
-_FORMAT = "det-lightning training record"
+from det_lightning.testing.recorder import FORMAT, VERSION
+from det_lightning.testing.records.values import number_in
 
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "trial": str,
@@ -44,7 +32,7 @@ _EVENT_FIELDS = {
 
 
 class RecordError(DetLightningError):
-    """A record can not be read or made; the message says which, why and what to do."""
+    """A record cannot be read or made; the message says which, why and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,24 +40,17 @@ class RunSettings:
     """What a run depends on besides the trial: two records can be compared only where these are equal.
 
     Attributes:
-        hparams: the hyperparameters, without ranges.
-        config: the experiment configuration, or None.
         arguments: keyword arguments of the trial's constructor, beyond the context.
-        batches: number of batches to train.
-        seed: what Python's, numpy's and torch's random generators are seeded with before the trial is built.
-        validation_period: number of batches between validations; one at the end is always made.
-        reporting_period: number of batches of a training workload.
-        aggregation_frequency: number of batches whose gradients make one optimizer update.
     """
 
-    hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    config: Mapping[str, Any] | None = None
+    hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the hyperparameters, without ranges
+    config: dict[str, Any] | None = None  # the experiment configuration, or None
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    batches: int = 20
-    seed: int = 0
-    validation_period: int = 10
-    reporting_period: int = 5
-    aggregation_frequency: int = 1
+    batches: int = 20  # number of batches to train
+    seed: int = 0  # what Python's, numpy's and torch's random generators are seeded with before the trial is built
+    validation_period: int = 10  # number of batches between validations; one at the end is always made
+    reporting_period: int = 5  # number of batches of a training workload
+    aggregation_frequency: int = 1  # number of batches whose gradients make one optimizer update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +89,17 @@ class TrainingRecord:
         """Return the curve of each scalar validation metric: pairs of number of batches trained and value."""
         return _curves(self.named("validation"))
 
+    def since(self, hook: str, batches: int | None = None) -> TrainingRecord:
+        """Return the record from the first call of a callback's hook on, after so many batches if given."""
+        calls = (event.get("name") == hook and batches in (None, event["batch"]) for event in self.events)
+        first = next((index for index, found in enumerate(calls) if found), len(self.events))
+        return dataclasses.replace(self, events=self.events[first + 1 :])
+
+    def content(self) -> dict[str, Any]:
+        """Return what the file of the record holds."""
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        return {"format": FORMAT, "version": VERSION, **fields, "settings": vars(self.settings)}
+
 
 def _curves(events: list[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     curves: dict[str, list[tuple[int, float]]] = {}
@@ -116,13 +108,6 @@ def _curves(events: list[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]
             if (value := number_in(described)) is not None:
                 curves.setdefault(name, []).append((event["batch"], float(value)))
     return curves
-
-
-def number_in(described: Any) -> int | float | None:
-    """Return the number that a recorded value is, or None."""
-    if isinstance(described, dict) and described.get("~") == "number":
-        described = described["value"]
-    return described if isinstance(described, int | float) and not isinstance(described, bool) else None
 
 
 def read_record(path: str | os.PathLike[str], trial: str | None = None) -> TrainingRecord:
@@ -134,23 +119,22 @@ def read_record(path: str | os.PathLike[str], trial: str | None = None) -> Train
             move.
 
     Raises:
-        RecordError: there is no such file, it is no record, it is damaged, made by a newer recorder, or of another
+        RecordError: there is no such file, it is not a record, it is damaged, made by a newer recorder, or of another
             trial.
     """
     path = Path(path)
+    advice = _how_to_make_one(trial)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RecordError(f"There is no {path}. {_how_to_make_one(trial)}") from None
+        raise RecordError(f"There is no {path}. {advice}") from None
     except OSError as error:
-        raise RecordError(f"{path} can not be read: {error}.") from error
+        raise RecordError(f"{path} cannot be read: {error}.") from error
     except (ValueError, RecursionError) as error:
-        raise RecordError(
-            f"{path} is no record of a training, or is damaged: {error}. {_how_to_make_one(trial)}"
-        ) from None
+        raise RecordError(f"{path} is not a record of a training, or is damaged: {error}. {advice}") from None
     record = dataclasses.replace(parse_record(content, str(path)), path=path)
-    if trial is not None and _class_of(record.trial) != _class_of(trial):
-        raise RecordError(f"{path} is a record of {record.trial}; expected one of {trial}. {_how_to_make_one(trial)}")
+    if trial is not None and record.trial.rpartition(":")[2] != trial.rpartition(":")[2]:
+        raise RecordError(f"{path} is a record of {record.trial}; expected one of {trial}. {advice}")
     return record
 
 
@@ -161,33 +145,19 @@ def _how_to_make_one(trial: str | None) -> str:
     )
 
 
-def _class_of(spec: str) -> str:
-    return spec.rpartition(":")[2]
-
-
 def write_record(record: TrainingRecord, path: str | os.PathLike[str]) -> None:
-    """Write a record, so that :func:`read_record` gives it back.
-
-    Raises:
-        OSError: the file can not be written.
-    """
-    content = dataclasses.asdict(dataclasses.replace(record, path=None))
-    del content["path"]
-    Path(path).write_text(json.dumps({"format": _FORMAT, "version": VERSION, **content}, separators=(",", ":")))
+    """Write a record for :func:`read_record` to read; raise OSError if the file cannot be written."""
+    Path(path).write_text(json.dumps(record.content(), separators=(",", ":")))
 
 
 def parse_record(content: Any, source: str) -> TrainingRecord:
-    """Check that ``content`` has the form of a record, and return it as one.
-
-    Args:
-        content: what was read from JSON.
-        source: what to call it in messages.
+    """Check that ``content``, which was read from JSON, has the form of a record, and return it as one.
 
     Raises:
-        RecordError: it has not; all that is wrong is named.
+        RecordError: it does not; all that is wrong is named, and ``source`` as where it is from.
     """
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise RecordError(f"{source} is JSON, but no record of a training. {_how_to_make_one(None)}")
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise RecordError(f"{source} is JSON, but not a record of a training. {_how_to_make_one(None)}")
     if content.get("version") != VERSION:
         raise RecordError(
             f"{source} has version {content.get('version')!r} of the form of records; this det_lightning reads "
@@ -196,9 +166,9 @@ def parse_record(content: Any, source: str) -> TrainingRecord:
     wrong = list(_wrong_fields(content))
     if wrong:
         raise RecordError(f"{source} is damaged: {'; '.join(wrong[:5])}. {_how_to_make_one(content.get('trial'))}")
-    settings = RunSettings(**content["settings"])
-    fields = {name: content[name] for name in ("trial", "environment", "batches", "error")}
-    return TrainingRecord(settings=settings, events=tuple(content["events"]), **fields)
+    fields = {name: content[name] for name in _FIELDS}
+    fields.update(settings=RunSettings(**content["settings"]), events=tuple(content["events"]))
+    return TrainingRecord(**fields)
 
 
 def _wrong_fields(content: dict[str, Any]) -> Iterator[str]:
@@ -206,10 +176,9 @@ def _wrong_fields(content: dict[str, Any]) -> Iterator[str]:
         if not isinstance(content.get(name, Ellipsis), kind):
             yield f"{name} is {'missing' if name not in content else f'a {type(content[name]).__name__}'}"
     settings = content.get("settings")
-    if isinstance(settings, dict):
-        known = {field.name for field in dataclasses.fields(RunSettings)}
-        if known != settings.keys():
-            yield f"its settings are {', '.join(sorted(settings)) or 'empty'} rather than {', '.join(sorted(known))}"
+    known = {field.name for field in dataclasses.fields(RunSettings)}
+    if isinstance(settings, dict) and known != settings.keys():
+        yield f"its settings are {', '.join(sorted(settings)) or 'empty'} rather than {', '.join(sorted(known))}"
     for number, event in enumerate(content["events"] if isinstance(content.get("events"), list) else []):
         if not isinstance(event, dict) or event.get("event") not in _EVENT_FIELDS or "batch" not in event:
             yield f"event {number} is of no known kind"

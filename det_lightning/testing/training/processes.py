@@ -2,101 +2,95 @@
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import dataclasses
-import json
-import os
 import pickle
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
+
+from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._ports import free_port
-from det_lightning.testing.training.loading import ImportedTrial
-from det_lightning.testing.training.running import RunPlan, TrialSetup
-from det_lightning.testing.training.shares import RankResult
-
-__all__ = ["train_in_processes"]
-
-_RANKS = "det_lightning.testing.training.ranks"
-# What another rank may take to fail too, once one has.
-_GRACE_S = 5.0
+from det_lightning.testing.observation.observer import Observer
+from det_lightning.testing.records.record import TrainingRecord
+from det_lightning.testing.training.execution import Run, train
+from det_lightning.testing.training.plans import RunPlan
+from det_lightning.testing.training.trial_source import ImportedTrial
 
 
-def train_in_processes(
-    setup: TrialSetup, source: ImportedTrial, plan: RunPlan, folder: Path, size: int = 2, timeout_s: float = 300
-) -> list[RankResult]:
-    """Train in ``size`` processes that share out each batch; return what each saw, or the first that failed.
+@dataclasses.dataclass(frozen=True)
+class RankResult:
+    """What one process saw."""
 
-    Args:
-        setup: the trial; hyperparameters and arguments have to be JSON.
-        source: where its class comes from.
-        plan: what happens when; without schedules.
-        folder: an empty one, for what the processes write.
-        size: how many.
-        timeout_s: how long to wait for them.
+    record: TrainingRecord  # of its training
+    samples: collections.Counter[bytes]  # how often the rows of its first batch's arrays occur
+    initial: dict[str, torch.Tensor]  # the parameters before training
+    final: dict[str, torch.Tensor]  # the parameters after training
+    failure: tuple[str, str] | None  # stage and text of what ended the run
+
+    @classmethod
+    def of(cls, run: Run) -> RankResult:
+        """Return what was seen in ``run``."""
+        initial = run.observer.initial_parameters
+        weights = run.observer.final.get("weights", {})
+        final = {name: weights[name] for name in initial if name in weights}
+        failure = None if run.failure is None else (run.failure.stage, run.failure.text)
+        return cls(run.record, run.observer.samples, initial, final, failure)
+
+
+def train_in_processes(source: ImportedTrial, plan: RunPlan, size: int = 2, timeout_s: float = 300) -> list[RankResult]:
+    """Train in ``size`` processes that share each batch; return what each saw, or the first that failed.
+
+    The plan has to be picklable.
 
     Raises:
-        RuntimeError: a process ended without a result, or they took too long; says what it wrote last.
-        TypeError: the hyperparameters are no JSON.
+        RuntimeError: a process ended without a result, or they took too long.
     """
-    folder.mkdir(parents=True)
-    of_setup = {name: getattr(setup, name) for name in ("hparams", "config", "arguments", "seed")}
-    settings = {
-        "size": size,
-        "port": free_port("127.0.0.1"),
-        "timeout_s": timeout_s,
-        "spec": source.spec,
-        "directory": str(source.directory),
-        "setup": of_setup,
-        "plan": {name: value for name, value in dataclasses.asdict(plan).items() if not isinstance(value, frozenset)},
-    }
-    file = folder / "settings.json"
-    file.write_text(json.dumps(settings, default=str))
-    outputs = [(folder / f"output-{rank}.txt").open("w") for rank in range(size)]
-    commands = [[sys.executable, "-m", _RANKS, str(file), str(rank)] for rank in range(size)]
-    processes = [
-        subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=_environment(size))
-        for command, output in zip(commands, outputs, strict=True)
-    ]
-    try:
-        _wait(processes, timeout_s)
-    finally:
-        for process, output in zip(processes, outputs, strict=True):
-            process.kill()
-            process.wait()
-            output.close()
-    return _results(folder, size, processes)
-
-
-def _environment(size: int) -> dict[str, str]:
-    path = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    threads = max(1, (os.cpu_count() or 1) // size)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:
-    """Wait until all have ended, or one has failed and the others had time to say so too."""
+    plan.storage.mkdir(parents=True)
+    arguments = (source.spec, source.directory, plan, size, free_port("127.0.0.1"), timeout_s)
+    processes: Any = spawn(_train_rank, arguments, nprocs=size, join=False)  # type: ignore[no-untyped-call]
     end = time.monotonic() + timeout_s
-    while any(process.poll() is None for process in processes) and time.monotonic() < end:
-        if any(process.poll() for process in processes):
-            end = min(end, time.monotonic() + _GRACE_S)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            next(process for process in processes if process.poll() is None).wait(0.1)
+    crash = None
+    try:
+        # Each call waits for the next process to end.
+        while not processes.join(timeout=max(0.0, end - time.monotonic())):
+            if time.monotonic() >= end:
+                raise RuntimeError(f"They did not end within {timeout_s:g} s.")
+    except (ProcessExitedException, ProcessRaisedException) as e:
+        crash = e
+    finally:
+        for process in processes.processes:
+            process.kill()
+            process.join()
+    results = [pickle.loads(file.read_bytes()) for file in sorted(plan.storage.glob("rank-*.pkl"))]
+    failed = [result for result in results if result.failure is not None]
+    if crash is not None and not failed:
+        raise RuntimeError(str(crash))
+    return failed[:1] or results
 
 
-def _results(folder: Path, size: int, processes: Sequence[subprocess.Popen[bytes]]) -> list[RankResult]:
-    files = [folder / f"rank-{rank}.pkl" for rank in range(size)]
-    written = {file: pickle.loads(file.read_bytes()) for file in files if file.exists()}
-    failed = [file for file, result in written.items() if result.failure is not None]
-    if failed:
-        # Of the others some fail only because one did.
-        first = min(failed, key=lambda file: file.stat().st_mtime_ns)
-        return [written[first]]
-    if len(written) == size:
-        return list(written.values())
-    silent = next(rank for rank, file in enumerate(files) if not file.exists())
-    output = (folder / f"output-{silent}.txt").read_text(errors="replace").strip()
-    raise RuntimeError(f"Process {silent} ended with status {processes[silent].returncode} and said:\n{output[-3000:]}")
+def _train_rank(rank: int, spec: str, directory: Path, plan: RunPlan, size: int, port: int, timeout_s: float) -> None:
+    """Train as one rank, and write what was seen."""
+    dist.init_process_group("gloo", init_method=f"file://{plan.storage / 'meeting'}", rank=rank, world_size=size)
+    distributed = DistributedContext(
+        rank=rank,
+        size=size,
+        local_rank=rank,
+        local_size=size,
+        cross_rank=0,
+        cross_size=1,
+        pub_port=port,
+        timeout_s=timeout_s,
+    )
+    threads = max(1, torch.get_num_threads() // size)
+    plan = dataclasses.replace(plan, distributed=distributed, threads=threads)
+    run = train(ImportedTrial(spec, directory), plan, Observer(keeps_parameters=True))
+    (plan.storage / f"rank-{rank}.pkl").write_bytes(pickle.dumps(RankResult.of(run)))
+    if run.failure is not None:
+        sys.exit(1)
+    dist.destroy_process_group()

@@ -10,14 +10,14 @@ from det_lightning import errors
 from det_lightning.masking import mask
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.pytorch._trainer import init
+from det_lightning.testing.observation.source_scan import hparams_in
 from det_lightning.testing.outcomes import BadTrial
-from det_lightning.testing.training.loading import TrialSource, is_own_file
-from det_lightning.testing.training.running import Failure, TrialSetup
-from det_lightning.testing.watching.scanning import hparams_in
+from det_lightning.testing.own_code import is_own_file
+from det_lightning.testing.records.record import RunSettings
+from det_lightning.testing.training.execution import Failure
+from det_lightning.testing.training.trial_source import TrialSource
 
-__all__ = ["AskedHparams", "arguments_of", "explain_failure", "files_of"]
-
-_MESSAGES = ("There is no hyperparameter", "This trial has no hparams", "The batch size is not known")
+_MISSING = ("There is no hyperparameter", "This trial has no hparams", "The batch size is not known")
 
 
 def arguments_of(source: TrialSource, hparams: dict[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]:
@@ -26,25 +26,24 @@ def arguments_of(source: TrialSource, hparams: dict[str, Any] | None, given: dic
     They are those that were given, and the hyperparameters where it needs an argument ``hparams``: scripts for
     Determined's ``init()`` pass them so.
     """
-    if hparams is None or "hparams" in given:
+    if not hparams or "hparams" in given:
         return given
     try:
         with source.imported() as trial_class:
             asked = inspect.signature(trial_class.__init__).parameters.get("hparams")  # type: ignore[misc]
-    except (BadTrial, TypeError, ValueError):  # the first run tells what is wrong
+    except (BadTrial, TypeError, ValueError):  # the first run shows what is wrong
         return given
     return given if asked is None or asked.default is not asked.empty else {**given, "hparams": dict(hparams)}
 
 
-class AskedHparams(dict[str, Any]):
-    """Hyperparameters that answer 1 for what they do not have, and remember who asked."""
+class _AskedHparams(dict[str, Any]):
+    """Hyperparameters that answer 1 for what they do not have, and remember what was asked for."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__(given)
         self.missing: dict[str, None] = {}
 
     def __contains__(self, name: object) -> bool:
-        """Say yes to everything."""
         return True
 
     def __missing__(self, name: str) -> int:
@@ -52,78 +51,71 @@ class AskedHparams(dict[str, Any]):
         return 1
 
 
-def explain_failure(setup: TrialSetup, failure: Failure) -> str | None:
+def explain_failure(source: TrialSource, settings: RunSettings, failure: Failure) -> str | None:
     """Return what the trial needs and was not given, if that is why a run failed; else None."""
-    error, name = failure.error, setup.source.name
+    error = failure.error
     text = str(error)
     if isinstance(error, errors.InvalidHP):
-        given = ", ".join(f"{hparam}={value!r}" for hparam, value in mask(setup.hparams or {}).items())
+        given = ", ".join(f"{hparam}={value!r}" for hparam, value in mask(settings.hparams).items())
         return (
-            f"{name} refuses its hyperparameters {failure.stage}, with InvalidHP: {text}\nThey are {given}. Of a range "
-            f"the middle was taken; pass others with --trial-hparams.\n{failure.text}"
+            f"{source.name} refuses its hyperparameters {failure.stage}, with InvalidHP: {text}\nThey are {given}. Of "
+            f"a range the middle was taken; pass others with --trial-hparams.\n{failure.text}"
         )
     if isinstance(error, ValueError) and "no experiment configuration" in text:
-        return f"{name} asks for its experiment configuration; give --trial-config FILE.\n{failure.text}"
+        return f"{source.name} asks for its experiment configuration; give --trial-config FILE.\n{failure.text}"
     if isinstance(error, TypeError) and "__init__()" in text and failure.stage == "while the trial is built":
-        with setup.source.imported() as trial_class:
-            return _arguments(name, trial_class, setup, text)
-    missing = isinstance(error, ValueError) and text.startswith(_MESSAGES)
-    if missing or (isinstance(error, KeyError) and error.args and error.args[0] not in (setup.hparams or {})):
-        return _missing_hparams(setup, failure, certain=missing)
+        with source.imported() as trial_class:
+            return _wrong_arguments(source.name, trial_class, settings, text)
+    if isinstance(error, ValueError) and text.startswith(_MISSING):
+        return _missing_hparams(source, settings, None)
+    if isinstance(error, KeyError) and error.args and error.args[0] not in settings.hparams:
+        return _missing_hparams(source, settings, str(error.args[0]))
     return None
 
 
-def _arguments(name: str, trial_class: type, setup: TrialSetup, text: str) -> str | None:
+def _wrong_arguments(name: str, trial_class: type, settings: RunSettings, text: str) -> str | None:
     parameters = list(inspect.signature(trial_class.__init__).parameters.values())[2:]  # type: ignore[misc]
     plain = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [p.name for p in plain if p.default is p.empty and p.name not in setup.arguments]
-    unknown = sorted(setup.arguments.keys() - {p.name for p in plain})
-    if not needed and not unknown:
-        return None
-    if not needed:
+    needed = [p.name for p in plain if p.default is p.empty and p.name not in settings.arguments]
+    unknown = sorted(settings.arguments.keys() - {p.name for p in plain})
+    if needed:
+        example = "{" + ", ".join(f'"{argument}": ...' for argument in needed) + "}"
+        return (
+            f"{name} needs arguments beyond its context: {', '.join(needed)}. Pass them with --trial-kwargs "
+            f"'{example}'; where they cannot be JSON, name a subclass instead whose __init__(self, context) gives them."
+        )
+    if unknown:
         return f"{name} takes no argument {', '.join(unknown)}, which --trial-kwargs gives ({text})."
-    example = "{" + ", ".join(f'"{argument}": ...' for argument in needed) + "}"
-    return (
-        f"{name} needs arguments beyond its context: {', '.join(needed)}. Pass them with --trial-kwargs '{example}'; "
-        "where they are no JSON, name a subclass instead whose __init__(self, context) gives them."
-    )
+    return None
 
 
-def _missing_hparams(setup: TrialSetup, failure: Failure, certain: bool) -> str | None:
-    asked, broke = _ask(setup)
-    if not asked:
+def _missing_hparams(source: TrialSource, settings: RunSettings, suspected: str | None) -> str | None:
+    """Return which hyperparameters are missing; None if none is, or the suspected one is not among them."""
+    hparams = _AskedHparams({"global_batch_size": 2, **settings.hparams})
+    with source.imported() as trial_class, isolated_rng():
+        problem = _build_all(trial_class, settings, hparams)
+        lines = hparams_in(files_of(source), source.directory)
+    asked = list(hparams.missing)
+    if "global_batch_size" in lines and "global_batch_size" not in settings.hparams:
+        asked.append("global_batch_size")
+    if not asked or (suspected is not None and suspected not in asked):
         return None
-    if not certain and str(failure.error.args[0]) not in asked:
-        return None
-    with setup.source.imported():
-        lines = hparams_in(files_of(setup), setup.source.directory)
-    missing = [*asked, *(name for name in lines if name not in asked and name not in (setup.hparams or {}))]
+    missing = [*asked, *(name for name in lines if name not in asked and name not in settings.hparams)]
     named = "\n".join(f"  - {name}" + (f" ({lines[name]})" if name in lines else "") for name in missing)
     example = "{" + ", ".join(f'"{name}": ...' for name in missing) + "}"
-    more = f"\nThere may be more: with 1 for each of them it then fails with {broke}." if broke else ""
-    given = ", ".join(sorted(setup.hparams or {})) or "none"
+    more = f"\nThere may be more: with 1 for each of them it then fails with {problem}." if problem else ""
     return (
-        f"{setup.source.name} asks for hyperparameters that it was not given (given: {given}):\n{named}\n"
+        f"{source.name} asks for hyperparameters that it was not given (given: "
+        f"{', '.join(sorted(settings.hparams)) or 'none'}):\n{named}\n"
         f"Add them to the hyperparameters of --trial-config, or pass --trial-hparams '{example}'.{more}"
     )
 
 
-def _ask(setup: TrialSetup) -> tuple[list[str], str]:
-    """Return the hyperparameters that the trial asks for in vain, and what goes wrong when each of them is 1."""
-    given: dict[str, Any] = dict(setup.hparams or {})
-    hparams = AskedHparams({"global_batch_size": 2, **given})
-    with setup.source.imported() as trial_class, isolated_rng():
-        broke = _build_all(trial_class, setup, hparams)
-        in_source = hparams_in(files_of(setup), setup.source.directory)
-    needs_size = "global_batch_size" in in_source and "global_batch_size" not in given
-    return [*hparams.missing, *(["global_batch_size"] if needs_size else [])], broke
-
-
-def _build_all(trial_class: type, setup: TrialSetup, hparams: AskedHparams) -> str:
+def _build_all(trial_class: type, settings: RunSettings, hparams: _AskedHparams) -> str:
     """Build the trial, its loaders and its callbacks; return what went wrong, in words."""
     try:
-        with init(hparams=hparams, exp_conf=setup.config, enable_tensorboard_logging=False) as context:
-            trial = trial_class(context, **setup.arguments)
+        with init(hparams=hparams, exp_conf=settings.config, enable_tensorboard_logging=False) as context:
+            trial = trial_class(context, **settings.arguments)
             for build in ("build_training_data_loader", "build_validation_data_loader", "build_callbacks"):
                 getattr(trial, build)()
     except (Exception, errors.InvalidExperimentException, SystemExit) as e:  # whatever a wrong value leads to
@@ -131,8 +123,7 @@ def _build_all(trial_class: type, setup: TrialSetup, hparams: AskedHparams) -> s
     return ""
 
 
-def files_of(setup: TrialSetup) -> list[Path]:
-    """Return the files of the trial's own code; inside of a block of ``setup.source.imported()``."""
-    directory = setup.source.directory
-    files = [getattr(module, "__file__", None) for module in setup.source.modules()]
-    return [Path(file) for file in files if isinstance(file, str) and is_own_file(file, directory)]
+def files_of(source: TrialSource) -> list[Path]:
+    """Return the files of the trial's own code; inside of a block of ``source.imported()``."""
+    files = [getattr(module, "__file__", None) for module in source.modules()]
+    return [Path(file) for file in files if isinstance(file, str) and is_own_file(file, source.directory)]

@@ -1,0 +1,55 @@
+"""The checks of a ported trial, and the functions that make them. Imports nothing that is slow."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One line of the checklist."""
+
+    name: str  # what the trial does if it passes, to be read after the trial's name
+    function: str  # what checks it, as "module:function" below this package
+    keyword: str  # a marker of pytest by which it is chosen, -m trial_resume
+    option: str | None = None  # it is made only where this option was given
+
+    def run(self, runs: Any) -> None:
+        """Make the check.
+
+        Raises:
+            CheckFailed: the trial does not pass it.
+            NotChecked: it cannot be made here.
+        """
+        module, _, function = self.function.partition(":")
+        getattr(importlib.import_module(f"{__name__}.{module}"), function)(runs)
+
+
+CHECKS = (
+    Check("trains", "training:trains", "trial_training"),
+    Check("is deterministic under a seed", "training:is_deterministic", "trial_training"),
+    Check("moves every trainable parameter", "training:moves_every_parameter", "trial_training"),
+    Check("validates with JSON-serializable metrics of stable names", "metrics:validates", "trial_metrics"),
+    Check("trains through its context", "context_use:trains_through_its_context", "trial_context"),
+    Check("uses no hard-coded device", "context_use:uses_no_hard_coded_device", "trial_context"),
+    Check("has no process-group code of its own", "context_use:has_no_process_groups", "trial_context"),
+    Check("checkpoint contains all the state that training changes", "checkpoints:is_complete", "trial_checkpoint"),
+    Check("checkpoint round-trips", "checkpoints:round_trips", "trial_checkpoint"),
+    Check("resumes bit-equal in the middle of an epoch", "resuming:mid_epoch", "trial_resume"),
+    Check("resumes bit-equal at the end of an epoch", "resuming:epoch_end", "trial_resume"),
+    Check("resumes bit-equal right after a validation", "resuming:after_validation", "trial_resume"),
+    Check("resumes bit-equal in the middle of an aggregation", "resuming:mid_aggregation", "trial_resume"),
+    Check("trains under aggregation", "training:trains_under_aggregation", "trial_aggregation"),
+    Check("trains equally under both APIs", "training:trains_equally", "trial_apis"),
+    Check("two processes agree with one", "processes:two_agree_with_one", "trial_processes"),
+    Check("matches the real determined", "reference:matches", "trial_reference"),
+    Check("loads an old checkpoint", "old_checkpoints:loads", "trial_checkpoint", "checkpoint"),
+    Check(
+        "reproduces the validation metrics of an old checkpoint",
+        "old_checkpoints:reproduces_metrics",
+        "trial_checkpoint",
+        "checkpoint",
+    ),
+)

@@ -1,0 +1,62 @@
+"""Does the trial leave to its context what is the context's?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from det_lightning.testing.observation.source_scan import CodeLine, devices_in, process_groups_in
+from det_lightning.testing.outcomes import CheckFailed
+from det_lightning.testing.training.requirements import files_of
+from det_lightning.testing.training.runs import TrialRuns
+
+
+def trains_through_its_context(runs: TrialRuns) -> None:
+    """Backward passes and steps go through the context, each scheduler is stepped once."""
+    run, bypass = runs.probe
+    if bypass.actions:
+        raise CheckFailed(
+            "The trial does past its context what the context has to do, and to know of:",
+            bypass.actions,
+            ["lines of a plain PyTorch loop that were kept: they break aggregation, precision and several processes"],
+        )
+    runs.require(run)
+
+
+def uses_no_hard_coded_device(runs: TrialRuns) -> None:
+    """No line of the trial fixes a device, and none was seen to use another than the context's."""
+    _, bypass = runs.probe
+    cause = (
+        "a line of a script for one GPU that was kept: context.wrap_model() moves models to the device, batches are "
+        "there already, and context.to_device(x) moves what the trial makes itself; context.device is the device"
+    )
+    _require_none(runs, devices_in, bypass.devices, "The trial chooses devices itself:", cause)
+
+
+def has_no_process_groups(runs: TrialRuns) -> None:
+    """No line of the trial connects processes or distributes models and data."""
+    _, bypass = runs.probe
+    cause = (
+        "code for plain DistributedDataParallel that was kept: context.wrap_model() wraps models, pytorch.DataLoader "
+        "gives each process its part, and context.distributed has rank, size, allgather and broadcast"
+    )
+    _require_none(runs, process_groups_in, bypass.process_groups, "The trial handles processes itself:", cause)
+
+
+def _require_none(
+    runs: TrialRuns,
+    scan: Callable[[Iterable[Path], Path], list[CodeLine]],
+    seen: Iterable[str],
+    message: str,
+    cause: str,
+) -> None:
+    """Raise if ``scan`` finds something in the trial's files, or the probe has seen something elsewhere."""
+    with runs.source.imported():
+        read = scan(files_of(runs.source), runs.source.directory)
+    lines = {code.line for code in read}
+    elsewhere = [found for found in seen if found.rpartition(": ")[0] not in lines]
+    if details := dict.fromkeys([*map(str, read), *elsewhere]):
+        raise CheckFailed(message, details, [cause])
+    run, _ = runs.probe
+    if not run.training_began:
+        runs.require(run)

@@ -1,0 +1,89 @@
+"""What training and validation report."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import numbers
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from det_lightning.testing.outcomes import CheckFailed, NotChecked
+from det_lightning.testing.training.runs import TrialRuns
+
+_JSON = (str, bool, bytes, datetime.datetime, enum.Enum, uuid.UUID, type(None))
+
+
+def validates(runs: TrialRuns) -> None:
+    """The trial validates; its metrics can be written as JSON, and have the same names each time."""
+    run = runs.straight
+    batches = [(f"batch {index}", metrics) for index, metrics in enumerate(run.observer.metrics)]
+    validations = [(f"the validation after {after} batches", metrics) for after, metrics in run.observer.validations]
+    _require_stable_names(batches, "train_batch()")
+    _require_stable_names(validations, "the validation")
+    if run.failure is not None and run.failure.stage.startswith("in the validation"):
+        raise runs.explained(run)
+    runs.require(run)
+    if not validations:
+        raise NotChecked(f"the trial ended its run after {run.record.batches} batches, without a validation")
+    for when, metrics in validations:
+        _require_json(when, metrics)
+    _require_searcher_metric(runs, list(validations[0][1]))
+
+
+def _require_stable_names(reports: Sequence[tuple[str, dict[str, Any]]], source: str) -> None:
+    named = [(when, set(metrics)) for when, metrics in reports if metrics]
+    for when, names in named:
+        first, expected = named[0]
+        if names != expected:
+            gone = ", ".join(map(repr, sorted(expected - names)))
+            new = ", ".join(map(repr, sorted(names - expected)))
+            changes = [*([f"without {gone}"] if gone else []), *([f"with {new} added"] if new else [])]
+            raise CheckFailed(
+                f"The metrics of {source} change their names: at {when} they are those of {first} "
+                f"{' and '.join(changes)}.",
+                causes=["a metric that is only returned now and then; return NaN or the latest value in between"],
+            )
+
+
+def _require_json(when: str, metrics: dict[str, Any]) -> None:
+    wrong = [
+        f"{name!r}{path}: {type(value).__name__} {value!r:.60}"
+        for name, metric in metrics.items()
+        for path, value in _not_json(metric)
+    ]
+    if wrong:
+        raise CheckFailed(
+            f"Validation metrics of {when} cannot be written as JSON:",
+            wrong,
+            ["an object in place of its number: return float(...), or value.item() of a tensor"],
+        )
+
+
+def _not_json(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "fiubUS":
+            yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(key, str | int | float | bool | type(None)):
+                yield from _not_json(item, f"{path}[{key!r}]")
+            else:
+                yield f"{path}, key", key
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _not_json(item, f"{path}[{index}]")
+    elif not isinstance(value, _JSON) and not isinstance(value, numbers.Real) and not hasattr(value, "__json__"):
+        yield path, value
+
+
+def _require_searcher_metric(runs: TrialRuns, names: list[str]) -> None:
+    metric = ((runs.options.config or {}).get("searcher") or {}).get("metric")
+    if metric is not None and metric not in names:
+        raise CheckFailed(
+            f"searcher.metric of the configuration is {metric!r}, and the validation returns {', '.join(names)}.",
+            causes=["a metric that was renamed in the trial or in the configuration only"],
+        )

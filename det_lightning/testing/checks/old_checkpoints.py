@@ -1,0 +1,114 @@
+"""Does a checkpoint of earlier times load, and validate as it did?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from det_lightning import errors
+from det_lightning.checkpoint import CheckpointContent, load_checkpoint, open_checkpoint
+from det_lightning.checkpoint.format.layout import METADATA_FILE
+from det_lightning.testing.observation.observer import Observer
+from det_lightning.testing.outcomes import CheckFailed, NotChecked
+from det_lightning.testing.training.execution import train, validate
+from det_lightning.testing.training.runs import TrialRuns
+
+# Other releases of torch, other devices: kernels that sum in another order.
+_TOLERANCE = 1e-3
+# Where releases of Determined wrote validation metrics, and what may lie around them there.
+_PATHS = ("validation_metrics", "training.validation_metrics", "training.validationMetrics", "validation.metrics",
+          "metrics")  # fmt: skip
+_WRAPPERS = ("validation_metrics", "validationMetrics", "avgMetrics", "metrics")
+
+
+def loads(runs: TrialRuns) -> None:
+    """Its weights, optimizers, schedulers and callbacks fit the trial, which goes on from it for one batch."""
+    path, content, _ = _read(runs)
+    plan = runs.plan(
+        "the resumed run",
+        dataclasses.replace(runs.settings, batches=content.trial_state.batches_trained + 1),
+        validate_after=frozenset(),
+        validation_batches=1,
+        resume_from=path,
+    )
+    failure = train(runs.source, plan, Observer()).failure
+    if failure is not None:
+        raise CheckFailed(
+            f"The trial does not go on from {path}: it fails {failure.description}",
+            causes=["other hyperparameters than those it was trained with", "a model that was changed since"],
+        )
+
+
+def reproduces_metrics(runs: TrialRuns) -> None:
+    """A validation with its weights, on all of the validation data, gives the metrics that were recorded with it."""
+    path, _, metadata = _read(runs)
+    validated = validate(runs.source, runs.plan("the validation", resume_from=path), Observer())
+    if validated.failure is not None:
+        raise CheckFailed(f"{path} cannot be validated: the trial fails {validated.failure.description}")
+    validations = validated.observer.validations
+    measured = _numbers(validations[-1][1]) if validations else {}
+    recorded = runs.options.metrics or recorded_metrics(metadata)
+    if not recorded:
+        raise NotChecked(
+            f"{path} does not have its validation metrics (metadata.json has none); give them with --trial-metrics. "
+            f"The validation here gives {', '.join(f'{name} {value:.6g}' for name, value in measured.items())}"
+        )
+    tolerance = runs.options.tolerance if runs.options.tolerance is not None else _TOLERANCE
+    for name, value in recorded.items():
+        if name not in measured:
+            raise CheckFailed(
+                f"The checkpoint has validation metric {name!r}; the validation gives {', '.join(measured)}.",
+                causes=["a metric that was renamed since"],
+            )
+        apart = abs(measured[name] - value)
+        if not apart <= tolerance * max(abs(measured[name]), abs(value)) + 1e-6:
+            raise CheckFailed(
+                f"validation metric {name!r} was {value:.9g} when the checkpoint was written, and is "
+                f"{measured[name]:.9g} now, {apart:.3g} apart (allowed: {tolerance:g} of it).",
+                causes=[
+                    "other validation data, or another preparation of them",
+                    "a model in training mode while it validates, or state that is not in the checkpoint",
+                ],
+            )
+
+
+def _read(runs: TrialRuns) -> tuple[str, CheckpointContent, dict[str, Any]]:
+    """Return path or URL of the checkpoint of the options, what it holds, and its metadata."""
+    path = runs.options.checkpoint or ""
+    if "://" not in path and (runs.options.directory / path).exists():
+        path = str(runs.options.directory / path)
+    try:
+        content = load_checkpoint(path)
+        with open_checkpoint(path) as directory:
+            metadata = directory / METADATA_FILE
+            return path, content, json.loads(metadata.read_text()) if metadata.is_file() else {}
+    except errors.CheckpointError as e:
+        raise CheckFailed(f"--trial-checkpoint {path} cannot be read: {e}") from None
+
+
+def recorded_metrics(metadata: Mapping[str, Any]) -> dict[str, float]:
+    """Return the validation metrics in the metadata of a checkpoint.
+
+    det_lightning writes the searcher's metric. The platform's download has all, under names that changed.
+    """
+    metric = metadata.get("metric")
+    if isinstance(metric, Mapping) and "name" in metric:
+        return _numbers({metric["name"]: metric.get("value")})
+    for path in _PATHS:
+        found: Any = metadata
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        if isinstance(found, Mapping):
+            while inner := [found[name] for name in _WRAPPERS if isinstance(found.get(name), Mapping)]:
+                found = inner[0]
+            return _numbers(found)
+    return {}
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    kinds = (int, float, np.ndarray, np.generic)
+    return {n: float(value) for n, value in metrics.items() if isinstance(value, kinds) and np.ndim(value) == 0}

@@ -1,0 +1,182 @@
+"""Do two processes that share each batch train as one does?"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as functional
+
+from det_lightning.testing.checks.training import listed
+from det_lightning.testing.observation.observer import Observer
+from det_lightning.testing.outcomes import CheckFailed, NotChecked
+from det_lightning.testing.records.record import TrainingRecord
+from det_lightning.testing.records.values import number_in
+from det_lightning.testing.training.execution import train
+from det_lightning.testing.training.plans import RunPlan
+from det_lightning.testing.training.processes import RankResult, train_in_processes
+from det_lightning.testing.training.runs import TrialRuns
+from det_lightning.testing.training.trial_source import ImportedTrial
+
+_BATCHES = 4
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+# Sums in another order, and means of means over uneven parts, are far below this; a sum in place of a mean is not.
+_SHARE = 0.05
+
+
+def two_agree_with_one(runs: TrialRuns) -> None:
+    """Both have the same weights after each update, and those of one process, but for rounding.
+
+    Dropout and the statistics of batch norms are switched off for it. A trial that draws random numbers while it trains
+    draws others in each process: then the weights of the processes are compared with each other only.
+    """
+    runs.require(runs.straight)
+    source = _shareable_source(runs)
+    settings = dataclasses.replace(runs.settings, batches=_BATCHES)
+    planned = {"validate_after": frozenset(), "validation_batches": 2, "around": without_chance}
+    ranks = _in_two_processes(runs, source, runs.plan("two processes", settings, **planned))
+    _require_equal_ranks(ranks)
+    one = _in_one_process(runs, runs.plan("one process", settings, **planned))
+    if _draws_while_training(one.record):
+        return
+    bypass = runs.probe[1]
+    if ranks[0].samples + ranks[1].samples == one.samples:
+        _require_same_losses([rank.record for rank in ranks], one.record)
+        _require_same_parameters(ranks[0], one)
+    elif bypass.own_sharding:
+        raise CheckFailed(
+            "Two processes together do not train on the samples that one does.",
+            bypass.process_groups,
+            ["data that the trial shards itself, and the training loop once more"],
+        )
+
+
+def _shareable_source(runs: TrialRuns) -> ImportedTrial:
+    size = runs.settings.hparams.get("global_batch_size")
+    if isinstance(size, int) and size < 2:
+        raise NotChecked(f"global_batch_size is {size}, which two processes cannot share")
+    if not isinstance(runs.source, ImportedTrial):
+        raise NotChecked(f"{runs.source.name} is not given by the name of its module")
+    return runs.source
+
+
+def _in_two_processes(runs: TrialRuns, source: ImportedTrial, plan: RunPlan) -> list[RankResult]:
+    try:
+        ranks = train_in_processes(source, plan)
+    except RuntimeError as e:
+        raise CheckFailed(f"With two processes the trial does not come to its end. {e}") from None
+    if ranks[0].failure is not None:
+        stage, text = ranks[0].failure
+        if "training loader is empty" in text:
+            raise NotChecked("an epoch of this trial has too few batches for two processes")
+        own_groups = runs.probe[1].process_groups
+        raise CheckFailed(
+            f"With two processes the trial fails {stage}:\n{text}",
+            own_groups,
+            ["process-group code of the trial's own, beside that of the context"] if own_groups else [],
+        )
+    return ranks
+
+
+def _in_one_process(runs: TrialRuns, plan: RunPlan) -> RankResult:
+    run = train(runs.source, plan, Observer(keeps_parameters=True))
+    if run.failure is not None:
+        raise runs.explained(run)
+    return RankResult.of(run)
+
+
+@contextlib.contextmanager
+def without_chance() -> Iterator[None]:
+    """Switch off dropout, and take running statistics in batch norms: both differ by how a batch is shared."""
+    attention = functional.scaled_dot_product_attention
+    batch_norm = functional.batch_norm
+
+    def as_it_is(inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return inputs
+
+    def without_dropout(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        return attention(query, key, value, attn_mask, 0.0, *args, **kwargs)
+
+    def with_running_statistics(
+        inputs: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
+        training: bool = False, *args: Any, **kwargs: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        own = training and running_mean is None
+        return batch_norm(inputs, running_mean, running_var, weight, bias, own, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _DROPOUTS:
+            patch.setattr(functional, name, as_it_is)
+        patch.setattr(functional, "scaled_dot_product_attention", without_dropout)
+        patch.setattr(functional, "batch_norm", with_running_statistics)
+        yield
+
+
+def _require_equal_ranks(ranks: Sequence[RankResult]) -> None:
+    """Raise if the ranks have other weights than the first one after a batch."""
+    for events in zip(*(rank.record.named("batch_end") for rank in ranks), strict=False):
+        names = [name for name in ranks[0].initial if len({repr(event["weights"].get(name)) for event in events}) > 1]
+        if names:
+            raise CheckFailed(
+                f"Two processes have different weights after batch {events[0]['batch']}: {listed(names)}.",
+                causes=[
+                    "gradients that are not exchanged: loss.backward() in place of context.backward(loss)",
+                    "a forward pass through the bare model instead of what context.wrap_model() returned",
+                    "weights that the trial changes itself, differently in each process",
+                ],
+            )
+
+
+def _draws_while_training(record: TrainingRecord) -> bool:
+    """Tell whether random numbers are drawn for each batch: in ``train_batch()``, or to load it within an epoch."""
+    starts, ends = record.named("batch_start"), record.named("batch_end")
+    in_batches = any(start["random"] != end["random"] for start, end in zip(starts, ends, strict=True))
+    between = any(
+        end["random"] != start["random"] and end_of["epoch"] == start["epoch"]
+        for end_of, end, start in zip(starts, ends, starts[1:], strict=False)
+    )
+    return in_batches or between
+
+
+_CAUSES = [
+    "a loss that is a sum over the batch, where it should be a mean",
+    "a learning rate or loss that depends on the number of processes or on the batch size of one of them",
+]
+
+
+def _require_same_losses(ranks: Sequence[TrainingRecord], one: TrainingRecord) -> None:
+    """Raise if the ranks do not have the losses of one process, on average."""
+    for index, event in enumerate(one.named("batch_end")):
+        for name, described in event["metrics"].items():
+            single = number_in(described)
+            if single is None or "loss" not in name.lower():
+                continue
+            values = [number_in(rank.named("batch_end")[index]["metrics"].get(name)) for rank in ranks]
+            two = float(np.mean([np.nan if value is None else value for value in values]))
+            if not abs(two - single) <= _SHARE * max(abs(two), abs(single)) + 1e-4:
+                raise CheckFailed(
+                    f"Two processes do not train as one: metric {name!r} of batch {index} is {two:.6g} on average in "
+                    f"two, and {single:.6g} in one, {abs(two - single):.3g} apart.",
+                    causes=_CAUSES,
+                )
+
+
+def _require_same_parameters(two: RankResult, one: RankResult) -> None:
+    """Raise if the parameters differ by more than a share of how far one process moved them."""
+    apart = {name: float((two.final[name].double() - one.final[name].double()).norm()) for name in one.final}
+    moved = {name: float((one.final[name].double() - one.initial[name].double()).norm()) for name in one.final}
+    of_all = np.linalg.norm(list(apart.values())) / max(float(np.linalg.norm(list(moved.values()))), 1e-12)
+    if apart and of_all > _SHARE:
+        name = max(apart, key=lambda name: apart[name])
+        raise CheckFailed(
+            f"Two processes do not train as one: parameter {name!r} is {apart[name]:.3g} apart after "
+            f"{one.record.batches} batches, in which one process moved it by {moved[name]:.3g}.",
+            causes=_CAUSES,
+        )

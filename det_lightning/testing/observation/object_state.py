@@ -1,0 +1,218 @@
+"""The state of a trial's objects: every value that its attributes lead to, by path, comparable from run to run."""
+
+from __future__ import annotations
+
+import collections
+import collections.abc
+import contextlib
+import dataclasses
+import datetime
+import enum
+import itertools
+import operator
+import pathlib
+import random
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+import torchmetrics
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from det_lightning.pytorch._callback import PyTorchCallback
+from det_lightning.pytorch._reducer import MetricReducer
+from det_lightning.testing.recorder import describe
+
+_PLAIN = (int, float, complex, str, bytes, type(None), enum.Enum, datetime.date, datetime.timedelta, pathlib.PurePath)
+_PLAIN_OF_TORCH = (torch.device, torch.dtype, torch.Size)
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+# What the training loop begins again, or resets.
+_NO_STATE = (DataLoader, MetricReducer, torchmetrics.Metric)
+# What objects are to the user, the first that fits.
+_KINDS: dict[str, tuple[type, ...]] = {
+    "model": (torch.nn.Module,),
+    "optimizer": (torch.optim.Optimizer,),
+    "scheduler": (LRScheduler, ReduceLROnPlateau),
+    "callback": (PyTorchCallback,),
+    "data": (Dataset, Sampler),
+}
+# What torch keeps in a module besides weights and the user's own attributes.
+_OF_TORCH_MODULE = set(vars(torch.nn.Module())) | {"training"}
+_MANY = 400
+_MAX_LEAVES = 60_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """The object that a value belongs to, as the user would name it.
+
+    Attributes:
+        kind: ``"trial"``, ``"callback"``, ``"model"``, ``"optimizer"``, ``"scheduler"``, ``"data"``, ``"object"``,
+            ``"stateful"``, ``"class"`` or ``"module"``.
+    """
+
+    kind: str
+    path: str  # how one gets to it, such as "trial.model"
+    type_name: str  # of its class
+    wrapped: bool = False  # it belongs to a model, optimizer or scheduler that was wrapped
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A value and where it is."""
+
+    value: Any  # itself, or a description of it; equal values have the same repr()
+    holder: Holder  # the object that it belongs to
+    root: tuple[str, str]  # label and attribute of the outermost object
+    direct: bool  # it is the very value of that attribute
+
+
+ObjectState = dict[str, Leaf]
+
+
+class StateReader:
+    """Reads the state of trials whose code is in the modules that ``modules`` returns."""
+
+    def __init__(self, modules: Callable[[], list[types.ModuleType]]) -> None:
+        self._modules = modules
+
+    def read(self, trial: Any, context: Any, callbacks: dict[str, Any]) -> ObjectState:
+        """Return every value that trial, callbacks and the globals of their modules lead to."""
+        modules = self._modules()
+        own_modules = {module.__name__ for module in modules} | {type(trial).__module__}
+        # A callback is a callback wherever else it is referred to.
+        walk = _Walk(context, own_modules, known=[trial, *callbacks.values()])
+        walk.attributes(Holder("trial", "trial", type(trial).__name__), "trial", vars(trial))
+        for name, callback in callbacks.items():
+            holder = Holder("callback", f"callback {name!r}", type(callback).__name__)
+            walk.attributes(holder, holder.path, vars(callback))
+        for module in modules:
+            walk.module(module)
+        return walk.found
+
+
+class _Walk:
+    """One walk over everything."""
+
+    def __init__(self, context: Any, own_modules: set[str], known: list[Any]) -> None:
+        self.found: ObjectState = {}
+        self._own_modules = own_modules
+        self._seen = {id(context), *map(id, known)}
+        self._kept: list[Any] = []  # so that ids stay their own
+        self._root = ("", "")
+        self._wrapped = {id(module) for model in context.models for module in model.modules()}
+        self._wrapped |= {id(optimizer) for optimizer in context.optimizers}
+        self._wrapped |= {id(wrapped.scheduler) for wrapped in context.lr_schedulers}
+
+    def attributes(self, holder: Holder, path: str, attributes: collections.abc.Mapping[str, Any]) -> None:
+        """Walk over attributes of the outermost object ``holder``."""
+        for name, value in list(attributes.items()):
+            self._root = (holder.path, name)
+            self._visit(value, f"{path}.{name}", holder, direct=True)
+
+    def module(self, module: types.ModuleType) -> None:
+        """Walk over the data in the globals of a module, and on the classes that it defines."""
+        public = {name: value for name, value in vars(module).items() if not name.startswith("__")}
+        data = {name: value for name, value in public.items() if not isinstance(value, type | types.ModuleType)}
+        self.attributes(Holder("module", module.__name__, "module"), module.__name__, data)
+        for cls in public.values():
+            if isinstance(cls, type) and cls.__module__ == module.__name__:
+                of_class = {n: v for n, v in vars(cls).items() if not n.startswith("__") and n != "_abc_impl"}
+                self.attributes(Holder("class", cls.__qualname__, "class"), cls.__qualname__, of_class)
+
+    def _visit(self, value: Any, path: str, holder: Holder, direct: bool = False) -> None:
+        if len(self.found) >= _MAX_LEAVES:
+            return
+        if isinstance(value, (*_PLAIN, *_PLAIN_OF_TORCH)):
+            self._add(path, value, holder, direct)
+        elif not isinstance(value, _CODE) and id(value) not in self._seen:
+            self._seen.add(id(value))
+            self._kept.append(value)
+            self._visit_object(value, path, holder, direct)
+
+    def _add(self, path: str, value: Any, holder: Holder, direct: bool) -> None:
+        self.found[path] = Leaf(value, holder, self._root, direct)
+
+    def _visit_object(self, value: Any, path: str, holder: Holder, direct: bool) -> None:
+        if isinstance(value, _GENERATORS):
+            self._add(path, _generator_state(value), holder, direct)
+        elif isinstance(value, torch.Tensor):
+            if value.device.type != "meta":
+                self._add(path, describe(value), holder, direct)
+        elif isinstance(value, np.ndarray | np.generic):
+            self._add(path, repr(value)[:_MANY] if value.dtype.kind == "O" else describe(value), holder, direct)
+        elif isinstance(value, dict):
+            self._items([(f"{path}[{key!r:.60}]", item) for key, item in value.items()], path, holder)
+        elif isinstance(value, list | tuple | collections.deque):
+            self._items([(f"{path}[{index}]", item) for index, item in enumerate(value)], path, holder)
+        elif isinstance(value, collections.abc.Iterator):
+            self._iterator(value, path, holder, direct)
+        elif isinstance(value, set | frozenset):
+            self._add(path, sorted(map(repr, value))[:_MANY], holder, direct)
+        elif (kind := self._kind(value)) is not None:
+            inner = Holder(kind, path, type(value).__name__, id(value) in self._wrapped)
+            if kind == "model" and holder.kind == "model" and inner.wrapped == holder.wrapped:
+                inner = holder
+            for suffix, item in _parts(value, kind):
+                self._visit(item, f"{path}{suffix}", inner)
+
+    def _iterator(self, value: Any, path: str, holder: Holder, direct: bool) -> None:
+        """Add how far an iterator has come, if that is known."""
+        if isinstance(value, types.GeneratorType):
+            frame = value.gi_frame
+            position: Any = None if frame is None else (frame.f_lineno, frame.f_lasti)
+            self._visit({} if frame is None else dict(frame.f_locals), f"{path}()", holder)
+        elif isinstance(value, itertools.count):
+            position = repr(value)
+        else:
+            position = getattr(value, "_num_yielded", None) or operator.length_hint(value, -1)
+        self._add(path, ("iterator", position), holder, direct)
+
+    def _items(self, items: list[tuple[str, Any]], path: str, holder: Holder) -> None:
+        self._add(f"len({path})", len(items), holder, False)
+        for item_path, item in items if len(items) <= _MANY else items[: _MANY // 2] + items[-_MANY // 2 :]:
+            self._visit(item, item_path, holder)
+
+    def _kind(self, value: Any) -> str | None:
+        """Return what a value is to the user; None for what is not looked into."""
+        if isinstance(value, _NO_STATE):
+            return None
+        module = type(value).__module__
+        known = next((kind for kind, types_of_kind in _KINDS.items() if isinstance(value, types_of_kind)), None)
+        if known is not None or module in self._own_modules:
+            return known or "object"
+        stateful = callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+        return "stateful" if stateful and not module.startswith("det_lightning") else None
+
+
+def _parts(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
+    """Return what an object holds, by what is added to its path."""
+    if kind == "model":
+        own = [(name, item) for name, item in vars(value).items() if name not in _OF_TORCH_MODULE]
+        weights = [*value.named_parameters(recurse=False), *value.named_buffers(recurse=False)]
+        return [(f".{name}", item) for name, item in [*weights, *own, *value.named_children()]]
+    if kind in ("optimizer", "scheduler", "stateful"):
+        with contextlib.suppress(Exception):  # of a class of others, whose state_dict() may want arguments
+            return [("", _state_dict(value))]
+        return []
+    return [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
+
+
+def _state_dict(value: Any) -> Any:
+    state = value.state_dict()
+    if isinstance(value, torch.optim.Optimizer) and isinstance(state, dict):
+        groups = state.get("param_groups", [])
+        state = {**state, "param_groups": [{n: v for n, v in group.items() if n != "params"} for group in groups]}
+    return state
+
+
+def _generator_state(value: Any) -> str:
+    if isinstance(value, torch.Generator):
+        return str(describe(value.get_state())["digest"])
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    return repr(value.getstate() if isinstance(value, random.Random) else value.get_state())

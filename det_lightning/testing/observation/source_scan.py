@@ -1,0 +1,147 @@
+"""Reading a trial's source for devices and process groups that are fixed in it, and for its hyperparameters."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Container, Iterable, Iterator
+from pathlib import Path
+
+_DEVICE_CALLS = {"to", "device", "set_device", "set_default_device"}
+_PROCESS_GROUPS = {"init_process_group", "destroy_process_group", "DistributedDataParallel", "DistributedSampler",
+                   "DataParallel", "all_reduce", "all_gather", "all_gather_object"}  # fmt: skip
+_BATCH_SIZES = {"get_per_slot_batch_size", "get_global_batch_size"}
+
+
+@dataclasses.dataclass(frozen=True)
+class CodeLine:
+    """An expression in the source: ``file:line`` and its code."""
+
+    line: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.code}"
+
+
+def devices_in(files: Iterable[Path], directory: Path) -> list[CodeLine]:
+    """Return where a device is fixed, which a choice by ``torch.cuda.is_available()`` does not."""
+    return [CodeLine(line, ast.unparse(node)) for line, node in _expressions(files, directory) if _fixes_device(node)]
+
+
+def process_groups_in(files: Iterable[Path], directory: Path) -> list[CodeLine]:
+    """Return where processes are connected, or models and data shared among them, past the context."""
+    return [
+        CodeLine(line, ast.unparse(node))
+        for line, node in _expressions(files, directory)
+        if isinstance(node, ast.Call) and _handles_processes(node.func) and not _is_sampler_of_determined(node)
+    ]
+
+
+def hparams_in(files: Iterable[Path], directory: Path) -> dict[str, str]:
+    """Return the hyperparameters that are asked for by name, with the line of the first time."""
+    found: dict[str, str] = {}
+    for line, node in _expressions(files, directory):
+        name = _name_of(node.func) if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and name == "get_hparam" and node.args and isinstance(node.args[0], ast.Constant):
+            found.setdefault(str(node.args[0].value), line)
+        elif name in _BATCH_SIZES:
+            found.setdefault("global_batch_size", line)
+    return found
+
+
+def _expressions(files: Iterable[Path], directory: Path) -> Iterator[tuple[str, ast.expr]]:
+    """Yield every expression with its line, but for what only runs when the file is run as a script."""
+    for file in files:
+        try:
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+        except (OSError, SyntaxError, UnicodeDecodeError):
+            continue
+        shown = file.relative_to(directory) if file.is_relative_to(directory) else file
+        for node in _walk(tree, _only_for_scripts(tree), _answers_about_devices(tree)):
+            if isinstance(node, ast.expr):
+                yield f"{shown}:{node.lineno}", node
+
+
+def _walk(tree: ast.AST, left_out: set[ast.AST], answers: set[str]) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(tree):
+        if child in left_out or (isinstance(child, ast.If | ast.IfExp) and _asks_for_device(child.test, answers)):
+            continue
+        yield child
+        yield from _walk(child, left_out, answers)
+
+
+def _asks_for_device(test: ast.AST, answers: Container[str] = ()) -> bool:
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr == "is_available")
+        or (isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in answers)
+        for node in ast.walk(test)
+    )
+
+
+def _answers_about_devices(tree: ast.AST) -> set[str]:
+    """Return what is assigned whether a device is there, as in ``use_cuda = torch.cuda.is_available()``."""
+    assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and _is_answer(node.value)]
+    return {ast.unparse(target) for node in assignments for target in node.targets}
+
+
+def _is_answer(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        return _name_of(value.func) == "is_available"
+    return isinstance(value, ast.BoolOp | ast.UnaryOp | ast.Compare) and _asks_for_device(value)
+
+
+def _only_for_scripts(tree: ast.Module) -> set[ast.AST]:
+    """Return the ``if __name__ == "__main__"`` blocks, and the functions that nothing else refers to."""
+    guards = [node for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
+    called = _names_in(guards)
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in called}
+    left_out: set[ast.AST] = {*guards, *functions.values()}
+    elsewhere = _names_in(node for node in tree.body if node not in left_out)
+    return left_out - {node for name, node in functions.items() if name in elsewhere}
+
+
+def _names_in(trees: Iterable[ast.AST]) -> set[str]:
+    return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _name_of(function: ast.AST) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _owner_of(function: ast.AST) -> str:
+    return ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
+
+
+def _handles_processes(function: ast.AST) -> bool:
+    """Tell whether it is a function of ``torch.distributed``; the context has methods of like names."""
+    if _owner_of(function) in ("dist", "torch.distributed"):
+        return _name_of(function) not in ("is_available", "is_initialized")
+    return _name_of(function) in _PROCESS_GROUPS and "context" not in _owner_of(function)
+
+
+def _is_sampler_of_determined(call: ast.Call) -> bool:
+    """Tell whether it makes a ``pytorch.samplers.DistributedSampler``, whose arguments are not those of torch's."""
+    return _owner_of(call.func).endswith("samplers") or any(given.arg == "num_workers" for given in call.keywords)
+
+
+def _fixes_device(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute) and node.attr.endswith("Tensor"):
+        return ast.unparse(node.value) == "torch.cuda"
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return isinstance(node.slice, ast.Constant) and node.slice.value == "CUDA_VISIBLE_DEVICES"
+    if not isinstance(node, ast.Call):
+        return False
+    name = _name_of(node.func)
+    if name == "cuda" and isinstance(node.func, ast.Attribute):
+        return True
+    named = [keyword.value for keyword in node.keywords if keyword.arg in ("device", "map_location")]
+    named += node.args[:1] if name in _DEVICE_CALLS else []
+    return any(_is_device(value) for value in named) or (name == "set_device" and bool(node.args))
+
+
+def _is_device(value: ast.AST) -> bool:
+    text = value.value if isinstance(value, ast.Constant) else None
+    return isinstance(text, str) and text.partition(":")[0] in ("cuda", "mps", "xpu")

@@ -1,0 +1,95 @@
+"""Values as the recorder describes them: how far two of them are apart, and how they read."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+#: Format of the number and of the integer with the same bits, and the bits that the dtype lacks at the lower end.
+_FORMATS = {
+    "float16": ("<e", "<h", 0),
+    "bfloat16": ("<f", "<i", 16),
+    "float32": ("<f", "<i", 0),
+    "float64": ("<d", "<q", 0),
+    "float": ("<d", "<q", 0),
+}
+
+
+def number_in(described: Any) -> int | float | None:
+    """Return the number that a recorded value is, or None."""
+    if _kind_of(described) == "number":
+        described = described["value"]
+    return described if isinstance(described, int | float) and not isinstance(described, bool) else None
+
+
+def _kind_of(value: Any) -> str | None:
+    return value.get("~") if isinstance(value, dict) else None
+
+
+def is_array(value: Any) -> bool:
+    """Tell whether the value was an array or a tensor."""
+    return _kind_of(value) == "array"
+
+
+def is_plain_dict(value: Any) -> bool:
+    """Tell whether the value was a dict."""
+    return isinstance(value, dict) and "~" not in value
+
+
+def is_unknown(value: Any) -> bool:
+    """Tell whether the record has nothing but the class of the value."""
+    return _kind_of(value) == "object" and "digest" not in value
+
+
+def dtype_of(value: Any) -> str:
+    """Return the dtype, or the name of the type in Python."""
+    return str(value["dtype"]) if isinstance(value, dict) else type(value).__name__
+
+
+def summary_of(value: Any) -> Any:
+    """Return what a message shows of a recorded value."""
+    if is_array(value):
+        return f"{value['dtype']} {'x'.join(map(str, value['shape']))} with digest {value['digest']}"
+    if _kind_of(value) == "number":
+        return f"{value['dtype']} {value['value']!r}"
+    if _kind_of(value) == "object":
+        return f"a {value['class']}"
+    return f"{len(value)} items" if isinstance(value, list | dict) else value
+
+
+def shown(value: Any) -> str:
+    """Return a summary in a few characters."""
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def distance(one: float, other: float) -> float:
+    """Return ``|one - other|``: 0 for two NaN, infinite for one."""
+    if one == other or (math.isnan(one) and math.isnan(other)):
+        return 0.0
+    apart = abs(one - other)
+    return math.inf if math.isnan(apart) else apart
+
+
+def ulps_between(one: float, other: float, dtype: str) -> int | None:
+    """Return how many steps from one number of ``dtype`` to the next lie between the two; none from 0.0 to -0.0.
+
+    None for what is not finite, not a number of ``dtype``, or not of a floating-point dtype of 16 to 64 bits.
+    """
+    if dtype not in _FORMATS or not (math.isfinite(one) and math.isfinite(other)):
+        return None
+    try:
+        return abs(_position(float(one), dtype) - _position(float(other), dtype))
+    except OverflowError:
+        return None
+
+
+def _position(number: float, dtype: str) -> int:
+    """Return the number's position among all numbers of the dtype in ascending order, 0 at zero."""
+    number_format, integer_format, missing = _FORMATS[dtype]
+    packed = struct.pack(number_format, number)
+    (bits,) = struct.unpack(integer_format, packed)
+    if bits < 0:
+        bits = -(bits + (1 << (8 * len(packed) - 1)))
+    return int(bits / (1 << missing)) if missing else bits
