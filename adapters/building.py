@@ -12,8 +12,6 @@ from det_lightning.pytorch._legacy_trial import adapt_legacy_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
-__all__ = ["TrialBuilder"]
-
 
 class TrialBuilder:
     """A trial, now or once its device is known.

@@ -20,8 +20,6 @@ from det_lightning.engine.run import TrialRun
 from det_lightning.engine.signals import interrupts_end_the_process
 from det_lightning.units import TrainUnit
 
-__all__ = ["Checkpointer", "RunDriver", "StopIterationGuard"]
-
 logger = logging.getLogger("det_lightning.checkpoint")
 
 # All ranks come to the same end at about the same time, if they do.
@@ -64,10 +62,10 @@ class Checkpointer(Protocol):
         """Write a checkpoint if the policy wants one after a validation with these metrics."""
 
     def report_complete(self, run: TrialRun, wait: bool = False) -> None:
-        """Tell the trial of checkpoints that have become complete; raise where one can not be written."""
+        """Tell the trial of checkpoints that have become complete; raise where one cannot be written."""
 
     def finish(self, run: TrialRun) -> None:
-        """Wait, on every rank, until all is written; raise where a checkpoint can not be written or has vanished."""
+        """Wait, on every rank, until all is written; raise where a checkpoint cannot be written or has vanished."""
 
     def abandon(self, run: TrialRun) -> None:
         """Finish on this rank what is under way, when the run has failed."""
@@ -140,7 +138,8 @@ class RunDriver:
         """Return the same for validation batches."""
         if self._shows_each_validation_batch:
             return _always
-        evaluation, bars = self.run.evaluation, self._bars
+        evaluation = self.run.evaluation
+        bars = self._bars
 
         def ends() -> bool:
             if bars.any_drawn and bars.is_due():
@@ -175,7 +174,8 @@ class RunDriver:
 
     def _lightning_ends_here(self) -> bool:
         """Tell whether ``max_steps``, ``max_epochs`` or a callback end the training after this step."""
-        trainer, run = self._trainer, self.run
+        trainer = self._trainer
+        run = self.run
         steps_done = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
         max_epochs = trainer.max_epochs
         epochs_done = run.at_epoch_end() and max_epochs not in (None, -1) and run.state.epochs_trained >= max_epochs
@@ -216,7 +216,8 @@ class RunDriver:
 
     def _all_ranks_end(self) -> bool:
         """Tell whether all ranks end with such an error; one that does so alone would wait for the others in vain."""
-        distributed, came = self.run.context.distributed, threading.Event()
+        distributed = self.run.context.distributed
+        came = threading.Event()
         if distributed.size == 1:
             return True
 

@@ -24,8 +24,6 @@ from det_lightning.engine.schedule import Schedule
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.units import Batch, Epoch, TrainUnit
 
-__all__ = ["RunOptions", "needs_each_batch", "refuse_unsupported_flags", "schedule_of"]
-
 # Callbacks that change optimizers, their steps or the batch size, which are the trial's.
 _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     BaseFinetuning: "freeze and unfreeze parameters in the on_training_epoch_start of a trial's callback",
@@ -42,7 +40,7 @@ _PER_BATCH_HOOKS = {
 
 
 def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
-    """Raise for flags of ``pl.Trainer`` that can not work with a trial.
+    """Raise for flags of ``pl.Trainer`` that cannot work with a trial.
 
     Raises:
         UnsupportedTrainerFlags: names every such flag, its value and what to use instead.
@@ -90,7 +88,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
         if isinstance(callback, kind)
     ]
     if found:
-        raise errors.UnsupportedTrainerFlags("pl.Trainer can not train a trial with " + "; and with ".join(found) + ".")
+        raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")
 
 
 class _InEpochSchedule:
@@ -104,7 +102,8 @@ class _InEpochSchedule:
     def __contains__(self, batches_trained: object) -> bool:
         if not isinstance(batches_trained, int):
             return False
-        epoch_len, interval = self._position.epoch_length(), self._interval
+        epoch_len = self._position.epoch_length()
+        interval = self._interval
         every_batches = interval if isinstance(interval, int) else max(1, int(epoch_len * interval))
         epoch, batch = divmod(batches_trained - 1, epoch_len)
         return (epoch + 1) % self._every_epochs == 0 and (batch + 1) % every_batches == 0
@@ -145,7 +144,8 @@ def _validation_period_of(trainer: pl.Trainer, position: TrainingPosition) -> Tr
     """Return when the flags of ``trainer`` ask for validations; None where they do not."""
     if not trainer.enable_validation:
         return None
-    interval, every_epochs = trainer.val_check_interval, trainer.check_val_every_n_epoch
+    interval = trainer.val_check_interval
+    every_epochs = trainer.check_val_every_n_epoch
     if every_epochs is None:
         return Batch(int(interval))
     if interval == 1.0 and isinstance(interval, float):

@@ -24,8 +24,6 @@ from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.masking import mask_text
 
-__all__ = ["DETERMINED_KEY", "DeterminedCheckpointIO", "TrialCheckpointIO"]
-
 logger = logging.getLogger("det_lightning.checkpoint")
 
 #: Where a loaded Determined checkpoint stands in the dict that Lightning passes around.
@@ -165,7 +163,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
 
         Raises:
             InvalidCheckpointException: the checkpoint is not that of a ``TrialModule``.
-            CheckpointError: it can not be written.
+            CheckpointError: it cannot be written.
         """
         storage, name = self._storage_of(path)
         files = from_lightning(checkpoint)

@@ -13,8 +13,6 @@ from det_lightning.engine.run import TrialRun
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._weights import load_models
 
-__all__ = ["add_trial", "take_content"]
-
 
 def add_trial(checkpoint: dict[str, Any], run: TrialRun) -> None:
     """Add to a checkpoint of Lightning's what Lightning does not know of."""

@@ -29,8 +29,6 @@ from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.units import TrainUnit
 
-__all__ = ["TrialModule"]
-
 # Lightning warns that hooks may see the wrong batch index with this form of a step; TrialModule keeps it right.
 warnings.filterwarnings("ignore", message=r".*dataloader_iter.*")
 # Lightning 2.6 on torch 2.13, at every run; nothing that a user can change.
@@ -129,11 +127,14 @@ class TrialModule(pl.LightningModule):
     # What Lightning asks for
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Refuse flags that can not work; attach what ends a trial's run after an exception."""
+        """Refuse flags that cannot work; attach what ends a trial's run after an exception."""
         flags.refuse_unsupported_flags(self.trainer)
         lightning_internals.keep_ranks_independent(self.trainer)
         self._model_precision = take_precision(self.trainer)
-        self.checkpointer, self.reporters, self.resume_content, self.driver = None, [], None, None
+        self.checkpointer = None
+        self.reporters = []
+        self.resume_content = None
+        self.driver = None
         self.stop_request = None
         return [_RunGuard()]
 
@@ -179,7 +180,8 @@ class TrialModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Load the checkpoint into the trial; validate where that is due before the first batch."""
-        driver, run = self._driving(), self.trial_run
+        driver = self._driving()
+        run = self.trial_run
         run.begin_training()
         lightning_internals.move_to(self.trainer, run.state, run.context.optimizer_steps)
         lightning_internals.move_to_epoch(self.trainer, run.state.epochs_trained)
@@ -191,7 +193,8 @@ class TrialModule(pl.LightningModule):
     def training_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Train up to the next boundary or the end of the epoch."""
         with StopIterationGuard():
-            driver, run = self._driving(), self.trial_run
+            driver = self._driving()
+            run = self.trial_run
             # Lightning's iterator keeps the batch for its callbacks, and costs more than all else done for a batch.
             shown = driver.shows_each_batch
             batches = (batch for batch, *_ in dataloader_iter) if shown else run.data.training.rest_of_epoch()

@@ -10,8 +10,6 @@ from pytorch_lightning.plugins import Precision
 
 from det_lightning.precision import WholeModelPrecision
 
-__all__ = ["TRIAL_PRECISIONS", "TrialPrecision", "take_precision"]
-
 _TYPES = {
     "bf16-mixed": torch.bfloat16,
     "16-mixed": torch.float16,

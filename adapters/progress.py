@@ -7,8 +7,6 @@ import time
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ProgressBar, TQDMProgressBar
 
-__all__ = ["BarRefresh"]
-
 _INTERVAL_S = 0.1
 
 

@@ -10,8 +10,6 @@ import torch
 from det_lightning.adapters import lightning_internals
 from det_lightning.engine.metrics import scalars_of
 
-__all__ = ["LightningReporter"]
-
 
 class LightningReporter:
     """Hands the metrics of workloads to a Lightning trainer, with the number of batches as the step.

@@ -64,7 +64,7 @@ def measure_in_turn(
         make_watch: makes a stopwatch for a number of batches.
         description: what ``--help`` says.
         batches: of each measurement, by default.
-        left_out: systems that can not be run here.
+        left_out: systems that cannot be run here.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)

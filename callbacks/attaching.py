@@ -6,8 +6,6 @@ import pytorch_lightning as pl
 
 from det_lightning.adapters.module import TrialModule
 
-__all__ = ["require_trial_module"]
-
 
 def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> TrialModule:
     """Return ``module`` if it is a :class:`TrialModule`.

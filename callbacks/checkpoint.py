@@ -20,14 +20,13 @@ from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.retention.run_claims import RunClaims, remove_dead_claims
 from det_lightning.checkpoint.retention.trial_index import TrialIndex
 from det_lightning.checkpoint.saving import CheckpointSaver
-from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage, new_id
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.paths import new_id
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.engine.metrics import is_numerical_scalar
 from det_lightning.engine.run import TrialRun
 from det_lightning.units import TrainUnit
-
-__all__ = ["POLICIES", "DeterminedCheckpoint"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
@@ -67,7 +66,7 @@ class DeterminedCheckpoint(pl.Callback):
 
     Raises:
         ValueError: the policy is unknown, or ``"best"`` has no metric.
-        StorageError: the storage can not be opened.
+        StorageError: the storage cannot be opened.
     """
 
     def __init__(
@@ -145,7 +144,7 @@ class DeterminedCheckpoint(pl.Callback):
         """Find out which trial this is, and remove what its killed predecessors left behind.
 
         Raises:
-            StorageError: a remote storage can not be written to, or a live run has the name of the trial.
+            StorageError: a remote storage cannot be written to, or a live run has the name of the trial.
         """
         before = require_trial_module(self, pl_module).resume_content
         inherited = None if before is None else before.resume
@@ -198,7 +197,7 @@ class DeterminedCheckpoint(pl.Callback):
         """Write a checkpoint of ``run``, or begin to.
 
         Raises:
-            CheckpointError: it, or the one before, can not be written; earlier checkpoints are as they were.
+            CheckpointError: it, or the one before, cannot be written; earlier checkpoints are as they were.
         """
         self.report_complete(run, wait=True)
         run.state.last_ckpt = run.state.batches_trained
@@ -212,7 +211,8 @@ class DeterminedCheckpoint(pl.Callback):
             self._saver.save(content, metric, report_written, checkpoint_id)
             logger.info("Checkpoint %s after %d batches.", checkpoint_id, run.state.batches_trained)
         self._unreported += 1
-        self.last_checkpoint_id, self.last_checkpoint_path = checkpoint_id, (self.storage.root / checkpoint_id).url
+        self.last_checkpoint_id = checkpoint_id
+        self.last_checkpoint_path = (self.storage.root / checkpoint_id).url
         self.report_complete(run)
 
     def _metric_after(self, batches_trained: int) -> float | None:
@@ -241,7 +241,7 @@ class DeterminedCheckpoint(pl.Callback):
             wait: for the one that is under way.
 
         Raises:
-            CheckpointError: it can not be written; on every rank.
+            CheckpointError: it cannot be written; on every rank.
         """
         distributed = run.context.distributed
         # Not every connection can be used by two threads, as that which writes in the background is one.
@@ -258,7 +258,7 @@ class DeterminedCheckpoint(pl.Callback):
         """Wait until all is written, and look for what this run has written.
 
         Raises:
-            CheckpointError: a checkpoint can not be written.
+            CheckpointError: a checkpoint cannot be written.
             StorageError: some have vanished; names them.
         """
         self.report_complete(run, wait=True)
@@ -277,7 +277,7 @@ class DeterminedCheckpoint(pl.Callback):
         """Finish what is under way on this rank, when the run has failed and the other ranks may be gone.
 
         Raises:
-            CheckpointError: it can not be written.
+            CheckpointError: it cannot be written.
         """
         self._unreported = 0
         self._abandoned = True

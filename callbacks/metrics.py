@@ -10,8 +10,6 @@ from det_lightning.callbacks.attaching import require_trial_module
 from det_lightning.engine.metrics import is_numerical_scalar
 from det_lightning.pytorch._tensorboard import TensorBoardOutput
 
-__all__ = ["DeterminedTensorBoard"]
-
 
 class DeterminedTensorBoard(pl.Callback):
     """Writes TensorBoard files with Determined's tags.

@@ -19,8 +19,6 @@ from det_lightning.engine.signals import SAME_SIGNAL_S, end_by_signal, print_at_
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.errors import PREEMPTED_EXIT_CODE, Preempted
 
-__all__ = ["PreemptionHandler"]
-
 logger = logging.getLogger("det_lightning.preemption")
 
 _Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -42,7 +40,7 @@ class PreemptionHandler(pl.Callback):
         exit_code: what the process ends with; not 0, which tells a scheduler that the job is done.
 
     Raises:
-        ValueError: a signal can not be handled or is that of Ctrl-C, or the code is no error code of a process.
+        ValueError: a signal cannot be handled or is that of Ctrl-C, or the code is no error code of a process.
     """
 
     def __init__(self, signals: Iterable[int] | None = None, exit_code: int = PREEMPTED_EXIT_CODE) -> None:
@@ -62,7 +60,7 @@ class PreemptionHandler(pl.Callback):
         return self._stop_request.requested
 
     def request(self) -> None:
-        """Ask this process to end; for notices that are not signals, or where signals can not be handled."""
+        """Ask this process to end; for notices that are not signals, or where signals cannot be handled."""
         self._stop_request.requested = True
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -94,7 +92,8 @@ class PreemptionHandler(pl.Callback):
         if threading.current_thread() is not threading.main_thread():
             logger.info("Signals can only be handled in the main thread; call request() to end this run early.")
             return
-        self._process, self._installed = os.getpid(), True
+        self._process = os.getpid()
+        self._installed = True
         for number in self.signals:
             signal.signal(number, self._on_signal)
 
@@ -109,7 +108,7 @@ class PreemptionHandler(pl.Callback):
     def _restore(self) -> None:
         if self._installed and threading.current_thread() is threading.main_thread():
             for number, handler in self._before.items():
-                # None: a handler that Python did not install, and can not put back.
+                # None: a handler that Python did not install, and cannot put back.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
             self._installed = False
 
@@ -142,7 +141,7 @@ def _checked(signals: Iterable[int]) -> tuple[signal.Signals, ...]:
     wrong = [number.name for number in numbers if number in forbidden]
     if wrong:
         raise ValueError(
-            f"PreemptionHandler can not take {', '.join(wrong)}: SIGINT is Ctrl-C, which ends a run at once, and "
+            f"PreemptionHandler cannot take {', '.join(wrong)}: SIGINT is Ctrl-C, which ends a run at once, and "
             "SIGKILL and SIGSTOP reach no process."
         )
     return numbers

@@ -7,8 +7,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-__all__ = ["TorchProfiler"]
-
 
 class TorchProfiler(pl.Callback):
     """Runs a ``torch.profiler.profile`` over the training and steps it after every batch.

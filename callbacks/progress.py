@@ -7,8 +7,6 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import TQDMProgressBar
 
-__all__ = ["TrialProgressBar"]
-
 
 class TrialProgressBar(TQDMProgressBar):
     """Lightning's bar, for a trial: one line per epoch that stays, with the metrics reported last."""

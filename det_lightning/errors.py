@@ -41,7 +41,7 @@ class DetLightningError(Exception):
 
 
 class InvalidExperimentException(BaseException):
-    """The trial uses the API in a way that can not work.
+    """The trial uses the API in a way that cannot work.
 
     Like Determined's error of this name it derives from :class:`BaseException`: an ``except Exception`` in a trial
     must not hide it.
@@ -49,18 +49,18 @@ class InvalidExperimentException(BaseException):
 
 
 class InvalidModelException(InvalidExperimentException):
-    """The model can not be used with the chosen features."""
+    """The model cannot be used with the chosen features."""
 
 
 class InvalidDataTypeException(InvalidExperimentException):
-    """A value has a type that the data path can not handle."""
+    """A value has a type that the data path cannot handle."""
 
     def __init__(self, typ: type, message: str) -> None:
         super().__init__(f"Invalid data type ({typ.__name__}): {message}.")
 
 
 class InvalidConfigurationException(InvalidExperimentException):
-    """The experiment configuration can not be used."""
+    """The experiment configuration cannot be used."""
 
     def __init__(self, config: dict[str, Any], message: str) -> None:
         super().__init__(f"Invalid configuration ({mask(config)}): {message}.")
@@ -78,7 +78,7 @@ class InvalidHP(Exception):
     """Raised by a trial to give up on its hyperparameters: the run checkpoints what it has and ends.
 
     Args:
-        msg: why these hyperparameters can not be used.
+        msg: why these hyperparameters cannot be used.
 
     Raises:
         TypeError: ``msg`` is not a string.
@@ -92,7 +92,7 @@ class InvalidHP(Exception):
 
 
 class CheckpointError(DetLightningError):
-    """A checkpoint can not be read, written or used."""
+    """A checkpoint cannot be read, written or used."""
 
 
 class InvalidCheckpointException(CheckpointError, RuntimeError):
@@ -115,7 +115,7 @@ class UnsafeCheckpointError(CheckpointError):
 
 
 class StorageError(CheckpointError):
-    """The place of the checkpoints can not be reached, or refuses what is asked of it."""
+    """The place of the checkpoints cannot be reached, or refuses what is asked of it."""
 
 
 class ShouldExit(Exception):
@@ -144,4 +144,4 @@ class Preempted(SystemExit):
 
 
 class UnsupportedTrainerFlags(DetLightningError, ValueError):
-    """A flag of ``pl.Trainer`` that can not work with a trial; the message says what to use instead."""
+    """A flag of ``pl.Trainer`` that cannot work with a trial; the message says what to use instead."""

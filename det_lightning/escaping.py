@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["escape"]
-
 
 def escape(text: object) -> str:
     r"""Return ``str(text)`` on one line and without what could steer a terminal: ``\n``, ``\x1b`` and the like."""

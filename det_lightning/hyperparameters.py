@@ -42,7 +42,7 @@ def _value(entry: Any, name: str, mistakes: list[str]) -> Any:
         lacks = f"has the unknown type {kind!r} (known are {known})" if kind not in _VALUE_OF else f"lacks {e}"
         mistakes.append(f"{name} {lacks}")
     except (TypeError, IndexError, ValueError, OverflowError) as e:
-        mistakes.append(f"{name} can not be read: {e}")
+        mistakes.append(f"{name} cannot be read: {e}")
     return None
 
 

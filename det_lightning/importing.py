@@ -22,8 +22,6 @@ from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import Any
 
-__all__ = ["import_from_path", "import_only", "load_class"]
-
 # A second copy of this package would know other classes of the same names.
 _OURS = "det_lightning"
 
@@ -65,8 +63,10 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
     name, are hidden inside the block. Modules that the block imported from ``path`` are forgotten after it, so that the
     next block can import others of the same name. Nothing is written to ``path`` (no ``__pycache__``).
     """
-    directory, here = pathlib.Path(path).resolve(), pathlib.Path.cwd().resolve()
-    old_path, old_dont_write = sys.path[:], sys.dont_write_bytecode
+    directory = pathlib.Path(path).resolve()
+    here = pathlib.Path.cwd().resolve()
+    old_path = sys.path[:]
+    old_dont_write = sys.dont_write_bytecode
     hidden = {**_modules_below(here), **_shadowed_modules(directory)}
     for name in hidden:
         del sys.modules[name]

@@ -12,19 +12,6 @@ from typing import Any
 
 from det_lightning.secret_names import is_secret_name
 
-__all__ = [
-    "MASK",
-    "MaskedSettings",
-    "cause_without_secrets",
-    "describe_masked",
-    "is_masked",
-    "leave_out_masked",
-    "mask",
-    "mask_text",
-    "mask_url",
-    "secrets_in",
-]
-
 #: What stands for a secret in files and messages; the platform of Determined writes the same.
 MASK = "********"
 
@@ -41,7 +28,7 @@ _QUERY = re.compile(r"(?i)([?&](?:sig|signature|x-amz-signature|code|key)=)[^&\s
 _ASSIGNED = re.compile(r"(?<![\w.$-])(-{0,2}[A-Za-z_][\w.-]*)(\s?=\s?)(\"[^\"]*\"|'[^']*'|[^\s;&,'\"]+)")
 _FLAG = re.compile(r"(?<!\S)(--[A-Za-z][\w-]*)(\s+)(?!-)(\S+)")
 _ENTRY = re.compile(r"([\"'])([A-Za-z_][\w.-]*)\1(\s*:\s*)(b?\"(?:[^\"\\]|\\.)*\"|b?'(?:[^'\\]|\\.)*'|\d+)")
-# As in a line of YAML, which its reader shows where it can not read on.
+# As in a line of YAML, which its reader shows where it cannot read on.
 _UNQUOTED = re.compile(r"(?m)(^[ \t-]*|[{,]\s*)([A-Za-z_][\w.-]*)(:[ \t]+)(?![\s'\"])([^\s,}][^,}\n]*)")
 _ENVIRONMENT = re.compile(r"([A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
 _HEADER = re.compile(r"(?i)(\bauthorization\s*:\s*(?:\w+\s+)?|\bbearer\s+(?=[a-z+/=_.~-]{0,200}\d))(?!\*)[^\s'\"]{8,}")

@@ -6,8 +6,6 @@ import difflib
 import functools
 import re
 
-__all__ = ["is_secret_name"]
-
 # A name with one of these words is that of a secret, unless the last word says that it is not the secret itself.
 _STRONG = re.compile("secrets?|passwords?|passwd|passphrases?|credentials?|creds")
 _DESCRIPTION = re.compile("names?|file|path|dir|length|len|policy|type|arn|ref|required")

@@ -75,7 +75,7 @@ fi
 command -v "${CXX:-g++}" >/dev/null || fail "there is no C++ compiler (${CXX:-g++})."
 needed=(setuptools wheel packaging cloudpickle psutil pyyaml cffi)
 command -v cmake >/dev/null || needed+=(cmake)
-"$python" -m pip install --quiet "${needed[@]}" || fail "what its build needs can not be installed."
+"$python" -m pip install --quiet "${needed[@]}" || fail "what its build needs cannot be installed."
 # Where cmake was installed just now, it lies beside python.
 PATH=$PATH:$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
 export PATH python version

@@ -10,20 +10,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# Rooms, as directories or files below the root, that do not keep to it yet.
-NOT_YET = (
-    "adapters",
-    "callbacks",
-    "det_lightning/checkpoint",
-    "det_lightning/core",
-    "det_lightning/distributed",
-    "det_lightning/engine",
-    "det_lightning/importing.py",
-    "det_lightning/precision",
-    "det_lightning/pytorch",
-    "det_lightning/testing",
-)
-
 
 def packed_assignments(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield each ``a, b = x, y`` that could as well be two statements; a swap could not."""
@@ -76,10 +62,6 @@ def product_files() -> list[Path]:
     return sorted(file for room in ("det_lightning", "adapters", "callbacks") for file in (ROOT / room).rglob("*.py"))
 
 
-def is_finished(file: Path) -> bool:
-    return not any(file.is_relative_to(ROOT / room) for room in NOT_YET)
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -106,7 +88,6 @@ def test_the_whole_product_keeps_to_the_style() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{line}"
         for file in product_files()
-        if is_finished(file)
         for line in lines_found(file.read_text(encoding="utf-8"))
     ]
     assert found == []

@@ -11,8 +11,6 @@ from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.ddp import DDPBackend
 
-__all__ = ["FIND_UNUSED", "PerModelDDPStrategy"]
-
 #: The name of the strategy with its option, in the way of Lightning's names.
 FIND_UNUSED = "trial_ddp_find_unused_parameters_true"
 

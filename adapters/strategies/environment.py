@@ -7,8 +7,6 @@ from typing import Protocol
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
-__all__ = ["ContextEnvironment", "Place"]
-
 
 class Place(Protocol):
     """Where a process stands, as a :class:`DistributedContext` knows it."""

@@ -17,8 +17,6 @@ from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.fsdp import FSDPBackend, Policy
 from det_lightning.distributed.sharded_states import gather_optimizer, gather_tensors, load_into_optimizer
 
-__all__ = ["PerModelFSDPStrategy"]
-
 
 class PerModelFSDPStrategy(PerModelStrategy):
     """``pl.Trainer(strategy="trial_fsdp", devices=n)``: each wrapped model's parameters lie in shards on the ranks.
@@ -54,7 +52,7 @@ class PerModelFSDPStrategy(PerModelStrategy):
         """
         if lightning_internals.converts_batch_norms(self):
             raise errors.UnsupportedTrainerFlags(
-                "pl.Trainer can not train a trial with sync_batchnorm=True and strategy='trial_fsdp': call "
+                "pl.Trainer cannot train a trial with sync_batchnorm=True and strategy='trial_fsdp': call "
                 "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before wrap_model()."
             )
         assert self.accelerator is not None

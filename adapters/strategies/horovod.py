@@ -17,8 +17,6 @@ from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.horovod import HorovodBackend
 from det_lightning.distributed.horovod_processes import connect_horovod, horovod_context, place_of
 
-__all__ = ["HorovodStrategy"]
-
 _T = TypeVar("_T")
 _Collective = Callable[[torch.Tensor], torch.Tensor]
 
@@ -98,7 +96,7 @@ class HorovodStrategy(ParallelStrategy):
         """
         if lightning_internals.converts_batch_norms(self):
             raise errors.UnsupportedTrainerFlags(
-                "pl.Trainer can not train with sync_batchnorm=True and strategy='horovod'; use "
+                "pl.Trainer cannot train with sync_batchnorm=True and strategy='horovod'; use "
                 "horovod.torch.SyncBatchNorm in the model."
             )
         super().setup(trainer)

@@ -12,8 +12,6 @@ from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._ports import free_port
 from det_lightning.distributed.backend import Backend
 
-__all__ = ["PerModelStrategy"]
-
 
 class PerModelStrategy(DDPStrategy):
     """Lightning's DDP without its module: the trial's models are made ready for training one by one.
@@ -32,13 +30,13 @@ class PerModelStrategy(DDPStrategy):
         """Connect the processes.
 
         Raises:
-            ValueError: torch was built without the backend of ``process_group_backend``, or it can not do without GPUs.
+            ValueError: torch was built without the backend of ``process_group_backend``, or it cannot do without GPUs.
         """
         backend = self.process_group_backend
         needs_gpu = backend == "nccl" and self.root_device.type != "cuda"
         if backend is not None and (needs_gpu or not all(map(dist.is_backend_available, _names_in(backend)))):
             raise ValueError(
-                f"process_group_backend={backend!r} can not connect processes on {self.root_device} with torch "
+                f"process_group_backend={backend!r} cannot connect processes on {self.root_device} with torch "
                 f"{torch.__version__}. Leave it out, or use 'gloo'; 'nccl' needs GPUs and a build of torch for CUDA "
                 "(pip install torch, without the constraint to a CPU build)."
             )

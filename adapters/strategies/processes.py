@@ -24,8 +24,6 @@ from det_lightning.distributed.horovod_processes import (
 from det_lightning.distributed.local import LocalBackend
 from det_lightning.distributed.torch_processes import device_of, is_one_of_several, torchrun_context
 
-__all__ = ["TRIAL_STRATEGIES", "TrainingProcesses"]
-
 _PER_MODEL = (PerModelDDPStrategy, PerModelFSDPStrategy)
 #: The strategies that train a trial in several processes.
 TRIAL_STRATEGIES = (*_PER_MODEL, HorovodStrategy)

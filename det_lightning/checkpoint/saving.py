@@ -21,10 +21,9 @@ from det_lightning.checkpoint.storage.background import (
     dead_workers_deferred,
     tensors_in,
 )
-from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage, new_id
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.paths import new_id
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
-
-__all__ = ["CheckpointSaver", "WrittenCheckpoints"]
 
 logger = logging.getLogger("det_lightning.checkpoint")
 
@@ -54,7 +53,7 @@ class WrittenCheckpoints:
         """Log an error that names what has vanished since the last time. The training need not end for that.
 
         Raises:
-            StorageError: the storage can not be read.
+            StorageError: the storage cannot be read.
         """
         gone = self._storage.find_missing(self._there)
         if gone:
@@ -69,7 +68,8 @@ class WrittenCheckpoints:
             StorageError: checkpoints have vanished during the run; names all of them.
         """
         self.look()
-        vanished, self._vanished = self._vanished, []
+        vanished = self._vanished
+        self._vanished = []
         self._there = []
         if vanished:
             raise errors.StorageError(_describe(vanished, self._storage))
@@ -140,7 +140,7 @@ class CheckpointSaver:
             checkpoint_id: the id; by default a new one.
 
         Raises:
-            CheckpointError: this checkpoint, or the one before, can not be written.
+            CheckpointError: this checkpoint, or the one before, cannot be written.
             RuntimeError: a worker of a loader died meanwhile; the checkpoint is written all the same.
         """
         self._collect(wait=True)
@@ -171,7 +171,7 @@ class CheckpointSaver:
         """End the run: wait for the checkpoint that is under way, and look for all that were written.
 
         Raises:
-            CheckpointError: it can not be written.
+            CheckpointError: it cannot be written.
             StorageError: some have vanished; names them.
         """
         self._collect(wait=True)
@@ -184,12 +184,13 @@ class CheckpointSaver:
             wait: for the one that is under way.
 
         Raises:
-            CheckpointError: it can not be written.
+            CheckpointError: it cannot be written.
         """
         self._collect(wait)
         if wait:
             self._snapshotter.wait()
-        complete, self._complete = self._complete, []
+        complete = self._complete
+        self._complete = []
         return complete
 
     def _collect(self, wait: bool) -> None:
@@ -210,7 +211,7 @@ class CheckpointSaver:
             copied: CheckpointContent = self._snapshotter.copy(content, content.copies)
         except (RuntimeError, pickle.PicklingError, AttributeError, TypeError) as e:
             raise errors.CheckpointError(
-                f"Checkpoint {checkpoint_id} can not be written: its state can not be copied: {e}."
+                f"Checkpoint {checkpoint_id} cannot be written: its state cannot be copied: {e}."
             ) from e
         return copied
 

@@ -11,8 +11,6 @@ from det_lightning.cli import checkpoint_reading, checkpoint_writing, port
 from det_lightning.cli.arguments import EXIT_CODES, TYPER_SETTINGS
 from det_lightning.cli.output import MaskingGroup
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Determined trials on PyTorch Lightning.", epilog=EXIT_CODES, cls=MaskingGroup, **TYPER_SETTINGS)
 
 _checkpoint = typer.Typer(help="Look at checkpoints, convert and delete them.", epilog=EXIT_CODES, **TYPER_SETTINGS)

@@ -10,17 +10,6 @@ import typer
 
 from det_lightning.masking import mask_text
 
-__all__ = [
-    "EXIT_CODES",
-    "TYPER_SETTINGS",
-    "Checkpoint",
-    "JsonFlag",
-    "Options",
-    "Storage",
-    "TrustedFlag",
-    "parse_options",
-]
-
 EXIT_CODES = (
     "Exit codes: 0 all is fine; 1 something is wrong with a checkpoint; 2 the command was used wrongly, or something "
     "cannot be reached."

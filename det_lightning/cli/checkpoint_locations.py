@@ -16,8 +16,6 @@ from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.cli.output import show_progress
 from det_lightning.escaping import escape
 
-__all__ = ["list_sizes", "locate_checkpoint", "locate_checkpoints", "open_storage", "opened", "with_name_of"]
-
 _MARKERS = (METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES)
 
 

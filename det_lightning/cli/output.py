@@ -15,21 +15,6 @@ from det_lightning import errors
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_text, secrets_in
 
-__all__ = [
-    "MaskingGroup",
-    "as_command_line",
-    "describe_age",
-    "describe_metric",
-    "describe_size",
-    "pairs",
-    "print_json",
-    "print_lines",
-    "print_table",
-    "report_errors",
-    "show_progress",
-    "warn",
-]
-
 # Lines are not wrapped where the output is not a terminal.
 _ENDLESS = 10_000
 

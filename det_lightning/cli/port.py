@@ -24,8 +24,6 @@ from det_lightning.porting import Severity, port_paths
 if TYPE_CHECKING:
     from det_lightning.porting import FilePort
 
-__all__ = ["EXIT_CODES", "port"]
-
 EXIT_CODES = (
     "Exit codes: 0 all is fine; 1 with --check, when something would change or is left to do; 2 the command was used "
     "wrongly."

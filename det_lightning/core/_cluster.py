@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-__all__ = ["ClusterInfo", "TrialInfo", "get_cluster_info"]
-
 
 @dataclasses.dataclass(frozen=True)
 class TrialInfo:

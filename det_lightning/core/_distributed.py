@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from det_lightning.core._session import Session
     from det_lightning.core._store import StoreAddress
 
-__all__ = ["DistributedContext"]
-
 _DEFAULT_TIMEOUT_S = 1800.0
 _PORT_VARIABLE = "INTER_TRAIN_PROCESS_COMM_PORT_1"
 _DEFAULT_PORT = 12360
@@ -59,7 +57,7 @@ class DistributedContext:
 
     Raises:
         ValueError: some of the six numbers are missing, they contradict each other or those of other ranks, or the
-            port or the timeout can not be used; names all that is wrong.
+            port or the timeout cannot be used; names all that is wrong.
         AssertionError: there are several nodes, and no ``chief_ip``.
         RuntimeError: the other ranks could not be reached, or did not come in time; names them.
     """
@@ -197,7 +195,7 @@ class DistributedContext:
         Raises:
             RuntimeError: another rank has left, did not come within ``timeout_s``, or called another operation; or
                 this context was closed, or has failed before. The message names the rank. A context that has failed
-                can not be used any more. This holds for all exchanges.
+                cannot be used any more. This holds for all exchanges.
         """
         return [stuff] if self._all is None else self._all.gather(stuff)
 

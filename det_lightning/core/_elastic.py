@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["elastic_job", "restarts"]
-
 # torchrun's name for a job that was not given one; it says nothing.
 _UNNAMED = "none"
 

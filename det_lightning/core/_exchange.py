@@ -11,8 +11,6 @@ from typing import Any
 from det_lightning.core._session import Session
 from det_lightning.core._store import Store, look, pauses
 
-__all__ = ["Exchange"]
-
 # The store refuses values of more than 8 MiB; small ones travel along with the name of the operation.
 _PART_BYTES = 4 << 20
 _INLINE_BYTES = 1024
@@ -81,7 +79,8 @@ class Exchange:
 
     def leave(self, reason: str) -> None:
         """Wake the ranks that wait for this one, now or in the next round, and delete the group's keys as the last."""
-        store, rank = self._session.store, self._session.rank
+        store = self._session.store
+        rank = self._session.rank
         store.delete_key(f"doing/{rank}")
         alarm = _ALARM + f"rank {rank} takes part no more, since {reason}".encode()
         # Round self._rounds may have been joined already, if that is what failed.
@@ -99,7 +98,9 @@ class Exchange:
 
     def _run(self, operation: str, pickled: bytes, wanted: Iterable[int]) -> list[bytes]:
         """Take part in the next round, and return the pickles of the wanted members."""
-        session, store, operation = self._session, self._session.store, operation + self._suffix
+        session = self._session
+        store = self._session.store
+        operation = operation + self._suffix
         try:
             with session.naming_a_lost_store():
                 self._contribute(store, operation, pickled)
@@ -114,7 +115,9 @@ class Exchange:
         return found
 
     def _contribute(self, store: Store, operation: str, pickled: bytes) -> None:
-        size, inline, parts = len(pickled), pickled, 0
+        size = len(pickled)
+        inline = pickled
+        parts = 0
         if size > _INLINE_BYTES:
             inline = b""
             for parts, start in enumerate(range(0, size, _PART_BYTES), 1):
@@ -128,7 +131,8 @@ class Exchange:
                 self._delete_round(store, self._rounds - 1)
 
     def _wait_for_all(self, store: Store, operation: str) -> list[_Contribution]:
-        session, looks = self._session, 0
+        session = self._session
+        looks = 0
         for waited in pauses(session.timeout_s, session.longest_pause_s):
             if found := look(store, self._key("all")):
                 break
@@ -170,7 +174,8 @@ class Exchange:
         return [rank for index, rank in enumerate(self._members) if index not in came]
 
     def _raise_for_missing(self, store: Store, operation: str) -> None:
-        missing, doings = self._missing(store), self._doings(store)
+        missing = self._missing(store)
+        doings = self._doings(store)
         if not missing:
             return
         came = sorted(set(self._members).difference(missing))
@@ -214,7 +219,8 @@ class Exchange:
 
 def _read_contributions(appended: bytes) -> list[_Contribution]:
     """Read the contributions of one key, in the order of the group."""
-    stream, found = io.BytesIO(appended), []
+    stream = io.BytesIO(appended)
+    found = []
     while stream.tell() < len(appended):
         found.append(_Contribution(*pickle.load(stream)))
     return sorted(found, key=lambda contribution: contribution.index)

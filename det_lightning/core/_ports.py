@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 
-__all__ = ["free_port"]
-
 
 def free_port(host: str = "") -> int:
     """Return a TCP port that nothing listens on.

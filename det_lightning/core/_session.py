@@ -14,8 +14,6 @@ from torch.distributed import DistNetworkError
 
 from det_lightning.core._store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
 
-__all__ = ["Leaver", "Session"]
-
 # How long a chief that has closed goes on running the store for ranks that have not, so that they can finish; and after
 # a failure, so that they can read what happened.
 _LINGER_S = 30.0
@@ -42,7 +40,7 @@ class Session:
         timeout_s: how long to wait for the others.
 
     Raises:
-        RuntimeError: the store can not be started or reached, or not all ranks came; names them.
+        RuntimeError: the store cannot be started or reached, or not all ranks came; names them.
     """
 
     def __init__(self, address: StoreAddress, rank: int, size: int, timeout_s: float) -> None:
@@ -127,8 +125,10 @@ class Session:
 
     def _receive(self) -> str:
         """Give every other rank the name of this session, and wait until all have taken it."""
-        lobby, name = cast(Store, self._lobby), secrets.token_hex(8)
-        absent, welcomed = set(range(1, self.size)), set[tuple[int, str]]()
+        lobby = cast(Store, self._lobby)
+        name = secrets.token_hex(8)
+        absent = set(range(1, self.size))
+        welcomed = set[tuple[int, str]]()
         for _ in pauses(self.timeout_s):
             for rank in sorted(absent):
                 if look(lobby, f"joined/{name}/{rank}") is not None:
@@ -165,7 +165,8 @@ class Session:
         raise RuntimeError(f"Rank {self.rank} has lost the store at {self.address} again and again.")
 
     def _asked_in(self, timeout_s: float) -> str:
-        lobby, nonce = cast(Store, self._lobby), secrets.token_hex(8)
+        lobby = cast(Store, self._lobby)
+        nonce = secrets.token_hex(8)
         lobby.set(f"hello/{self.rank}", nonce.encode())
         name = self._answer(f"welcome/{nonce}", timeout_s).decode()
         lobby.set(f"joined/{name}/{self.rank}", b"")

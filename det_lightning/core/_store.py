@@ -12,8 +12,6 @@ from typing import Protocol, cast
 
 from torch.distributed import DistNetworkError, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-__all__ = ["LONGEST_PAUSE_S", "Store", "StoreAddress", "agent_store", "look", "pauses", "reach", "serve", "within"]
-
 _SHORTEST_PAUSE_S = 0.00005
 LONGEST_PAUSE_S = 0.05
 _REQUEST_TIMEOUT = timedelta(seconds=30)
@@ -53,7 +51,8 @@ class StoreAddress:
 def agent_store(rank: int, size: int, one_node: bool) -> StoreAddress | None:
     """Return the store of the agent of ``torchrun``, if that started this process as the given rank."""
     started_as = (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    host = os.environ.get("MASTER_ADDR")
+    port = os.environ.get("MASTER_PORT")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or started_as != (str(rank), str(size)):
         return None
     return StoreAddress(host, int(port), of_chief=False, one_node=one_node) if host and port else None
@@ -62,7 +61,7 @@ def agent_store(rank: int, size: int, one_node: bool) -> StoreAddress | None:
 def pauses(timeout_s: float, longest_s: float = LONGEST_PAUSE_S) -> Iterator[float]:
     """Yield the seconds that have passed, with a sleep after each, until the time is over.
 
-    Ranks ask the store again and again, with growing pauses, since its own ``wait`` can not be interrupted by
+    Ranks ask the store again and again, with growing pauses, since its own ``wait`` cannot be interrupted by
     signals, and writes warnings of the C++ side to stderr whenever its time is over. An eighth more is waited than
     needed, at most ``longest_s``: 20 questions of 0.1 ms in a second.
     """
@@ -88,7 +87,7 @@ def serve(address: StoreAddress) -> Store:
     """Start the store in this process, or take up one that it still runs at the same port.
 
     Raises:
-        RuntimeError: the port can not be had.
+        RuntimeError: the port cannot be had.
     """
     listening = _listen_on_this_node(address) if address.one_node else None
     try:
@@ -103,7 +102,7 @@ def serve(address: StoreAddress) -> Store:
         )
     except RuntimeError as error:
         raise RuntimeError(
-            f"Rank 0 can not run the store of its DistributedContext at port {address.port}: "
+            f"Rank 0 cannot run the store of its DistributedContext at port {address.port}: "
             f"{str(error).splitlines()[0]} If another run on this machine uses the port, set pub_port= or "
             "port_offset= of DistributedContext, or INTER_TRAIN_PROCESS_COMM_PORT_1 in the environment of all ranks."
         ) from error
@@ -111,7 +110,7 @@ def serve(address: StoreAddress) -> Store:
 
 
 def _listen_on_this_node(address: StoreAddress) -> int | None:
-    """Return a socket that other machines can not reach; None if there is one, which torch then takes up or refuses."""
+    """Return a socket that other machines cannot reach; None if there is one, which torch then takes up or refuses."""
     try:
         return socket.create_server(("127.0.0.1", address.port)).detach()
     except OSError:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 
-__all__ = ["OF_DEEPSPEED", "OF_TORCHRUN", "Place", "checked_place", "contradictions", "place_in_environment"]
-
 # The variables of the launchers, in the order of the fields of Place.
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 OF_DEEPSPEED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
@@ -24,7 +22,7 @@ class Place:
     cross_size: int
 
     def problems(self) -> list[str]:
-        """Return what can not be true."""
+        """Return what cannot be true."""
         found = []
         for index, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
             if not 0 <= getattr(self, index) < getattr(self, count):
@@ -34,7 +32,7 @@ class Place:
         others = self.size - self.local_size
         if others < self.cross_size - 1 or (self.cross_size == 1 and others):
             found.append(
-                f"size={self.size} processes can not be local_size={self.local_size} on this node and some on each "
+                f"size={self.size} processes cannot be local_size={self.local_size} on this node and some on each "
                 f"of the others of cross_size={self.cross_size} nodes"
             )
         return found
@@ -52,7 +50,7 @@ def checked_place(
     """Return where a process stands; without any numbers it is alone.
 
     Raises:
-        ValueError: some numbers are missing, or they can not be; names all that is wrong.
+        ValueError: some numbers are missing, or they cannot be; names all that is wrong.
     """
     numbers = {
         "rank": rank,
@@ -74,19 +72,21 @@ def checked_place(
     if not timeout_s > 0:
         problems.append(f"timeout_s={timeout_s!r} has to be above 0")
     if problems:
-        raise ValueError(f"DistributedContext can not be made: {'; '.join(problems)}.")
+        raise ValueError(f"DistributedContext cannot be made: {'; '.join(problems)}.")
     return place
 
 
 def contradictions(places: list[Place]) -> list[str]:
     """Return in what the ranks contradict each other; each place is right by itself."""
-    chief, problems = places[0], []
+    chief = places[0]
+    problems = []
     seats: dict[tuple[int, int], int] = {}
     first_on_node: dict[int, Place] = {}
     for place in places:
         neighbour = first_on_node.setdefault(place.cross_rank, place)
         for name, other_place in (("size", chief), ("local_size", neighbour), ("cross_size", chief)):
-            mine, others = getattr(place, name), getattr(other_place, name)
+            mine = getattr(place, name)
+            others = getattr(other_place, name)
             if mine != others:
                 problems.append(f"rank {place.rank} has {name}={mine}, rank {other_place.rank} has {name}={others}")
         other = seats.setdefault((place.cross_rank, place.local_rank), place.rank)

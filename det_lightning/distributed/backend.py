@@ -9,17 +9,6 @@ import torch
 
 from det_lightning.distributed.weight_cast import WeightCast
 
-__all__ = [
-    "DDP_PREFIX",
-    "Backend",
-    "GradientExchange",
-    "GradientPath",
-    "ModelPlacement",
-    "ModelStates",
-    "Phases",
-    "parameters_of",
-]
-
 #: What DistributedDataParallel puts before the names of parameters and buffers.
 DDP_PREFIX = "module."
 

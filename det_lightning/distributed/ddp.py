@@ -15,8 +15,6 @@ from det_lightning.distributed.backend import Backend, parameters_of
 from det_lightning.distributed.local import LocalGradients, LocalPhases, LocalPlacement, WholeStates
 from det_lightning.distributed.weight_cast import WeightCast
 
-__all__ = ["DDPBackend", "ModelDDP"]
-
 # How torch ends its message when a backward pass has left parameters out.
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 

@@ -25,8 +25,6 @@ from det_lightning.distributed.sharded_states import (
 from det_lightning.distributed.weight_cast import WeightCast, replace_parameters
 from det_lightning.distributed.whole_parameters import WholeParameters, clear_first, units_of
 
-__all__ = ["FSDPBackend", "Policy"]
-
 #: Which modules within a model are sharded as units of their own: of these classes, or for which it returns true.
 Policy = Iterable[type[torch.nn.Module]] | Callable[[torch.nn.Module], bool]
 
@@ -65,7 +63,7 @@ class ShardedPlacement:
             if isinstance(parameter, DTensor) or self._replaced.get(id(parameter)) is parameter:
                 raise errors.InvalidExperimentException(
                     f"wrap_model() got a {type(model).__name__} with parameters of a model that is sharded already. "
-                    "Sharded models can not share parameters: wrap one module that holds both models."
+                    "Sharded models cannot share parameters: wrap one module that holds both models."
                 )
             self._replaced[id(parameter)] = parameter
         model = model.to(self.device)
@@ -175,7 +173,8 @@ class ShardedGradients(LocalGradients):
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Exchange gradients that were kept; take away those of parameters that no rank has used."""
         parameters = parameters_of(optimizer)
-        here, kept = self._placed.whole.take_used(parameters), self._placed.whole.hold_gradients(parameters)
+        here = self._placed.whole.take_used(parameters)
+        kept = self._placed.whole.hold_gradients(parameters)
         anywhere = torch.tensor([here, kept], dtype=torch.int32, device=self._placed.device)
         dist.all_reduce(anywhere)
         # To read it a GPU has to be waited for. A parameter that this rank has used needs no answer.

@@ -14,8 +14,6 @@ from det_lightning.distributed.horovod_broadcast import share_state, share_tenso
 from det_lightning.distributed.horovod_processes import connect_horovod
 from det_lightning.distributed.local import LocalGradients, LocalPhases, LocalPlacement, WholeStates
 
-__all__ = ["HorovodBackend"]
-
 # More backward passes than there will ever be, so that none of them exchanges gradients.
 _NEVER = sys.maxsize
 
@@ -46,8 +44,8 @@ class HorovodPlacement(LocalPlacement):
         """Make Horovod's optimizer of ``optimizer``.
 
         Raises:
-            InvalidExperimentException: a parameter belongs to another optimizer too, or its gradients can not be
-                exchanged; or an optimizer of this class can not be made from its parameter groups alone.
+            InvalidExperimentException: a parameter belongs to another optimizer too, or its gradients cannot be
+                exchanged; or an optimizer of this class cannot be made from its parameter groups alone.
         """
         wrapped = _Wrapped(
             self.hvd,
@@ -73,7 +71,7 @@ class HorovodPlacement(LocalPlacement):
             name = of_models.get(parameter, f"optimizer{len(self.optimizers)}.{number}")
             if parameter in taken:
                 raise errors.InvalidExperimentException(
-                    f"{name} belongs to two wrapped optimizers, which Horovod can not train; give all of its updates "
+                    f"{name} belongs to two wrapped optimizers, which Horovod cannot train; give all of its updates "
                     "to one of them."
                 )
             named[name] = parameter
@@ -220,7 +218,7 @@ class _Wrapped:
         for name, parameter in named.items():
             if parameter.dtype is torch.bfloat16 and not compresses:
                 raise errors.InvalidExperimentException(
-                    f"{name} is of type bfloat16, which Horovod can not exchange. Train in float32 with "
+                    f"{name} is of type bfloat16, which Horovod cannot exchange. Train in float32 with "
                     "context.experimental.use_amp(), or call wrap_optimizer(..., fp16_compression=True)."
                 )
         # Horovod would pass over what is frozen now for good, and ranks would part if it is trained later.
@@ -236,7 +234,7 @@ class _Wrapped:
             )
         except TypeError as e:
             raise errors.InvalidExperimentException(
-                f"Horovod can not wrap a {type(optimizer).__name__}: it makes a new one from the parameter groups "
+                f"Horovod cannot wrap a {type(optimizer).__name__}: it makes a new one from the parameter groups "
                 f"alone ({e}). Give the other arguments of its __init__ default values."
             ) from e
         finally:

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["share_state", "share_tensors"]
-
 
 @dataclasses.dataclass(frozen=True)
 class _Outline:

@@ -13,8 +13,6 @@ from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._ports import free_port
 from det_lightning.core._topology import Place
 
-__all__ = ["connect_horovod", "horovod_context", "horovod_is_wanted", "place_of", "refuse_horovod"]
-
 logger = logging.getLogger("det_lightning.horovod")
 
 _WANTED = "USE_HOROVOD"
@@ -49,7 +47,7 @@ def connect_horovod() -> Any:
         import horovod.torch as hvd
     except ImportError as e:
         raise ImportError(
-            f"This run is to train with Horovod, which can not be imported ({e}). There are no wheels of it: "
+            f"This run is to train with Horovod, which cannot be imported ({e}). There are no wheels of it: "
             "pip install 'det-lightning[horovod]' for what it needs, then run scripts/build_horovod.sh of the source "
             "of det-lightning, which builds and installs it."
         ) from e

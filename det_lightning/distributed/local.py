@@ -10,8 +10,6 @@ import torch
 from det_lightning.distributed.backend import DDP_PREFIX, Backend
 from det_lightning.distributed.weight_cast import WeightCast
 
-__all__ = ["LocalBackend", "LocalGradients", "LocalPhases", "LocalPlacement", "WholeStates"]
-
 
 class LocalPlacement:
     """Moves models to a device and leaves optimizers as they are.

@@ -8,8 +8,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-__all__ = ["gather_optimizer", "gather_tensors", "load_into_model", "load_into_optimizer", "shard_like"]
-
 
 def gather_tensors(values: dict[Any, Any]) -> dict[Any, Any]:
     """Return a dict with whole tensors in main memory on the chief, and an empty one elsewhere; all ranks call it.

@@ -9,8 +9,6 @@ import torch.distributed as dist
 
 from det_lightning.core._distributed import DistributedContext
 
-__all__ = ["device_of", "is_one_of_several", "torchrun_context"]
-
 _OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

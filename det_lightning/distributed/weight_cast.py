@@ -7,8 +7,6 @@ from collections.abc import Iterable
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["WeightCast", "named_tensors", "replace_parameters"]
-
 
 class WeightCast:
     """Casts the weights of models to half precision, each parameter once, and knows it in both types.

@@ -9,8 +9,6 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["WholeParameters", "clear_first", "units_of"]
-
 
 class WholeParameters:
     """Finds, of each sharded parameter, the whole one: there a gradient stays that is not exchanged yet."""
@@ -25,7 +23,7 @@ class WholeParameters:
     def add(self, model: torch.nn.Module) -> None:
         """Take up a sharded model.
 
-        Its parameters are looked for when they are first needed: once one was whole, its type can not change any more.
+        Its parameters are looked for when they are first needed: once one was whole, its type cannot change any more.
         """
         self._unseen[model] = [
             unit.register_forward_pre_hook(lambda *_: self._ran.add(model))  # type: ignore[attr-defined]

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.engine.schedule import Boundary, Schedule
 
-__all__ = ["Action", "BoundaryActions", "Phase"]
-
 
 class Action(enum.Enum):
     """What has to be done at a boundary."""

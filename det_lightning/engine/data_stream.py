@@ -13,8 +13,6 @@ from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import PassJournal
 
-__all__ = ["TrainStream", "TrialData", "ValidationStream"]
-
 
 class TrialData:
     """The loaders of a trial, for the ranks and the position of a run.
@@ -134,7 +132,8 @@ class TrainStream:
             RuntimeError: the loader ended.
         """
         assert self._iterator is not None, "iter() comes first"
-        batches, missing = self._iterator, object()
+        batches = self._iterator
+        missing = object()
         while True:
             batch = next(batches, missing)
             if batch is missing:
@@ -171,7 +170,8 @@ class ValidationStream:
 
     def __iter__(self) -> Iterator[Any]:
         # A generator: Lightning asks for the iterator before the callbacks hear of the validation.
-        self._iterator, self._given = iter(self._loader), 0
+        self._iterator = iter(self._loader)
+        self._given = 0
         for batch in self._iterator:
             self._given += 1
             yield batch

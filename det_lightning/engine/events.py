@@ -11,8 +11,6 @@ from typing import Any
 
 from det_lightning.pytorch._callback import PyTorchCallback
 
-__all__ = ["TrialEvents"]
-
 logger = logging.getLogger("det_lightning.pytorch")
 
 _REPLACED = {

@@ -12,16 +12,6 @@ from det_lightning import errors
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.pytorch._reducer import Reducer, simple_reduce
 
-__all__ = [
-    "MetricWindow",
-    "average_metrics",
-    "average_over_ranks",
-    "reduce_validation_metrics",
-    "scalars_of",
-    "to_numpy",
-]
-
-
 _NUMPY_TYPES = {
     torch.float16: np.float16,
     torch.float32: np.float32,
@@ -61,8 +51,10 @@ class MetricWindow:
 
     def close(self) -> list[dict[str, Any]]:
         """Return the metrics of each batch with numpy values in place of tensors, and begin a new window."""
-        batches, on_device = self._batches, self._on_device
-        self._batches, self._on_device = [], False
+        batches = self._batches
+        on_device = self._on_device
+        self._batches = []
+        self._on_device = False
         return _bring_over(batches) if on_device else batches
 
 
@@ -161,7 +153,7 @@ def reduce_validation_metrics(
         RuntimeError: no rank has a batch.
         ValueError: ranks have different metrics, or a metric has values of different shapes; names them.
         InvalidExperimentException: the reducers are no ``Reducer``, or not for exactly the metrics that there are.
-        TypeError: the values of a metric can not be reduced; names it.
+        TypeError: the values of a metric cannot be reduced; names it.
     """
     own = _reduce_batches(batches, _reducer_of_each(list(batches[0]), reducer)) if batches else {}
     if distributed.size == 1 and batches:
@@ -216,7 +208,7 @@ def _reduce_one(name: str, reducer: Reducer, values: list[Any]) -> Any:
     try:
         return simple_reduce(reducer, stacked)
     except (TypeError, ValueError) as e:
-        raise TypeError(f"Validation metric {name!r} can not be reduced by {reducer}: {e}") from e
+        raise TypeError(f"Validation metric {name!r} cannot be reduced by {reducer}: {e}") from e
 
 
 def scalars_of(metrics: dict[str, Any], leave_out: Iterable[str] = ()) -> dict[str, float]:

@@ -7,11 +7,9 @@ from det_lightning.pytorch._legacy_trial import interface_mistakes, original_tri
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
-__all__ = ["require_trainable"]
-
 
 def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
-    """Raise if the trial can not be trained.
+    """Raise if the trial cannot be trained.
 
     Raises:
         InvalidExperimentException: no model or no optimizer is wrapped, or not exactly one of ``evaluate_batch`` and

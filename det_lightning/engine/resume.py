@@ -27,16 +27,6 @@ from det_lightning.pytorch._weights import (
     load_state,
 )
 
-__all__ = [
-    "adapt_to",
-    "apply",
-    "collect_resume_state",
-    "journal_of",
-    "load_data_of",
-    "require_resumable",
-    "require_same_checkpoint",
-]
-
 logger = logging.getLogger("det_lightning.checkpoint")
 
 
@@ -162,7 +152,9 @@ def apply(content: CheckpointContent, context: PyTorchTrialContext, events: Tria
     Raises:
         InvalidCheckpointException: something does not fit; names what.
     """
-    state, resume, source = content.state, content.resume, content.source
+    state = content.state
+    resume = content.resume
+    source = content.source
     if resume is None and "rng_state" in state:
         require_rng(state["rng_state"], source)
     events.emit("on_checkpoint_load_start", state)

@@ -40,8 +40,6 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import capture_rng
 from det_lightning.pytorch._weights import collect_rest, collect_weights
 
-__all__ = ["Reporter", "TrialRun"]
-
 
 class Reporter(Protocol):
     """Takes the metrics of a run, on the chief."""
@@ -167,7 +165,9 @@ class TrialRun:
         """
         if not self._in_workload:
             self._begin_workload()
-        state, position, train_batch = self.state, self.context.position, self._train_batch
+        state = self.state
+        position = self.context.position
+        train_batch = self._train_batch
         epoch_len = position.epoch_length()
         first = state.batches_trained
         epoch_idx, into_epoch = divmod(first, epoch_len)
@@ -313,7 +313,8 @@ class TrialRun:
         """
         context = self.context
         resume = self._resume_state()
-        chief, sharded = context.distributed.rank == 0, context.backend.states.is_sharded
+        chief = context.distributed.rank == 0
+        sharded = context.backend.states.is_sharded
         weights = collect_weights(context) if chief or sharded else {}
         if not chief:
             return None

@@ -9,8 +9,6 @@ from collections.abc import Container
 from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.units import Batch, Epoch, TrainUnit
 
-__all__ = ["Boundary", "Schedule"]
-
 
 class Boundary(enum.IntEnum):
     """A reason to end a workload, in the order in which several at once are acted on."""

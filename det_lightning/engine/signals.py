@@ -10,8 +10,6 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["SAME_SIGNAL_S", "end_by_signal", "interrupts_end_the_process", "print_at_once"]
-
 # What GNU timeout and some launchers send twice, to a process and to its group, arrives within this time.
 SAME_SIGNAL_S = 2.0
 

@@ -6,8 +6,6 @@ import dataclasses
 
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
-__all__ = ["EarlyEnd", "StopRequest"]
-
 
 @dataclasses.dataclass
 class StopRequest:

@@ -11,8 +11,6 @@ from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
-__all__ = ["Evaluation"]
-
 
 class Evaluation:
     """One validation at a time.

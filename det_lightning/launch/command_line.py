@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["as_command", "asks_for_help", "gpus_or_one", "problem_of", "split"]
-
 
 def split(given: list[str]) -> tuple[list[str], list[str]]:
     """Return the options, which end at ``--``, and the script with its arguments."""

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from det_lightning.launch.command_line import as_command, asks_for_help, gpus_or_one, problem_of, split
 
-__all__ = ["main"]
-
 _USAGE = "python -m det_lightning.launch.horovod [OPTIONS... --] SCRIPT [ARGS...]"
 _HELP = f"""\
 usage: {_USAGE}

@@ -13,8 +13,6 @@ from det_lightning.core._ports import free_port
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.launch.command_line import as_command, asks_for_help, gpus_or_one, problem_of, split
 
-__all__ = ["main"]
-
 _USAGE = "python -m det_lightning.launch.torch_distributed [TORCHRUN OPTIONS... --] SCRIPT [ARGS...]"
 _HELP = f"""\
 usage: {_USAGE}
@@ -96,7 +94,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         parsed.nproc_per_node = str(gpus_or_one())
     if not _is_given("signals-to-handle", options) and hasattr(signal, "SIGUSR1"):
         parsed.signals_to_handle = _SIGNALS
-    run.config_from_args(copy.deepcopy(parsed))  # raises for values that can not be
+    run.config_from_args(copy.deepcopy(parsed))  # raises for values that cannot be
     return parsed
 
 

@@ -9,8 +9,6 @@ import libcst as cst
 from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.python_syntax import PythonFile, dotted_name
 
-__all__ = ["Binding", "Bindings", "Reference"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Binding:

@@ -10,8 +10,6 @@ import libcst.matchers as m
 from det_lightning.porting.findings import Severity
 from det_lightning.porting.python_syntax import Definitions, PythonFile, dotted_name, methods_of, string_of
 
-__all__ = ["Bypasses"]
-
 _DEVICE = re.compile(r"cuda(:\d+)?")
 _TO_CONTEXT = "wrapped models and batches are placed already; move other tensors with context.to_device(...)"
 _BY_NAME = {

@@ -10,8 +10,6 @@ import libcst.matchers as m
 from det_lightning.porting.findings import Severity
 from det_lightning.porting.python_syntax import PythonFile, dotted_name
 
-__all__ = ["ClusterUses"]
-
 _INSTEAD = 'take hparams from your own configuration; latest_checkpoint="last" resumes from the newest one'
 
 

@@ -8,8 +8,6 @@ import pathlib
 
 import det_lightning
 
-__all__ = ["callback_hooks", "counterpart", "is_blocked"]
-
 _ROOT = pathlib.Path(det_lightning.__file__).parent
 _PYTORCH = "determined.pytorch"
 
@@ -136,6 +134,8 @@ def _names_in(module: str) -> frozenset[str]:
             return frozenset(ast.literal_eval(statement.value))
         if isinstance(statement, ast.ClassDef | ast.FunctionDef):
             names.add(statement.name)
+        elif isinstance(statement, ast.Assign):
+            names |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
     return frozenset(names)
 
 

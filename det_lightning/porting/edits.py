@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["Edits"]
-
 _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 
 

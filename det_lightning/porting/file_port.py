@@ -16,8 +16,6 @@ from collections.abc import Callable
 from det_lightning.masking import mask_text
 from det_lightning.porting.findings import Finding, Severity, unresolved
 
-__all__ = ["FilePort", "is_portable", "port_file"]
-
 _BOM = "\ufeff"
 _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
 _SHELL_NAMES = re.compile(r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile")

@@ -7,8 +7,6 @@ import enum
 import re
 from collections.abc import Iterable
 
-__all__ = ["Finding", "Severity", "unresolved"]
-
 # A line with this comment was looked at, and is right as it is.
 _RESOLVED = re.compile(r"#\s*det-lightning:\s*ok\b")
 

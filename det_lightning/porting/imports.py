@@ -14,8 +14,6 @@ from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.missing_parts import has_own_advice, missing, missing_part
 from det_lightning.porting.python_syntax import PythonFile, dotted_name
 
-__all__ = ["ImportRewriter"]
-
 _LONG_STRINGS = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''", re.DOTALL)
 
 

@@ -8,8 +8,6 @@ from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.missing_parts import missing_launcher
 
-__all__ = ["launcher_counterpart", "port_commands", "runs_a_class", "trial_class_in"]
-
 _AUTO = ("det_lightning.launch.horovod", "--autohorovod")
 # After -m, in a command line, or in a list of quoted words; the quote is that before the module's name.
 _LAUNCH = re.compile(r"(-m[\"']?(?:\s*,\s*|\s+)([\"']?))determined\.launch\.(\w+)(?![\w.])")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.findings import Finding, Severity
 
-__all__ = ["has_own_advice", "missing", "missing_launcher", "missing_part"]
-
 _CORE_API = (
     "it is Determined's Core API, which talks to a master",
     "write the loop with Lightning (pl.Trainer, ModelCheckpoint, a logger), or as a PyTorchTrial",

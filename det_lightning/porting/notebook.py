@@ -10,8 +10,6 @@ from det_lightning.porting.findings import Finding
 from det_lightning.porting.python_files import port_python
 from det_lightning.porting.shell import port_shell
 
-__all__ = ["NotebookError", "port_notebook"]
-
 _END_OF_CELL = "#:::end of cell:::\n"
 _MAGIC = re.compile(r"^([ \t]*)([%!?][^\n]*)$", re.MULTILINE)
 _HIDDEN = re.compile(r"^([ \t]*)pass  #:::([^\n]*)$", re.MULTILINE)

@@ -9,8 +9,6 @@ from det_lightning.porting.counterparts import callback_hooks
 from det_lightning.porting.findings import Severity
 from det_lightning.porting.python_syntax import Definitions, PythonFile, dotted_name, methods_of
 
-__all__ = ["OlderReleases"]
-
 _RENAMED = {
     # The interface of several models, before it was public.
     "_LRScheduler": "wrap_lr_scheduler",

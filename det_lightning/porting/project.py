@@ -14,8 +14,6 @@ from det_lightning.porting.file_port import FilePort, is_portable
 from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.separate_process import PortingFailed, PortingProcess
 
-__all__ = ["find_files", "port_paths"]
-
 _SKIPPED = {"__pycache__", "build", "dist", "env", "node_modules", "site-packages", "venv"}
 
 

@@ -15,8 +15,6 @@ from det_lightning.porting.older_releases import OlderReleases
 from det_lightning.porting.python_syntax import Definitions, PythonFile
 from det_lightning.porting.strings import StringRewriter
 
-__all__ = ["port_python"]
-
 # Without one of these there is nothing to find, and parsing takes its time.
 _WORTH_PARSING = re.compile(
     r"determined|det_lightning|model_hub|pedl|attrdict|cuda|distributed|DataParallel|horovod|apex|get_cluster_info"

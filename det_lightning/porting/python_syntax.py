@@ -13,8 +13,6 @@ from libcst import metadata
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Severity
 
-__all__ = ["Definitions", "PythonFile", "dotted_name", "methods_of", "string_of"]
-
 _FORM_FEEDS = re.compile(r"^\f", re.MULTILINE)
 # Trials of other frameworks, which train otherwise.
 _OTHER_TRIALS = {"DeepSpeedTrial", "EstimatorTrial", "TFKerasTrial"}

@@ -8,8 +8,6 @@ import re
 import det_lightning
 from det_lightning.porting.findings import Finding, Severity
 
-__all__ = ["port_config_file", "port_installs", "port_requirement", "port_requirements_file", "useless_installs"]
-
 _NAME = "det-lightning"
 _SPEC = r"(?P<spec>\s*\(?(?:===|[<>=!~]=?)\s*[^;#\s'\"]+(?:\s*,\s*[<>=!~]=?\s*[^;#\s'\"]+)*)?"
 _REQUIREMENT = re.compile(rf"determined(?:\[[^\]]*\])?{_SPEC}(?P<marker>\s*;.*)?", re.DOTALL)

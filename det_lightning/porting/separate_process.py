@@ -18,8 +18,6 @@ import det_lightning
 from det_lightning.porting.file_port import FilePort, port_file
 from det_lightning.porting.findings import Finding, Severity
 
-__all__ = ["PortingFailed", "PortingProcess"]
-
 _START_TIMEOUT_S = 120.0
 _LAST_MOMENTS_S = 10.0
 _CODE = "import sys; sys.path[:] = {path!r}; from det_lightning.porting.separate_process import serve; serve()"

@@ -8,8 +8,6 @@ from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.launchers import port_commands
 from det_lightning.porting.requirements import port_installs, useless_installs
 
-__all__ = ["port_dockerfile", "port_shell"]
-
 _COMMENT = re.compile(r"^[ \t]*#[^\n]*\n?", re.MULTILINE)
 _CLI = re.compile(
     r"(?:^|[\s;&|(`@])(det(?:\s+-\w+\s+\S+)*\s+(?:a|agent|checkpoint|c|cmd|command|deploy|dev|e|experiment|job|m|master|"

@@ -15,8 +15,6 @@ from det_lightning.porting.missing_parts import missing, missing_part
 from det_lightning.porting.python_syntax import PythonFile, dotted_name, string_of
 from det_lightning.porting.requirements import port_requirement
 
-__all__ = ["StringRewriter"]
-
 _PATH = re.compile(r"determined(\.\w+)*")
 _LAUNCHER = re.compile(r"determined\.launch\.(\w+)")
 _INSIDE = re.compile(r"determined\.(?:exec|cli|deploy)\b[\w.]*")

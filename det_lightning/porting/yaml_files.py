@@ -15,8 +15,6 @@ from det_lightning.porting.missing_parts import missing_launcher
 from det_lightning.porting.requirements import port_requirement
 from det_lightning.porting.shell import port_shell
 
-__all__ = ["port_yaml"]
-
 _MODULE = re.compile(r"determined\.launch\.(\w+)")
 _TRIAL_CLASS = re.compile(r"[\w.]+:[\w.]+")
 _SEARCHERS = {"single", "random", "grid", "adaptive_asha"}

@@ -16,8 +16,6 @@ from det_lightning.precision.scaled_gradients import ScaledGradients
 from det_lightning.precision.scaling import LossScaling
 from det_lightning.precision.stepping import StepUnless
 
-__all__ = ["ApexLevels", "refuse_scaler"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ import torch
 
 from det_lightning.precision.levels import HALF_TYPES
 
-__all__ = ["CastingForward", "cast_floats", "floats_of", "halves_to_float"]
-
 logger = logging.getLogger(__name__)
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -106,7 +104,8 @@ class CastingForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._inputs is not None:
-            args, kwargs = cast_floats(args, self._inputs), cast_floats(kwargs, self._inputs)
+            args = cast_floats(args, self._inputs)
+            kwargs = cast_floats(kwargs, self._inputs)
         with contextlib.nullcontext() if self._autocast is None else torch.autocast(*self._autocast):
             output = self._forward(*args, **kwargs)
         return output if self._outputs is None else cast_floats(output, self._outputs)

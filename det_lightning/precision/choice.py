@@ -18,8 +18,6 @@ from det_lightning.precision.scaling import LossScaling
 from det_lightning.precision.torch_amp import TorchAmp, make_scaler
 from det_lightning.precision.whole_models import WholeModelPrecision
 
-__all__ = ["ChosenPrecision"]
-
 logger = logging.getLogger(__name__)
 
 

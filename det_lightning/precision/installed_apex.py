@@ -15,8 +15,6 @@ from det_lightning.distributed.backend import GradientPath
 from det_lightning.precision.apex_levels import refuse_scaler
 from det_lightning.precision.scaling import LossScaling
 
-__all__ = ["VARIABLE", "InstalledApex", "apex_is_wanted"]
-
 logger = logging.getLogger(__name__)
 
 #: The environment variable that chooses who carries out ``configure_apex_amp``: ``torch`` (the default) or ``apex``.

@@ -13,8 +13,6 @@ from det_lightning.precision.casting import CastingForward, TensorCast, floats_o
 from det_lightning.precision.levels import HALF_TYPES, Level
 from det_lightning.precision.masters import keep_masters
 
-__all__ = ["apply_level", "check_parts", "configured_parts", "put_back", "wrapped_ones"]
-
 
 def configured_parts(models: Any, optimizers: Any) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
     """Return what was given alone or in a list or tuple as two lists.

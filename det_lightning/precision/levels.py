@@ -10,8 +10,6 @@ import torch
 
 from det_lightning import errors
 
-__all__ = ["HALF_TYPES", "Level", "resolve_level"]
-
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 DYNAMIC = "dynamic"
@@ -106,7 +104,8 @@ def resolve_level(opt_level: Any, overrides: dict[str, Any]) -> Level:
     elif given.get("patch_torch_functions"):
         mistakes.append("patch_torch_functions=True goes with opt_level='O1' only, which it defines")
     values: dict[str, Any] = {name: _parse(name, value, mistakes) for name, value in given.items()}
-    lowest, highest = values.get("min_loss_scale"), values.get("max_loss_scale")
+    lowest = values.get("min_loss_scale")
+    highest = values.get("max_loss_scale")
     if lowest is not None and highest is not None and lowest > highest:
         mistakes.append(f"min_loss_scale={lowest} is above max_loss_scale={highest}")
     if mistakes:

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["LossScaler"]
-
 
 class LossScaler:
     """Scales a loss so that small gradients do not vanish in half precision.

@@ -8,8 +8,6 @@ import torch
 
 from det_lightning.distributed.weight_cast import named_tensors
 
-__all__ = ["keep_masters"]
-
 
 def keep_masters(model: torch.nn.Module, masters: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
     """Make the state of ``model`` one in float32, with the values of the masters: nothing is lost in a checkpoint.
@@ -28,7 +26,8 @@ def keep_masters(model: torch.nn.Module, masters: dict[torch.nn.Parameter, torch
 
     def set_masters(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         for name, tensor in named_tensors(module):
-            saved, master = state.get(prefix + name), masters.get(tensor)  # type: ignore[call-overload]
+            saved = state.get(prefix + name)
+            master = masters.get(tensor)  # type: ignore[call-overload]
             if master is not None and saved is not None and saved.shape == master.shape:
                 with torch.no_grad():
                     master.copy_(saved)

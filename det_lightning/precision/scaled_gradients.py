@@ -11,8 +11,6 @@ from torch.distributed.tensor import DTensor
 
 from det_lightning.distributed.backend import Backend, parameters_of
 
-__all__ = ["ScaledGradients"]
-
 
 class ScaledGradients:
     """Unscales what each backward pass adds, so that passes with different scales can add to the same gradients.
@@ -101,7 +99,8 @@ class ScaledGradients:
         if dense:
             torch._foreach_copy_(_on_this_rank([to for to, _ in dense]), _on_this_rank([of for _, of in dense]))
         for (half, master), gradient in zip(pairs, wide, strict=True):
-            half.grad, master.grad = None, gradient
+            half.grad = None
+            master.grad = gradient
 
     def _unscale(self, inverse: torch.Tensor) -> torch.Tensor:
         by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)

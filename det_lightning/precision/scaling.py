@@ -8,8 +8,6 @@ import torch
 
 from det_lightning.distributed.backend import GradientPath
 
-__all__ = ["LossScaling"]
-
 
 class LossScaling:
     """A way from a loss to updated parameters on which losses are scaled; in float32 there is none.

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
-__all__ = ["StepUnless", "step_unless"]
-
 logger = logging.getLogger(__name__)
 
 # Their fused implementations look at a flag on the device themselves.

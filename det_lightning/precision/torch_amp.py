@@ -11,8 +11,6 @@ from det_lightning.distributed.backend import GradientPath
 from det_lightning.precision.scaling import LossScaling
 from det_lightning.precision.stepping import step_unless
 
-__all__ = ["TorchAmp", "make_scaler"]
-
 
 class _Scaler(torch.amp.GradScaler):
     """torch's scaler, but one that skips a step on the device where the optimizer can."""

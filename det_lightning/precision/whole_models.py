@@ -8,8 +8,6 @@ import torch
 
 from det_lightning.precision.casting import CastingForward, floats_of, halves_to_float
 
-__all__ = ["WholeModelPrecision"]
-
 
 @dataclasses.dataclass(frozen=True)
 class WholeModelPrecision:

@@ -9,8 +9,6 @@ import torch
 from det_lightning import errors
 from det_lightning.core._distributed import DistributedContext
 
-__all__ = ["require_same_counts", "require_same_model"]
-
 _WAY_OUT = (
     "Every rank has to build the same trial: nothing in its __init__ may depend on the rank, or on random numbers that "
     "are not seeded alike."

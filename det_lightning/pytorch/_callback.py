@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["PyTorchCallback"]
-
 
 class PyTorchCallback:
     """Code that runs at the events of a training run; override what is needed, return it from ``build_callbacks``.

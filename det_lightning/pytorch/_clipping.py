@@ -9,8 +9,6 @@ import torch
 
 from det_lightning.pytorch._callback import PyTorchCallback
 
-__all__ = ["ClipGradsL2Norm", "ClipGradsL2Value"]
-
 
 class ClipGradsL2Norm(PyTorchCallback):
     """Scales an optimizer's gradients before each of its steps, so that their norm is at most a given one.

@@ -15,8 +15,6 @@ from torch.utils import data
 from det_lightning.pytorch import samplers
 from det_lightning.pytorch._random_state import PassJournal, ResumableBatchSampler
 
-__all__ = ["DataLoader", "TorchData", "adapt_batch_sampler", "data_length", "to_device"]
-
 logger = logging.getLogger(__name__)
 
 TorchData = dict[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
@@ -97,12 +95,20 @@ class DataLoader:
         template: data.DataLoader[Any] = data.DataLoader(
             dataset, batch_size, shuffle, sampler, batch_sampler, drop_last=drop_last, **common
         )
-        self.dataset, self.batch_size, self.drop_last = dataset, template.batch_size, template.drop_last
-        self.sampler, self.batch_sampler = template.sampler, cast("Any", template.batch_sampler)
-        self.num_workers, self.prefetch_factor = num_workers, template.prefetch_factor
-        self.persistent_workers, self.multiprocessing_context = persistent_workers, multiprocessing_context
-        self.collate_fn, self.worker_init_fn = template.collate_fn, worker_init_fn
-        self.pin_memory, self.timeout, self.generator = pin_memory, timeout, generator
+        self.dataset = dataset
+        self.batch_size = template.batch_size
+        self.drop_last = template.drop_last
+        self.sampler = template.sampler
+        self.batch_sampler = cast("Any", template.batch_sampler)
+        self.num_workers = num_workers
+        self.prefetch_factor = template.prefetch_factor
+        self.persistent_workers = persistent_workers
+        self.multiprocessing_context = multiprocessing_context
+        self.collate_fn = template.collate_fn
+        self.worker_init_fn = worker_init_fn
+        self.pin_memory = pin_memory
+        self.timeout = timeout
+        self.generator = generator
         self._torch_kwargs = torch_kwargs
 
     def get_data_loader(

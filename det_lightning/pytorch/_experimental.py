@@ -6,8 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["PyTorchExperimentalContext"]
-
 logger = logging.getLogger(__name__)
 
 

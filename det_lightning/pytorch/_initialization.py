@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["reset_parameters"]
-
 
 def reset_parameters(model: torch.nn.Module) -> None:
     """Draw new weights for a model, by the ``reset_parameters()`` of each module that has one, inner ones first.

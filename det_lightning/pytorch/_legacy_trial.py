@@ -23,8 +23,6 @@ from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._reducer import Reducer
 
-__all__ = ["LegacyTrialAdapter", "adapt_legacy_trial", "interface_mistakes", "is_legacy_trial", "original_trial"]
-
 logger = logging.getLogger(__name__)
 
 _BUILDERS = ("build_model", "optimizer")
@@ -197,7 +195,8 @@ def _parameters_of_train_batch(trial_class: type[PyTorchTrial]) -> Mapping[str, 
 
 
 def _wrap(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
-    name, legacy = type(trial).__name__, cast(_LegacyInterface, trial)
+    name = type(trial).__name__
+    legacy = cast(_LegacyInterface, trial)
     model = legacy.build_model()
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"{name}.build_model() must return a torch.nn.Module; it returned {model!r}.")

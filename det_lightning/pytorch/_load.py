@@ -24,8 +24,6 @@ from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._weights import load_models
 
-__all__ = ["CheckpointLoadContext", "load_trial_from_checkpoint_path"]
-
 logger = logging.getLogger("det_lightning.checkpoint")
 
 # So many files are named in a message.
@@ -85,8 +83,8 @@ def load_trial_from_checkpoint_path(
     Raises:
         CheckpointNotFound, IncompleteCheckpointError, UnsafeCheckpointError: see ``read_checkpoint``;
             ``IncompleteCheckpointError`` also if the code to be imported is not what was written.
-        StorageError: a URL can not be read.
-        ValueError: the trial's class can not be imported from the checkpoint, or both spellings are used.
+        StorageError: a URL cannot be read.
+        ValueError: the trial's class cannot be imported from the checkpoint, or both spellings are used.
         InvalidCheckpointException: the weights do not fit the trial's models.
     """
     if kwargs:
@@ -140,7 +138,8 @@ def _with_settings(
 
 
 def _import_trial_class(directory: pathlib.Path, load_data: LoadData, trusted: bool) -> type[PyTorchTrial]:
-    code, spec = directory / layout.CODE_DIR, load_data.trial_cls_spec
+    code = directory / layout.CODE_DIR
+    spec = load_data.trial_cls_spec
     if spec is None:
         raise ValueError(
             f"{directory} does not tell the trial's class: up to 0.17.7 only Determined's platform knew it, and added "
@@ -161,7 +160,7 @@ def _import_trial_class(directory: pathlib.Path, load_data: LoadData, trusted: b
     except Exception as e:  # the import runs the trial's module, which may raise anything
         beside = f" Not looked at, as links or not listed in {layout.METADATA_FILE}: {unused}." if unused else ""
         raise ValueError(
-            f"The trial class {spec} can not be imported from {code}: {type(e).__name__}: {e}.{beside} Pass it as "
+            f"The trial class {spec} cannot be imported from {code}: {type(e).__name__}: {e}.{beside} Pass it as "
             "trial_class="
         ) from e
     if not (isinstance(trial_class, type) and issubclass(trial_class, PyTorchTrial)):

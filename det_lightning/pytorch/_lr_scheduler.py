@@ -7,8 +7,6 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
 
-__all__ = ["LRScheduler"]
-
 
 class LRScheduler:
     """A learning rate scheduler together with the rule for stepping it.
@@ -60,7 +58,8 @@ class LRScheduler:
             return int((batch_idx + 1) % frequency == 0)
         if self.step_mode is LRScheduler.StepMode.STEP_EVERY_EPOCH:
             # The step belongs to the last update before the epoch changes.
-            epoch, next_epoch = batch_idx // epoch_len, (batch_idx + aggregation_frequency) // epoch_len
+            epoch = batch_idx // epoch_len
+            next_epoch = (batch_idx + aggregation_frequency) // epoch_len
             return next_epoch // frequency - epoch // frequency
         return 0
 

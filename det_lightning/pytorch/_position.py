@@ -8,8 +8,6 @@ from typing import Any
 
 from det_lightning import errors
 
-__all__ = ["PositionName", "TrainingPosition"]
-
 
 @dataclasses.dataclass
 class TrainingPosition:

@@ -26,8 +26,6 @@ from det_lightning.pytorch._settings import TrialSettings
 from det_lightning.pytorch._tensorboard import TensorBoardOutput, default_directory
 from det_lightning.pytorch._wrapping import WrappedParts
 
-__all__ = ["PyTorchTrialContext"]
-
 logger = logging.getLogger(__name__)
 
 ClipGrads = Callable[[Any], Any]

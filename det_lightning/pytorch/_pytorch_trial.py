@@ -12,8 +12,6 @@ from det_lightning.pytorch._data import DataLoader, TorchData, data_length
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._reducer import Reducer
 
-__all__ = ["PyTorchTrial"]
-
 
 class PyTorchTrial(abc.ABC):
     """Models, optimizers, data and the steps on one batch; the training loop is not the trial's.

@@ -15,8 +15,6 @@ from torch.utils.data import BatchSampler, Sampler
 
 from det_lightning import errors
 
-__all__ = ["PassJournal", "ResumableBatchSampler", "capture_rng", "isolated_rng", "require_rng", "restore_rng"]
-
 
 def capture_rng(device: torch.device | None = None) -> dict[str, Any]:
     """Return the state of torch's, numpy's and Python's global generators, under the keys that a checkpoint has.
@@ -235,7 +233,8 @@ class ResumableBatchSampler(BatchSampler):
             recorded = self.journal.recorded(index)
             if recorded is None:
                 self.journal.record(index, self.batch_sampler)
-                batches, skip = iter(self.batch_sampler), max(self.first_batch - index, 0)
+                batches = iter(self.batch_sampler)
+                skip = max(self.first_batch - index, 0)
                 ready: list[Any] = []
             else:
                 batches, ready, skip = self._begin_again(recorded)

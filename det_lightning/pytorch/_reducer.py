@@ -13,16 +13,6 @@ import torch
 import torch.distributed as dist
 import torchmetrics
 
-__all__ = [
-    "FunctionReducer",
-    "MetricReducer",
-    "Reducer",
-    "ReducerRegistry",
-    "StandaloneReducers",
-    "TorchMetricReducer",
-    "simple_reduce",
-]
-
 TorchMetric = torchmetrics.Metric | torchmetrics.MetricCollection
 AllGather = Callable[[Any], list[Any]]
 

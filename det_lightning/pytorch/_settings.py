@@ -8,8 +8,6 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.masking import MaskedSettings, leave_out_masked
 
-__all__ = ["TrialSettings"]
-
 logger = logging.getLogger(__name__)
 
 

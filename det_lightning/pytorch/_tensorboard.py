@@ -15,8 +15,6 @@ from typing import Any
 import google_crc32c
 from tensorboard.compat.proto import event_pb2
 
-__all__ = ["EventFile", "TensorBoardOutput", "default_directory"]
-
 
 class TensorBoardOutput:
     """The place of a run's TensorBoard files, and their writer, made when it is first used.

@@ -37,8 +37,6 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.units import Batch, Epoch, TrainUnit
 
-__all__ = ["Trainer", "init"]
-
 logger = logging.getLogger("det_lightning.pytorch")
 
 # A script may train several trials, and takes up each where it was when it is restarted.
@@ -193,7 +191,7 @@ class Trainer:
         Raises:
             ValueError: ``max_length`` is missing, or ``checkpoint_policy`` unknown.
             TypeError: a period is no ``Batch`` or ``Epoch``, or ``max_length`` not one of an int.
-            InvalidExperimentException: the trial can not be trained; names why.
+            InvalidExperimentException: the trial cannot be trained; names why.
             CheckpointError: ``latest_checkpoint`` is missing, torn, unsafe, or of another trial; or a checkpoint can
                 not be written, or is not there any more at the end.
             Preempted: the process was asked to end, and the run is saved.
@@ -292,7 +290,8 @@ class Trainer:
         return searcher
 
     def _lightning_trainer(self, checkpoint: DeterminedCheckpoint, preemption: bool) -> pl.Trainer:
-        context, given = self._context, dict(self._lightning)
+        context = self._context
+        given = dict(self._lightning)
         device = context.device
         decided = {
             "accelerator": "cuda" if device.type == "cuda" else "cpu",

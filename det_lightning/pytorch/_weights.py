@@ -16,19 +16,6 @@ from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
-__all__ = [
-    "average_gradients",
-    "collect_gradients",
-    "collect_rest",
-    "collect_weights",
-    "explaining",
-    "load_gradients",
-    "load_models",
-    "load_rest",
-    "load_schedulers",
-    "load_state",
-]
-
 logger = logging.getLogger(__name__)
 
 

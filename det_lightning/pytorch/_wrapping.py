@@ -13,8 +13,6 @@ from det_lightning.precision import ChosenPrecision
 from det_lightning.pytorch._agreement import require_same_counts, require_same_model
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 
-__all__ = ["WrappedParts"]
-
 _T = TypeVar("_T")
 
 

@@ -21,8 +21,6 @@ from det_lightning.testing.training.requirements import arguments_of
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import GivenTrial
 
-__all__ = ["TrainedTrial", "assert_resumes", "assert_same_training", "run_trial"]
-
 # The hooks among the events of a run, besides which there are its batches and validations.
 _HOOKS = {
     "on_training_epoch_start",

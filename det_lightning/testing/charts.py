@@ -46,8 +46,12 @@ class Chart:
     rows: tuple[tuple[int, tuple[float | None, ...]], ...]
 
     # The picture's units; the template draws in them.
-    width, height = 560, 256
-    left, right, top, bottom = 62, 14, 14, 46
+    width = 560
+    height = 256
+    left = 62
+    right = 14
+    top = 14
+    bottom = 46
 
 
 def make_chart(title: str, across: str, sides: Mapping[str, Points], marked_batch: int | None = None) -> Chart:

@@ -216,7 +216,8 @@ class TrainingLog:
     def batch_end(self, trial: Any, metrics: Any) -> None:
         """Write down what came of a batch."""
         metrics = describe(metrics if isinstance(metrics, dict) else {"loss": metrics})
-        weights, gradients = self.weights(trial), dict(sorted(self._gradients.items()))
+        weights = self.weights(trial)
+        gradients = dict(sorted(self._gradients.items()))
         self.add("batch_end", metrics=metrics, gradients=gradients, weights=weights, random=random_states())
         self.batches += 1
 
@@ -517,7 +518,8 @@ def load_trial(spec: str, directory: str) -> Any:
         raise CannotRecord(f"Give the trial as module:Class, such as model_def:MyTrial; got {spec!r}.")
     file = pathlib.Path(directory, module_name)
     if file.suffix == ".py":
-        directory, module_name = str(file.parent), file.stem
+        directory = str(file.parent)
+        module_name = file.stem
     sys.path.insert(0, str(pathlib.Path(directory).resolve()))
     importlib.invalidate_caches()
     try:

@@ -9,8 +9,6 @@ import fsspec
 
 from det_lightning.checkpoint import CheckpointStorage
 
-__all__ = ["InMemoryStorage"]
-
 
 class InMemoryStorage(CheckpointStorage):
     """Keeps checkpoints in memory; pass it as ``checkpoint_storage=``, or to ``DeterminedCheckpoint``.

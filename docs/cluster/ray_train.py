@@ -27,7 +27,7 @@ def train_on_worker(config: dict[str, Any]) -> None:
         chief_ip=config["chief_ip"],
     )
     with det.pytorch.init(hparams=config["hparams"], distributed=distributed) as context:
-        # Ray runs this in a thread, where signals can not be handled; it restarts workers that were taken away, and
+        # Ray runs this in a thread, where signals cannot be handled; it restarts workers that were taken away, and
         # the run goes on from the newest checkpoint.
         det.pytorch.Trainer(MyTrial(context), context).fit(
             max_length=det.pytorch.Epoch(config["epochs"]),

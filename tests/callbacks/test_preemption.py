@@ -145,7 +145,7 @@ def test_a_signal_after_which_nothing_is_trained_is_no_success(tmp_path: Path) -
     ("arguments", "message"),
     [
         ({"signals": [signal.SIGINT]}, "SIGINT is Ctrl-C"),
-        ({"signals": [signal.SIGKILL]}, "can not take SIGKILL"),
+        ({"signals": [signal.SIGKILL]}, "cannot take SIGKILL"),
         ({"exit_code": 0}, "from 1 to 255; got 0"),
     ],
 )

@@ -114,7 +114,7 @@ def test_a_failure_removes_what_was_begun_and_nothing_else(checkpoint: Path, fai
 
 
 def test_what_can_not_be_pickled_is_an_error_of_the_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(errors.CheckpointError, match="can not be written"):
+    with pytest.raises(errors.CheckpointError, match="cannot be written"):
         write(tmp_path, {"callbacks": {"mine": lambda: None}})
     assert list(tmp_path.iterdir()) == []
 

@@ -332,7 +332,7 @@ def test_for_safetensors_what_is_no_tensor_is_left_out_and_what_is_shared_is_sep
 def test_a_tensor_that_safetensors_do_not_know_is_an_error(tmp_path: Path) -> None:
     model = {"weight": torch.eye(3).to_sparse()}
     content = read(write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]}))
-    with pytest.raises(errors.CheckpointError, match=r"can not be written as safetensors.*sparse"):
+    with pytest.raises(errors.CheckpointError, match=r"cannot be written as safetensors.*sparse"):
         export_safetensors(content, tmp_path / "file")
     assert not (tmp_path / "file").exists()
 
@@ -341,7 +341,7 @@ def test_a_tensor_that_safetensors_do_not_know_is_an_error(tmp_path: Path) -> No
 def test_where_a_file_can_not_be_written_the_one_before_stays(export: Any, tmp_path: Path) -> None:
     content = read(write_checkpoint(tmp_path / "storage"))
     for target in (tmp_path / "missing" / "file", tmp_path / "storage"):
-        with pytest.raises(errors.StorageError, match=f"{target} can not be written"):
+        with pytest.raises(errors.StorageError, match=f"{target} cannot be written"):
             export(content, target)
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]
 

@@ -359,7 +359,7 @@ def flip_a_bit(path: Path) -> None:
         (lambda c: (c / "code" / "model_def.py").write_text("# kode\n"), "code/model_def.py has the checksum"),
         (lambda c: (c / "code" / "model_def.py").unlink(), "code/model_def.py is missing"),
         (lambda c: (c / "resume.pth").write_bytes(b""), "resume.pth has 0 bytes in place of"),
-        (lambda c: (c / "metadata.json").write_text("{"), "metadata.json can not be read"),
+        (lambda c: (c / "metadata.json").write_text("{"), "metadata.json cannot be read"),
         (lambda c: (c / "metadata.json").unlink(), "metadata.json is missing"),
         (lambda c: (c / "load_data.json").write_text("{}"), "load_data.json lacks hparams"),
         (lambda c: (c / "state_dict.pth").unlink(), "state_dict.pth is missing"),
@@ -620,7 +620,7 @@ COMMANDS = {
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("foo://bucket", "'foo://bucket' can not be opened: Protocol not known: foo"),
+        ("foo://bucket", "'foo://bucket' cannot be opened: Protocol not known: foo"),
         ("az://container/prefix", r"pip install 'det-lightning\[azure\]'"),
         ("nowhere/at/all", "There is no "),
         ("memory://nowhere/at/all", "There is no "),

@@ -24,7 +24,7 @@ def checkpoints() -> list[Path]:
 def load(side: str, path: Path, make: Any, **kwargs: Any) -> Any:
     api = importlib.import_module(f"{side}.pytorch")
     if side == "determined":
-        kwargs["torch_load_kwargs"] = {"weights_only": False}  # it can not load on today's torch otherwise
+        kwargs["torch_load_kwargs"] = {"weights_only": False}  # it cannot load on today's torch otherwise
     return api.load_trial_from_checkpoint_path(str(path), trial_class=make(api), **kwargs)
 
 

@@ -22,7 +22,7 @@ BATCHES = 8
 
 def load(side: str, directory: Path) -> Any:
     api = importlib.import_module(f"{side}.pytorch")
-    # The real one can not load on today's torch otherwise.
+    # The real one cannot load on today's torch otherwise.
     kwargs = {"torch_load_kwargs": {"weights_only": False}} if side == "determined" else {}
     loaded = api.load_trial_from_checkpoint_path(str(directory), **kwargs)
     for file in directory.glob("code/*.py"):

@@ -364,7 +364,7 @@ def test_a_chief_that_is_never_started_is_named() -> None:
 def test_a_port_that_is_in_use_is_named() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(RuntimeError, match=f"can not run the store .* port {taken.getsockname()[1]}.*port_offset="),
+        pytest.raises(RuntimeError, match=f"cannot run the store .* port {taken.getsockname()[1]}.*port_offset="),
     ):
         DistributedContext(**numbers(0, 1, 2), pub_port=taken.getsockname()[1], timeout_s=1)
 

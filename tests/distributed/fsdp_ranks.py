@@ -50,7 +50,7 @@ SCENARIOS: dict[str, tuple[type[Plain], int]] = {
     "unused": (Unused, 1),
     "leftover": (Leftover, 2),
 }
-#: What one process with all of the data can not be compared with.
+#: What one process with all of the data cannot be compared with.
 OF_TWO: dict[str, tuple[type[Plain], int]] = {"random": (Random, 1), "uneven": (Uneven, 1), "full": (FullDataset, 1)}
 
 

@@ -197,7 +197,7 @@ def test_the_real_one_and_ours_read_each_others_checkpoints(folder: Path) -> Non
     real = importlib.import_module("determined.pytorch")
     (metadata,) = (folder / "plain-trial_fsdp-storage").glob("*/metadata.json")
     trial = real.load_trial_from_checkpoint_path(
-        # It can not load on today's torch without the last argument.
+        # It cannot load on today's torch without the last argument.
         str(metadata.parent),
         trial_class=reader(real),
         torch_load_kwargs={"weights_only": False},

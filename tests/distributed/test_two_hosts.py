@@ -43,7 +43,7 @@ def hosts() -> Iterator[list[str]]:
                 ip("-n", name, "link", "set", f"v{name}", "up")
                 ip("-n", name, "link", "set", "lo", "up")
         except subprocess.CalledProcessError as error:
-            pytest.skip(f"NOT TESTED: two hosts. Network namespaces can not be made here (as root?): {error.stderr}")
+            pytest.skip(f"NOT TESTED: two hosts. Network namespaces cannot be made here (as root?): {error.stderr}")
         yield names
 
 

@@ -142,7 +142,7 @@ def test_a_trial_that_cannot_be_trained_is_refused(
         ({"validation_period": pytorch.Batch(0.5)}, TypeError, r"whole numbers .*got Batch\(0.5\)"),  # type: ignore[arg-type]
         ({"checkpoint_policy": "sometimes"}, ValueError, "one of best, all, none; got 'sometimes'"),
         ({"latest_checkpoint": "no-such-id"}, errors.CheckpointNotFound, "no checkpoint 'no-such-id'"),
-        ({"checkpoint_storage": "nowhere://x"}, errors.StorageError, "'nowhere://x' can not be opened.*s3://bucket"),
+        ({"checkpoint_storage": "nowhere://x"}, errors.StorageError, "'nowhere://x' cannot be opened.*s3://bucket"),
     ],
 )
 def test_an_unusable_argument_of_fit_is_refused(

@@ -190,8 +190,8 @@ def test_vectors_are_reduced_over_all_of_their_elements() -> None:
         (1.0, {}, errors.InvalidExperimentException, r"for \[\].*metrics are \['m'\]"),
         (1.0, {"m": "mean"}, errors.InvalidExperimentException, r"must return members of .*Reducer; got {'m': 'mean'}"),
         (1.0, None, errors.InvalidExperimentException, r"got {'m': None}"),
-        ("a word", Reducer.AVG, TypeError, "Validation metric 'm' can not be reduced by Reducer.AVG"),
-        (None, Reducer.SUM, TypeError, "Validation metric 'm' can not be reduced by Reducer.SUM"),
+        ("a word", Reducer.AVG, TypeError, "Validation metric 'm' cannot be reduced by Reducer.AVG"),
+        (None, Reducer.SUM, TypeError, "Validation metric 'm' cannot be reduced by Reducer.SUM"),
     ],
 )
 def test_what_can_not_be_reduced_is_named(metric: Any, reducer: Any, error: type[BaseException], message: str) -> None:

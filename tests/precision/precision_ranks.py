@@ -134,7 +134,7 @@ class Hasty(Leveled):
 
 
 def refusal(kind: type[Leveled]) -> str:
-    """Return why sharded weights can not be cast."""
+    """Return why sharded weights cannot be cast."""
     try:
         train("trial_fsdp", {"opt_level": "O2"}, 1, Path("unused"), kind=kind)
     except errors.InvalidExperimentException as e:

@@ -244,7 +244,7 @@ def look_at(storage: CheckpointStorage) -> tuple[list[str], bool]:
         try:
             read_checkpoint(storage.root.local_path / name)
         except Exception as e:  # any is wrong here
-            findings.append(f"{name} is complete and can not be read: {e!r}")
+            findings.append(f"{name} is complete and cannot be read: {e!r}")
     root = storage.root.local_path
     incomplete = [path for path in root.iterdir() if path.name not in (*complete, BOOKKEEPING_DIR)]
     if len(incomplete) > 1:

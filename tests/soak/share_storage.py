@@ -139,7 +139,7 @@ def look_at(folder: Path, storage: CheckpointStorage, names: list[str]) -> list[
         try:
             read_checkpoint(storage.root.local_path / checkpoint_id)
         except Exception as e:  # any is wrong here
-            findings.append(f"{checkpoint_id} is complete and can not be read: {e!r}")
+            findings.append(f"{checkpoint_id} is complete and cannot be read: {e!r}")
     noted = {record.id: index.trial for index in read_indexes(storage.root) for record in index.records}
     steps = {name: storage.read_metadata(name) for name in complete}
     for index in read_indexes(storage.root):

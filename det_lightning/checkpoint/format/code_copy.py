@@ -15,8 +15,6 @@ from typing import IO
 from det_lightning.checkpoint.format.code_rules import CodeRules
 from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeSelection, select_code
 
-__all__ = ["CodeCopier"]
-
 logger = logging.getLogger("det_lightning.checkpoint")
 
 _CHUNK_BYTES = 1024 * 1024

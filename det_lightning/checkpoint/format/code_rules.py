@@ -12,8 +12,6 @@ from typing import Any
 
 import pathspec
 
-__all__ = ["CodeRules", "GitIgnores", "UnreadableRulesError", "read_rules"]
-
 _NEVER_NEEDED = """
 .git
 .hg/

@@ -22,8 +22,6 @@ from det_lightning.checkpoint.format.layout import (
     STATE_FILES,
 )
 
-__all__ = ["CodeLimits", "CodeSelection", "files_imported_from", "select_code"]
-
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -184,7 +182,8 @@ class _Scan:
     def _why_partial(self) -> str | None:
         if self._ended_because is not None:
             return self._ended_because
-        total, limit = sum(self._sizes.values()), self._limits.size_bytes
+        total = sum(self._sizes.values())
+        limit = self._limits.size_bytes
         if total > limit:
             return f"the {len(self._sizes):,} files there have {_mib(total)}, and no more than {_mib(limit)} are copied"
         if self._rules.detignore_failed:

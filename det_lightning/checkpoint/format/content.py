@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from det_lightning.checkpoint.format.resume_state import ResumeState
 
-__all__ = ["MAX_COUNT", "CheckpointContent", "TrialState", "find_wrong_counts", "short_text"]
-
 #: No run counts further; Determined keeps counts in columns of 32 bits.
 MAX_COUNT = 2**31 - 1
 

@@ -14,15 +14,13 @@ from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import to_lightning, to_weights
 
-__all__ = ["export_lightning", "export_safetensors", "export_weights"]
-
 
 def export_weights(content: CheckpointContent, file: pathlib.Path) -> None:
     """Write the weights with ``torch.save``; see ``to_weights`` for their names.
 
     Raises:
         InvalidCheckpointException: models are missing.
-        StorageError: the file can not be written.
+        StorageError: the file cannot be written.
     """
     weights = to_weights(content)
     with _replacing(file) as unfinished:
@@ -34,7 +32,7 @@ def export_lightning(content: CheckpointContent, file: pathlib.Path) -> None:
 
     Raises:
         InvalidCheckpointException: models, optimizers or schedulers are missing.
-        StorageError: the file can not be written.
+        StorageError: the file cannot be written.
     """
     ckpt = to_lightning(content)
     with _replacing(file) as unfinished:
@@ -52,7 +50,7 @@ def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[s
 
     Raises:
         CheckpointError: the library is not installed, or a tensor has a type that the format does not know.
-        StorageError: the file can not be written.
+        StorageError: the file cannot be written.
     """
     try:
         from safetensors.torch import save_file
@@ -75,7 +73,7 @@ def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[s
             raise
         except Exception as e:  # the library's errors have no common base
             raise errors.CheckpointError(
-                f"{content.directory or content.source} can not be written as safetensors: {e}"
+                f"{content.directory or content.source} cannot be written as safetensors: {e}"
             ) from e
     return left_out
 
@@ -106,7 +104,7 @@ def _replacing(file: pathlib.Path) -> Iterator[pathlib.Path]:
         yield unfinished
         unfinished.replace(file)
     except (OSError, RuntimeError) as e:  # torch.save reports a full disk by a RuntimeError
-        raise errors.StorageError(f"{file} can not be written: {e}") from e
+        raise errors.StorageError(f"{file} cannot be written: {e}") from e
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink()

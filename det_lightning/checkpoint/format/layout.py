@@ -14,26 +14,6 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.escaping import escape
 
-__all__ = [
-    "BOOKKEEPING_DIR",
-    "CODE_DIR",
-    "FILES_READ",
-    "LIGHTNING_FILE",
-    "LOAD_DATA_FILE",
-    "METADATA_FILE",
-    "RESUME_FILE",
-    "STAGING_MARK",
-    "STATE_FILE",
-    "STATE_FILES",
-    "TRIAL_STATE_FILE",
-    "WORKLOAD_FILE",
-    "find_state_file",
-    "is_shallow",
-    "read_bytes",
-    "read_json",
-    "require_complete",
-]
-
 STATE_FILE = "state_dict.pth"
 TRIAL_STATE_FILE = "trial_state.pkl"
 LOAD_DATA_FILE = "load_data.json"
@@ -109,7 +89,7 @@ def read_bytes(path: pathlib.Path) -> bytes:
     """Read one of the small files whole.
 
     Raises:
-        IncompleteCheckpointError: it can not be read, or is absurdly large.
+        IncompleteCheckpointError: it cannot be read, or is absurdly large.
     """
     try:
         size = path.stat().st_size
@@ -120,7 +100,7 @@ def read_bytes(path: pathlib.Path) -> bytes:
             )
         return path.read_bytes()
     except OSError as e:
-        raise errors.IncompleteCheckpointError(f"{escape(path)} can not be read: {e}") from e
+        raise errors.IncompleteCheckpointError(f"{escape(path)} cannot be read: {e}") from e
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -133,7 +113,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
         parsed = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as e:
-        raise errors.IncompleteCheckpointError(f"{escape(path)} can not be read, it may be damaged: {e}") from e
+        raise errors.IncompleteCheckpointError(f"{escape(path)} cannot be read, it may be damaged: {e}") from e
     if not isinstance(parsed, dict):
         raise errors.IncompleteCheckpointError(
             f"{escape(path)} should hold a JSON object; got {type(parsed).__name__}."

@@ -20,17 +20,6 @@ from det_lightning.checkpoint.format.resume_state import ResumeState, read_setti
 from det_lightning.checkpoint.format.upgrade import make_load_data, modernize
 from det_lightning.masking import mask
 
-__all__ = [
-    "TRIAL_KEY",
-    "from_entry",
-    "from_lightning",
-    "join_models",
-    "split_models",
-    "to_entry",
-    "to_lightning",
-    "to_weights",
-]
-
 _MODEL_NAME = re.compile(r"models\.(\d{1,6})(?:\.(.*))?", re.DOTALL)
 
 
@@ -93,7 +82,9 @@ def _set_versions(weights: OrderedDict[str, Any], versions: OrderedDict[str, Any
 #: Where a TrialModule keeps its own state in a checkpoint file of Lightning's.
 TRIAL_KEY = "det_lightning"
 
-_MODELS, _OPTIMIZERS, _SCHEDULERS = "models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"
+_MODELS = "models_state_dict"
+_OPTIMIZERS = "optimizers_state_dict"
+_SCHEDULERS = "lr_schedulers_state_dict"
 
 
 def to_lightning(content: CheckpointContent) -> dict[str, Any]:
@@ -106,8 +97,10 @@ def to_lightning(content: CheckpointContent) -> dict[str, Any]:
         InvalidCheckpointException: models, optimizers or schedulers are missing.
     """
     state = _modern_state(content)
-    models, optimizers = state.pop(_MODELS), state.pop(_OPTIMIZERS)
-    resume, load_data = _without_secrets(content.resume), mask(content.load_data)
+    models = state.pop(_MODELS)
+    optimizers = state.pop(_OPTIMIZERS)
+    resume = _without_secrets(content.resume)
+    load_data = mask(content.load_data)
     hparams = mask(read_settings(resume, load_data)["hparams"])
     batches = content.trial_state.batches_trained
     return {

@@ -17,19 +17,6 @@ import google_crc32c
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, METADATA_FILE, read_json
 
-__all__ = [
-    "CHECKSUM_KEY",
-    "MANIFEST_KEY",
-    "describe_files",
-    "find_damage",
-    "find_metadata_damage",
-    "find_unlisted",
-    "require_unchanged",
-    "require_unchanged_code",
-    "split_code",
-    "with_checksum",
-]
-
 #: Entries of ``metadata.json``: the manifest, and the checksum of all other entries.
 MANIFEST_KEY = "files"
 CHECKSUM_KEY = "metadata_crc32c"

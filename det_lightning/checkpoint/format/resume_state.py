@@ -16,8 +16,6 @@ from det_lightning import errors
 from det_lightning.checkpoint.format.content import MAX_COUNT, find_wrong_counts, short_text
 from det_lightning.checkpoint.format.layout import is_shallow
 
-__all__ = ["RESUME_VERSION", "ResumeState", "read_settings"]
-
 #: Of the form that is written. The first one had no number, and held the settings as a text of JSON.
 RESUME_VERSION = 2
 

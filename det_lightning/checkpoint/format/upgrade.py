@@ -9,8 +9,6 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE, read_json
 
-__all__ = ["LoadData", "collect_load_data", "make_load_data", "modernize", "read_load_data"]
-
 # Up to 0.12.12 a trial had one model, one optimizer and one scheduler, and no lists of them.
 _SINGLE_KEYS = {
     "model_state_dict": "models_state_dict",
@@ -90,17 +88,20 @@ def read_load_data(directory: pathlib.Path) -> LoadData:
     Raises:
         IncompleteCheckpointError: a file is damaged, or lacks an entry.
     """
-    load_data, metadata = directory / LOAD_DATA_FILE, directory / METADATA_FILE
+    load_data = directory / LOAD_DATA_FILE
+    metadata = directory / METADATA_FILE
     if load_data.is_file():
         content = read_json(load_data)
         _require_entries(load_data, content, ("hparams", "experiment_config", "trial_cls_spec"))
         spec = content["trial_cls_spec"]
-        source, is_trainer = load_data, content.get("is_trainer", False)
+        source = load_data
+        is_trainer = content.get("is_trainer", False)
     else:
         content = read_json(metadata) if metadata.is_file() else {}
         config = content.get("experiment_config")
         spec = config.get("entrypoint") if isinstance(config, dict) else None
-        source, is_trainer = metadata, False
+        source = metadata
+        is_trainer = False
     _require_load_data(source, content, spec)
     return LoadData(
         source=source,

@@ -17,8 +17,6 @@ from det_lightning.checkpoint.storage.metadata import CheckpointNotes, notes_in
 from det_lightning.checkpoint.storage.staging import find_writers
 from det_lightning.escaping import escape
 
-__all__ = ["PrunePlan", "RunRetention", "carry_out", "plan_pruning"]
-
 logger = logging.getLogger("det_lightning.checkpoint")
 
 
@@ -49,7 +47,7 @@ class RunRetention:
             resumed_from: id of the checkpoint that the run goes on from, if any.
 
         Raises:
-            StorageError: the storage can not be read.
+            StorageError: the storage cannot be read.
         """
         # A run with nothing left to do writes nothing, after which the deletions would be tried again.
         for record in self._index.records:
@@ -147,7 +145,7 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
             not known and wrote nothing for an hour.
 
     Raises:
-        StorageError: the storage can not be read.
+        StorageError: the storage cannot be read.
         ValueError: trials of one experiment do not agree on which metrics are better.
     """
     complete = storage.list_ids()
@@ -210,7 +208,8 @@ def _indexes_of(storage: CheckpointStorage, complete: list[str]) -> list[TrialIn
     for checkpoint_id in complete:
         metadata = {} if checkpoint_id in indexed else storage.read_metadata(checkpoint_id)
         notes = notes_in(metadata)
-        experiment, trial = notes.experiment, notes.trial
+        experiment = notes.experiment
+        trial = notes.trial
         if experiment is None or trial is None:
             continue
         index = indexes.get((experiment, trial)) or _begin_index(storage, notes)

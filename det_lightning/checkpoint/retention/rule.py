@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["CheckpointRecord", "Retention"]
-
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointRecord:

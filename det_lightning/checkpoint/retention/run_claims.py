@@ -20,8 +20,6 @@ from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.metadata import lineage_notes, read_metadata
 from det_lightning.checkpoint.storage.paths import bookkeeping_path, is_name
 
-__all__ = ["RunClaims", "delete_unless_used", "is_trial_live", "is_used", "remove_dead_claims"]
-
 logger = logging.getLogger("det_lightning.checkpoint")
 
 _DELETING = "deleting"
@@ -83,7 +81,7 @@ class RunClaims:
                 wrote it.
 
         Raises:
-            StorageError: the storage can not be read.
+            StorageError: the storage cannot be read.
         """
         if path is None or parent_id is None or not is_name(parent_id):
             return lineage_notes(self.run_id)
@@ -171,7 +169,7 @@ def is_trial_live(root: Location, experiment: str, trial: str) -> bool:
     """Tell whether a live run writes the checkpoints of a trial.
 
     Raises:
-        StorageError: the storage can not be read.
+        StorageError: the storage cannot be read.
     """
     with explain_errors(f"looking for runs in {root}"):
         return is_claimed(_file_of_trial(root, experiment, trial))
@@ -186,7 +184,7 @@ def is_used(root: Location, checkpoint_id: str, by_others_than: str | None = Non
         by_others_than: id of a run that does not count.
 
     Raises:
-        StorageError: the storage can not be read.
+        StorageError: the storage cannot be read.
     """
     folder = _folder_of_uses(root)
     ignored = (_DELETING, by_others_than)

@@ -18,8 +18,6 @@ from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausible_time, read_metadata
 from det_lightning.checkpoint.storage.paths import bookkeeping_path
 
-__all__ = ["TrialIndex", "is_trial_name", "lock_folder", "read_indexes", "record_from_metadata"]
-
 logger = logging.getLogger("det_lightning.checkpoint")
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -66,8 +64,8 @@ class TrialIndex:
         smaller_is_better: whether a smaller value of it is an improvement.
 
     Raises:
-        ValueError: a name can not be the name of a file.
-        StorageError: the index can not be read.
+        ValueError: a name cannot be the name of a file.
+        StorageError: the index cannot be read.
     """
 
     def __init__(
@@ -166,7 +164,7 @@ def read_indexes(root: Location, experiment: str | None = None) -> list[TrialInd
     """Return the indexes of all trials in a storage, or of those of one experiment.
 
     Raises:
-        StorageError: the storage can not be read.
+        StorageError: the storage cannot be read.
     """
     with explain_errors(f"reading the index in {root}"):
         experiments = _index_dir(root).list_names() if experiment is None else [experiment]

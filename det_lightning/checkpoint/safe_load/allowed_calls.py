@@ -23,8 +23,6 @@ from det_lightning.checkpoint.safe_load.descriptions import (
 )
 from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
 
-__all__ = ["CALLS", "NAMES"]
-
 _QSCHEMES = {
     "torch.per_tensor_affine",
     "torch.per_tensor_symmetric",

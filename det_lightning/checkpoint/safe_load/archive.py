@@ -18,15 +18,16 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
-__all__ = ["Entry", "PlainArchive", "read_entries"]
-
 _END = struct.Struct("<4s4H2IH")
 _LOCATOR = struct.Struct("<4sIQI")
 _END_64 = struct.Struct("<4sQ2H2I4Q")
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
-_END_MAGIC, _LOCATOR_MAGIC, _END_64_MAGIC = b"PK\x05\x06", b"PK\x06\x07", b"PK\x06\x06"
-_LOCAL_MAGIC, _CENTRAL_MAGIC = b"PK\x03\x04", b"PK\x01\x02"
+_END_MAGIC = b"PK\x05\x06"
+_LOCATOR_MAGIC = b"PK\x06\x07"
+_END_64_MAGIC = b"PK\x06\x06"
+_LOCAL_MAGIC = b"PK\x03\x04"
+_CENTRAL_MAGIC = b"PK\x01\x02"
 _ENCRYPTED = 1
 _VERSION_64 = 45
 
@@ -72,7 +73,8 @@ def read_entries(file: IO[bytes]) -> dict[str, Entry]:
     roots = {entry.filename.partition("/")[0] for entry in listed}
     if len(roots) != 1:
         raise ValueError(f"torch.save puts everything into one directory; the archive has {len(roots):,}")
-    entries, last_end = {}, 0
+    entries = {}
+    last_end = 0
     for found in sorted(listed, key=lambda entry: entry.header_offset):
         entry = _locate(file, found)
         if found.header_offset < last_end:
@@ -170,7 +172,7 @@ class _Part:
 class PlainArchive(io.RawIOBase):
     """An archive of given entries, without a copy of their content. Notes the checksums of what is read.
 
-    It is no file of the operating system: torch has to read it, and can not look for another format in it.
+    It is no file of the operating system: torch has to read it, and cannot look for another format in it.
 
     Args:
         file: with the content of the entries.
@@ -243,7 +245,8 @@ class PlainArchive(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Read as many bytes as there is room for, or as there are; return their number."""
-        target, done = memoryview(buffer).cast("B"), 0
+        target = memoryview(buffer).cast("B")
+        done = 0
         while done < len(target) and 0 <= self._position < self._size:
             part = self._parts[bisect.bisect_right(self._begins, self._position) - 1]
             offset = self._position - part.begin

@@ -5,19 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-__all__ = [
-    "MAX_NUMEL",
-    "CheckedElsewhere",
-    "DescribedDict",
-    "DescribedStorage",
-    "DescribedTensor",
-    "NamedGlobal",
-    "PlainValue",
-    "is_count",
-    "require_bounded",
-    "shown",
-]
-
 #: No tensor has so many elements.
 MAX_NUMEL = 2**60
 
@@ -101,7 +88,8 @@ def require_bounded(root: Any) -> None:
     """
     # Of each container the number of values in it, as often as they are met; 0 while that is being counted.
     counts: dict[int, int] = {}
-    pending, distinct = [root], 0
+    pending = [root]
+    distinct = 0
     while pending:
         value = pending[-1]
         parts = _parts(value)

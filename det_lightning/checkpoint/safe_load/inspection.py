@@ -32,8 +32,6 @@ from det_lightning.checkpoint.safe_load.reading import read_resume, read_trial_s
 from det_lightning.checkpoint.safe_load.state_file import read_state
 from det_lightning.masking import mask
 
-__all__ = ["Verdict", "inspect_checkpoint", "verify_checkpoint"]
-
 
 @dataclasses.dataclass
 class Verdict:
@@ -114,7 +112,7 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
         trusted: unpickle anything, running whatever code the files ask for.
 
     Returns:
-        ``problems`` lists what can not be read, a sentence each; where it is empty all else is there: ``metadata``,
+        ``problems`` lists what cannot be read, a sentence each; where it is empty all else is there: ``metadata``,
         ``load_data``, ``hparams``, ``experiment_config``, ``trial_state``, ``models`` (with a list ``tensors`` each),
         ``optimizers``, ``lr_schedulers``, ``callbacks``, ``rng_states``, ``gradient_scaler``, ``exact_resume``,
         ``lightning``. Secrets of the configuration and the hyperparameters are masked.

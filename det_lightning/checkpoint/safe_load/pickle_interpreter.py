@@ -23,8 +23,6 @@ from det_lightning.checkpoint.safe_load.descriptions import (
     shown,
 )
 
-__all__ = ["Interpreter"]
-
 # A longer text is not looked at, but for its length.
 _SHORT_TEXT_BYTES = 4096
 # A key of a dict is a name or number, or a few of them.
@@ -131,7 +129,8 @@ class Interpreter:
         self.stack.append(self.read(self.integer("<B")).decode("latin-1"))
 
     def push_name(self) -> None:
-        module, name = self._read_line(), self._read_line()
+        module = self._read_line()
+        name = self._read_line()
         full = f"{'builtins' if module == '__builtin__' else module}.{name}"
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         known = full in self._calls or full in self._names or is_dtype
@@ -147,7 +146,8 @@ class Interpreter:
         self.stack = []
 
     def pop_mark(self) -> list[Any]:
-        items, self.stack = self.stack, self._outer.pop()
+        items = self.stack
+        self.stack = self._outer.pop()
         return items
 
     def marked_tuple(self) -> None:
@@ -175,7 +175,8 @@ class Interpreter:
 
     def require_key(self, key: Any) -> None:
         """Raise unless a key is hashed in no time; a tuple of tuples can take any."""
-        pending, parts = [key], 1
+        pending = [key]
+        parts = 1
         while pending:
             part = pending.pop()
             if type(part) is tuple:
@@ -214,7 +215,8 @@ class Interpreter:
         return check(self, *args)
 
     def new(self) -> None:
-        _args, kind = self.stack.pop(), self.stack.pop()
+        _args = self.stack.pop()
+        kind = self.stack.pop()
         if not isinstance(kind, NamedGlobal):
             raise ValueError(f"{shown(kind)} is not a class")
         if kind.full not in self.safe_names:
@@ -222,7 +224,8 @@ class Interpreter:
         self.stack.append(CheckedElsewhere())
 
     def build(self) -> None:
-        state, target = self.stack.pop(), self.stack[-1]
+        state = self.stack.pop()
+        target = self.stack[-1]
         if isinstance(target, CheckedElsewhere):
             return
         if not isinstance(target, DescribedDict) or not target.ordered or not isinstance(state, DescribedDict):

@@ -31,8 +31,6 @@ from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_na
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 
-__all__ = ["load_checkpoint", "read_checkpoint", "read_resume", "read_trial_state"]
-
 logger = logging.getLogger("det_lightning.checkpoint")
 
 # A dict of a few numbers has some hundred bytes.
@@ -89,7 +87,7 @@ def _read_pickle(path: pathlib.Path, trusted: bool) -> dict[str, Any]:
     except errors.CheckpointError:
         raise
     except Exception as e:  # unpickling damaged bytes may raise anything
-        raise errors.IncompleteCheckpointError(f"{path} can not be read, it may be damaged: {e}") from e
+        raise errors.IncompleteCheckpointError(f"{path} cannot be read, it may be damaged: {e}") from e
     if not isinstance(values, dict):
         raise errors.IncompleteCheckpointError(f"{path} should hold a dict; it holds a {type(values).__name__}.")
     return values
@@ -137,7 +135,7 @@ def load_checkpoint(
 
     Raises:
         CheckpointNotFound: there is no checkpoint.
-        StorageError: the place can not be reached.
+        StorageError: the place cannot be reached.
         IncompleteCheckpointError, UnsafeCheckpointError: see :func:`read_checkpoint`.
     """
     with open_checkpoint(url, options) as directory:

@@ -25,8 +25,6 @@ from det_lightning.checkpoint.safe_load.descriptions import require_bounded
 from det_lightning.checkpoint.safe_load.numpy_values import STAND_INS, allow_safe_values, finish
 from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
 
-__all__ = ["check_archived_pickle", "check_old_format", "read_state", "warn_of_nan"]
-
 logger = logging.getLogger("det_lightning.checkpoint")
 
 # What torch.save wrote before 1.6 begins with these two pickles.
@@ -129,7 +127,8 @@ def _has_nan(tensor: torch.Tensor) -> bool:
 # With these bytes a file begins that torch reads as a zip archive.
 _ZIP_MAGIC = b"PK\x03\x04"
 # In an archive of torch.save: the pickle, and where the content of storages lies.
-_PICKLE, _STORAGES = "data.pkl", "data/"
+_PICKLE = "data.pkl"
+_STORAGES = "data/"
 # What torch reads beyond these. Another entry can make it take the archive for a program.
 _SMALL_ENTRIES = ("version", "byteorder")
 

@@ -17,15 +17,6 @@ import torch
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.resume_state import ResumeState
 
-__all__ = [
-    "BackgroundTask",
-    "Snapshotter",
-    "all_signals_deferred",
-    "dead_workers_deferred",
-    "signal_deferred",
-    "tensors_in",
-]
-
 _Result = TypeVar("_Result")
 
 # So long a signal waits for its handler while the main thread waits for another one.
@@ -168,7 +159,8 @@ class Snapshotter:
         themselves.
         """
         self.wait()
-        free, self._free = self._free, defaultdict(list)
+        free = self._free
+        self._free = defaultdict(list)
         storages: dict[tuple[torch.device, int, int], torch.Tensor] = {}
         # deepcopy() takes the copies of tensors from here, and does the rest.
         memo: dict[int, Any] = {id(tensor): tensor for tensor in leave}

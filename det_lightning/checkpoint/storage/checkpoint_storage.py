@@ -44,8 +44,6 @@ from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
 
-__all__ = ["CheckpointStorage", "new_id"]
-
 logger = logging.getLogger("det_lightning.checkpoint")
 
 # A directory with none of these is no checkpoint, nor what is left of one.
@@ -70,7 +68,7 @@ class CheckpointStorage:
         retry: how often a transfer is tried.
 
     Raises:
-        StorageError: the URL can not be opened, or the library for it is not installed.
+        StorageError: the URL cannot be opened, or the library for it is not installed.
         ValueError: the configuration is wrong; names how.
     """
 
@@ -105,17 +103,17 @@ class CheckpointStorage:
         """Return a directory to write the checkpoint ``checkpoint_id`` into.
 
         Raises:
-            OSError: it can not be made.
+            OSError: it cannot be made.
         """
         if self.is_local:
             return LocalStaging(self.root, checkpoint_id)
         return RemoteStaging(self.root, checkpoint_id, self.retry)
 
     def require_writable(self) -> None:
-        """Raise if a remote storage can not be written to, before hours of training are at stake.
+        """Raise if a remote storage cannot be written to, before hours of training are at stake.
 
         Raises:
-            StorageError: it can not be; says why.
+            StorageError: it cannot be; says why.
         """
         if not self.is_local:
             probe = bookkeeping_path(self.root, f"probe-{new_id()}")
@@ -154,7 +152,8 @@ class CheckpointStorage:
             CheckpointNotFound: an id is none, or what has ``checkpoint_id`` is no checkpoint.
             StorageError: the storage refuses.
         """
-        old, new = checkpoint_path(self.root, checkpoint_id), checkpoint_path(self.root, by)
+        old = checkpoint_path(self.root, checkpoint_id)
+        new = checkpoint_path(self.root, by)
         with explain_errors(f"replacing {escape(old)} by {escape(new)}"):
             if not self.is_local:
                 self.delete(checkpoint_id)
@@ -188,7 +187,7 @@ class CheckpointStorage:
             complete: only of those that were written to their end.
 
         Raises:
-            StorageError: the storage can not be read.
+            StorageError: the storage cannot be read.
         """
         with explain_errors(f"listing {escape(self)}"):
             names = [name for name in self.root.list_names() if is_name(name)]
@@ -200,7 +199,7 @@ class CheckpointStorage:
         """Return the links beside the checkpoints, such as ``latest``, and where each leads.
 
         Raises:
-            StorageError: the storage can not be read.
+            StorageError: the storage cannot be read.
         """
         with explain_errors(f"listing {escape(self)}"):
             return {name: target for name, target in sorted(self.root.list_links().items()) if is_name(name)}
@@ -209,7 +208,7 @@ class CheckpointStorage:
         """Tell whether there is a checkpoint of this id, not a link to one, that was written to its end.
 
         Raises:
-            StorageError: the storage can not be read.
+            StorageError: the storage cannot be read.
         """
         with explain_errors(f"looking for {escape(checkpoint_id)} in {escape(self)}"):
             directory = self._directory_of(checkpoint_id)
@@ -229,7 +228,7 @@ class CheckpointStorage:
             job: look only at those that a job of this name wrote.
 
         Raises:
-            StorageError: the storage can not be read.
+            StorageError: the storage cannot be read.
         """
 
         def ancestry_of(checkpoint_id: str) -> Ancestry | None:
@@ -257,7 +256,7 @@ class CheckpointStorage:
         are complete.
 
         Raises:
-            StorageError: the storage can not be read.
+            StorageError: the storage cannot be read.
         """
         looked_at = checkpoint_ids if self.is_local else checkpoint_ids[-1:]
 
@@ -277,7 +276,7 @@ class CheckpointStorage:
 
         Raises:
             CheckpointNotFound: there is none; similar ids are named.
-            StorageError: the storage can not be read.
+            StorageError: the storage cannot be read.
         """
         name = os.fspath(id_or_path)
         directory = self._directory_of(name)
@@ -297,7 +296,7 @@ class CheckpointStorage:
         """Return what can be told of checkpoints without reading them.
 
         Raises:
-            StorageError: the storage can not be read.
+            StorageError: the storage cannot be read.
         """
 
         with explain_errors(f"reading {escape(self)}"):

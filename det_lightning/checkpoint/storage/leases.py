@@ -23,8 +23,6 @@ from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.locks import make_directory, try_to_lock
 from det_lightning.checkpoint.storage.metadata import modified
 
-__all__ = ["Lease", "is_claimed"]
-
 # How long a claim on a remote storage counts that nobody renews.
 _LASTS_S = 2 * 3600.0
 _RENEW_AFTER_S = 300.0

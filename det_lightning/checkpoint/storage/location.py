@@ -16,8 +16,6 @@ from fsspec.implementations.local import LocalFileSystem
 from det_lightning import errors
 from det_lightning.masking import MASK, cause_without_secrets, is_masked, mask_text, mask_url, secrets_in
 
-__all__ = ["Location", "explain_errors"]
-
 # Which extra of det-lightning brings the library for a protocol.
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
@@ -136,7 +134,8 @@ class Location:
         """Return what this leads to if it is a link on this machine, else this."""
         if self.link_target() is None or not self.is_local:
             return self
-        parent, target = self.local_path.parent, self.local_path.resolve()
+        parent = self.local_path.parent
+        target = self.local_path.resolve()
         # A neighbour is named as this is.
         return dataclasses.replace(
             self, path=str(parent / target.name if target.parent == parent.resolve() else target)
@@ -258,7 +257,7 @@ def _explain(shown: str, error: Exception) -> str:
         return f"{shown} needs a library that is not installed: {install}"
     if isinstance(error, ValueError):
         return (
-            f"{shown!r} can not be opened: {error}. A storage is a directory, or a URL such as s3://bucket/prefix, "
+            f"{shown!r} cannot be opened: {error}. A storage is a directory, or a URL such as s3://bucket/prefix, "
             "gs://bucket/prefix, az://container/prefix, sftp://host/path."
         )
-    return f"{shown} can not be opened: {type(error).__name__}: {error}"
+    return f"{shown} cannot be opened: {type(error).__name__}: {error}"

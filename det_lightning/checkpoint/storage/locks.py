@@ -18,8 +18,6 @@ from typing import IO
 
 from det_lightning.checkpoint.storage.location import Location
 
-__all__ = ["MARK_SUFFIX", "is_abandoned", "make_directory", "mark_content", "try_to_lock", "write_locked"]
-
 try:
     import fcntl
 except ImportError:  # Windows
@@ -53,7 +51,7 @@ def make_directory(path: pathlib.Path) -> None:
     """Make a directory that other processes make and, while it is empty, remove at the same time.
 
     Raises:
-        OSError: it can not be made.
+        OSError: it cannot be made.
     """
     for attempt in range(_MOST_ATTEMPTS):
         try:

@@ -14,8 +14,6 @@ from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE
 from det_lightning.checkpoint.format.manifest import find_metadata_damage
 from det_lightning.checkpoint.storage.location import Location
 
-__all__ = ["Ancestry", "lineage_notes", "newest_first"]
-
 logger = logging.getLogger("det_lightning.checkpoint")
 
 # Floats count exactly up to here.
@@ -69,7 +67,8 @@ class CheckpointNotes:
 
 def notes_in(metadata: Mapping[str, Any]) -> CheckpointNotes:
     """Return what the content of ``metadata.json`` notes, with the types that it should have."""
-    steps, metric = metadata.get("steps_completed"), metadata.get("metric")
+    steps = metadata.get("steps_completed")
+    metric = metadata.get("metric")
     metric = metric if isinstance(metric, dict) else {}
     time_s = _number(metadata.get("time"))
     return CheckpointNotes(

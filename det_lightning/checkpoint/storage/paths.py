@@ -10,8 +10,6 @@ from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.escaping import escape
 
-__all__ = ["bookkeeping_path", "checkpoint_path", "is_name", "is_own_id", "new_id"]
-
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -27,7 +25,8 @@ def is_name(name: str) -> bool:
 
 def is_own_id(name: str) -> bool:
     """Tell whether this is an id that :func:`new_id` made; a name of Lightning's may stand before it."""
-    before, own = name[:-36], name[-36:]
+    before = name[:-36]
+    own = name[-36:]
     return _UUID.fullmatch(own) is not None and (not before or before.endswith("-")) and is_name(name)
 
 

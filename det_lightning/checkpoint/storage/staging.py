@@ -27,20 +27,6 @@ from det_lightning.checkpoint.storage.paths import bookkeeping_path, checkpoint_
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, upload
 from det_lightning.escaping import escape
 
-__all__ = [
-    "STAGING_PREFIX",
-    "LocalStaging",
-    "RemoteStaging",
-    "StagingDirectory",
-    "find_writers",
-    "marks_path",
-    "move_aside",
-    "remove_abandoned",
-    "remove_dead_stagings",
-    "remove_empty",
-    "remove_tree",
-]
-
 logger = logging.getLogger("det_lightning.checkpoint")
 
 #: Begins the names of the temporary directories of writers to remote storages.

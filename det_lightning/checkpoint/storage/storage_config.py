@@ -11,8 +11,6 @@ from typing import Any
 from det_lightning.masking import is_masked, mask, mask_text
 from det_lightning.secret_names import is_secret_name
 
-__all__ = ["storage_from_config"]
-
 _Settings = tuple[str, dict[str, Any]]
 
 # Entries that say which checkpoints to keep, or that only the platform needs.

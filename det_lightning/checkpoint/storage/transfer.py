@@ -26,8 +26,6 @@ from det_lightning.checkpoint.storage.paths import is_name
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_text
 
-__all__ = ["RetryPolicy", "download", "open_checkpoint", "upload"]
-
 logger = logging.getLogger("det_lightning.checkpoint")
 
 # How often a transfer that pauses looks whether the run ends, and how long it pauses then.
@@ -148,7 +146,8 @@ def upload(
         StorageError: a file failed for good.
     """
     for name in names:
-        file, place = source / name, target / name
+        file = source / name
+        place = target / name
         retry.call(f"writing {escape(place)}", functools.partial(place.fs.put_file, str(file), place.path))
         if progress is not None:
             progress(name, file.stat().st_size)
@@ -184,7 +183,8 @@ def download(
             "An object store can hold both, a disk cannot; remove or rename one of them. Nothing was copied."
         )
     for name in names:
-        file, place = target / name, source / name
+        file = target / name
+        place = source / name
         file.parent.mkdir(parents=True, exist_ok=True)
         retry.call(f"reading {escape(place)}", functools.partial(place.fs.get_file, place.path, str(file)))
         if progress is not None:
@@ -220,7 +220,7 @@ def open_checkpoint(
 
     Raises:
         CheckpointNotFound: there is no such directory.
-        StorageError: it can not be read.
+        StorageError: it cannot be read.
         UnsafeCheckpointError: the names of its files lead out of it, or one is that of a file and of a directory.
     """
     place = Location.parse(url, options)

@@ -24,8 +24,6 @@ from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.escaping import escape
 from det_lightning.masking import describe_masked
 
-__all__ = ["CheckpointWriter"]
-
 # The release whose format is written.
 _FORMAT_VERSION = "0.38.1"
 # With less than this a disk counts as full.
@@ -65,7 +63,7 @@ class CheckpointWriter:
             report_written: gets the directory when all files but the last are there, and may add some.
 
         Raises:
-            CheckpointError: the files can not be written.
+            CheckpointError: the files cannot be written.
             StorageError: the storage failed for good.
         """
         staging = self.write_files(content, checkpoint_id or new_id(), report_written)
@@ -115,7 +113,7 @@ def _writing_to(directory: pathlib.Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # the directory itself may be what is gone
             free = shutil.disk_usage(directory.parent).free
             room = f" The disk is full: {free:,} bytes are free." if free < _LITTLE_ROOM_BYTES else ""
-        raise errors.CheckpointError(f"Checkpoint {escape(directory)} can not be written: {_reason(e)}.{room}") from e
+        raise errors.CheckpointError(f"Checkpoint {escape(directory)} cannot be written: {_reason(e)}.{room}") from e
 
 
 def _reason(error: Exception) -> str:

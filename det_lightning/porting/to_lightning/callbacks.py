@@ -6,8 +6,6 @@ import ast
 
 from det_lightning.porting.to_lightning.source import Source, dotted
 
-__all__ = ["rewrite_build_callbacks", "rewrite_callback"]
-
 _BASE = "pl.Callback"
 # By hook: Lightning's, and where the values of its parameters come from.
 _HOOKS: dict[str, tuple[str, list[str]]] = {

@@ -7,8 +7,6 @@ import ast
 from det_lightning.porting.to_lightning.shape import TrialShape, argument
 from det_lightning.porting.to_lightning.source import Source, attribute_of_self, dotted
 
-__all__ = ["TRAINED_BATCHES", "rewrite_context"]
-
 #: The index of a batch over all epochs, as Determined counts; ``batch_idx`` is Lightning's.
 TRAINED_BATCHES = "self.current_epoch * self.trainer.num_training_batches + batch_idx"
 

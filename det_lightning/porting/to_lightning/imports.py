@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 from det_lightning.porting.to_lightning.source import Source, dotted
 
-__all__ = ["Imports", "advice_for"]
-
 _LOADER = "det_lightning.pytorch.DataLoader"
 _TORCH_LOADER = "torch.utils.data.DataLoader"
 # What to do about names that have no counterpart, by their last part.

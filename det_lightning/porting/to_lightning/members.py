@@ -8,8 +8,6 @@ import dataclasses
 from det_lightning.porting.to_lightning.shape import TrialShape
 from det_lightning.porting.to_lightning.source import Source, attribute_of_self, dotted
 
-__all__ = ["drop_own_hparams", "rename_members"]
-
 # Of LightningModule; what a trial calls so gets another name.
 _RESERVED = frozenset(
     (

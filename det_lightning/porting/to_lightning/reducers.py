@@ -8,8 +8,6 @@ import dataclasses
 from det_lightning.porting.to_lightning.shape import TrialShape, argument
 from det_lightning.porting.to_lightning.source import Source, attribute_of_self, dotted
 
-__all__ = ["rewrite_reducers"]
-
 _COLLECTED = '''\
 class CollectedValues:
     """Keeps values, and computes a metric from all of them."""

@@ -9,8 +9,6 @@ from typing import cast
 
 from det_lightning.porting.to_lightning.source import Source, attribute_of_self, dotted
 
-__all__ = ["Scheduler", "TrialShape", "argument"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Scheduler:

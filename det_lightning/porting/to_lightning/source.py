@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from det_lightning.porting.edits import Edits
 
-__all__ = ["Source", "attribute_of_self", "dotted", "nodes_of"]
-
 
 class Source:
     """A Python file that is rewritten.

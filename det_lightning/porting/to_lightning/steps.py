@@ -8,8 +8,6 @@ from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
 from det_lightning.porting.to_lightning.shape import TrialShape, argument
 from det_lightning.porting.to_lightning.source import Source, attribute_of_self, dotted, nodes_of
 
-__all__ = ["rewrite_evaluate_batch", "rewrite_optimizer_steps", "rewrite_train_batch"]
-
 _REDUCTIONS = {"AVG": "mean", "SUM": "sum", "MAX": "max", "MIN": "min"}
 _ALL_ALIKE = "batch_size=1, sync_dist=True)  # every batch has the same weight"
 # Longer values get a line of their own.

@@ -19,8 +19,6 @@ from det_lightning.porting.to_lightning.steps import (
     rewrite_train_batch,
 )
 
-__all__ = ["NoTrialError", "write_module"]
-
 _REQUIRED = ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
 _LOADERS = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
 

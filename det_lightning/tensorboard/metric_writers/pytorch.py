@@ -9,8 +9,6 @@ from torch.utils.tensorboard import SummaryWriter
 
 from det_lightning.pytorch._tensorboard import TensorBoardOutput
 
-__all__ = ["TorchWriter"]
-
 
 class TorchWriter:
     """Writes TensorBoard files beside those of the run. Deprecated: use ``context.get_tensorboard_writer()``.

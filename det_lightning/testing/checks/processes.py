@@ -136,7 +136,8 @@ def _require_equal_ranks(ranks: Sequence[RankResult]) -> None:
 
 def _draws_while_training(record: TrainingRecord) -> bool:
     """Tell whether random numbers are drawn for each batch: in ``train_batch()``, or to load it within an epoch."""
-    starts, ends = record.named("batch_start"), record.named("batch_end")
+    starts = record.named("batch_start")
+    ends = record.named("batch_end")
     in_batches = any(start["random"] != end["random"] for start, end in zip(starts, ends, strict=True))
     between = any(
         end["random"] != start["random"] and end_of["epoch"] == start["epoch"]

@@ -24,7 +24,8 @@ def _changed_after_return(conversion: Conversion) -> list[str]:
     difference = conversion.difference
     if difference is None or difference.kind != "metric":
         return []
-    theirs, ours = conversion.reference.training_metrics(), conversion.ours.training_metrics()
+    theirs = conversion.reference.training_metrics()
+    ours = conversion.ours.training_metrics()
     if not difference.part or theirs.get(difference.name) != ours.get(difference.name):
         return []
     return [

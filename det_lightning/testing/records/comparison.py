@@ -96,7 +96,8 @@ def value_differences(
         weight_scale: the size that the tolerance of weights is relative to; None if these are no weights. Of weights
             only the norm, and what half of the elements have in common, is looked at.
     """
-    one, other = number_in(theirs), number_in(mine)
+    one = number_in(theirs)
+    other = number_in(mine)
     far: tuple[str, float, float] | None = None
     if one is not None and other is not None:
         far = None if tolerance.allows(one, other) else ("", one, other)

@@ -338,7 +338,7 @@ def test_what_can_be_neither_copied_nor_pickled_is_an_error_of_the_checkpoint(
     saver = saver_for(CheckpointStorage(tmp_path), in_background)
     for value in (threading.Lock(), lambda: None):
         files = CheckpointContent({"value": value}, TrialState(), {}, None)
-        with pytest.raises(errors.CheckpointError, match=r"can not be written: .*(pickle|serialize|local object)"):
+        with pytest.raises(errors.CheckpointError, match=r"cannot be written: .*(pickle|serialize|local object)"):
             saver.save(files)
             saver.take_complete(wait=True)
     assert [*tmp_path.iterdir()] == []

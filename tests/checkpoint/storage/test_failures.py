@@ -161,7 +161,7 @@ def test_a_download_that_fails_is_tried_again(flaky: Backend, monkeypatch: pytes
 
 @pytest.mark.parametrize("url", ["nothing://bucket/x", "s4://x"])
 def test_an_unknown_protocol_and_a_missing_library_have_different_errors(url: str) -> None:
-    with pytest.raises(errors.StorageError, match=r"can not be opened: .*A storage is a directory, or a URL such as"):
+    with pytest.raises(errors.StorageError, match=r"cannot be opened: .*A storage is a directory, or a URL such as"):
         CheckpointStorage(url)
 
 
@@ -259,7 +259,7 @@ def test_a_limit_on_the_size_of_files_loses_no_earlier_checkpoint(what: str, tmp
     kind, message = told["error"]
     assert kind == "CheckpointError"
     assert re.search(
-        r"Checkpoint .* can not be written: .*(File too large|torch\.save\(\) could not write all)", message
+        r"Checkpoint .* cannot be written: .*(File too large|torch\.save\(\) could not write all)", message
     )
     assert told["left"] == [told["earlier"]]
 
@@ -286,7 +286,7 @@ def test_a_full_disk_loses_no_earlier_checkpoint_and_says_so(what: str, tmp_path
         assert "No space left on device" in message
     else:
         assert kind == "CheckpointError"
-        assert re.search(r"can not be written: .*\. The disk is full: [\d,]+ bytes are free\.$", message)
+        assert re.search(r"cannot be written: .*\. The disk is full: [\d,]+ bytes are free\.$", message)
         assert re.search(r"No space left on device|torch\.save\(\) could not write all of a file", message)
         assert len(message) < 600
     assert told["left"] == [told["earlier"]]

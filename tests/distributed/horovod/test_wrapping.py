@@ -91,7 +91,7 @@ def test_an_optimizer_that_cannot_be_rebuilt_is_refused(backend: Backend) -> Non
         def __init__(self, params: Any, needed: int) -> None:
             super().__init__(params, lr=0.5)
 
-    with pytest.raises(errors.InvalidExperimentException, match="Horovod can not wrap a Stubborn"):
+    with pytest.raises(errors.InvalidExperimentException, match="Horovod cannot wrap a Stubborn"):
         backend.placement.wrap_optimizer(Stubborn(torch.nn.Linear(2, 1).parameters(), 1))
 
 
