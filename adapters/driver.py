@@ -20,7 +20,7 @@ from det_lightning.engine.run import TrialRun
 from det_lightning.engine.signals import interrupts_end_the_process
 from det_lightning.units import TrainUnit
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 # All ranks come to the same end at about the same time, if they do.
 _MEETING_TIME_S = 10.0

@@ -24,7 +24,7 @@ from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.masking import mask_text
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 #: Where a loaded Determined checkpoint stands in the dict that Lightning passes around.
 DETERMINED_KEY = "determined_checkpoint"

@@ -28,7 +28,7 @@ from det_lightning.engine.metrics import is_numerical_scalar
 from det_lightning.engine.run import TrialRun
 from det_lightning.units import TrainUnit
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 POLICIES = ("best", "all", "none")
 

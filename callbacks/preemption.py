@@ -19,7 +19,7 @@ from det_lightning.engine.signals import SAME_SIGNAL_S, end_by_signal, print_at_
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.errors import PREEMPTED_EXIT_CODE, Preempted
 
-logger = logging.getLogger("det_lightning.preemption")
+logger = logging.getLogger(__name__)
 
 _Handler = Callable[[int, FrameType | None], Any] | int | None
 

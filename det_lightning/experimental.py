@@ -12,7 +12,7 @@ from det_lightning.hyperparameters import chosen_hparams
 
 __all__ = ["test_one_batch"]
 
-logger = logging.getLogger("det_lightning")
+logger = logging.getLogger(__name__)
 
 
 def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str, Any] | None = None) -> None:

@@ -25,7 +25,7 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.checkpoint.storage.paths import new_id
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 
 class WrittenCheckpoints:

@@ -13,7 +13,7 @@ from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._ports import free_port
 from det_lightning.core._topology import Place
 
-logger = logging.getLogger("det_lightning.horovod")
+logger = logging.getLogger(__name__)
 
 _WANTED = "USE_HOROVOD"
 _OF_HOROVODRUN = "HOROVOD_RANK"

@@ -11,7 +11,7 @@ from typing import Any
 
 from det_lightning.pytorch._callback import PyTorchCallback
 
-logger = logging.getLogger("det_lightning.pytorch")
+logger = logging.getLogger(__name__)
 
 _REPLACED = {
     "on_checkpoint_end": "on_checkpoint_write_end",

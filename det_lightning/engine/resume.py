@@ -27,7 +27,7 @@ from det_lightning.pytorch._weights import (
     load_state,
 )
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 
 def _settings_of(context: PyTorchTrialContext) -> dict[str, Any]:

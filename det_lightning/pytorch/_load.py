@@ -24,7 +24,7 @@ from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._weights import load_models
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 # So many files are named in a message.
 _FEW = 5

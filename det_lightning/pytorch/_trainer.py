@@ -37,7 +37,7 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.units import Batch, Epoch, TrainUnit
 
-logger = logging.getLogger("det_lightning.pytorch")
+logger = logging.getLogger(__name__)
 
 # A script may train several trials, and takes up each where it was when it is restarted.
 _fits = itertools.count(1)

@@ -15,7 +15,7 @@ from typing import IO
 from det_lightning.checkpoint.format.code_rules import CodeRules
 from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeSelection, select_code
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1024 * 1024
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)

@@ -17,7 +17,7 @@ from det_lightning.checkpoint.storage.metadata import CheckpointNotes, notes_in
 from det_lightning.checkpoint.storage.staging import find_writers
 from det_lightning.escaping import escape
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 
 class RunRetention:

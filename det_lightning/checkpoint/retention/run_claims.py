@@ -20,7 +20,7 @@ from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.metadata import lineage_notes, read_metadata
 from det_lightning.checkpoint.storage.paths import bookkeeping_path, is_name
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 _DELETING = "deleting"
 

@@ -18,7 +18,7 @@ from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausible_time, read_metadata
 from det_lightning.checkpoint.storage.paths import bookkeeping_path
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 

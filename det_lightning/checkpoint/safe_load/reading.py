@@ -31,7 +31,7 @@ from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_na
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 # A dict of a few numbers has some hundred bytes.
 _MAX_BYTES = 64 * 1024

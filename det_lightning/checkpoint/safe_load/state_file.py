@@ -25,7 +25,7 @@ from det_lightning.checkpoint.safe_load.descriptions import require_bounded
 from det_lightning.checkpoint.safe_load.numpy_values import STAND_INS, allow_safe_values, finish
 from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 # What torch.save wrote before 1.6 begins with these two pickles.
 _OLD_MAGIC = 0x1950A86A20F9469CFC6C

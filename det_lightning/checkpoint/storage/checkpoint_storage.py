@@ -44,7 +44,7 @@ from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 # A directory with none of these is no checkpoint, nor what is left of one.
 _MARKERS = (METADATA_FILE, LOAD_DATA_FILE, RESUME_FILE, TRIAL_STATE_FILE, *STATE_FILES)

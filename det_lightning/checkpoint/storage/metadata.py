@@ -14,7 +14,7 @@ from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE
 from det_lightning.checkpoint.format.manifest import find_metadata_damage
 from det_lightning.checkpoint.storage.location import Location
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 # Floats count exactly up to here.
 _MAX_STEPS = 2**53

@@ -27,7 +27,7 @@ from det_lightning.checkpoint.storage.paths import bookkeeping_path, checkpoint_
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, upload
 from det_lightning.escaping import escape
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 #: Begins the names of the temporary directories of writers to remote storages.
 STAGING_PREFIX = "det_lightning-"

@@ -26,7 +26,7 @@ from det_lightning.checkpoint.storage.paths import is_name
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_text
 
-logger = logging.getLogger("det_lightning.checkpoint")
+logger = logging.getLogger(__name__)
 
 # How often a transfer that pauses looks whether the run ends, and how long it pauses then.
 _POLL_S = 0.1

@@ -333,5 +333,5 @@ def test_messages_of_retries_are_warnings(flaky: Backend, caplog: pytest.LogCapt
     FlakyFileSystem.fail(OSError("try later"))
     flaky.storage().require_writable()
     assert [(record.levelno, record.name) for record in caplog.records] == [
-        (logging.WARNING, "det_lightning.checkpoint")
+        (logging.WARNING, "det_lightning.checkpoint.storage.transfer")
     ]
