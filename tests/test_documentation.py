@@ -38,7 +38,7 @@ def examples() -> list[Any]:
 def run(source: str, folder: Path) -> None:
     (folder / "example.py").write_text(source)
     done = subprocess.run(
-        [sys.executable, "example.py"], cwd=folder, env=environment(), capture_output=True, text=True, timeout=300
+        [sys.executable, "example.py"], cwd=folder, env=environment(), capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
