@@ -131,7 +131,7 @@ def run_ours(watch: Stopwatch, tensorboard: bool) -> None:
     run_trainer(watch, pytorch, tensorboard, enable_progress_bar=False)
 
 
-def run_lightning_door(watch: Stopwatch) -> None:
+def run_lightning_api(watch: Stopwatch) -> None:
     import pytorch_lightning as pl
 
     from det_lightning import pytorch
@@ -148,7 +148,7 @@ RUNNERS: dict[str, Callable[[Stopwatch], None]] = {
     "lightning_manual": lambda watch: run_lightning(watch, automatic=False),
     "determined": lambda watch: run_determined(watch, tensorboard=False),
     "ours": lambda watch: run_ours(watch, tensorboard=False),
-    "ours_lightning_door": run_lightning_door,
+    "ours_lightning_api": run_lightning_api,
     "determined_tensorboard": lambda watch: run_determined(watch, tensorboard=True),
     "ours_tensorboard": lambda watch: run_ours(watch, tensorboard=True),
 }
@@ -171,7 +171,7 @@ def report(times: dict[str, list[float]], peaks: dict[str, float]) -> None:
         print(f"{system:28} " + " ".join(f"{figure:8.1f}" for figure in figures) + f" {peaks[system]:8.0f}")
     for ours, peer in (
         ("ours", "determined"),
-        ("ours_lightning_door", "determined"),
+        ("ours_lightning_api", "determined"),
         ("ours_tensorboard", "determined_tensorboard"),
     ):
         if ours in added and peer in added:

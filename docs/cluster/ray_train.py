@@ -12,23 +12,23 @@ import det_lightning as det
 
 
 def train_on_worker(config: dict[str, Any]) -> None:
-    """Train on one worker; Ray has connected the workers with torch.distributed already."""
+    """Train on one worker. Ray has already connected the workers with torch.distributed."""
     from model_def import MyTrial
     from ray import train
 
-    place = train.get_context()
+    worker = train.get_context()
     distributed = det.core.DistributedContext(
-        rank=place.get_world_rank(),
-        size=place.get_world_size(),
-        local_rank=place.get_local_rank(),
-        local_size=place.get_local_world_size(),
-        cross_rank=place.get_node_rank(),
+        rank=worker.get_world_rank(),
+        size=worker.get_world_size(),
+        local_rank=worker.get_local_rank(),
+        local_size=worker.get_local_world_size(),
+        cross_rank=worker.get_node_rank(),
         cross_size=config["nodes"],
         chief_ip=config["chief_ip"],
     )
     with det.pytorch.init(hparams=config["hparams"], distributed=distributed) as context:
-        # Ray runs this in a thread, where signals cannot be handled; it restarts workers that were taken away, and
-        # the run goes on from the newest checkpoint.
+        # Ray runs this in a thread, where signals cannot be handled. It restarts lost workers, and the run resumes
+        # from the newest checkpoint.
         det.pytorch.Trainer(MyTrial(context), context).fit(
             max_length=det.pytorch.Epoch(config["epochs"]),
             checkpoint_period=det.pytorch.Epoch(1),
@@ -45,8 +45,8 @@ def main() -> None:
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--nodes", type=int, default=1, help="on how many nodes Ray will place the workers")
-    parser.add_argument("--chief-ip", help="address of the node of the first worker; needed with several nodes")
+    parser.add_argument("--nodes", type=int, default=1, help="number of nodes that the workers run on")
+    parser.add_argument("--chief-ip", help="address of the first worker's node; needed with several nodes")
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--storage", required=True, help="a directory or URL that every worker reaches")

@@ -1,4 +1,4 @@
-"""A callback that keeps the curves of a training run, and draws them."""
+"""A callback that records the metrics of a training run and plots them."""
 
 import os
 from typing import Any
@@ -7,7 +7,7 @@ from det_lightning import pytorch
 
 
 class History(pytorch.PyTorchCallback):
-    """Keeps loss and accuracy of every training batch and every validation.
+    """Record loss and accuracy of every training batch and every validation.
 
     Attributes:
         training: (loss, accuracy) of each batch.
@@ -36,8 +36,8 @@ class History(pytorch.PyTorchCallback):
         self.training, self.validation = list(state_dict["training"]), list(state_dict["validation"])
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Save a picture of the curves."""
-        import matplotlib  # not needed by those who only load the trial
+        """Save a plot of the curves."""
+        import matplotlib  # only needed for the plot
 
         matplotlib.use("Agg")
         from matplotlib import pyplot, ticker
@@ -48,7 +48,7 @@ class History(pytorch.PyTorchCallback):
         left.set_yscale("log")
         left.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
         self._draw_curves(right, column=1)
-        right.set_title("Accuracy (images read correctly)", loc="left")
+        right.set_title("Accuracy (images classified correctly)", loc="left")
         right.yaxis.set_major_formatter(ticker.PercentFormatter(1, decimals=0))
         right.legend(loc="lower right", frameon=False)
         figure.savefig(path, dpi=150)

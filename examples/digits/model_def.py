@@ -1,4 +1,4 @@
-"""A small convolutional network that reads the handwritten digits that come with scikit-learn."""
+"""A small convolutional network for scikit-learn's handwritten digits."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from det_lightning import pytorch
 
 SPLIT_SEED = 0
 VALIDATION_SIZE = 360
-VALIDATION_BATCH_SIZE = 120  # divides 360, so that the mean over the batches is the mean over the images
+VALIDATION_BATCH_SIZE = 120  # divides 360, so the mean over batches is the mean over images
 
 
 def load_split() -> tuple[TensorDataset, TensorDataset]:

@@ -1,4 +1,4 @@
-"""Train the digits trial as a Determined script does; less than half a minute on two cores.
+"""Train the digits trial with Determined's API, in less than half a minute on two cores.
 
 python examples/digits/train.py --epochs 20 --output digits
 torchrun --nproc-per-node 2 examples/digits/train.py
@@ -19,12 +19,12 @@ HPARAMS = {"lr": 0.002, "lr_decay": 0.9, "dropout": 0.3, "global_batch_size": 32
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small CNN on scikit-learn's handwritten digits.")
     parser.add_argument("--epochs", type=int, default=20, help="passes over the training images (default: 20)")
-    parser.add_argument("--output", type=pathlib.Path, default=HERE / "output", help="where everything goes")
+    parser.add_argument("--output", type=pathlib.Path, default=HERE / "output", help="directory for all files")
     return parser.parse_args()
 
 
 def measure_accuracy(trial: DigitsTrial) -> float:
-    """Return the share of validation images that a loaded trial reads correctly."""
+    """Return the share of validation images that a loaded trial classifies correctly."""
     images, labels = trial.validation_set.tensors
     trial.model.eval()
     with torch.no_grad():
@@ -35,7 +35,7 @@ def main() -> None:
     arguments = parse_arguments()
     output = arguments.output.resolve()
     picture = output / "curves.png"
-    torch.set_num_threads(1)  # threads of so small a network mostly wait for each other
+    torch.set_num_threads(1)  # more threads do not speed up a network this small
 
     with det.pytorch.init(
         hparams=HPARAMS,
@@ -53,7 +53,7 @@ def main() -> None:
             code_dir=HERE,  # a checkpoint holds a copy of the code
         )
 
-    if context.distributed.rank > 0:  # the others have seen the same
+    if context.distributed.rank > 0:  # all ranks have the same results
         return
     trial.history.draw(picture)
     batches, loss, best_accuracy = trial.history.best()

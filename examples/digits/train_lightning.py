@@ -1,4 +1,4 @@
-"""Train the same digits trial as a Lightning user does; the numbers are those of train.py.
+"""Train the same digits trial with Lightning's API, with the same numbers as train.py.
 
 python examples/digits/train_lightning.py --epochs 20 --output digits
 """
@@ -21,7 +21,7 @@ HPARAMS = {"lr": 0.002, "lr_decay": 0.9, "dropout": 0.3, "global_batch_size": 32
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small CNN on scikit-learn's handwritten digits.")
     parser.add_argument("--epochs", type=int, default=20, help="passes over the training images (default: 20)")
-    parser.add_argument("--output", type=pathlib.Path, default=HERE / "output", help="where everything goes")
+    parser.add_argument("--output", type=pathlib.Path, default=HERE / "output", help="directory for all files")
     return parser.parse_args()
 
 
@@ -30,7 +30,7 @@ def main() -> None:
     checkpoints = DeterminedCheckpoint(
         arguments.output / "checkpoints", policy="best", metric="validation_loss", code_dir=HERE
     )
-    torch.set_num_threads(1)  # threads of so small a network mostly wait for each other
+    torch.set_num_threads(1)  # more threads do not speed up a network this small
     pl.seed_everything(1)
     module = TrialModule(DigitsTrial, hparams=HPARAMS)
     trainer = pl.Trainer(

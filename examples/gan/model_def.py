@@ -23,7 +23,7 @@ def sample_ring(count: int, seed: int) -> torch.Tensor:
 
 
 def energy_distance(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Measure how far two samples of points are from being of one distribution; 0 means not at all."""
+    """Return the energy distance of two samples of points; 0 if they have the same distribution."""
     return 2 * torch.cdist(x, y).mean() - torch.cdist(x, x).mean() - torch.cdist(y, y).mean()
 
 
@@ -34,7 +34,7 @@ def build_network(inputs: int, outputs: int) -> nn.Module:
 
 
 class Distances(pytorch.PyTorchCallback):
-    """Keeps the result of each validation."""
+    """Record the result of each validation."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -78,7 +78,7 @@ class RingGANTrial(pytorch.PyTorchTrial):
         return self.generator(self.context.to_device(torch.randn(count, NOISE_SIZE)))
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
-        """Train both models; which one goes first is up to the trial, and here it alternates."""
+        """Train both models. The trial chooses the order; here it alternates."""
         (real,) = batch
         steps = [self._train_generator, self._train_discriminator]
         if batch_idx % 2 == 1:
@@ -86,7 +86,7 @@ class RingGANTrial(pytorch.PyTorchTrial):
         return dict(step(real) for step in steps)
 
     def _train_generator(self, real: torch.Tensor) -> tuple[str, torch.Tensor]:
-        self.discriminator.requires_grad_(False)  # this loss is not its own
+        self.discriminator.requires_grad_(False)  # this loss trains the generator only
         loss = softplus(-self.discriminator(self.generate(len(real)))).mean()
         self.context.backward(loss)
         self.discriminator.requires_grad_(True)

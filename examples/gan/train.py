@@ -1,4 +1,4 @@
-"""Train two models against each other, a few seconds on one core.
+"""Train two models against each other, in a few seconds on one core.
 
 python examples/gan/train.py --batches 1000
 """
@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=1000, help="length of the training (default: 1000)")
     arguments = parser.parse_args()
     os.chdir(pathlib.Path(__file__).parent)  # a checkpoint holds a copy of the working directory
-    torch.set_num_threads(1)  # threads of so small networks mostly wait for each other
+    torch.set_num_threads(1)  # more threads do not speed up networks this small
 
     hparams = {"lr": 0.0005, "global_batch_size": 256}
     with (
@@ -40,7 +40,7 @@ def main() -> None:
     print("\nEnergy distance between generated and real points")
     print(f"    before training    {before:.4f}")
     print(f"    after training     {after:.4f}")
-    print(f"    at best            {at_best:.4f}  (real points against other real ones)")
+    print(f"    at best            {at_best:.4f}  (real points against other real points)")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A digits classifier with everything in it that makes an exact resume hard."""
+"""A digits classifier with everything that makes an exact resume hard."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ StepMode = pytorch.LRScheduler.StepMode
 
 
 class StopAfter(pytorch.PyTorchCallback):
-    """Asks the run to end when a number of batches was trained on; None: never."""
+    """Request a stop after a number of batches; None for never."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext, batches: int | None) -> None:
         self.context = context

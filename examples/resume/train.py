@@ -1,4 +1,4 @@
-"""Train straight through; train again, stop in the middle, go on from the checkpoint; compare the weights bit by bit.
+"""Train without interruption; train again with a stop and a resume; compare the weights bit by bit.
 
 python examples/resume/train.py --length 200 --stop-after 77
 """
@@ -18,7 +18,7 @@ import det_lightning as det
 def train(
     storage: str, length: int, seed: int, stop_after: int | None = None, latest_checkpoint: str | None = None
 ) -> TwoPartTrial:
-    """Train a new trial to its length, or until it stops itself; two batches make one optimizer update."""
+    """Train a new trial to its length, or until it stops itself. Two batches make one optimizer update."""
     hparams = {"global_batch_size": 32}
     with det.pytorch.init(
         hparams=hparams, trial_seed=seed, aggregation_frequency=2, enable_tensorboard_logging=False
@@ -47,7 +47,7 @@ def read_state(trial: TwoPartTrial) -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Prove that a run that is stopped and resumed ends bit-equal.")
+    parser = argparse.ArgumentParser(description="Show that a stopped and resumed run ends bit-equal.")
     parser.add_argument("--length", type=int, default=200, help="length of the training in batches (default: 200)")
     parser.add_argument("--stop-after", type=int, default=77, help="where the second run stops (default: batch 77)")
     arguments = parser.parse_args()
@@ -55,14 +55,14 @@ def main() -> None:
     if not 0 < stop_after < length:
         parser.error(f"--stop-after must lie between 0 and --length; got {stop_after} and {length}")
     os.chdir(pathlib.Path(__file__).parent)  # a checkpoint holds a copy of the working directory
-    torch.set_num_threads(1)  # threads of so small networks mostly wait for each other
+    torch.set_num_threads(1)  # more threads do not speed up networks this small
 
     with tempfile.TemporaryDirectory() as once, tempfile.TemporaryDirectory() as twice:
         straight = train(once, length, seed=1)
         train(twice, length, seed=1, stop_after=stop_after)
         (checkpoint,) = pathlib.Path(twice).iterdir()
-        print(f"Stopped after {stop_after} of {length} batches; going on from checkpoint {checkpoint.name}.")
-        resumed = train(twice, length, seed=2, latest_checkpoint=checkpoint.name)  # the seed must not matter any more
+        print(f"Stopped after {stop_after} of {length} batches; resuming from checkpoint {checkpoint.name}.")
+        resumed = train(twice, length, seed=2, latest_checkpoint=checkpoint.name)  # resumed: seed unused
 
     expected, found = read_state(straight), read_state(resumed)
     different = [name for name in expected if not torch.equal(expected[name], found[name])]

@@ -1,0 +1,94 @@
+"""The pages of the documentation: their examples run, their links lead somewhere, the files that they name exist."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launching import ROOT, environment
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks" / "README.md"])
+#: Examples that the tests in tests/testing run.
+TESTED_ELSEWHERE = ROOT / "docs" / "testing.md"
+#: The trial that the examples import: any with the metric "validation_loss".
+TRIAL = (ROOT / "tests" / "testing" / "correct_trial.py").read_text().replace("from determined ", "from det_lightning ")
+
+# A comment before a block says why it does not run as it stands: <!-- fragment: reason -->
+_EXAMPLE = re.compile(r"(?<!-->\n)^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
+
+
+def examples() -> list[Any]:
+    return [
+        pytest.param(page, source, id=f"{page.name}-{number}")
+        for page in PAGES
+        if page != TESTED_ELSEWHERE
+        for number, source in enumerate(_EXAMPLE.findall(page.read_text()), 1)
+    ]
+
+
+def run(source: str, folder: Path) -> None:
+    (folder / "example.py").write_text(source)
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=folder, env=environment(), capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a trial and its checkpoints, as the README's first example leaves them."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "model_def.py").write_text(TRIAL)
+    first = _EXAMPLE.search((ROOT / "README.md").read_text())
+    assert first is not None
+    run(first[1], folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "source"), examples())
+def test_every_python_example_runs_as_written(page: Path, source: str, project: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    # Only the page on checkpoints begins where there are some.
+    without = () if page.name == "checkpoints.md" else ("checkpoints",)
+    shutil.copytree(project, folder, ignore=shutil.ignore_patterns(*without))
+    run(source, folder)
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_to_files_and_headings(page: Path) -> None:
+    for link in _LINK.findall(_CODE.sub("", page.read_text())):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in map(slug, re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)), link
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_the_files_that_the_guides_for_developers_name_exist(name: str) -> None:
+    named = _FILE.findall((ROOT / name).read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_files_in_the_diagrams_exist() -> None:
+    labels = re.findall(r"<br>([^\"<]+)\"", (ROOT / "ARCHITECTURE.md").read_text())
+    named = [path for label in labels for path in label.split(", ") if "/" in path]
+    assert len(named) > 20
+    assert [path for path in named if not (ROOT / "det_lightning" / path).exists()] == []
