@@ -10,13 +10,14 @@ from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry
 from det_lightning.checkpoint.format.upgrade import modernize
 from det_lightning.engine.resume import require_resumable
 from det_lightning.engine.run import TrialRun
+from det_lightning.engine.run_content import collect_content_without_weights
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._weights import load_models
 
 
 def add_trial(checkpoint: dict[str, Any], run: TrialRun) -> None:
     """Add to a checkpoint of Lightning's what Lightning does not know of."""
-    checkpoint[TRIAL_KEY] = to_entry(run.content_for_lightning())
+    checkpoint[TRIAL_KEY] = to_entry(collect_content_without_weights(run))
 
 
 def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitting: bool) -> CheckpointContent | None:

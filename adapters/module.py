@@ -14,12 +14,13 @@ from pytorch_lightning.trainer.states import TrainerFn
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals
 from det_lightning.adapters.building import TrialBuilder
-from det_lightning.adapters.driver import Checkpointer, RunDriver, StopIterationGuard
+from det_lightning.adapters.driver import RunDriver, StopIterationGuard
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO
 from det_lightning.adapters.lightning_entry import add_trial, take_content
 from det_lightning.adapters.precision import take_precision
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.engine.checkpointing import CheckpointPlan, RunCheckpoints
 from det_lightning.engine.run import Reporter, TrialRun
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.masking import mask
@@ -114,7 +115,7 @@ class TrialModule(pl.LightningModule):
         self._runnable: PyTorchTrial | None = None
         self.context: PyTorchTrialContext | None = None
         self.driver: RunDriver | None = None
-        self.checkpointer: Checkpointer | None = None
+        self.checkpoint_plan: CheckpointPlan | None = None
         self.stop_request: StopRequest | None = None
         self.reporters: list[Reporter] = []
         self._model_precision: WholeModelPrecision | None = None
@@ -131,7 +132,7 @@ class TrialModule(pl.LightningModule):
         flags.refuse_unsupported_flags(self.trainer)
         lightning_internals.keep_ranks_independent(self.trainer)
         self._model_precision = take_precision(self.trainer)
-        self.checkpointer = None
+        self.checkpoint_plan = None
         self.reporters = []
         self.resume_content = None
         self.driver = None
@@ -180,28 +181,12 @@ class TrialModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Load the checkpoint into the trial; validate where that is due before the first batch."""
-        driver = self._driving()
-        run = self.trial_run
-        run.begin_training()
-        lightning_internals.move_to(self.trainer, run.state, run.context.optimizer_steps)
-        lightning_internals.move_to_epoch(self.trainer, run.state.epochs_trained)
-        lightning_internals.allow_validation(self.trainer, due=False)
-        step_zero = self.options.step_zero_validation and run.state.batches_trained == 0
-        if (step_zero and self.trainer.enable_validation) or driver.act():
-            lightning_internals.run_validation(self.trainer)
+        self._driving().begin_training(self.options.step_zero_validation)
 
     def training_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Train up to the next boundary or the end of the epoch."""
         with StopIterationGuard():
-            driver = self._driving()
-            run = self.trial_run
-            # Lightning's iterator keeps the batch for its callbacks, and costs more than all else done for a batch.
-            shown = driver.shows_each_batch
-            batches = (batch for batch, *_ in dataloader_iter) if shown else run.data.training.rest_of_epoch()
-            driver.end_step(run.train(batches, driver.ends_training_step()))
-            lightning_internals.show_batch_index(dataloader_iter, run.latest_batch_of_epoch())
-            if run.at_epoch_end():
-                lightning_internals.end_epoch(dataloader_iter)
+            self._driving().train(dataloader_iter)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Do what is due at the boundary; leave a validation to Lightning's loop."""
@@ -245,17 +230,7 @@ class TrialModule(pl.LightningModule):
     def validation_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Evaluate the validation data."""
         with StopIterationGuard():
-            run = self.trial_run
-            if run.evaluation.by_batch:
-                batches = (batch for batch, *_ in dataloader_iter)
-                over = run.evaluation.evaluate(batches, self._driving().ends_validation_step())
-                if over and not self.options.test_mode:
-                    run.data.validation.run_out()
-            else:
-                run.evaluation.evaluate_full_dataset(run.data.validation_loader)
-                over = True
-            if over:
-                lightning_internals.end_epoch(dataloader_iter)
+            self._driving().evaluate(dataloader_iter, self.options.test_mode)
 
     def on_validation_epoch_end(self) -> None:
         """Reduce and log the metrics of the validation."""
@@ -288,15 +263,15 @@ class TrialModule(pl.LightningModule):
 
     def attach(
         self,
-        checkpointer: Checkpointer | None = None,
+        checkpoint_plan: CheckpointPlan | None = None,
         reporter: Reporter | None = None,
         stop_request: StopRequest | None = None,
     ) -> None:
         """Attach what writes checkpoints, takes metrics or ends runs early; for a callback's ``setup``."""
         if stop_request is not None:
             self.stop_request = stop_request
-        if checkpointer is not None:
-            self.checkpointer = checkpointer
+        if checkpoint_plan is not None:
+            self.checkpoint_plan = checkpoint_plan
         if reporter is not None:
             self.reporters.append(reporter)
 
@@ -321,11 +296,12 @@ class TrialModule(pl.LightningModule):
 
     def _start_run(self) -> None:
         trial, context = self._built()
-        period = None if self.checkpointer is None else self.checkpointer.period
+        plan = self.checkpoint_plan
+        period = None if plan is None else plan.period
         schedule = flags.schedule_of(self.trainer, self.options, context.position, period)
         reporters = [LightningReporter(self), *self.reporters]
         run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
-        self.driver = RunDriver(self.trainer, run, self.checkpointer)
+        self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan))
         run.start_up(self.trainer.limit_train_batches)
 
 

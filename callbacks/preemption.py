@@ -78,7 +78,7 @@ class PreemptionHandler(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember the handlers of the user; Lightning puts its own in their place after this."""
         self._before = {number: signal.getsignal(number) for number in self.signals}
-        if require_trial_module(self, pl_module).checkpointer is None:
+        if require_trial_module(self, pl_module).checkpoint_plan is None:
             logger.warning("PreemptionHandler has nothing to save with: add a DeterminedCheckpoint to the callbacks.")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

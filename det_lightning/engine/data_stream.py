@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch.utils.data
 
 from det_lightning.pytorch._data import DataLoader
+from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import PassJournal
@@ -42,9 +44,9 @@ class TrialData:
         self._rank = context.distributed.rank
         self.journal = PassJournal(journal)
         training = self._build_training(trial.build_training_data_loader())
-        epoch_len = context.distributed.broadcast(_limited(_length(training) or sys.maxsize, limit))
-        context.position.epoch_len = epoch_len
-        self.training = TrainStream(training, epoch_len, context.position.initial_batch)
+        self.epoch_len: int = context.distributed.broadcast(_limited(_length(training) or sys.maxsize, limit))
+        context.position.epoch_len = self.epoch_len
+        self.training = TrainStream(training, context.position)
         validation = trial.build_validation_data_loader()
         self.validation_loader = self._build_validation(validation, sharded_validation)
         self.validation = ValidationStream(self.validation_loader)
@@ -102,54 +104,39 @@ def _limited(length: int, limit: float) -> int:
 
 
 class TrainStream:
-    """Cuts one endless iterator over the training data into epochs; workers and shuffling live on between them.
+    """One endless iterator over the training data, of which Lightning gets an epoch at a time.
+
+    Workers and shuffling live on between the epochs.
 
     Args:
         loader: an iterable that does not end.
-        epoch_len: number of batches in an epoch, ``sys.maxsize`` for epochs that do not end.
-        first_batch: number of batches trained on already; the first epoch is shorter by what it has of them.
+        position: the batches trained so far, and the length of an epoch, ``sys.maxsize`` for epochs that do not end.
+
+    Attributes:
+        batches: the batches from the next one on; there are none before the first epoch begins.
     """
 
-    def __init__(self, loader: Any, epoch_len: int, first_batch: int = 0) -> None:
+    def __init__(self, loader: Any, position: TrainingPosition) -> None:
         self._loader = loader
-        self._epoch_len = epoch_len
-        self._next = first_batch
-        self._iterator: Iterator[Any] | None = None
+        self._position = position
+        self.batches: Iterator[Any] = iter(())
+        self._is_open = False
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         # Made now and not with the first batch: making it draws from the global random state.
-        if self._iterator is None:
-            self._iterator = iter(self._loader)
-        return self.rest_of_epoch()
-
-    def rest_of_epoch(self) -> Iterator[Any]:
-        """Yield the batches up to the end of the epoch; several such iterators go on where the others stopped.
-
-        Raises:
-            RuntimeError: the loader ended.
-        """
-        assert self._iterator is not None, "iter() comes first"
-        batches = self._iterator
-        missing = object()
-        while True:
-            batch = next(batches, missing)
-            if batch is missing:
-                raise RuntimeError(
-                    f"The training loader ran dry after {self._next} batches. A loader that is not a "
-                    "det_lightning.pytorch.DataLoader has to repeat its data without end, for example through "
-                    "det_lightning.pytorch.samplers.RepeatBatchSampler."
-                )
-            self._next += 1
-            yield batch
-            if self._next % self._epoch_len == 0:
-                return
+        if not self._is_open:
+            self.batches = iter(self._loader)
+            self._is_open = True
+        epoch_len = self._position.epoch_length()
+        return itertools.islice(self.batches, epoch_len - self._position.batches_trained() % epoch_len)
 
     def close(self) -> None:
         """Drop the iterator, which ends its workers."""
-        self._iterator = None
+        self.batches = iter(())
+        self._is_open = False
 
 
 class ValidationStream:

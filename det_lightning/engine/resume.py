@@ -1,25 +1,21 @@
-"""What an exact resume needs of a trial, and putting the content of a checkpoint into one."""
+"""Going on from a checkpoint: checking its content, and loading it into a trial."""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
+from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import RESUME_FILE
 from det_lightning.checkpoint.format.resume_state import ResumeState
-from det_lightning.checkpoint.format.upgrade import make_load_data, modernize
+from det_lightning.checkpoint.format.upgrade import modernize
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.engine.events import TrialEvents
-from det_lightning.masking import describe_masked, mask
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._random_state import require_rng, restore_rng
 from det_lightning.pytorch._weights import (
     average_gradients,
-    collect_gradients,
     explaining,
     load_gradients,
     load_rest,
@@ -28,64 +24,6 @@ from det_lightning.pytorch._weights import (
 )
 
 logger = logging.getLogger(__name__)
-
-
-def _settings_of(context: PyTorchTrialContext) -> dict[str, Any]:
-    """Return hyperparameters and experiment configuration to be written; None for what the trial does not have.
-
-    Their secrets are masked.
-    """
-
-    def value_or_none(lookup: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        try:
-            return lookup()
-        except ValueError:
-            return None
-
-    return {
-        "hparams": mask(value_or_none(context.get_hparams)),
-        "experiment_config": mask(value_or_none(context.get_experiment_config)),
-    }
-
-
-def load_data_of(trial: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of ``load_data.json``: how to build ``trial`` again.
-
-    Args:
-        trial: as its author wrote it.
-        settings: as a :class:`ResumeState` has them; Determined wants both or none.
-    """
-    complete = None not in settings.values()
-    spec = f"{type(trial).__module__}:{type(trial).__qualname__}"
-    return make_load_data(**(settings if complete else dict.fromkeys(settings)), trial_cls_spec=spec)
-
-
-def collect_resume_state(
-    context: PyTorchTrialContext, state: TrialState, rng_state: dict[str, Any], journal: list[dict[str, Any]]
-) -> ResumeState:
-    """Return what an exact resume needs beyond Determined's format; all ranks have to call it."""
-    return ResumeState(
-        trial_state=dict(vars(state)),
-        rng_states=context.distributed.allgather(rng_state),
-        journals=context.distributed.allgather(journal),
-        optimizer_steps=context.optimizer_steps,
-        gradients=_gradients_of_ranks(context),
-        precision=context.precision.unfinished(),
-        world_size=context.distributed.size,
-        # The file holds plain values only.
-        settings=json.loads(json.dumps(_settings_of(context), default=describe_masked)),
-    )
-
-
-def _gradients_of_ranks(context: PyTorchTrialContext) -> Any:
-    """Return the gradients of an aggregation under way: of a single rank as they are, of several a list of them.
-
-    Where they are sharded the list has their average only, on the chief.
-    """
-    own = collect_gradients(context)
-    if context.distributed.size == 1:
-        return own
-    return [own] if context.backend.states.is_sharded else context.distributed.allgather(own)
 
 
 def _of_rank(entries: list[Any], rank: int) -> Any:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
+import threading
 
+from det_lightning.core._distributed import DistributedContext
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+
+logger = logging.getLogger(__name__)
+
+# All ranks come to the same end at about the same time, if they do.
+_MEETING_TIME_S = 10.0
 
 
 @dataclasses.dataclass
@@ -53,3 +62,21 @@ class EarlyEnd:
         if self.is_alone and not at_boundary and self.stop_request.requested:
             self.preempted = True
         return self.preempted
+
+
+def all_ranks_end(distributed: DistributedContext) -> bool:
+    """Return whether all ranks call this at about the same time; one that ends alone would wait in vain."""
+    if distributed.size == 1:
+        return True
+    came = threading.Event()
+
+    def meet() -> None:
+        # Not an allgather: ranks that go on may be in one, and would take this for their own.
+        with contextlib.suppress(RuntimeError):
+            distributed.gather(None)
+            came.set()
+
+    threading.Thread(target=meet, name="det_lightning-meeting", daemon=True).start()
+    if not came.wait(_MEETING_TIME_S):
+        logger.error("Not all ranks end the run, so what was trained since the latest checkpoint is not saved.")
+    return came.is_set()

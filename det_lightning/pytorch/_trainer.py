@@ -21,7 +21,7 @@ from det_lightning import errors
 from det_lightning.adapters.lightning_internals import interrupts_come_through, quiet_hints
 from det_lightning.adapters.module import TrialModule
 from det_lightning.adapters.strategies.processes import TrainingProcesses
-from det_lightning.callbacks.checkpoint import POLICIES, DeterminedCheckpoint
+from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.callbacks.metrics import DeterminedTensorBoard
 from det_lightning.callbacks.preemption import PreemptionHandler
 from det_lightning.callbacks.profiler import TorchProfiler
@@ -273,8 +273,6 @@ class Trainer:
                 'Name the metric in init(exp_conf={"searcher": {"metric": ...}}).'
             )
             policy = "all"
-        if policy not in POLICIES:
-            raise ValueError(f"checkpoint_policy must be one of {', '.join(POLICIES)}; got {policy!r}.")
         return DeterminedCheckpoint(
             policy=policy,
             metric=metric,
