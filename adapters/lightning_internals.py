@@ -22,27 +22,6 @@ from pytorch_lightning.strategies import ParallelStrategy
 
 from det_lightning.checkpoint.format.content import TrialState
 
-__all__ = [
-    "TrialEpochLoop",
-    "allow_validation",
-    "converts_batch_norms",
-    "end_epoch",
-    "end_training",
-    "exit_code_of",
-    "interrupts_come_through",
-    "keep_ranks_independent",
-    "move_to",
-    "move_to_epoch",
-    "publish_metrics",
-    "quiet_hints",
-    "run_validation",
-    "set_printing_rank",
-    "show_batch_index",
-    "skip_sanity_check",
-    "unwrapped_optimizer",
-]
-
-
 # Loops
 
 
