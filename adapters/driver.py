@@ -28,13 +28,10 @@ def _always() -> bool:
 
 
 class StopIterationGuard:
-    """Turns a ``StopIteration`` of trial code into a ``RuntimeError``.
-
-    Lightning's loops take a ``StopIteration`` for the end of the data, and would train on without an end.
-    """
+    """Raises a ``RuntimeError`` for a ``StopIteration`` of trial code: Lightning takes one for the end of the data."""
 
     def __enter__(self) -> None:
-        """Begin to watch."""
+        """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Raise a ``RuntimeError`` in place of a ``StopIteration``."""
@@ -97,7 +94,7 @@ class RunDriver:
             # Lightning's iterator keeps the batch for its callbacks, and costs more than all else done for a batch.
             trained = run.train(run.data.training.batches, self._ends_training_step)
         lightning_internals.move_to(self._trainer, run.state, run.context.optimizer_steps, extra_batches=trained - 1)
-        if run.early_end.must_come_now(run.at_boundary()):
+        if run.early_end.is_immediate(run.at_boundary()):
             lightning_internals.end_training(self._trainer, early=True)
         if run.at_boundary() or self._lightning_ends_here():
             run.end_workload()

@@ -22,7 +22,7 @@ from det_lightning.units import TrainUnit
 class DeterminedCheckpoint(pl.Callback):
     """Writes checkpoints that Determined 0.38 and det_lightning load.
 
-    Besides those by ``period`` and by ``policy`` there is always one at the end of the training.
+    Besides those by ``period`` and ``policy`` there is always one at the end of the training.
 
     Args:
         storage: a directory or URL that gets one directory for each checkpoint, the ``checkpoint_storage`` section of
@@ -33,15 +33,14 @@ class DeterminedCheckpoint(pl.Callback):
         metric: name of the validation metric that ``"best"`` compares, and ``retention``.
         smaller_is_better: whether a smaller value of ``metric`` is an improvement.
         code_dir: the directory that is copied into each checkpoint; by default the working directory.
-        code_with_secrets: copy files under whose names secrets are kept too, such as ``.env``.
-        async_write: copy the state and write the copy while the training goes on; by default where ``storage`` is
+        code_with_secrets: copy files whose names suggest secrets too, such as ``.env``.
+        async_write: copy the state, and write the copy while training continues; by default where ``storage`` is
             remote. An error is raised at the next boundary.
-        retention: which checkpoints to keep; by default what the configuration given as ``storage`` says, otherwise
-            all of them.
+        retention: which checkpoints to keep; by default as in the configuration given as ``storage``, otherwise all.
         experiment: name of the experiment, whose trials retention compares; by default the trial is alone.
-        trial: name of the trial; by default a run that goes on from a checkpoint is one trial with the run that wrote
-            it, unless that one, or another that goes on from it, still lives. Only one run at a time may have the name.
-        job: name of the job, by which ``storage.newest(job=...)`` finds its checkpoints again.
+        trial: name of the trial; by default a run that resumes from a checkpoint has the name of the run that wrote
+            it, unless that one, or another that resumes from it, is alive. Only one run at a time may have a name.
+        job: name of the job, by which ``storage.newest(job=...)`` finds its checkpoints.
 
     Attributes:
         storage: where the checkpoints are written.
@@ -111,7 +110,7 @@ class DeterminedCheckpoint(pl.Callback):
             TypeError: the module is not a :class:`TrialModule`.
             StorageError: the storage refuses.
         """
-        require_trial_module(self, pl_module).attach(checkpoint_plan=self._plan)
+        require_trial_module(self, pl_module).checkpoint_plan = self._plan
         if stage == "fit" and trainer.is_global_zero and trainer.ckpt_path:
             self.protect(trainer.ckpt_path)
 

@@ -1,4 +1,4 @@
-"""A trial's loaders as Lightning sees them: the training data endless and resumable, cut into epochs."""
+"""A trial's loaders as Lightning sees them; the training data is endless, resumable and cut into epochs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ class TrialData:
 
     Args:
         trial: builds the loaders.
-        context: of the trial; its position tells where to begin, and is told the length of an epoch.
-        sharded_validation: each rank validates on its share; otherwise the chief on all of the data.
-        journal: how the passes over the training data began, from the checkpoint that the run goes on from.
-        limit: an epoch has at most so many batches (an int), or this share of the loader's (a float).
+        context: the trial's; its position says where to begin, and gets the length of an epoch.
+        sharded_validation: each rank validates on its share; otherwise the chief validates on all of the data.
+        journal: how the passes over the training data began, if the run resumes from a checkpoint.
+        limit: the most batches of an epoch (an int), or a share of the loader's batches (a float).
+
+    Attributes:
+        epoch_len: number of batches in an epoch.
 
     Raises:
         RuntimeError: a loader is not a ``det_lightning.pytorch.DataLoader`` and that was not allowed, or the training
@@ -81,7 +84,7 @@ class TrialData:
             )
 
     def has_even_validation(self) -> bool:
-        """Tell whether all ranks validate on equally many batches; all of them have to ask."""
+        """Return whether all ranks validate on equally many batches; all ranks must call it."""
         lengths = self._context.distributed.allgather(_length(self.validation_loader))
         return None not in lengths and len(set(lengths)) == 1
 
@@ -140,11 +143,7 @@ class TrainStream:
 
 
 class ValidationStream:
-    """The validation data, begun anew at each validation, and not before the first batch is asked for.
-
-    Args:
-        loader: a loader that ends.
-    """
+    """The validation data from the start at each validation, read once the first batch is needed."""
 
     def __init__(self, loader: Any) -> None:
         self._loader: torch.utils.data.DataLoader[Any] = loader
@@ -152,11 +151,11 @@ class ValidationStream:
         self._given = 0
 
     def __len__(self) -> int:
-        # Of few batches some ranks get none, and take part in the validation all the same.
+        # Lightning would leave out the validation on a rank that gets no batches.
         return max(1, len(self._loader))
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator: Lightning asks for the iterator before the callbacks hear of the validation.
+        # A generator, because Lightning asks for the iterator before on_validation_start.
         self._iterator = iter(self._loader)
         self._given = 0
         for batch in self._iterator:
@@ -164,9 +163,6 @@ class ValidationStream:
             yield batch
 
     def run_out(self) -> None:
-        """Bring the loader to its end, if it has given all of its batches.
-
-        Lightning stops when it has as many as the loader is long; samplers may draw after their last one.
-        """
+        """Bring the loader to its end if it has yielded all its batches; samplers may draw after their last one."""
         if self._given == _length(self._loader):
             next(self._iterator, None)

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: checking its content, and loading it into a trial."""
+"""Resuming from a checkpoint: checking its content, and loading it into a trial."""
 
 from __future__ import annotations
 
@@ -32,11 +32,7 @@ def _of_rank(entries: list[Any], rank: int) -> Any:
 
 
 def require_resumable(content: CheckpointContent) -> None:
-    """Raise unless a run can go on from a checkpoint; where it has a state for an exact resume, exactly.
-
-    Raises:
-        CheckpointError: values are missing or wrong; names them.
-    """
+    """Raise a CheckpointError that names missing or wrong values, unless a run can resume from the checkpoint."""
     resume = content.resume
     if resume is None:
         return
@@ -56,7 +52,7 @@ def require_resumable(content: CheckpointContent) -> None:
 
 
 def journal_of(content: CheckpointContent | None, rank: int) -> list[dict[str, Any]] | None:
-    """Return how the passes over the training data of a rank began; None if that is not known."""
+    """Return how the passes over the training data of a rank began; None if that is unknown."""
     if content is None or content.resume is None:
         return None
     return list(_of_rank(content.resume.journals, rank))
@@ -65,8 +61,7 @@ def journal_of(content: CheckpointContent | None, rank: int) -> list[dict[str, A
 def adapt_to(content: CheckpointContent, size: int) -> None:
     """Convert the position, counted in batches of each rank, for another number of ranks.
 
-    As many samples count as seen as were, if the batches stay of the same size; rounded up to whole batches of all
-    ranks, so the position is approximate.
+    The number of samples seen stays the same if the batch size does, rounded up to whole batches of all ranks.
     """
     before = 1 if content.resume is None else content.resume.world_size
     if before == size:
@@ -76,7 +71,7 @@ def adapt_to(content: CheckpointContent, size: int) -> None:
         setattr(state, name, -(-getattr(state, name) * before // size))
     content.epochs_known = False
     logger.warning(
-        "The checkpoint was written by %d process(es) and is read by %d: the run goes on after %d batches of each, "
+        "The checkpoint was written by %d process(es) and is read by %d: the run resumes after %d batches of each, "
         "which is approximately as many samples.",
         before,
         size,
@@ -85,11 +80,7 @@ def adapt_to(content: CheckpointContent, size: int) -> None:
 
 
 def apply(content: CheckpointContent, context: PyTorchTrialContext, events: TrialEvents) -> None:
-    """Load everything into the trial.
-
-    Raises:
-        InvalidCheckpointException: something does not fit; names what.
-    """
+    """Load everything into the trial; raise an InvalidCheckpointException that names what does not fit."""
     state = content.state
     resume = content.resume
     source = content.source
@@ -106,7 +97,7 @@ def apply(content: CheckpointContent, context: PyTorchTrialContext, events: Tria
         _apply_resume_state(resume, context, source)
     elif "rng_state" in state:
         restore_rng(state["rng_state"], context.device)
-    # The state may be large, and everything in it has its place now.
+    # The state may be large, and is no longer needed.
     content.state = {}
 
 
@@ -122,16 +113,12 @@ def _apply_resume_state(resume: ResumeState, context: PyTorchTrialContext, sourc
 
 
 def require_same_checkpoint(distributed: DistributedContext, content: CheckpointContent | None) -> None:
-    """Raise if the ranks go on from different checkpoints; all ranks have to call it.
-
-    Raises:
-        CheckpointError: they do; says who takes which.
-    """
+    """Raise a CheckpointError if the ranks resume from different checkpoints; all ranks must call it."""
     own = None if content is None else content.name
     found = distributed.allgather(own)
     if any(name != own for name in found):
         choices = ", ".join(f"rank {rank} from {name or 'none'}" for rank, name in enumerate(found))
         raise errors.CheckpointError(
-            f"The ranks go on from different checkpoints: {choices}. Do all see the same storage? Let one process "
+            f"The ranks resume from different checkpoints: {choices}. Do all see the same storage? Let one process "
             "choose the checkpoint, before the others look for it."
         )

@@ -1,4 +1,4 @@
-"""One run of a trial: its batches, workloads and boundaries. Imports no Lightning; a TrialModule drives it."""
+"""One run of a trial: its batches, workloads and boundaries. A RunDriver calls it from Lightning's hooks."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class TrialRun:
     """Trains and validates a trial over one run.
 
     Args:
-        trial: what is trained.
+        trial: the one to train.
         context: the trial's.
-        schedule: when boundaries lie.
-        reporters: who is told of the metrics.
-        resume: the checkpoint that the run goes on from; None to begin with the trial as it is.
+        schedule: when boundaries are due.
+        reporters: take the metrics.
+        resume: the checkpoint to resume from; None to begin with the trial as built.
         stop_request: may end the run from outside; None if nothing does.
 
     Attributes:
@@ -60,8 +60,7 @@ class TrialRun:
         rng_before_final_validation: the random state before a validation that only the end of the run asks for.
 
     Raises:
-        InvalidExperimentException: the trial wraps no model or no optimizer, or does not override exactly one of
-            ``evaluate_batch`` and ``evaluate_full_dataset``; all that is wrong is named.
+        InvalidExperimentException: see :func:`require_trainable`.
     """
 
     def __init__(
@@ -99,11 +98,7 @@ class TrialRun:
     # Beginning and end
 
     def start_up(self, epoch_limit: float = 1.0) -> None:
-        """Tell the callbacks and build the loaders.
-
-        Args:
-            epoch_limit: see :class:`TrialData`.
-        """
+        """Notify the callbacks, and build the loaders; for ``epoch_limit`` see :class:`TrialData`."""
         self.context.before_step[:] = self.events.overriding("on_before_optimizer_step")
         self.context.optimizer_steps = 0
         self.context.position.batch_idx = None
@@ -119,7 +114,7 @@ class TrialRun:
         self._step_end = self._next_step_end()
 
     def begin_training(self) -> None:
-        """Load the checkpoint, if there is one, and tell the callbacks that training starts."""
+        """Load the checkpoint, if there is one, and notify the callbacks."""
         if self._resume is not None:
             apply(self._resume, self.context, self.events)
         self.context.backend.phases.begin_training()
@@ -127,21 +122,18 @@ class TrialRun:
         self._actions.begin([])
 
     def shut_down(self) -> None:
-        """End the loaders' workers, then tell the callbacks."""
+        """End the loaders' workers, then notify the callbacks."""
         self._workers.close()
         self.events.shut_down()
 
     # Training
 
     def train(self, batches: Iterator[Any], yields: Callable[[], bool]) -> int:
-        """Train up to the next boundary or the end of the epoch, or until the driver wants control back.
+        """Train up to the next boundary or the end of the epoch; return the number of batches trained.
 
         Args:
-            batches: those of a :class:`TrainStream`, from the next one on.
-            yields: asked after each batch whether the driver wants control back though no boundary was reached.
-
-        Returns:
-            The number of batches trained on.
+            batches: from the next one on, without end.
+            yields: called after each batch; true to return before a boundary is reached.
 
         Raises:
             RuntimeError: there are no more batches.
@@ -209,7 +201,7 @@ class TrialRun:
             self._step_lr_schedulers(batch_idx)
         self._window.add(metrics)
         if self._counts_records:
-            # A trial may keep count of its records in there.
+            # A trial may count its records in it.
             self.trial.get_batch_length(batch)
 
     def _step_lr_schedulers(self, batch_idx: int) -> None:
@@ -223,11 +215,11 @@ class TrialRun:
     # Boundaries
 
     def at_boundary(self) -> bool:
-        """Tell whether the latest batch closed a workload."""
+        """Return whether the latest batch closed a workload."""
         return bool(self._due)
 
     def at_epoch_end(self) -> bool:
-        """Tell whether the latest batch was the last of its epoch."""
+        """Return whether the latest batch was the last of its epoch."""
         return self.state.batches_trained % self.data.epoch_len == 0
 
     def latest_batch_of_epoch(self) -> int:
@@ -249,17 +241,17 @@ class TrialRun:
         self._actions.begin(self._due)
 
     def next_action(self) -> Action | None:
-        """Return what is to be done next before training goes on; None when it can."""
+        """Return the next action of the boundary; None once training can continue."""
         action = self._actions.next()
         if action is Action.VALIDATE and Boundary.VALIDATE not in self._due and self.schedule.is_complete(self.state):
-            # A run that goes on from here with a greater length would not have validated: it needs this state.
+            # A longer run that resumes here would not have validated, and needs the state before it.
             self.rng_before_final_validation = capture_rng(self.context.device)
         return action
 
     # Validation
 
     def begin_validation(self) -> None:
-        """Bring reducers and models into the state for a validation, and tell the callbacks."""
+        """Prepare reducers and models for a validation, and notify the callbacks."""
         self.context.reducers.reset()
         for model in self.context.models:
             model.eval()

@@ -23,14 +23,13 @@ class Schedule:
     """The length and the periods of a run.
 
     Args:
-        max_length: when training is complete; None: something else ends it, and no final validation or checkpoint
-            is asked for.
+        max_length: when training is complete; None: something else ends it, without a final validation or checkpoint.
         validation_period, checkpoint_period, reporting_period: when these are due; None: never.
         test_mode: train on a single batch.
 
     Raises:
-        TypeError: a period is neither ``Batch`` nor ``Epoch``, or ``max_length`` is not one of an int. All mistakes
-            are named at once.
+        TypeError: a period is neither ``Batch`` nor ``Epoch``, or ``max_length`` is not one of an int; names all
+            mistakes.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Schedule:
         return min(nearest, default=sys.maxsize)
 
     def is_complete(self, state: TrialState) -> bool:
-        """Tell whether training has reached its length."""
+        """Return whether training has reached its length."""
         if self.test_mode:
             return state.batches_trained >= 1
         if self.max_length is None or not isinstance(self.max_length.value, int):
@@ -85,7 +84,7 @@ class Schedule:
 
 
 def _next_multiple(steps: int, unit: TrainUnit) -> int:
-    """Return the next step that ``unit`` may name; for a schedule that is simply the next."""
+    """Return the next step that ``unit`` may name: any, if it is a container."""
     period = unit.value if isinstance(unit.value, int) else 1
     return steps + 1 if period < 1 else (steps // period + 1) * period
 

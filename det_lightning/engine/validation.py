@@ -13,15 +13,16 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
 
 class Evaluation:
-    """One validation at a time.
+    """Evaluates a trial, one validation after another.
 
     Args:
-        trial: what is evaluated.
+        trial: the one to evaluate.
         context: the trial's.
         single_batch: stop after one batch.
 
     Attributes:
         by_batch: the trial evaluates batches, not the full dataset.
+        records: number of records that this rank has evaluated in the present validation.
     """
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool) -> None:
@@ -38,7 +39,7 @@ class Evaluation:
         self.records = 0
 
     def begin(self) -> None:
-        """Forget the validation before."""
+        """Forget the previous validation."""
         self._window = MetricWindow()
         self._names = None
         self.records = 0
@@ -49,11 +50,7 @@ class Evaluation:
         return len(self._window)
 
     def evaluate(self, batches: Iterator[Any], yields: Callable[[], bool]) -> bool:
-        """Evaluate batches until there are no more, or the driver wants control back.
-
-        Returns:
-            Whether the validation is over.
-        """
+        """Evaluate batches until they end or ``yields()`` is true; return whether the validation is over."""
         for batch in batches:
             self._evaluate_batch(batch)
             if self._single_batch:
@@ -96,15 +93,11 @@ class Evaluation:
             self._full = to_numpy(metrics)
 
     def full_dataset_metrics(self) -> dict[str, Any]:
-        """Return what :meth:`evaluate_full_dataset` found."""
+        """Return the metrics of :meth:`evaluate_full_dataset`."""
         return self._full
 
     def close(self) -> list[dict[str, Any]]:
-        """Return the metrics of each batch of this rank.
-
-        Raises:
-            RuntimeError: there was no batch, and there are no other ranks that may have some.
-        """
+        """Return the metrics of each batch of this rank; raise a RuntimeError if the only rank has none."""
         batches = self._window.close()
         if not batches and self._context.distributed.size == 1:
             raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
@@ -112,7 +105,7 @@ class Evaluation:
 
 
 def _takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
-    """Tell whether to pass ``batch_idx``: there is a parameter of that name, or a second one of any name."""
+    """Return whether there is a parameter ``batch_idx``, or a second one of any name."""
     parameters = inspect.signature(evaluate_batch).parameters
     positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return "batch_idx" in parameters or len(positional) > 1
