@@ -53,13 +53,7 @@ def _invalid_hp_ends_the_run() -> Iterator[None]:
 
 
 class RunDriver:
-    """Does what is due at the boundaries of a run, and says when Lightning must take its turn.
-
-    Args:
-        trainer: Lightning's.
-        run: what is driven.
-        checkpoints: saves the run; None to save nothing.
-    """
+    """Runs a trial from Lightning's hooks: ends steps, and does what is due at the boundaries."""
 
     def __init__(self, trainer: pl.Trainer, run: TrialRun, checkpoints: RunCheckpoints | None) -> None:
         self.run = run

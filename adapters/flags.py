@@ -40,11 +40,7 @@ _PER_BATCH_HOOKS = {
 
 
 def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
-    """Raise for flags of ``pl.Trainer`` that cannot work with a trial.
-
-    Raises:
-        UnsupportedTrainerFlags: names every such flag, its value and what to use instead.
-    """
+    """Raise an UnsupportedTrainerFlags that names every flag that cannot work with a trial, and what to use instead."""
     flags: Any = trainer  # mypy does not see the attributes that Lightning's connectors set
     time_based = not hasattr(trainer, "val_check_interval")
     tests = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)

@@ -20,17 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 class RunStorage:
-    """The storage of a run, and of those that go on with it in the same process.
+    """The storage of a trial's runs: claims the trial's name, and writes checkpoints that record where they belong.
 
-    Args:
-        storage: where the checkpoints are.
-        saver: writes them.
-        metric: name of the metric that retention compares.
-        smaller_is_better: whether a smaller value of it is better.
-        retention: which checkpoints to keep; None to keep all.
-        experiment: name of the experiment; by default that of the trial.
-        trial: name of the trial; by default inherited or new.
-        job: name of the job.
+    For the arguments see ``DeterminedCheckpoint``.
     """
 
     def __init__(
@@ -61,11 +53,8 @@ class RunStorage:
         """Claim the name of the trial, and remove what killed runs have left behind.
 
         Args:
-            path: path or URL of the checkpoint that the run goes on from.
+            path: path or URL of the checkpoint that the run resumes from.
             resumed: its content.
-
-        Raises:
-            StorageError: a remote storage cannot be written to, or a live run has the name of the trial.
         """
         self.storage.require_writable()
         self.storage.remove_abandoned()
@@ -106,11 +95,7 @@ class RunStorage:
         self.saver.save(content, metric, report_written, checkpoint_id)
 
     def finish_in_a_hurry(self) -> list[str]:
-        """Wait for the checkpoint that is under way; return the ids of those that have become complete.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
+        """Wait for the checkpoint that is under way; return the ids of those that have become complete."""
         self._hurries = True
         if self.saver.is_under_way():
             logger.warning("A checkpoint is being written; the process waits for it. Ctrl-C would give it up.")

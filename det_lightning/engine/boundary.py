@@ -42,13 +42,8 @@ class Phase(enum.Enum):
 class BoundaryActions:
     """The actions at the boundaries of one run, in Determined's order.
 
-    Args:
-        schedule: when training is complete.
-        state: how far the trial has come; a validation or checkpoint that it notes is not repeated.
-        stop_requested: called after each boundary, on all ranks together.
-
-    Attributes:
-        phase: the present one.
+    A validation or checkpoint that ``state`` notes is not repeated. All ranks call ``stop_requested`` after each
+    boundary.
     """
 
     def __init__(self, schedule: Schedule, state: TrialState, stop_requested: Callable[[], bool]) -> None:
@@ -59,11 +54,7 @@ class BoundaryActions:
         self._due: list[Boundary] = []
 
     def begin(self, due: list[Boundary]) -> None:
-        """Enter a boundary.
-
-        Args:
-            due: the boundaries here, in order; empty before the first workload, where a run may be complete already.
-        """
+        """Enter the boundaries that are due; none before the first workload, where a run may be complete already."""
         self._due = list(due)
         self.phase = Phase.DUE
 

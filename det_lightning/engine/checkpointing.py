@@ -24,18 +24,10 @@ POLICIES = ("best", "all", "none")
 
 @dataclasses.dataclass
 class CheckpointPlan:
-    """Which checkpoints a trial gets, and where; what its latest run has written.
+    """Which checkpoints a trial gets, and where; and what its latest run has written, for every rank.
 
-    Attributes:
-        storage: where.
-        policy: one of :data:`POLICIES`; ``"best"`` compares the metric of ``storage``.
-        period: when else they are due.
-        best_value: the best value of the metric up to now.
-        best_id: id of the checkpoint that followed the best validation; None with another policy.
-        last_id: id of the checkpoint begun last.
-
-    Raises:
-        ValueError: the policy is unknown, or ``"best"`` has no metric.
+    The policy ``"best"`` compares the metric of ``storage``. ``best_id`` is the checkpoint that followed the best
+    validation, ``last_id`` the one begun last.
     """
 
     storage: RunStorage
@@ -55,11 +47,7 @@ class CheckpointPlan:
             )
 
     def value_in(self, metrics: dict[str, Any]) -> float | None:
-        """Return the value of the metric to compare; None without one.
-
-        Raises:
-            ValueError: the policy needs the metric, and it is not there or is not a number.
-        """
+        """Return the value of the metric to compare; None if there is none and the policy needs none."""
         metric = self.storage.metric
         value = metrics.get(metric or "")
         if value is not None and is_numerical_scalar(value):
@@ -82,12 +70,7 @@ class CheckpointPlan:
 
 
 class RunCheckpoints:
-    """Saves a run, and notifies the trial of the checkpoints that are complete. All ranks call the same methods.
-
-    Args:
-        run: what is saved.
-        plan: says where, and which validations are followed by a checkpoint.
-    """
+    """Saves a run, and notifies the trial of the checkpoints that are complete. All ranks call the same methods."""
 
     def __init__(self, run: TrialRun, plan: CheckpointPlan) -> None:
         self._run = run
@@ -98,11 +81,7 @@ class RunCheckpoints:
         self._unreported = 0
 
     def save(self) -> None:
-        """Write a checkpoint, or begin to.
-
-        Raises:
-            CheckpointError: it, or the one before, cannot be written; earlier checkpoints are intact.
-        """
+        """Write a checkpoint, or begin to, once the one before is written."""
         self.report_complete(wait=True)
         run = self._run
         batches_trained = run.state.batches_trained
@@ -127,11 +106,7 @@ class RunCheckpoints:
             self.save()
 
     def save_after_validation(self, metrics: dict[str, Any]) -> None:
-        """Write a checkpoint if the policy wants one after a validation with these metrics.
-
-        Raises:
-            ValueError: the metric to compare is not among them, or is not a number.
-        """
+        """Write a checkpoint if the policy wants one after a validation with these metrics."""
         plan = self._plan
         value = plan.value_in(metrics)
         if value is not None:
@@ -148,14 +123,7 @@ class RunCheckpoints:
         return self._run.state.last_ckpt == self._run.state.batches_trained
 
     def report_complete(self, wait: bool = False) -> None:
-        """Notify the trial, on every rank, of the checkpoints that have become complete.
-
-        Args:
-            wait: for the one that is under way.
-
-        Raises:
-            CheckpointError: it cannot be written; on every rank.
-        """
+        """Notify the trial of the checkpoints that have become complete; raise on every rank if one has failed."""
         storage = self._plan.storage
         # Not every connection can be used by two threads, and the one that writes in the background uses it too.
         if self._distributed.rank == 0 and (not self._unreported or storage.storage.root.is_object_store):
@@ -167,21 +135,12 @@ class RunCheckpoints:
         self._report(complete)
 
     def finish(self) -> None:
-        """Wait until all is written, and look for everything that this run has written.
-
-        Raises:
-            CheckpointError: a checkpoint cannot be written.
-            StorageError: some have vanished; names them.
-        """
+        """Wait until all is written; raise a StorageError if a checkpoint of this run has vanished."""
         self.report_complete(wait=True)
         _on_chief(self._distributed, self._saver.finish)
 
     def abandon(self) -> None:
-        """Finish what is under way on this rank, when the run has failed and the other ranks may be gone.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
+        """Finish what is under way on this rank, when the run has failed and the other ranks may be gone."""
         self._unreported = 0
         self._report(self._plan.storage.finish_in_a_hurry())
 

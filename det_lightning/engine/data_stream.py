@@ -17,21 +17,14 @@ from det_lightning.pytorch._random_state import PassJournal
 
 
 class TrialData:
-    """The loaders of a trial, for the ranks and the position of a run.
+    """The loaders of a trial, for the ranks and the position of a run; sets the length of an epoch.
 
     Args:
         trial: builds the loaders.
-        context: the trial's; its position says where to begin, and gets the length of an epoch.
+        context: the trial's.
         sharded_validation: each rank validates on its share; otherwise the chief validates on all of the data.
         journal: how the passes over the training data began, if the run resumes from a checkpoint.
         limit: the most batches of an epoch (an int), or a share of the loader's batches (a float).
-
-    Attributes:
-        epoch_len: number of batches in an epoch.
-
-    Raises:
-        RuntimeError: a loader is not a ``det_lightning.pytorch.DataLoader`` and that was not allowed, or the training
-            loader is empty.
     """
 
     def __init__(
@@ -109,14 +102,7 @@ def _limited(length: int, limit: float) -> int:
 class TrainStream:
     """One endless iterator over the training data, of which Lightning gets an epoch at a time.
 
-    Workers and shuffling live on between the epochs.
-
-    Args:
-        loader: an iterable that does not end.
-        position: the batches trained so far, and the length of an epoch, ``sys.maxsize`` for epochs that do not end.
-
-    Attributes:
-        batches: the batches from the next one on; there are none before the first epoch begins.
+    Workers and shuffling live on between the epochs. ``batches`` yields from the next one on, once an epoch has begun.
     """
 
     def __init__(self, loader: Any, position: TrainingPosition) -> None:

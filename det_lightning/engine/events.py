@@ -26,14 +26,7 @@ def _overrides(callback: PyTorchCallback, method: str) -> bool:
 
 
 class TrialEvents:
-    """Passes the events of a run on to a trial's callbacks.
-
-    Args:
-        callbacks: what ``build_callbacks`` returned.
-
-    Raises:
-        TypeError: it is not a dict of ``PyTorchCallback`` by name; all wrong entries are named.
-    """
+    """Passes the events of a run on to a trial's callbacks, if those are a dict of ``PyTorchCallback`` by name."""
 
     def __init__(self, callbacks: dict[str, PyTorchCallback]) -> None:
         if not isinstance(callbacks, dict):

@@ -88,11 +88,7 @@ def to_numpy(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def average_metrics(batches: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Return the mean of each metric over a window; None for a metric whose values have no mean.
-
-    Raises:
-        ValueError: the batches do not have the same metrics; names the batch.
-    """
+    """Return the mean of each metric over a window; None for a metric whose values have no mean."""
     names = list(batches[0]) if batches else []
     for index, batch in enumerate(batches):
         if batch.keys() != set(names):
@@ -112,11 +108,7 @@ def _mean(values: list[Any]) -> float | None:
 
 
 def average_over_ranks(batches: list[dict[str, Any]], distributed: DistributedContext) -> list[dict[str, Any]]:
-    """Return the metrics of each batch of a window, averaged over the ranks.
-
-    Raises:
-        ValueError: ranks have different metrics, or another number of batches; names the rank.
-    """
+    """Return the metrics of each batch of a window, averaged over the ranks."""
     if distributed.size == 1:
         return batches
     per_rank: list[list[dict[str, Any]]] = distributed.allgather(batches)
@@ -147,14 +139,7 @@ def _mean_over_ranks(values: list[Any]) -> Any:
 def reduce_validation_metrics(
     batches: list[dict[str, Any]], reducer: Reducer | dict[str, Reducer], distributed: DistributedContext
 ) -> dict[str, Any]:
-    """Reduce the metrics of a validation over batches and ranks. A rank may have no batches at all.
-
-    Raises:
-        RuntimeError: no rank has a batch.
-        ValueError: ranks have different metrics, or a metric has values of different shapes; names them.
-        InvalidExperimentException: a reducer is not a ``Reducer``, or they are not for exactly these metrics.
-        TypeError: the values of a metric cannot be reduced; names it.
-    """
+    """Reduce the metrics of a validation over batches and ranks. A rank may have no batches at all."""
     own = _reduce_batches(batches, _reducer_of_each(list(batches[0]), reducer)) if batches else {}
     if distributed.size == 1 and batches:
         return own

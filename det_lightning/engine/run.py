@@ -44,24 +44,7 @@ class Reporter(Protocol):
 
 
 class TrialRun:
-    """Trains and validates a trial over one run.
-
-    Args:
-        trial: the one to train.
-        context: the trial's.
-        schedule: when boundaries are due.
-        reporters: take the metrics.
-        resume: the checkpoint to resume from; None to begin with the trial as built.
-        stop_request: may end the run from outside; None if nothing does.
-
-    Attributes:
-        data: the loaders; :meth:`start_up` builds them.
-        early_end: whether it ends before its length is reached.
-        rng_before_final_validation: the random state before a validation that only the end of the run asks for.
-
-    Raises:
-        InvalidExperimentException: see :func:`require_trainable`.
-    """
+    """Trains and validates a trial over one run, from the checkpoint ``resume`` if there is one."""
 
     def __init__(
         self,
@@ -79,7 +62,7 @@ class TrialRun:
             adapt_to(resume, context.distributed.size)
         self.state = TrialState() if resume is None else resume.trial_state
         self.evaluation = Evaluation(trial, context, schedule.test_mode)
-        self.data: TrialData
+        self.data: TrialData  # from start_up() on
         self._workers = contextlib.ExitStack()
         self._resume = resume
         self._reporters = reporters

@@ -20,16 +20,10 @@ class Boundary(enum.IntEnum):
 
 
 class Schedule:
-    """The length and the periods of a run.
+    """The length and the periods of a run; None for never.
 
-    Args:
-        max_length: when training is complete; None: something else ends it, without a final validation or checkpoint.
-        validation_period, checkpoint_period, reporting_period: when these are due; None: never.
-        test_mode: train on a single batch.
-
-    Raises:
-        TypeError: a period is neither ``Batch`` nor ``Epoch``, or ``max_length`` is not one of an int; names all
-            mistakes.
+    Without ``max_length`` something else ends the run, without a final validation or checkpoint. ``test_mode`` trains
+    on a single batch.
     """
 
     def __init__(
