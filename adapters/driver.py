@@ -13,7 +13,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals
-from det_lightning.adapters.progress import BarRefresh
+from det_lightning.adapters.progress_bars import BarRefresh
 from det_lightning.engine.boundary import Action
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun

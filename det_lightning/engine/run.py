@@ -20,10 +20,10 @@ from det_lightning.engine.metrics import (
     reduce_validation_metrics,
     to_numpy,
 )
-from det_lightning.engine.requirements import require_trainable
 from det_lightning.engine.resume import adapt_to, apply, journal_of, require_same_checkpoint
 from det_lightning.engine.schedule import Boundary, Schedule
 from det_lightning.engine.stopping import EarlyEnd, StopRequest
+from det_lightning.engine.trial_interface import require_trainable
 from det_lightning.engine.validation import Evaluation
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -253,7 +253,7 @@ class TrialRun:
             self.events.emit("on_validation_epoch_end", batches)
             metrics = reduce_validation_metrics(batches, self.trial.evaluation_reducer(), self.context.distributed)
         else:
-            metrics = self.context.distributed.broadcast(self.evaluation.full_dataset_metrics())
+            metrics = self.context.distributed.broadcast(self.evaluation.full_metrics)
         metrics.update(to_numpy(self.context.reducers.reduce(for_training=False)))
         self.events.emit("on_validation_end", metrics)
         for hook in self.events.overriding("on_validation_step_end"):

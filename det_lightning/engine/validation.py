@@ -22,7 +22,7 @@ class Evaluation:
 
     Attributes:
         by_batch: the trial evaluates batches, not the full dataset.
-        records: number of records that this rank has evaluated in the present validation.
+        full_metrics: those of :meth:`evaluate_full_dataset`.
     """
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool) -> None:
@@ -35,14 +35,12 @@ class Evaluation:
         self._takes_batch_idx = _takes_batch_idx(trial.evaluate_batch)
         self._window = MetricWindow()
         self._names: list[str] | None = None
-        self._full: dict[str, Any] = {}
-        self.records = 0
+        self.full_metrics: dict[str, Any] = {}
 
     def begin(self) -> None:
         """Forget the previous validation."""
         self._window = MetricWindow()
         self._names = None
-        self.records = 0
 
     @property
     def batches_evaluated(self) -> int:
@@ -62,7 +60,8 @@ class Evaluation:
     def _evaluate_batch(self, batch: Any) -> None:
         if self._context.experimental.auto_to_device:
             batch = self._context.to_device(batch)
-        self.records += self._trial.get_batch_length(batch)
+        # A trial may count its records in it.
+        self._trial.get_batch_length(batch)
         index = len(self._window)
         kwargs = {"batch": batch, "batch_idx": index} if self._takes_batch_idx else {"batch": batch}
         metrics = self._trial.evaluate_batch(**kwargs)
@@ -82,7 +81,7 @@ class Evaluation:
 
     def evaluate_full_dataset(self, data_loader: Any) -> None:
         """Evaluate all of the data on the chief."""
-        self._full = {}
+        self.full_metrics = {}
         if self._context.distributed.rank == 0:
             metrics = self._trial.evaluate_full_dataset(data_loader=data_loader)
             if not isinstance(metrics, dict):
@@ -90,11 +89,7 @@ class Evaluation:
                     f"{self._trial_name}.evaluate_full_dataset() must return a dict of metrics; it "
                     f"returned {metrics!r}."
                 )
-            self._full = to_numpy(metrics)
-
-    def full_dataset_metrics(self) -> dict[str, Any]:
-        """Return the metrics of :meth:`evaluate_full_dataset`."""
-        return self._full
+            self.full_metrics = to_numpy(metrics)
 
     def close(self) -> list[dict[str, Any]]:
         """Return the metrics of each batch of this rank; raise a RuntimeError if the only rank has none."""

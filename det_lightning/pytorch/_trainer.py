@@ -22,10 +22,10 @@ from det_lightning.adapters.lightning_internals import interrupts_come_through, 
 from det_lightning.adapters.module import TrialModule
 from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
-from det_lightning.callbacks.metrics import DeterminedTensorBoard
 from det_lightning.callbacks.preemption import PreemptionHandler
 from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
+from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
