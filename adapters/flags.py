@@ -18,6 +18,7 @@ from pytorch_lightning.callbacks import (
 from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
+from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.precision import TRIAL_PRECISIONS
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
 from det_lightning.engine.schedule import Schedule
@@ -125,7 +126,7 @@ def schedule_of(
 ) -> Schedule:
     """Return the schedule of a run, by ``options`` or else by the flags of ``trainer``."""
     if options.max_length is not None:
-        trainer.fit_loop.max_epochs = -1
+        lightning_internals.lift_epoch_limit(trainer)
     flags: Any = trainer
     return Schedule(
         max_length=options.max_length,

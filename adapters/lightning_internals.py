@@ -82,6 +82,11 @@ def show_batch_index(dataloader_iter: Any, batch_idx: int) -> None:
     dataloader_iter.data_fetcher._batch_idx = batch_idx
 
 
+def lift_epoch_limit(trainer: pl.Trainer) -> None:
+    """Train for any number of epochs, until :func:`end_training`."""
+    trainer.fit_loop.max_epochs = -1
+
+
 def end_training(trainer: pl.Trainer, early: bool) -> None:
     """End the training after the present step.
 

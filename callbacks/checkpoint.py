@@ -73,7 +73,14 @@ class DeterminedCheckpoint(pl.Callback):
         writer = CheckpointWriter(self.storage, code, code_with_secrets=code_with_secrets)
         saver = CheckpointSaver(writer, not self.storage.is_local if async_write is None else async_write)
         self._run_storage = RunStorage(
-            self.storage, saver, metric, smaller_is_better, retention, experiment, trial, job
+            self.storage,
+            saver,
+            metric=metric,
+            smaller_is_better=smaller_is_better,
+            retention=retention,
+            experiment=experiment,
+            trial=trial,
+            job=job,
         )
         self._plan = CheckpointPlan(self._run_storage, policy, period)
 
@@ -104,7 +111,7 @@ class DeterminedCheckpoint(pl.Callback):
         return None if checkpoint_id is None else (self.storage.root / checkpoint_id).url
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Attach the plan of the checkpoints; keep other runs from deleting the one that the run goes on from.
+        """Attach the plan of the checkpoints; keep other runs from deleting the one that the run resumes from.
 
         Raises:
             TypeError: the module is not a :class:`TrialModule`.
@@ -133,7 +140,7 @@ class DeterminedCheckpoint(pl.Callback):
         """
         module = require_trial_module(self, pl_module)
         resumed = module.resume_content
-        # Compare with the best value of the run that this one goes on from.
+        # Compare with the best value of the run that this one resumes.
         self._plan.best_value = None if resumed is None or resumed.resume is None else resumed.resume.best_value
 
         def is_ending() -> bool:
@@ -156,7 +163,7 @@ class DeterminedCheckpoint(pl.Callback):
             self.close()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Let go of the run: the storage may be used on."""
+        """Forget the run, because the storage may be used by another."""
         self.storage.hurry_when(lambda: False)
 
     def close(self) -> None:

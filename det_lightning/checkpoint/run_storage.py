@@ -29,6 +29,7 @@ class RunStorage:
         self,
         storage: CheckpointStorage,
         saver: CheckpointSaver,
+        *,
         metric: str | None,
         smaller_is_better: bool,
         retention: Retention | None,
@@ -102,4 +103,4 @@ class RunStorage:
         try:
             return self.saver.take_complete(wait=True)
         finally:
-            self._hurries = False  # the storage may be used on
+            self._hurries = False  # the storage may be used by another run

@@ -26,11 +26,11 @@ POLICIES = ("best", "all", "none")
 class CheckpointPlan:
     """Which checkpoints a trial gets, and where; and what its latest run has written, for every rank.
 
-    The policy ``"best"`` compares the metric of ``storage``. ``best_id`` is the checkpoint that followed the best
+    The policy ``"best"`` compares the metric of ``run_storage``. ``best_id`` is the checkpoint that followed the best
     validation, ``last_id`` the one begun last.
     """
 
-    storage: RunStorage
+    run_storage: RunStorage
     policy: str
     period: TrainUnit | None = None
     best_value: float | None = None
@@ -40,7 +40,7 @@ class CheckpointPlan:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ValueError(f"checkpoint_policy must be one of {', '.join(POLICIES)}; got {self.policy!r}.")
-        if self.policy == "best" and self.storage.metric is None:
+        if self.policy == "best" and self.run_storage.metric is None:
             raise ValueError(
                 "checkpoint policy 'best' needs to know the metric to compare: give metric='validation_loss', or use "
                 "policy='all'."
@@ -48,7 +48,7 @@ class CheckpointPlan:
 
     def value_in(self, metrics: dict[str, Any]) -> float | None:
         """Return the value of the metric to compare; None if there is none and the policy needs none."""
-        metric = self.storage.metric
+        metric = self.run_storage.metric
         value = metrics.get(metric or "")
         if value is not None and is_numerical_scalar(value):
             return float(value)
@@ -62,7 +62,7 @@ class CheckpointPlan:
     def improves(self, value: float) -> bool:
         """Return whether a value is the best up to now; remember it then."""
         best = self.best_value
-        smaller_is_better = self.storage.smaller_is_better
+        smaller_is_better = self.run_storage.smaller_is_better
         is_better = best is None or math.isnan(best) or (value < best if smaller_is_better else value > best)
         if is_better:
             self.best_value = value
@@ -76,7 +76,7 @@ class RunCheckpoints:
         self._run = run
         self._plan = plan
         self._distributed = run.context.distributed
-        self._saver = plan.storage.saver
+        self._saver = plan.run_storage.saver
         self._validated: tuple[int, float] | None = None
         self._unreported = 0
 
@@ -94,7 +94,7 @@ class RunCheckpoints:
             steps, value = self._validated or (-1, None)
             metric = value if steps == batches_trained else None
             report_written = run.events.report_written if run.events.wants_written() else None
-            self._plan.storage.save(content, checkpoint_id, metric, report_written)
+            self._plan.run_storage.save(content, checkpoint_id, metric, report_written)
             logger.info("Checkpoint %s after %d batches.", checkpoint_id, batches_trained)
         self._unreported += 1
         self._plan.last_id = checkpoint_id
@@ -124,10 +124,10 @@ class RunCheckpoints:
 
     def report_complete(self, wait: bool = False) -> None:
         """Notify the trial of the checkpoints that have become complete; raise on every rank if one has failed."""
-        storage = self._plan.storage
+        run_storage = self._plan.run_storage
         # Not every connection can be used by two threads, and the one that writes in the background uses it too.
-        if self._distributed.rank == 0 and (not self._unreported or storage.storage.root.is_object_store):
-            storage.claims.renew()
+        if self._distributed.rank == 0 and (not self._unreported or run_storage.storage.root.is_object_store):
+            run_storage.claims.renew()
         if not self._unreported:
             return
         complete: list[str] = _on_chief(self._distributed, lambda: self._saver.take_complete(wait))
@@ -142,11 +142,11 @@ class RunCheckpoints:
     def abandon(self) -> None:
         """Finish what is under way on this rank, when the run has failed and the other ranks may be gone."""
         self._unreported = 0
-        self._report(self._plan.storage.finish_in_a_hurry())
+        self._report(self._plan.run_storage.finish_in_a_hurry())
 
     def close(self) -> None:
         """Give up the name of the trial, and what keeps others from deleting checkpoints."""
-        self._plan.storage.claims.release()
+        self._plan.run_storage.claims.release()
 
     def _report(self, complete: list[str]) -> None:
         for checkpoint_id in complete:

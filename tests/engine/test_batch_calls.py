@@ -100,7 +100,7 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[str, st
     ("begins_a_step", "most_calls", "most_files"),
     [
         (False, 13, 6),
-        (True, 20, 8),  # a workload begins
+        (True, 19, 8),  # a workload begins
     ],
 )
 def test_a_plain_batch_goes_through_few_calls_and_files(

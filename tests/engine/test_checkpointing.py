@@ -18,9 +18,10 @@ from det_lightning.engine.checkpointing import CheckpointPlan
 
 def plan(folder: Path, policy: str = "best", metric: str | None = "loss", **options: Any) -> CheckpointPlan:
     storage = CheckpointStorage(folder)
-    arguments = {"smaller_is_better": True, "retention": None, "experiment": None, "trial": None, "job": None}
+    defaults = dict.fromkeys(("retention", "experiment", "trial", "job"))
+    arguments = {"metric": metric, "smaller_is_better": True, **defaults, **options}
     saver = CheckpointSaver(CheckpointWriter(storage, folder))
-    return CheckpointPlan(RunStorage(storage, saver, metric, **{**arguments, **options}), policy)
+    return CheckpointPlan(RunStorage(storage, saver, **arguments), policy)
 
 
 @pytest.mark.parametrize(
