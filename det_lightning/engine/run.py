@@ -94,7 +94,6 @@ class TrialRun:
         self._validates_in_step = self.evaluation.by_batch and self.data.has_even_validation()
         if self._resume is not None and not self._resume.epochs_known:
             self.state.epochs_trained = self.state.batches_trained // self.data.epoch_len
-        self._step_end = self._next_step_end()
 
     def begin_training(self) -> None:
         """Load the checkpoint, if there is one, and notify the callbacks."""
@@ -103,6 +102,7 @@ class TrialRun:
         self.context.backend.phases.begin_training()
         self.events.emit("on_training_start")
         self._actions.begin([])
+        self._step_end = self._next_step_end()
 
     def shut_down(self) -> None:
         """End the loaders' workers, then notify the callbacks."""
