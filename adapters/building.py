@@ -1,4 +1,4 @@
-"""Building a trial for the device that Lightning chose."""
+"""Building a trial on the device that Lightning chose."""
 
 from __future__ import annotations
 
@@ -14,16 +14,10 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
 
 class TrialBuilder:
-    """A trial, now or once its device is known.
-
-    Args:
-        trial: a subclass of ``PyTorchTrial``, or one that was built already.
-        context: the context of a trial that was built already.
-        trial_kwargs: arguments of the trial beyond the context.
-        context_kwargs: arguments of the context.
+    """Builds a trial once its device is known, or takes one that is built; see :class:`TrialModule`.
 
     Raises:
-        TypeError: ``trial`` is no trial, or was built and has no ``context``.
+        TypeError: ``trial`` is not a trial, or was built and has no ``context``.
     """
 
     def __init__(
@@ -49,12 +43,8 @@ class TrialBuilder:
     ) -> tuple[PyTorchTrial, PyTorchTrialContext]:
         """Return the trial, adapted if it is an old one, and its context; they are built on the first call.
 
-        Args:
-            strategy: says where to train.
-            precision: what all models compute in; None leaves it to the trial.
-
         Raises:
-            InvalidExperimentException: the trial chooses a precision too.
+            InvalidExperimentException: there is a ``precision`` for all models, and the trial chooses one too.
         """
         if self._context is None:
             processes = TrainingProcesses.of_trainer(strategy)
@@ -75,6 +65,6 @@ class TrialBuilder:
         return self._trial, self._context
 
     def abandon(self, error: BaseException) -> None:
-        """Tell the other ranks of an error, if the context was made here; who made another one does so too."""
+        """Notify the other ranks of an error, if the context was made here."""
         if self._owns_context and self._context is not None:
             self._context.distributed.abandon(error)

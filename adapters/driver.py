@@ -5,25 +5,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals
-from det_lightning.adapters.progress import BarRefresh
+from det_lightning.adapters.progress_bars import BarRefresh
 from det_lightning.engine.boundary import Action
+from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.signals import interrupts_end_the_process
-from det_lightning.units import TrainUnit
+from det_lightning.engine.stopping import all_ranks_end
 
 logger = logging.getLogger(__name__)
-
-# All ranks come to the same end at about the same time, if they do.
-_MEETING_TIME_S = 10.0
 
 
 def _always() -> bool:
@@ -31,13 +28,10 @@ def _always() -> bool:
 
 
 class StopIterationGuard:
-    """Turns a ``StopIteration`` of trial code into a ``RuntimeError``.
-
-    Lightning's loops take a ``StopIteration`` for the end of the data, and would train on without an end.
-    """
+    """Raises a ``RuntimeError`` for a ``StopIteration`` of trial code: Lightning takes one for the end of the data."""
 
     def __enter__(self) -> None:
-        """Begin to watch."""
+        """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Raise a ``RuntimeError`` in place of a ``StopIteration``."""
@@ -48,35 +42,9 @@ class StopIterationGuard:
             ) from error
 
 
-class Checkpointer(Protocol):
-    """Writes checkpoints of a run when it is asked to; see ``det_lightning.callbacks.DeterminedCheckpoint``."""
-
-    @property
-    def period(self) -> TrainUnit | None:
-        """When checkpoints are due, besides those that follow a validation."""
-
-    def save(self, run: TrialRun) -> None:
-        """Write a checkpoint."""
-
-    def save_after_validation(self, run: TrialRun, metrics: dict[str, Any]) -> None:
-        """Write a checkpoint if the policy wants one after a validation with these metrics."""
-
-    def report_complete(self, run: TrialRun, wait: bool = False) -> None:
-        """Tell the trial of checkpoints that have become complete; raise where one cannot be written."""
-
-    def finish(self, run: TrialRun) -> None:
-        """Wait, on every rank, until all is written; raise where a checkpoint cannot be written or has vanished."""
-
-    def abandon(self, run: TrialRun) -> None:
-        """Finish on this rank what is under way, when the run has failed."""
-
-    def close(self) -> None:
-        """Give up what the run claims in the storage; called at its end, however it ended."""
-
-
 @contextlib.contextmanager
 def _invalid_hp_ends_the_run() -> Iterator[None]:
-    """Make an ``InvalidHP`` of a hook that is told of a checkpoint end the run, without the checkpoint and an error."""
+    """Let an ``InvalidHP`` that a hook raises during a checkpoint end the run, without the checkpoint or an error."""
     try:
         yield
     except errors.InvalidHP as e:
@@ -85,101 +53,106 @@ def _invalid_hp_ends_the_run() -> Iterator[None]:
 
 
 class RunDriver:
-    """Does what is due at the boundaries of a run, and says when Lightning has to take its turn.
+    """Runs a trial from Lightning's hooks: ends steps, and does what is due at the boundaries."""
 
-    Args:
-        trainer: Lightning's.
-        run: what is driven.
-        checkpointer: what writes checkpoints; None to write none.
-
-    Attributes:
-        shows_each_batch: a callback has to see every training batch, so that a step holds just one.
-    """
-
-    def __init__(self, trainer: pl.Trainer, run: TrialRun, checkpointer: Checkpointer | None) -> None:
+    def __init__(self, trainer: pl.Trainer, run: TrialRun, checkpoints: RunCheckpoints | None) -> None:
         self.run = run
-        self.shows_each_batch = flags.needs_each_batch(trainer, "train")
+        self._shows_each_training_batch = flags.needs_each_batch(trainer, "train")
         self._shows_each_validation_batch = flags.needs_each_batch(trainer, "validation")
         self._trainer = trainer
         self._bars = BarRefresh(trainer)
-        self._checkpointer = checkpointer
+        self._checkpoints = checkpoints
         self._validation_metrics: dict[str, Any] = {}
         self._users_flag = trainer.check_val_every_n_epoch
+        self._max_steps = sys.maxsize
 
-    def ends_training_step(self) -> Callable[[], bool]:
-        """Return what is asked after each batch: whether the step has to end though no boundary was reached.
-
-        Unless the process is asked to end, the answers depend on the data and the flags only: equal runs take equal
-        steps.
-        """
-        if self.shows_each_batch:
-            return _always
-        context = self.run.context
-        state = self.run.state
-        stop_request = self.run.early_end.stop_request
-        # Several ranks agree on it at the next boundary.
-        is_alone = self.run.early_end.is_alone
+    def begin_training(self, step_zero_validation: bool) -> None:
+        """Load the checkpoint into the trial; validate where that is due before the first batch."""
         trainer = self._trainer
-        bars = self._bars
-        max_steps = self._trainer.max_steps if self._trainer.max_steps != -1 else sys.maxsize
-        epoch_len = context.position.epoch_length()
-
-        def ends() -> bool:
-            if bars.any_drawn and bars.is_due():
-                bars.draw_training(state.batches_trained % epoch_len)
-            if context.optimizer_steps >= max_steps or (is_alone and stop_request.requested):
-                return True
-            # Lightning's own handler of SIGTERM, where nothing else handles it.
-            return trainer.received_sigterm
-
-        return ends
-
-    def ends_validation_step(self) -> Callable[[], bool]:
-        """Return the same for validation batches."""
-        if self._shows_each_validation_batch:
-            return _always
-        evaluation = self.run.evaluation
-        bars = self._bars
-
-        def ends() -> bool:
-            if bars.any_drawn and bars.is_due():
-                bars.draw_validation(evaluation.batches_evaluated)
-            return False
-
-        return ends
-
-    @_invalid_hp_ends_the_run()
-    def act(self) -> bool:
-        """Do what is due up to a validation; tell whether Lightning has to validate now."""
-        if self._checkpointer is not None:
-            self._checkpointer.report_complete(self.run)
-        while (action := self.run.next_action()) is not None:
-            if action is Action.VALIDATE:
-                if self._trainer.enable_validation:
-                    return True
-            elif action is Action.STOP:
-                lightning_internals.end_training(self._trainer, early=self.run.early_end.preempted)
-            elif self._checkpointer is not None:
-                self._checkpointer.save(self.run)
-        return False
-
-    def end_step(self, trained: int) -> None:
-        """Note the end of a step of ``trained`` batches; end the workload where there is a boundary."""
         run = self.run
+        run.begin_training()
+        lightning_internals.move_to(trainer, run.state, run.context.optimizer_steps)
+        lightning_internals.move_to_epoch(trainer, run.state.epochs_trained)
+        lightning_internals.allow_validation(trainer, due=False)
+        step_zero = step_zero_validation and run.state.batches_trained == 0
+        if (step_zero and trainer.enable_validation) or self.act():
+            lightning_internals.run_validation(trainer)
+
+    def train(self, dataloader_iter: Iterator[Any]) -> None:
+        """Train up to the next boundary or the end of the epoch, or on one batch if a callback looks at each."""
+        run = self.run
+        self._max_steps = self._trainer.max_steps if self._trainer.max_steps != -1 else sys.maxsize
+        if self._shows_each_training_batch:
+            trained = run.train((batch for batch, *_ in dataloader_iter), _always)
+        else:
+            # Lightning's iterator keeps the batch for its callbacks, and costs more than all else done for a batch.
+            trained = run.train(run.data.training.batches, self._ends_training_step)
         lightning_internals.move_to(self._trainer, run.state, run.context.optimizer_steps, extra_batches=trained - 1)
-        if run.early_end.must_come_now(run.at_boundary()):
+        if run.early_end.is_immediate(run.at_boundary()):
             lightning_internals.end_training(self._trainer, early=True)
         if run.at_boundary() or self._lightning_ends_here():
             run.end_workload()
+        lightning_internals.show_batch_index(dataloader_iter, run.latest_batch_of_epoch())
+        if run.at_epoch_end():
+            lightning_internals.end_epoch(dataloader_iter)
+
+    def _ends_training_step(self) -> bool:
+        """Return, after each batch, whether the step ends here though no boundary was reached.
+
+        Unless the process is asked to end, that depends on the data and the flags only: equal runs take equal steps.
+        """
+        run = self.run
+        if self._bars.any_drawn and self._bars.is_due():
+            self._bars.draw_training(run.state.batches_trained % run.data.epoch_len)
+        early_end = run.early_end
+        # Several ranks agree on a request to end at the next boundary.
+        if run.context.optimizer_steps >= self._max_steps or (early_end.is_alone and early_end.stop_request.requested):
+            return True
+        # Lightning's own handler of SIGTERM, where nothing else handles it.
+        return self._trainer.received_sigterm
 
     def _lightning_ends_here(self) -> bool:
-        """Tell whether ``max_steps``, ``max_epochs`` or a callback end the training after this step."""
+        """Return whether ``max_steps``, ``max_epochs`` or a callback ends the training after this step."""
         trainer = self._trainer
         run = self.run
         steps_done = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
         max_epochs = trainer.max_epochs
         epochs_done = run.at_epoch_end() and max_epochs not in (None, -1) and run.state.epochs_trained >= max_epochs
         return bool(steps_done or epochs_done or trainer.should_stop)
+
+    def evaluate(self, dataloader_iter: Iterator[Any], single_batch: bool) -> None:
+        """Evaluate the validation data, or one batch of it if a callback looks at each."""
+        run = self.run
+        over = True
+        if run.evaluation.by_batch:
+            yields = _always if self._shows_each_validation_batch else self._ends_validation_step
+            over = run.evaluation.evaluate((batch for batch, *_ in dataloader_iter), yields)
+            if over and not single_batch:
+                run.data.validation.run_out()
+        else:
+            run.evaluation.evaluate_full_dataset(run.data.validation_loader)
+        if over:
+            lightning_internals.end_epoch(dataloader_iter)
+
+    def _ends_validation_step(self) -> bool:
+        if self._bars.any_drawn and self._bars.is_due():
+            self._bars.draw_validation(self.run.evaluation.batches_evaluated)
+        return False
+
+    @_invalid_hp_ends_the_run()
+    def act(self) -> bool:
+        """Do what is due up to a validation; return whether Lightning must validate now."""
+        if self._checkpoints is not None:
+            self._checkpoints.report_complete()
+        while (action := self.run.next_action()) is not None:
+            if action is Action.VALIDATE:
+                if self._trainer.enable_validation:
+                    return True
+            elif action is Action.STOP:
+                lightning_internals.end_training(self._trainer, early=self.run.early_end.preempted)
+            elif self._checkpoints is not None:
+                self._checkpoints.save()
+        return False
 
     def end_validation_epoch(self) -> None:
         """Reduce and report the metrics of a validation."""
@@ -188,8 +161,8 @@ class RunDriver:
     @_invalid_hp_ends_the_run()
     def act_after_validation(self) -> None:
         """Save if the policy wants it, then do what is left to do at the boundary."""
-        if self._checkpointer is not None:
-            self._checkpointer.save_after_validation(self.run, self._validation_metrics)
+        if self._checkpoints is not None:
+            self._checkpoints.save_after_validation(self._validation_metrics)
         # Lightning's validation is not over yet. A checkpoint by policy belongs to it, the others do not.
         with torch.enable_grad():
             self.act()
@@ -198,9 +171,9 @@ class RunDriver:
     def finish(self) -> None:
         """Report and save what is left, however the training ended."""
         self.run.end_workload()
-        self._save_unsaved()
-        if self._checkpointer is not None:
-            self._checkpointer.finish(self.run)
+        if self._checkpoints is not None:
+            self._checkpoints.save_unless_current()
+            self._checkpoints.finish()
 
     def abandon(self, exception: BaseException) -> None:
         """End the run after an exception; save what was trained if the trial itself wanted to end."""
@@ -208,50 +181,27 @@ class RunDriver:
             isinstance(exception, errors.ShouldExit) and not exception.skip_exit_checkpoint
         )
         try:
-            if saves and self._all_ranks_end():
-                self._save_unsaved()
-            self._settle_after(exception)
+            if self._checkpoints is not None:
+                if saves and all_ranks_end(self.run.context.distributed):
+                    self._checkpoints.save_unless_current()
+                self._finish_checkpoints_after(exception, self._checkpoints)
         finally:
             self.close()
 
-    def _all_ranks_end(self) -> bool:
-        """Tell whether all ranks end with such an error; one that does so alone would wait for the others in vain."""
-        distributed = self.run.context.distributed
-        came = threading.Event()
-        if distributed.size == 1:
-            return True
-
-        def meet() -> None:
-            # Not an allgather: ranks that go on may be in one, and would take this for their own.
-            with contextlib.suppress(RuntimeError):
-                distributed.gather(None)
-                came.set()
-
-        threading.Thread(target=meet, name="det_lightning-meeting", daemon=True).start()
-        if not came.wait(_MEETING_TIME_S):
-            logger.error("Not all ranks end the run, so what was trained since the latest checkpoint is not saved.")
-        return came.is_set()
-
-    def _settle_after(self, exception: BaseException) -> None:
-        """Wait for a checkpoint that is under way; what ended the run is not to be hidden by its failure."""
-        if self._checkpointer is None:
-            return
-        # A KeyboardInterrupt means that Lightning ignores what comes after it.
+    def _finish_checkpoints_after(self, exception: BaseException, checkpoints: RunCheckpoints) -> None:
+        # A KeyboardInterrupt means that Lightning ignores further ones.
         interrupted = isinstance(exception, KeyboardInterrupt)
         try:
             with interrupts_end_the_process() if interrupted else contextlib.nullcontext():
-                self._checkpointer.abandon(self.run)
+                checkpoints.abandon()
         except errors.CheckpointError as e:
+            # The failure must not hide what ended the run.
             if e is not exception:
                 logger.error("The checkpoint that was under way when the run failed is lost: %s", e)
 
     def close(self) -> None:
         """End the run, and leave the trainer's flags as the user had set them."""
         self._trainer.check_val_every_n_epoch = self._users_flag
-        if self._checkpointer is not None:
-            self._checkpointer.close()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
         self.run.shut_down()
-
-    def _save_unsaved(self) -> None:
-        if self._checkpointer is not None and not self.run.checkpoint_is_current():
-            self._checkpointer.save(self.run)

@@ -1,4 +1,4 @@
-"""What the flags and callbacks of ``pl.Trainer`` mean for a trial: schedule, granularity of a step, refusals."""
+"""The meaning of the flags and callbacks of ``pl.Trainer`` for a trial: schedule, length of a step, refusals."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pytorch_lightning.callbacks import (
 from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
+from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.precision import TRIAL_PRECISIONS
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
 from det_lightning.engine.schedule import Schedule
@@ -40,11 +41,7 @@ _PER_BATCH_HOOKS = {
 
 
 def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
-    """Raise for flags of ``pl.Trainer`` that cannot work with a trial.
-
-    Raises:
-        UnsupportedTrainerFlags: names every such flag, its value and what to use instead.
-    """
+    """Raise an UnsupportedTrainerFlags that names every flag that cannot work with a trial, and what to use instead."""
     flags: Any = trainer  # mypy does not see the attributes that Lightning's connectors set
     time_based = not hasattr(trainer, "val_check_interval")
     tests = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)
@@ -111,7 +108,7 @@ class _InEpochSchedule:
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """What a :class:`TrialModule` was told of its run; see there."""
+    """The arguments of a :class:`TrialModule` for its run; see there."""
 
     max_length: TrainUnit | None = None
     validation_period: TrainUnit | None = None
@@ -120,16 +117,16 @@ class RunOptions:
     test_mode: bool = False
 
     def __post_init__(self) -> None:
-        # A wrong period should be told of now, not when training starts.
+        # Raise now for a wrong period, not when training starts.
         Schedule(self.max_length, self.validation_period, None, self.reporting_period)
 
 
 def schedule_of(
     trainer: pl.Trainer, options: RunOptions, position: TrainingPosition, checkpoint_period: TrainUnit | None
 ) -> Schedule:
-    """Return the schedule of a run; what ``options`` leave open the flags of ``trainer`` decide."""
+    """Return the schedule of a run, by ``options`` or else by the flags of ``trainer``."""
     if options.max_length is not None:
-        trainer.fit_loop.max_epochs = -1
+        lightning_internals.lift_epoch_limit(trainer)
     flags: Any = trainer
     return Schedule(
         max_length=options.max_length,
@@ -141,7 +138,7 @@ def schedule_of(
 
 
 def _validation_period_of(trainer: pl.Trainer, position: TrainingPosition) -> TrainUnit | None:
-    """Return when the flags of ``trainer`` ask for validations; None where they do not."""
+    """Return the period of validations by the flags of ``trainer``; None for no validations."""
     if not trainer.enable_validation:
         return None
     interval = trainer.val_check_interval
@@ -154,10 +151,9 @@ def _validation_period_of(trainer: pl.Trainer, position: TrainingPosition) -> Tr
 
 
 def needs_each_batch(trainer: pl.Trainer, stage: str) -> bool:
-    """Tell whether a callback has to see every single batch of ``stage`` ("train" or "validation").
+    """Return whether a callback must see every single batch of ``stage`` ("train" or "validation").
 
-    Progress bars only show how far the run has come. ``ModelCheckpoint`` looks at batches only when it was told to;
-    its ``state_key`` says so.
+    Progress bars need not, nor does a ``ModelCheckpoint`` that counts no steps.
     """
     return any(
         getattr(type(callback), hook) is not getattr(pl.Callback, hook)

@@ -1,4 +1,4 @@
-"""Checkpoints where Lightning reads and writes them: Determined's directories, and what Lightning's files lack."""
+"""Determined's checkpoints where Lightning reads and writes its own."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from pytorch_lightning.plugins.io import CheckpointIO, TorchCheckpointIO
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.lightning_file import from_lightning
+from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry, from_lightning, split_models
 from det_lightning.checkpoint.format.manifest import find_damage
+from det_lightning.checkpoint.format.upgrade import modernize
 from det_lightning.checkpoint.safe_load import allow_safe_values, finish, load_checkpoint
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.paths import checkpoint_path, new_id
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
+from det_lightning.engine.resume import require_resumable
 from det_lightning.masking import mask_text
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._weights import load_models
 
 logger = logging.getLogger(__name__)
 
-#: Where a loaded Determined checkpoint stands in the dict that Lightning passes around.
+#: The key of a loaded Determined checkpoint in the dict that Lightning passes around.
 DETERMINED_KEY = "determined_checkpoint"
 
 
@@ -40,13 +44,35 @@ class _WithoutSecrets(logging.Filter):
 _WITHOUT_SECRETS = _WithoutSecrets()
 
 
+def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitting: bool) -> CheckpointContent | None:
+    """Return the content to resume from; None if the checkpoint has nothing of a trial.
+
+    Weights are loaded here, except in a fit those in Determined's format, which the trial's callbacks may change first.
+    """
+    content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
+    if content is not None:
+        require_resumable(content)
+        if not fitting:
+            modernize(content.state, content.source)
+            load_models(context, content.state, content.source, content.trial_class)
+        return content
+    if TRIAL_KEY not in checkpoint:
+        return None
+    content = from_entry(checkpoint[TRIAL_KEY])
+    require_resumable(content)
+    # Names may have the prefix of distributed training, which Lightning does not know.
+    models, _ = split_models(checkpoint["state_dict"])
+    load_models(context, {"models_state_dict": models}, content.source)
+    return content
+
+
 class TrialCheckpointIO(CheckpointIO):
-    """Reads directories in Determined's format, so that ``ckpt_path=`` takes one; files are left to ``inner``.
+    """Reads directories in Determined's format, so that ``ckpt_path=`` takes one; leaves files to ``inner``.
 
     Args:
         inner: Lightning's own reader and writer.
-        trusted: unpickle anything, running whatever code a checkpoint asks for.
-        options: what the file system of a URL needs to know; see ``CheckpointStorage``.
+        trusted: unpickle anything, running whatever code a checkpoint contains.
+        options: for the file system of a URL; see ``CheckpointStorage``.
         newest_first: paths or URLs of checkpoints; where one of them is damaged the next one is read.
     """
 
@@ -58,7 +84,7 @@ class TrialCheckpointIO(CheckpointIO):
         newest_first: Sequence[str] = (),
     ) -> None:
         self.inner = inner
-        # Lightning tells where it restores from.
+        # Lightning logs the URL that it restores from.
         logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_WITHOUT_SECRETS)
         self.trusted = trusted
         self.options = dict(options or {})
@@ -70,14 +96,14 @@ class TrialCheckpointIO(CheckpointIO):
         Raises:
             CheckpointError: it is missing, torn, damaged or unsafe.
         """
-        place = Location.parse(path, self.options)
-        with explain_errors(f"looking for {place}"):
-            is_directory = place.is_dir()
-            is_missing = not (place.is_local or is_directory or place.exists())
-        if is_missing:  # Lightning would say so with all of the URL
-            raise errors.CheckpointNotFound(f"There is no checkpoint {place}.")
+        location = Location.parse(path, self.options)
+        with explain_errors(f"looking for {location}"):
+            is_directory = location.is_dir()
+            is_missing = not (location.is_local or is_directory or location.exists())
+        if is_missing:  # Lightning would log the whole URL
+            raise errors.CheckpointNotFound(f"There is no checkpoint {location}.")
         if not is_directory:
-            # A TrialModule's entry holds numpy's random state, which Lightning does not know to be harmless.
+            # A TrialModule's entry holds numpy's random state, which Lightning does not allow.
             with allow_safe_values():
                 return dict(finish(self.inner.load_checkpoint(path, map_location, weights_only)))
         content = self._load(str(path), trusted=self.trusted or weights_only is False)
@@ -93,11 +119,7 @@ class TrialCheckpointIO(CheckpointIO):
         }
 
     def _load(self, path: str, trusted: bool) -> CheckpointContent:
-        """Read a checkpoint; where it is damaged, and there is one before it, read that.
-
-        Raises:
-            CheckpointError: none can be read; tells of the first one.
-        """
+        """Read a checkpoint, or the one before if it is damaged; raise the error of the first if none can be read."""
         position = self._newest_first.index(path) if path in self._newest_first else len(self._newest_first)
         failures: list[errors.CheckpointError] = []
         for candidate, before in itertools.pairwise([path, *self._newest_first[position + 1 :], None]):
@@ -108,7 +130,7 @@ class TrialCheckpointIO(CheckpointIO):
                 failures.append(e)
                 if before is None or not self._is_damaged(candidate, e):
                     break
-                logger.warning("Checkpoint %s is damaged: %s The run goes on from the one before, %s.", path, e, before)
+                logger.warning("Checkpoint %s is damaged: %s The run resumes from the one before, %s.", path, e, before)
         raise failures[0]
 
     def _is_damaged(self, path: str, error: errors.CheckpointError) -> bool:
@@ -119,11 +141,11 @@ class TrialCheckpointIO(CheckpointIO):
         return isinstance(error, errors.IncompleteCheckpointError | errors.CheckpointNotFound)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write a file of Lightning's."""
+        """Write one of Lightning's files."""
         self.inner.save_checkpoint(checkpoint, path, storage_options)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove a file of Lightning's."""
+        """Remove one of Lightning's files."""
         self.inner.remove_checkpoint(path)
 
     def teardown(self) -> None:
@@ -134,15 +156,15 @@ class TrialCheckpointIO(CheckpointIO):
 class DeterminedCheckpointIO(TrialCheckpointIO):
     """Makes Lightning write directories in Determined's format where it would write files.
 
-    With ``pl.Trainer(plugins=[DeterminedCheckpointIO()])`` a ``ModelCheckpoint`` goes on deciding when to save, under
-    which name and how many to keep, and both Determined and ``ckpt_path=`` load what it saves. What Lightning keeps
-    beyond the trial, such as the state of its callbacks, is in the directory too.
+    With ``pl.Trainer(plugins=[DeterminedCheckpointIO()])`` a ``ModelCheckpoint`` still decides when to save, under
+    which name and how many to keep, and both Determined and ``ckpt_path=`` load its checkpoints. The directory also
+    holds what Lightning keeps beyond the trial, such as the state of its callbacks.
 
     Args:
         code_dir: the directory that is copied into each checkpoint; by default the working directory.
-        code_with_secrets: copy files under whose names secrets are kept too, such as ``.env``.
-        trusted: unpickle anything, running whatever code a checkpoint asks for.
-        options: what the file system of a URL needs to know; see ``CheckpointStorage``.
+        code_with_secrets: copy files whose names suggest secrets too, such as ``.env``.
+        trusted: unpickle anything, running whatever code a checkpoint contains.
+        options: for the file system of a URL; see ``CheckpointStorage``.
     """
 
     def __init__(
@@ -159,7 +181,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         self._writers: dict[str, CheckpointWriter] = {}
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write a directory at ``path``; one that is there already is replaced.
+        """Write a directory at ``path``, or replace the one that is there.
 
         Raises:
             InvalidCheckpointException: the checkpoint is not that of a ``TrialModule``.
@@ -167,7 +189,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         """
         storage, name = self._storage_of(path)
         files = from_lightning(checkpoint)
-        # One for each storage, since a writer warns only once.
+        # One for each storage, because a writer warns only once.
         new_writer = CheckpointWriter(storage, self._code_dir, code_with_secrets=self._code_with_secrets)
         writer = self._writers.setdefault(str(storage), new_writer)
         target = checkpoint_path(storage.root, name)
@@ -178,12 +200,12 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
             writer.write(files, name)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove the directory at ``path``, or a file or link of Lightning's."""
+        """Remove the directory at ``path``, or Lightning's file or link."""
         storage, name = self._storage_of(path)
-        place = checkpoint_path(storage.root, name)
-        if place.is_local and place.link_target() is not None:
-            place.local_path.unlink()
-        elif place.is_dir():
+        location = checkpoint_path(storage.root, name)
+        if location.is_local and location.link_target() is not None:
+            location.local_path.unlink()
+        elif location.is_dir():
             storage.delete(name)
         else:
             super().remove_checkpoint(path)

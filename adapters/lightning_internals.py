@@ -9,6 +9,7 @@ import contextlib
 import logging
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,42 +23,25 @@ from pytorch_lightning.strategies import ParallelStrategy
 
 from det_lightning.checkpoint.format.content import TrialState
 
-__all__ = [
-    "TrialEpochLoop",
-    "allow_validation",
-    "converts_batch_norms",
-    "end_epoch",
-    "end_training",
-    "exit_code_of",
-    "interrupts_come_through",
-    "keep_ranks_independent",
-    "move_to",
-    "move_to_epoch",
-    "publish_metrics",
-    "quiet_hints",
-    "run_validation",
-    "set_printing_rank",
-    "show_batch_index",
-    "skip_sanity_check",
-    "unwrapped_optimizer",
-]
-
+# Lightning warns that hooks may see the wrong batch index with this form of a step; see show_batch_index.
+warnings.filterwarnings("ignore", message=r".*dataloader_iter.*")
+# Lightning 2.6 on torch 2.13, at every run; nothing that a user can change.
+warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+# What a TrialModule logs is reduced over all ranks already.
+warnings.filterwarnings("ignore", message=r".*sync_dist=True.*")
 
 # Loops
 
 
 class TrialEpochLoop(_TrainingEpochLoop):
-    """Lightning's loop over an epoch, whose steps begin without an exchange between the ranks.
-
-    The ranks agree on a request to end at the trial's boundaries.
-    """
+    """Lightning's loop over an epoch, whose steps begin without an exchange between the ranks."""
 
     def _broadcast_sigterm_tensor(self) -> None:
-        """Leave it to the boundaries."""
+        """Do nothing: the ranks agree on a request to end at the trial's boundaries."""
 
 
 def keep_ranks_independent(trainer: pl.Trainer) -> None:
-    """Make the ranks of a run meet at the trial's boundaries only, not at each of Lightning's steps."""
+    """Let the ranks of a run communicate at the trial's boundaries only, not at each Lightning step."""
     before = trainer.fit_loop.epoch_loop
     if trainer.world_size > 1 and not isinstance(before, TrialEpochLoop):
         trainer.fit_loop.epoch_loop = TrialEpochLoop(trainer, before.min_steps, before.max_steps)
@@ -73,8 +57,8 @@ def skip_sanity_check(trainer: pl.Trainer) -> None:
 def allow_validation(trainer: pl.Trainer, due: bool) -> None:
     """Let Lightning's fit loop validate after the present step, or keep it from doing so.
 
-    The loop validates by its own flags. With no epochs to count and an interval of one step it does so after every
-    step, with an interval of so many epochs never.
+    By its own flags the loop validates after every step if the interval is one step and no epochs are counted, and
+    never if the interval is ``sys.maxsize`` epochs.
     """
     trainer.val_check_batch = 1
     trainer.check_val_every_n_epoch = None if due else sys.maxsize
@@ -98,11 +82,16 @@ def show_batch_index(dataloader_iter: Any, batch_idx: int) -> None:
     dataloader_iter.data_fetcher._batch_idx = batch_idx
 
 
+def lift_epoch_limit(trainer: pl.Trainer) -> None:
+    """Train for any number of epochs, until :func:`end_training`."""
+    trainer.fit_loop.max_epochs = -1
+
+
 def end_training(trainer: pl.Trainer, early: bool) -> None:
     """End the training after the present step.
 
     Args:
-        trainer: whose training ends.
+        trainer: the one to end.
         early: also where ``min_epochs`` or ``min_steps`` are not reached.
     """
     trainer.should_stop = True
@@ -115,7 +104,7 @@ def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_
     """Make Lightning's counters agree with the trial's.
 
     Args:
-        trainer: whose ``global_step``, ``batch_idx`` and logging step are moved.
+        trainer: gets a new ``global_step``, ``batch_idx`` and logging step.
         state: how far the trial has come.
         optimizer_steps: number of optimizer steps of the run.
         extra_batches: number of batches of the present step beyond the one that Lightning counts.
@@ -131,7 +120,7 @@ def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_
 
 
 def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
-    """Make ``trainer.current_epoch`` agree with a trial that goes on from a checkpoint."""
+    """Make ``trainer.current_epoch`` agree with a trial that resumes from a checkpoint."""
     current: Any = trainer.fit_loop.epoch_progress.current
     current.ready = current.started = current.processed = current.completed = epochs_trained
 
@@ -140,10 +129,10 @@ def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
 
 
 def publish_metrics(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
-    """Show metrics to callbacks and progress bars without a pass through Lightning's result collection.
+    """Show metrics to callbacks and progress bars without Lightning's result collection.
 
     Args:
-        trainer: whose metrics are set.
+        trainer: gets the metrics.
         tensors: 0-d float64 tensors, for ``callback_metrics`` and ``logged_metrics``.
         scalars: the same values, for progress bars.
     """
@@ -154,7 +143,7 @@ def publish_metrics(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor], sc
 
 @contextlib.contextmanager
 def quiet_hints() -> Iterator[None]:
-    """Keep Lightning's hints about devices and products off the screen of users who did not ask for Lightning."""
+    """Silence Lightning's hints about devices and products, for users who did not choose Lightning."""
     hints = logging.getLogger("pytorch_lightning.utilities.rank_zero")
     level = hints.level
     hints.setLevel(logging.WARNING)
@@ -168,14 +157,14 @@ def quiet_hints() -> Iterator[None]:
 
 
 def set_printing_rank(rank: int) -> None:
-    """Tell Lightning's ``rank_zero_only`` which rank this process is."""
+    """Set the rank of this process in Lightning's ``rank_zero_only``."""
     rank_zero_only.rank = rank  # type: ignore[attr-defined]
 
 
 def exit_code_of(trainer: pl.Trainer, exit_code: int) -> int:
-    """Return what this process has to end with for the run to end with ``exit_code``.
+    """Return the exit code of this process that lets the run end with ``exit_code``.
 
-    Lightning's launcher kills the process that it was called in when one of those it has started ends with an error.
+    Lightning's launcher kills the process that called it when one that it has started ends with an error.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     return 0 if isinstance(environment, LightningEnvironment) and environment.local_rank() > 0 else exit_code
@@ -199,7 +188,7 @@ def interrupts_come_through() -> Iterator[None]:
 
 
 def converts_batch_norms(strategy: ParallelStrategy) -> bool:
-    """Tell whether ``sync_batchnorm=True`` makes a strategy replace modules."""
+    """Return whether ``sync_batchnorm=True`` makes a strategy replace modules."""
     return strategy._layer_sync is not None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,13 +13,15 @@ from pytorch_lightning.trainer.states import TrainerFn
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals
 from det_lightning.adapters.building import TrialBuilder
-from det_lightning.adapters.driver import Checkpointer, RunDriver, StopIterationGuard
-from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO
-from det_lightning.adapters.lightning_entry import add_trial, take_content
+from det_lightning.adapters.driver import RunDriver, StopIterationGuard
+from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, take_content
 from det_lightning.adapters.precision import take_precision
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, to_entry
+from det_lightning.engine.checkpointing import CheckpointPlan, RunCheckpoints
 from det_lightning.engine.run import Reporter, TrialRun
+from det_lightning.engine.run_content import collect_content_without_weights
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.masking import mask
 from det_lightning.precision import WholeModelPrecision
@@ -29,41 +30,35 @@ from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.units import TrainUnit
 
-# Lightning warns that hooks may see the wrong batch index with this form of a step; TrialModule keeps it right.
-warnings.filterwarnings("ignore", message=r".*dataloader_iter.*")
-# Lightning 2.6 on torch 2.13, at every run; nothing that a user can change.
-warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
-# What a TrialModule logs is reduced over all ranks already.
-warnings.filterwarnings("ignore", message=r".*sync_dist=True.*")
-
 
 class TrialModule(pl.LightningModule):
     """A Determined trial as a ``LightningModule``: fit it, validate it, log it, like any other.
 
     The trial is built when ``pl.Trainer`` has chosen the device. Its epochs are Lightning's epochs, its metrics
-    Lightning's logged metrics. Several batches are trained in one Lightning step, unless a callback wants to see each.
+    Lightning's logged metrics. Several batches are trained in one Lightning step, unless a callback looks at each.
 
     Args:
-        trial: a subclass of ``PyTorchTrial``, or one that was built already (then give its ``context`` too).
+        trial: a subclass of ``PyTorchTrial``, or a trial that is built already (then give its ``context`` too).
         hparams: hyperparameters for the trial's context.
         exp_conf: experiment configuration for the trial's context.
         trial_kwargs: arguments of the trial beyond the context.
         aggregation_frequency: number of batches whose gradients make one optimizer update.
         average_aggregated_gradients: divide the gradients of an update by that number.
         trial_seed: what ``context.get_trial_seed()`` returns.
-        max_length: train for so many batches or epochs, then validate; by default ``pl.Trainer`` says when to end.
-        validation_period: by default as ``check_val_every_n_epoch`` and ``val_check_interval`` of ``pl.Trainer`` say.
-        reporting_period: by default as ``log_every_n_steps`` of ``pl.Trainer`` says.
+        max_length: number of batches or epochs to train for, before a last validation; by default ``pl.Trainer``
+            decides.
+        validation_period: by default ``check_val_every_n_epoch`` and ``val_check_interval`` of ``pl.Trainer``.
+        reporting_period: by default ``log_every_n_steps`` of ``pl.Trainer``.
         step_zero_validation: validate before the first batch.
         test_mode: train on one batch and validate on one.
-        context: the context of a trial that was built already.
-        trusted: unpickle anything that a checkpoint holds, running whatever code it asks for.
-        storage_options: what the file system needs to know when ``ckpt_path=`` is a URL, such as ``endpoint_url``.
-        newest_first: paths or URLs of checkpoints, as ``CheckpointStorage.newest_first()`` yields them: where that of
-            ``ckpt_path=`` is one of them and damaged, the run goes on from the next one, with a warning.
+        context: the context of a trial that is built already.
+        trusted: unpickle anything in a checkpoint, running whatever code it contains.
+        storage_options: for the file system when ``ckpt_path=`` is a URL, such as ``endpoint_url``.
+        newest_first: paths or URLs of checkpoints, as ``CheckpointStorage.newest_first()`` yields them: if
+            ``ckpt_path=`` is one of them and damaged, the run resumes from the next one, with a warning.
 
     Raises:
-        TypeError: ``trial`` is no trial, or a period is no ``Batch`` or ``Epoch``.
+        TypeError: ``trial`` is not a trial, or a period is not a ``Batch`` or ``Epoch``.
     """
 
     def __init__(
@@ -114,24 +109,24 @@ class TrialModule(pl.LightningModule):
         self._runnable: PyTorchTrial | None = None
         self.context: PyTorchTrialContext | None = None
         self.driver: RunDriver | None = None
-        self.checkpointer: Checkpointer | None = None
+        self.checkpoint_plan: CheckpointPlan | None = None
         self.stop_request: StopRequest | None = None
         self.reporters: list[Reporter] = []
         self._model_precision: WholeModelPrecision | None = None
         self.resume_content: CheckpointContent | None = None
         if hparams:
-            # For checkpoints of Lightning's and loggers, which take the name of the argument; the trial has its own.
+            # For Lightning's checkpoints and loggers, which take the name of the argument; the trial has its own.
             hparams = mask(hparams)
             self.save_hyperparameters(hparams)
 
-    # What Lightning asks for
+    # Setup
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that cannot work; attach what ends a trial's run after an exception."""
         flags.refuse_unsupported_flags(self.trainer)
         lightning_internals.keep_ranks_independent(self.trainer)
         self._model_precision = take_precision(self.trainer)
-        self.checkpointer = None
+        self.checkpoint_plan = None
         self.reporters = []
         self.resume_content = None
         self.driver = None
@@ -143,7 +138,7 @@ class TrialModule(pl.LightningModule):
         strategy = self.trainer.strategy
         if not isinstance(strategy.checkpoint_io, TrialCheckpointIO):
             strategy.checkpoint_io = self._wrap_checkpoint_io(strategy.checkpoint_io)
-        # A sanity check would tell the trial's callbacks of a validation that Determined does not do.
+        # The trial's callbacks would see a sanity check as a validation, which Determined does not do.
         lightning_internals.skip_sanity_check(self.trainer)
 
     def configure_model(self) -> None:
@@ -153,7 +148,7 @@ class TrialModule(pl.LightningModule):
         self.models = torch.nn.ModuleList(self.context.models)
 
     def configure_optimizers(self) -> Any:
-        """Return what the trial wrapped; the trial steps all of it itself."""
+        """Return the optimizers and schedulers that the trial wrapped and steps itself."""
         _, context = self._built()
         known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         schedulers = [wrapped.scheduler for wrapped in context.lr_schedulers if isinstance(wrapped.scheduler, known)]
@@ -172,7 +167,7 @@ class TrialModule(pl.LightningModule):
     # Training
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Keep the gradients, which Lightning would clear at the start of each run: they are the trial's."""
+        """Keep the trial's gradients, which Lightning would clear at the start of each run."""
 
     def on_fit_start(self) -> None:
         """Begin a run of the trial."""
@@ -180,28 +175,12 @@ class TrialModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Load the checkpoint into the trial; validate where that is due before the first batch."""
-        driver = self._driving()
-        run = self.trial_run
-        run.begin_training()
-        lightning_internals.move_to(self.trainer, run.state, run.context.optimizer_steps)
-        lightning_internals.move_to_epoch(self.trainer, run.state.epochs_trained)
-        lightning_internals.allow_validation(self.trainer, due=False)
-        step_zero = self.options.step_zero_validation and run.state.batches_trained == 0
-        if (step_zero and self.trainer.enable_validation) or driver.act():
-            lightning_internals.run_validation(self.trainer)
+        self._driving().begin_training(self.options.step_zero_validation)
 
     def training_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Train up to the next boundary or the end of the epoch."""
         with StopIterationGuard():
-            driver = self._driving()
-            run = self.trial_run
-            # Lightning's iterator keeps the batch for its callbacks, and costs more than all else done for a batch.
-            shown = driver.shows_each_batch
-            batches = (batch for batch, *_ in dataloader_iter) if shown else run.data.training.rest_of_epoch()
-            driver.end_step(run.train(batches, driver.ends_training_step()))
-            lightning_internals.show_batch_index(dataloader_iter, run.latest_batch_of_epoch())
-            if run.at_epoch_end():
-                lightning_internals.end_epoch(dataloader_iter)
+            self._driving().train(dataloader_iter)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Do what is due at the boundary; leave a validation to Lightning's loop."""
@@ -222,20 +201,20 @@ class TrialModule(pl.LightningModule):
             self.driver.close()
             run = self.driver.run
             if run.early_end.preempted and self.stop_request is not None:
-                # Together, for a launcher ends the others when the first one ends.
+                # Together, because a launcher ends the others when the first one ends.
                 run.context.distributed.broadcast(None)
                 raise errors.Preempted(lightning_internals.exit_code_of(self.trainer, self.stop_request.exit_code))
 
     # Validation
 
     def on_validation_model_zero_grad(self) -> None:
-        """Keep the gradients: they may be those of an aggregation under way."""
+        """Keep the gradients, which may be those of an unfinished aggregation."""
 
     def on_validation_model_eval(self) -> None:
-        """Leave the modes of the models to the run, which sets them as Determined does."""
+        """Leave the modes of the models to the run."""
 
     def on_validation_model_train(self) -> None:
-        """Leave the modes of the models as they are until the next workload."""
+        """Leave the modes of the models to the run."""
 
     def on_validation_start(self) -> None:
         """Begin a validation of the trial."""
@@ -245,17 +224,7 @@ class TrialModule(pl.LightningModule):
     def validation_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Evaluate the validation data."""
         with StopIterationGuard():
-            run = self.trial_run
-            if run.evaluation.by_batch:
-                batches = (batch for batch, *_ in dataloader_iter)
-                over = run.evaluation.evaluate(batches, self._driving().ends_validation_step())
-                if over and not self.options.test_mode:
-                    run.data.validation.run_out()
-            else:
-                run.evaluation.evaluate_full_dataset(run.data.validation_loader)
-                over = True
-            if over:
-                lightning_internals.end_epoch(dataloader_iter)
+            self._driving().evaluate(dataloader_iter, self.options.test_mode)
 
     def on_validation_epoch_end(self) -> None:
         """Reduce and log the metrics of the validation."""
@@ -271,34 +240,20 @@ class TrialModule(pl.LightningModule):
     # Lightning's checkpoint files
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what Lightning does not know of: callbacks, random state, position in the data."""
-        add_trial(checkpoint, self.trial_run)
+        """Add the trial's callbacks, random state and position in the data."""
+        checkpoint[TRIAL_KEY] = to_entry(collect_content_without_weights(self.trial_run))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built."""
         content = take_content(checkpoint, self._built()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)
         if content is not None:
             self.resume_content = content
-            # Lightning goes on to load what stands here.
+            # Lightning loads this entry next.
             checkpoint["state_dict"] = self.state_dict()
-        # The trial's own position takes the place of that of Lightning's loops.
+        # The trial's own position replaces that of Lightning's loops.
         checkpoint.pop("loops", None)
 
-    # Parts
-
-    def attach(
-        self,
-        checkpointer: Checkpointer | None = None,
-        reporter: Reporter | None = None,
-        stop_request: StopRequest | None = None,
-    ) -> None:
-        """Attach what writes checkpoints, takes metrics or ends runs early; for a callback's ``setup``."""
-        if stop_request is not None:
-            self.stop_request = stop_request
-        if checkpointer is not None:
-            self.checkpointer = checkpointer
-        if reporter is not None:
-            self.reporters.append(reporter)
+    # The run
 
     @property
     def trial_run(self) -> TrialRun:
@@ -321,16 +276,17 @@ class TrialModule(pl.LightningModule):
 
     def _start_run(self) -> None:
         trial, context = self._built()
-        period = None if self.checkpointer is None else self.checkpointer.period
+        plan = self.checkpoint_plan
+        period = None if plan is None else plan.period
         schedule = flags.schedule_of(self.trainer, self.options, context.position, period)
         reporters = [LightningReporter(self), *self.reporters]
         run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
-        self.driver = RunDriver(self.trainer, run, self.checkpointer)
+        self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan))
         run.start_up(self.trainer.limit_train_batches)
 
 
 class _RunGuard(pl.Callback):
-    """Ends the run of a trial after an exception; Lightning tells only callbacks of one."""
+    """Ends the run of a trial after an exception, of which Lightning notifies only callbacks."""
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if not isinstance(pl_module, TrialModule):

@@ -16,15 +16,15 @@ _TYPES = {
     "bf16-true": torch.bfloat16,
     "16-true": torch.float16,
 }
-#: What a trial can be trained with.
+#: The values of ``pl.Trainer(precision=...)`` that a trial can be trained with.
 TRIAL_PRECISIONS = ("32-true", *_TYPES)
 
 
 class TrialPrecision(Precision):
-    """Takes the place of Lightning's plugin, which would surround whole steps, with backward passes and updates.
+    """Replaces Lightning's plugin, whose autocast would cover whole steps, including backward passes and updates.
 
     Args:
-        precision: what ``trainer.precision`` goes on to say.
+        precision: the value of ``trainer.precision``.
     """
 
     def __init__(self, precision: Any) -> None:
@@ -32,7 +32,7 @@ class TrialPrecision(Precision):
 
 
 def take_precision(trainer: pl.Trainer) -> WholeModelPrecision | None:
-    """Take over what ``pl.Trainer(precision=...)`` asks for; None for float32."""
+    """Replace Lightning's precision plugin; return the precision for each wrapped model, None for float32."""
     plugin = trainer.strategy.precision_plugin
     dtype = _TYPES.get(plugin.precision)
     if dtype is None:

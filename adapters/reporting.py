@@ -12,13 +12,9 @@ from det_lightning.engine.metrics import scalars_of
 
 
 class LightningReporter:
-    """Hands the metrics of workloads to a Lightning trainer, with the number of batches as the step.
+    """Passes the metrics of a module's trial to its Lightning trainer, with the number of batches as the step.
 
-    Training metrics keep their names, and so do validation metrics, unless there is a training metric of that name:
-    then ``val_`` is put before it.
-
-    Args:
-        module: the module in training.
+    All metrics keep their names, except that a validation metric with the name of a training metric gets a ``val_``.
     """
 
     def __init__(self, module: pl.LightningModule) -> None:
@@ -38,7 +34,7 @@ class LightningReporter:
             logger.save()
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        """Log the metrics of a validation; has to be called from within Lightning's validation loop."""
+        """Log the metrics of a validation; only from within Lightning's validation loop."""
         scalars = scalars_of(metrics, leave_out=("batches", "epochs"))
         named = {f"val_{name}" if name in self._training_names else name: value for name, value in scalars.items()}
         if named:

@@ -6,8 +6,8 @@ if not __name__.startswith("det_lightning."):
     )
 
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
-from det_lightning.callbacks.metrics import DeterminedTensorBoard
 from det_lightning.callbacks.preemption import PreemptionHandler
 from det_lightning.callbacks.profiler import TorchProfiler
+from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 
 __all__ = ["DeterminedCheckpoint", "DeterminedTensorBoard", "PreemptionHandler", "TorchProfiler"]

@@ -1,4 +1,4 @@
-"""Ending a run in good order when the process is asked to go."""
+"""Saving and ending a run when the process is asked to end."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class PreemptionHandler(pl.Callback):
-    """Saves a trial and ends the process when a scheduler asks it to go.
+    """Saves a trial and ends the process when a scheduler sends a signal.
 
-    A signal only sets a flag. At the next boundary, which is at the latest the next report, all ranks agree on it; they
-    write a checkpoint, if nothing else has, and wait until it is complete. Then ``fit`` raises ``errors.Preempted``,
-    which ends the process with ``exit_code`` unless it is caught. A single process does not wait for a boundary but
-    ends after the batch that is under way, or the validation.
+    A signal only sets a flag. At the next boundary, at the latest the next report, all ranks agree on it, write a
+    checkpoint unless there is one of this batch, and wait until it is complete. Then ``fit`` raises
+    ``errors.Preempted``, which ends the process with ``exit_code`` unless it is caught. A single process does not wait
+    for a boundary: it ends after the current batch or validation.
 
-    A second signal ends the process at once. Handlers that were there before are called too, and are back after the
-    fit. Before training starts there is nothing to save, so signals do what they did before.
+    A second signal ends the process at once. Handlers installed before are called too, and restored after the fit.
+    Until training starts there is nothing to save, and signals have their usual effect.
 
     Args:
-        signals: which signals ask the process to end; by default ``SIGTERM``, and ``SIGUSR1`` where there is one.
-        exit_code: what the process ends with; not 0, which tells a scheduler that the job is done.
+        signals: the signals to handle; by default ``SIGTERM``, and ``SIGUSR1`` where there is one.
+        exit_code: exit code of the process; not 0, which means to a scheduler that the job is done.
 
     Raises:
-        ValueError: a signal cannot be handled or is that of Ctrl-C, or the code is no error code of a process.
+        ValueError: a signal cannot be handled or is that of Ctrl-C, or the code is not an error code of a process.
     """
 
     def __init__(self, signals: Iterable[int] | None = None, exit_code: int = PREEMPTED_EXIT_CODE) -> None:
         self.signals = _checked(_default_signals() if signals is None else signals)
         if not 0 < exit_code < 256:
-            raise ValueError(f"exit_code of a preempted process has to be from 1 to 255; got {exit_code}.")
+            raise ValueError(f"exit_code of a preempted process must be from 1 to 255; got {exit_code}.")
         self.exit_code = exit_code
         self._stop_request = StopRequest(exit_code)
         self._first_signal_s: float | None = None
@@ -60,32 +60,32 @@ class PreemptionHandler(pl.Callback):
         return self._stop_request.requested
 
     def request(self) -> None:
-        """Ask this process to end; for notices that are not signals, or where signals cannot be handled."""
+        """Ask this process to end, for notices that are not signals and where signals cannot be handled."""
         self._stop_request.requested = True
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Offer the module to tell when this process has to end.
+        """Pass the module the request to end, which a signal sets.
 
         Raises:
-            TypeError: the module is no :class:`TrialModule`.
+            TypeError: the module is not a :class:`TrialModule`.
         """
         module = require_trial_module(self, pl_module)
         if stage == "fit":
             self._stop_request.requested = False
             self._first_signal_s = None
-            module.attach(stop_request=self._stop_request)
+            module.stop_request = self._stop_request
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Remember the handlers of the user; Lightning puts its own in their place after this."""
+        """Remember the user's handlers, which Lightning replaces after this."""
         self._before = {number: signal.getsignal(number) for number in self.signals}
-        if require_trial_module(self, pl_module).checkpointer is None:
+        if require_trial_module(self, pl_module).checkpoint_plan is None:
             logger.warning("PreemptionHandler has nothing to save with: add a DeterminedCheckpoint to the callbacks.")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Handle the signals, instead of Lightning, which would raise in the middle of a step.
+        """Handle the signals in place of Lightning, which would raise in the middle of a step.
 
         Raises:
-            Preempted: SIGTERM has come since Lightning handles it, which would end the process with status 0.
+            Preempted: SIGTERM came while Lightning handled it, and Lightning would exit with status 0.
         """
         if trainer.received_sigterm and trainer.world_size == 1:  # several ranks agree on it in Lightning's loop
             raise Preempted(exit_code_of(trainer, self.exit_code))
@@ -98,23 +98,23 @@ class PreemptionHandler(pl.Callback):
             signal.signal(number, self._on_signal)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Put back the handlers of the user."""
+        """Restore the user's handlers."""
         self._restore()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Put back the handlers of the user."""
+        """Restore the user's handlers."""
         self._restore()
 
     def _restore(self) -> None:
         if self._installed and threading.current_thread() is threading.main_thread():
             for number, handler in self._before.items():
-                # None: a handler that Python did not install, and cannot put back.
+                # None: a handler that Python did not install, and cannot restore.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
             self._installed = False
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if os.getpid() != self._process:  # a fork, such as a process that the trial started, has inherited this
+        if os.getpid() != self._process:  # in a fork, such as a process that the trial started
             end_by_signal(signum)
         elif self._first_signal_s is None:
             self._stop_request.requested = True

@@ -12,7 +12,7 @@ class TorchProfiler(pl.Callback):
     """Runs a ``torch.profiler.profile`` over the training and steps it after every batch.
 
     Args:
-        profiler: what ``context.set_profiler`` made.
+        profiler: from ``context.set_profiler``.
     """
 
     def __init__(self, profiler: torch.profiler.profile) -> None:
@@ -27,7 +27,7 @@ class TorchProfiler(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Tell the profiler that a batch is over."""
+        """Step the profiler."""
         self._profiler.step()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

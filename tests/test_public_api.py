@@ -33,6 +33,7 @@ PUBLIC = {
         RetryPolicy TrialState load_checkpoint open_checkpoint read_checkpoint
     """,
     "det_lightning.testing": "InMemoryStorage TrainedTrial assert_resumes assert_same_training run_trial",
+    "det_lightning.adapters.strategies": "HorovodStrategy PerModelDDPStrategy PerModelFSDPStrategy",
     "det_lightning.errors": """
         CheckpointError CheckpointNotFound DetLightningError IncompleteCheckpointError InternalException
         InvalidCheckpointException InvalidConfigurationException InvalidDataTypeException InvalidExperimentException
@@ -40,6 +41,11 @@ PUBLIC = {
         UnsupportedTrainerFlags
     """,
 }
+
+
+#: The command lines are all that this package offers.
+NOTHING_TO_IMPORT = ("det_lightning.launch",)
+MOST_NAMES = 120
 
 
 def exported(module_name: str) -> dict[str, Any]:
@@ -50,6 +56,16 @@ def exported(module_name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("module_name", PUBLIC)
 def test_exactly_these_names_are_public_and_every_one_is_there(module_name: str) -> None:
     assert sorted(exported(module_name)) == sorted(PUBLIC[module_name].split())
+
+
+@pytest.mark.parametrize("module_name", NOTHING_TO_IMPORT)
+def test_a_package_of_commands_offers_no_names(module_name: str) -> None:
+    module = importlib.import_module(module_name)
+    assert [name for name, value in vars(module).items() if name[0] != "_" and not inspect.ismodule(value)] == []
+
+
+def test_the_public_names_are_few_enough_to_know() -> None:
+    assert sum(len(names.split()) for names in PUBLIC.values()) <= MOST_NAMES
 
 
 @pytest.mark.parametrize("module_name", PUBLIC)

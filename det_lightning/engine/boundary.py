@@ -1,14 +1,14 @@
-"""What happens between two workloads: the states of a boundary, and the actions on the way through them.
+"""The states of a boundary, and the actions that they take.
 
-A workload ends where one or more boundaries are due. :class:`BoundaryActions` then goes through these phases until the
-training can go on, or is over::
+A workload ends where one or more boundaries are due. :class:`BoundaryActions` then passes through these phases until
+training continues or is over::
 
     TRAINING -> DUE -> STOP_CHECK -> DUE -> ... -> TRAINING
                  |          |
                  |          +-> FINAL_CHECKPOINT -> STOPPED -> TRAINING
                  +-> FINAL_VALIDATION -> FINAL_CHECKPOINT -> STOPPED -> TRAINING
 
-An action is performed by whoever asked for it, before the next one is asked for.
+The caller of :meth:`BoundaryActions.next` performs each action before it asks for the next one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from det_lightning.engine.schedule import Boundary, Schedule
 
 
 class Action(enum.Enum):
-    """What has to be done at a boundary."""
+    """What to do at a boundary."""
 
     VALIDATE = "validate"
     CHECKPOINT = "checkpoint"
@@ -29,26 +29,21 @@ class Action(enum.Enum):
 
 
 class Phase(enum.Enum):
-    """Where a run stands between two workloads."""
+    """The state of a run between two workloads."""
 
     TRAINING = "nothing is left to do at the boundary"
     DUE = "the boundaries that are due act, one after the other"
     STOP_CHECK = "a boundary has acted: does any rank want to stop?"
-    FINAL_VALIDATION = "the length is reached: validate, unless that is current"
-    FINAL_CHECKPOINT = "the run ends: save, unless that is current"
-    STOPPED = "the run ends: say so"
+    FINAL_VALIDATION = "the length is reached: validate, unless just done"
+    FINAL_CHECKPOINT = "the run ends: save, unless just done"
+    STOPPED = "the run ends: stop the training loop"
 
 
 class BoundaryActions:
     """The actions at the boundaries of one run, in Determined's order.
 
-    Args:
-        schedule: says when training is complete.
-        state: how far the trial has come; what is validated or saved meanwhile is seen in it and not repeated.
-        stop_requested: asked after each boundary; all ranks ask together.
-
-    Attributes:
-        phase: where the run stands.
+    A validation or checkpoint that ``state`` notes is not repeated. All ranks call ``stop_requested`` after each
+    boundary.
     """
 
     def __init__(self, schedule: Schedule, state: TrialState, stop_requested: Callable[[], bool]) -> None:
@@ -59,16 +54,12 @@ class BoundaryActions:
         self._due: list[Boundary] = []
 
     def begin(self, due: list[Boundary]) -> None:
-        """Enter a boundary.
-
-        Args:
-            due: what lies here, in order; empty before the first workload, where a run may be complete already.
-        """
+        """Enter the boundaries that are due; none before the first workload, where a run may be complete already."""
         self._due = list(due)
         self.phase = Phase.DUE
 
     def next(self) -> Action | None:
-        """Return what is to be done next before training goes on; None when it can."""
+        """Return the next action; None once training can continue."""
         while self.phase is not Phase.TRAINING:
             action = self._advance()
             if action is not None:
@@ -76,7 +67,7 @@ class BoundaryActions:
         return None
 
     def _advance(self) -> Action | None:
-        """Go on to the next phase; return the action that this takes, if any."""
+        """Enter the next phase; return the action that this takes, if any."""
         if self.phase is Phase.DUE:
             return self._act_on_due()
         if self.phase is Phase.STOP_CHECK:

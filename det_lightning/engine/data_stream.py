@@ -1,7 +1,8 @@
-"""A trial's loaders as Lightning sees them: the training data endless and resumable, cut into epochs."""
+"""A trial's loaders as Lightning sees them; the training data is endless, resumable and cut into epochs."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -9,24 +10,21 @@ from typing import Any
 import torch.utils.data
 
 from det_lightning.pytorch._data import DataLoader
+from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import PassJournal
 
 
 class TrialData:
-    """The loaders of a trial, for the ranks and the position of a run.
+    """The loaders of a trial, for the ranks and the position of a run; sets the length of an epoch.
 
     Args:
         trial: builds the loaders.
-        context: of the trial; its position tells where to begin, and is told the length of an epoch.
-        sharded_validation: each rank validates on its share; otherwise the chief on all of the data.
-        journal: how the passes over the training data began, from the checkpoint that the run goes on from.
-        limit: an epoch has at most so many batches (an int), or this share of the loader's (a float).
-
-    Raises:
-        RuntimeError: a loader is not a ``det_lightning.pytorch.DataLoader`` and that was not allowed, or the training
-            loader is empty.
+        context: the trial's.
+        sharded_validation: each rank validates on its share; otherwise the chief validates on all of the data.
+        journal: how the passes over the training data began, if the run resumes from a checkpoint.
+        limit: the most batches of an epoch (an int), or a share of the loader's batches (a float).
     """
 
     def __init__(
@@ -42,9 +40,9 @@ class TrialData:
         self._rank = context.distributed.rank
         self.journal = PassJournal(journal)
         training = self._build_training(trial.build_training_data_loader())
-        epoch_len = context.distributed.broadcast(_limited(_length(training) or sys.maxsize, limit))
-        context.position.epoch_len = epoch_len
-        self.training = TrainStream(training, epoch_len, context.position.initial_batch)
+        self.epoch_len: int = context.distributed.broadcast(_limited(_length(training) or sys.maxsize, limit))
+        context.position.epoch_len = self.epoch_len
+        self.training = TrainStream(training, context.position)
         validation = trial.build_validation_data_loader()
         self.validation_loader = self._build_validation(validation, sharded_validation)
         self.validation = ValidationStream(self.validation_loader)
@@ -79,7 +77,7 @@ class TrialData:
             )
 
     def has_even_validation(self) -> bool:
-        """Tell whether all ranks validate on equally many batches; all of them have to ask."""
+        """Return whether all ranks validate on equally many batches; all ranks must call it."""
         lengths = self._context.distributed.allgather(_length(self.validation_loader))
         return None not in lengths and len(set(lengths)) == 1
 
@@ -102,62 +100,36 @@ def _limited(length: int, limit: float) -> int:
 
 
 class TrainStream:
-    """Cuts one endless iterator over the training data into epochs; workers and shuffling live on between them.
+    """One endless iterator over the training data, of which Lightning gets an epoch at a time.
 
-    Args:
-        loader: an iterable that does not end.
-        epoch_len: number of batches in an epoch, ``sys.maxsize`` for epochs that do not end.
-        first_batch: number of batches trained on already; the first epoch is shorter by what it has of them.
+    Workers and shuffling live on between the epochs. ``batches`` yields from the next one on, once an epoch has begun.
     """
 
-    def __init__(self, loader: Any, epoch_len: int, first_batch: int = 0) -> None:
+    def __init__(self, loader: Any, position: TrainingPosition) -> None:
         self._loader = loader
-        self._epoch_len = epoch_len
-        self._next = first_batch
-        self._iterator: Iterator[Any] | None = None
+        self._position = position
+        self.batches: Iterator[Any] = iter(())
+        self._is_open = False
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         # Made now and not with the first batch: making it draws from the global random state.
-        if self._iterator is None:
-            self._iterator = iter(self._loader)
-        return self.rest_of_epoch()
-
-    def rest_of_epoch(self) -> Iterator[Any]:
-        """Yield the batches up to the end of the epoch; several such iterators go on where the others stopped.
-
-        Raises:
-            RuntimeError: the loader ended.
-        """
-        assert self._iterator is not None, "iter() comes first"
-        batches = self._iterator
-        missing = object()
-        while True:
-            batch = next(batches, missing)
-            if batch is missing:
-                raise RuntimeError(
-                    f"The training loader ran dry after {self._next} batches. A loader that is not a "
-                    "det_lightning.pytorch.DataLoader has to repeat its data without end, for example through "
-                    "det_lightning.pytorch.samplers.RepeatBatchSampler."
-                )
-            self._next += 1
-            yield batch
-            if self._next % self._epoch_len == 0:
-                return
+        if not self._is_open:
+            self.batches = iter(self._loader)
+            self._is_open = True
+        epoch_len = self._position.epoch_length()
+        return itertools.islice(self.batches, epoch_len - self._position.batches_trained() % epoch_len)
 
     def close(self) -> None:
         """Drop the iterator, which ends its workers."""
-        self._iterator = None
+        self.batches = iter(())
+        self._is_open = False
 
 
 class ValidationStream:
-    """The validation data, begun anew at each validation, and not before the first batch is asked for.
-
-    Args:
-        loader: a loader that ends.
-    """
+    """The validation data from the start at each validation, read once the first batch is needed."""
 
     def __init__(self, loader: Any) -> None:
         self._loader: torch.utils.data.DataLoader[Any] = loader
@@ -165,11 +137,11 @@ class ValidationStream:
         self._given = 0
 
     def __len__(self) -> int:
-        # Of few batches some ranks get none, and take part in the validation all the same.
+        # Lightning would leave out the validation on a rank that gets no batches.
         return max(1, len(self._loader))
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator: Lightning asks for the iterator before the callbacks hear of the validation.
+        # A generator, because Lightning asks for the iterator before on_validation_start.
         self._iterator = iter(self._loader)
         self._given = 0
         for batch in self._iterator:
@@ -177,9 +149,6 @@ class ValidationStream:
             yield batch
 
     def run_out(self) -> None:
-        """Bring the loader to its end, if it has given all of its batches.
-
-        Lightning stops when it has as many as the loader is long; samplers may draw after their last one.
-        """
+        """Bring the loader to its end if it has yielded all its batches; samplers may draw after their last one."""
         if self._given == _length(self._loader):
             next(self._iterator, None)

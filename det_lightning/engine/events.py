@@ -26,14 +26,7 @@ def _overrides(callback: PyTorchCallback, method: str) -> bool:
 
 
 class TrialEvents:
-    """Passes the events of a run on to a trial's callbacks.
-
-    Args:
-        callbacks: what ``build_callbacks`` returned.
-
-    Raises:
-        TypeError: it is no dict of ``PyTorchCallback`` by name; all wrong entries are named.
-    """
+    """Passes the events of a run on to a trial's callbacks, if those are a dict of ``PyTorchCallback`` by name."""
 
     def __init__(self, callbacks: dict[str, PyTorchCallback]) -> None:
         if not isinstance(callbacks, dict):
@@ -69,21 +62,21 @@ class TrialEvents:
             getattr(callback, method)(*args, **kwargs)
 
     def start_up(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        """Call ``on_trial_startup``; the callbacks that got it will get ``on_trial_shutdown`` too."""
+        """Call ``on_trial_startup``; each callback that gets it also gets ``on_trial_shutdown``."""
         for callback in self.callbacks.values():
             callback.on_trial_startup(first_batch_idx, checkpoint_uuid)
             self._shutdown.callback(callback.on_trial_shutdown)
 
     def shut_down(self) -> None:
-        """Call ``on_trial_shutdown``, the last callback first; all of them, also if one raises."""
+        """Call ``on_trial_shutdown``, the last callback first, and the others even if one raises."""
         self._shutdown.close()
 
     def wants_written(self) -> bool:
-        """Tell whether a callback looks at the directory of a checkpoint."""
+        """Return whether a callback looks at the directory of a checkpoint."""
         return any(self.overriding(method) for method in ("on_checkpoint_end", "on_checkpoint_write_end"))
 
     def report_written(self, directory: pathlib.Path) -> None:
-        """Call ``on_checkpoint_write_end``, and its older spelling, callback by callback."""
+        """Call ``on_checkpoint_end``, the older name, and ``on_checkpoint_write_end`` of each callback."""
         for callback in self.callbacks.values():
             callback.on_checkpoint_end(str(directory))
             callback.on_checkpoint_write_end(str(directory))

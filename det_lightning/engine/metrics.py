@@ -1,4 +1,4 @@
-"""The metrics of one window of batches: collected where they are, converted once, reduced."""
+"""The metrics of a window of batches: collected on their device, converted together, averaged and reduced."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _NUMPY_TYPES = {
 class MetricWindow:
     """The metrics of the batches since the last boundary.
 
-    A tensor keeps the value that it has when it is added. On the CPU it is converted at once; on an accelerator it
-    stays there, so that no batch waits for the device, and :meth:`close` brings all of them over together.
+    A tensor counts with the value that it has when it is added. On the CPU it is converted at once; on an accelerator
+    it stays there, so that no batch waits for the device, and :meth:`close` transfers all of them together.
     """
 
     def __init__(self) -> None:
@@ -50,49 +50,45 @@ class MetricWindow:
         self._batches.append(kept)
 
     def close(self) -> list[dict[str, Any]]:
-        """Return the metrics of each batch with numpy values in place of tensors, and begin a new window."""
+        """Return the metrics of each batch, tensors as numpy values, and begin a new window."""
         batches = self._batches
         on_device = self._on_device
         self._batches = []
         self._on_device = False
-        return _bring_over(batches) if on_device else batches
+        return _transfer(batches) if on_device else batches
 
 
 def _as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     if tensor.ndim == 0:
-        # Several times faster than the way over a detached copy.
+        # Several times faster than a detached copy.
         return np.array(tensor.item(), _NUMPY_TYPES[tensor.dtype])
     return cast("np.ndarray[Any, Any]", tensor.detach().numpy().copy())
 
 
-def _bring_over(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Convert tensors to numpy values with one transfer for all that are of the same kind."""
+def _transfer(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Convert tensors to numpy values, with one transfer for all of the same device, dtype and shape."""
     kinds: dict[tuple[Any, ...], list[tuple[dict[str, Any], str]]] = {}
     for batch in batches:
         for name, value in batch.items():
             if isinstance(value, torch.Tensor):
                 kinds.setdefault((value.device, value.dtype, value.shape), []).append((batch, name))
-    for (_, dtype, _), places in kinds.items():
-        stacked = torch.stack([batch[name] for batch, name in places])
+    for (_, dtype, _), entries in kinds.items():
+        stacked = torch.stack([batch[name] for batch, name in entries])
         values = (stacked.float() if dtype is torch.bfloat16 else stacked).cpu().numpy()
-        for (batch, name), index in zip(places, range(len(values)), strict=True):
+        for (batch, name), index in zip(entries, range(len(values)), strict=True):
             batch[name] = np.array(values[index])
     return batches
 
 
 def to_numpy(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics with numpy values in place of tensors."""
+    """Return the metrics, tensors as numpy values."""
     window = MetricWindow()
     window.add(metrics)
     return window.close()[0]
 
 
 def average_metrics(batches: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Return the mean of each metric over a window; None for a metric whose values have no mean.
-
-    Raises:
-        ValueError: the batches do not have the same metrics; names the batch.
-    """
+    """Return the mean of each metric over a window; None for a metric whose values have no mean."""
     names = list(batches[0]) if batches else []
     for index, batch in enumerate(batches):
         if batch.keys() != set(names):
@@ -112,11 +108,7 @@ def _mean(values: list[Any]) -> float | None:
 
 
 def average_over_ranks(batches: list[dict[str, Any]], distributed: DistributedContext) -> list[dict[str, Any]]:
-    """Return the metrics of each batch of a window, averaged over the ranks.
-
-    Raises:
-        ValueError: ranks have different metrics, or another number of batches; names the rank.
-    """
+    """Return the metrics of each batch of a window, averaged over the ranks."""
     if distributed.size == 1:
         return batches
     per_rank: list[list[dict[str, Any]]] = distributed.allgather(batches)
@@ -147,14 +139,7 @@ def _mean_over_ranks(values: list[Any]) -> Any:
 def reduce_validation_metrics(
     batches: list[dict[str, Any]], reducer: Reducer | dict[str, Reducer], distributed: DistributedContext
 ) -> dict[str, Any]:
-    """Reduce the metrics of a validation over batches and ranks. A rank may have no batches at all.
-
-    Raises:
-        RuntimeError: no rank has a batch.
-        ValueError: ranks have different metrics, or a metric has values of different shapes; names them.
-        InvalidExperimentException: the reducers are no ``Reducer``, or not for exactly the metrics that there are.
-        TypeError: the values of a metric cannot be reduced; names it.
-    """
+    """Reduce the metrics of a validation over batches and ranks. A rank may have no batches at all."""
     own = _reduce_batches(batches, _reducer_of_each(list(batches[0]), reducer)) if batches else {}
     if distributed.size == 1 and batches:
         return own
@@ -212,14 +197,14 @@ def _reduce_one(name: str, reducer: Reducer, values: list[Any]) -> Any:
 
 
 def scalars_of(metrics: dict[str, Any], leave_out: Iterable[str] = ()) -> dict[str, float]:
-    """Return the metrics that are single numbers, as floats; those are what loggers can show."""
+    """Return the metrics that are single numbers, which loggers can show, as floats."""
     return {
         name: float(value) for name, value in metrics.items() if name not in leave_out and is_numerical_scalar(value)
     }
 
 
 def is_numerical_scalar(value: Any) -> bool:
-    """Tell whether ``value`` is a number or a numpy array of shape ``()`` with a number in it."""
+    """Return whether ``value`` is a number, or a numpy array of shape ``()`` that holds one."""
     if isinstance(value, np.ndarray):
         return value.ndim == 0 and np.issubdtype(value.dtype, np.number)
     return isinstance(value, int | float | np.number)

@@ -1,25 +1,21 @@
-"""What an exact resume needs of a trial, and putting the content of a checkpoint into one."""
+"""Resuming from a checkpoint: checking its content, and loading it into a trial."""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
+from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import RESUME_FILE
 from det_lightning.checkpoint.format.resume_state import ResumeState
-from det_lightning.checkpoint.format.upgrade import make_load_data, modernize
+from det_lightning.checkpoint.format.upgrade import modernize
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.engine.events import TrialEvents
-from det_lightning.masking import describe_masked, mask
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._random_state import require_rng, restore_rng
 from det_lightning.pytorch._weights import (
     average_gradients,
-    collect_gradients,
     explaining,
     load_gradients,
     load_rest,
@@ -30,75 +26,13 @@ from det_lightning.pytorch._weights import (
 logger = logging.getLogger(__name__)
 
 
-def _settings_of(context: PyTorchTrialContext) -> dict[str, Any]:
-    """Return hyperparameters and experiment configuration to be written; None for what the trial does not have.
-
-    Their secrets are masked.
-    """
-
-    def value_or_none(lookup: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        try:
-            return lookup()
-        except ValueError:
-            return None
-
-    return {
-        "hparams": mask(value_or_none(context.get_hparams)),
-        "experiment_config": mask(value_or_none(context.get_experiment_config)),
-    }
-
-
-def load_data_of(trial: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of ``load_data.json``: how to build ``trial`` again.
-
-    Args:
-        trial: as its author wrote it.
-        settings: as a :class:`ResumeState` has them; Determined wants both or none.
-    """
-    complete = None not in settings.values()
-    spec = f"{type(trial).__module__}:{type(trial).__qualname__}"
-    return make_load_data(**(settings if complete else dict.fromkeys(settings)), trial_cls_spec=spec)
-
-
-def collect_resume_state(
-    context: PyTorchTrialContext, state: TrialState, rng_state: dict[str, Any], journal: list[dict[str, Any]]
-) -> ResumeState:
-    """Return what an exact resume needs beyond Determined's format; all ranks have to call it."""
-    return ResumeState(
-        trial_state=dict(vars(state)),
-        rng_states=context.distributed.allgather(rng_state),
-        journals=context.distributed.allgather(journal),
-        optimizer_steps=context.optimizer_steps,
-        gradients=_gradients_of_ranks(context),
-        precision=context.precision.unfinished(),
-        world_size=context.distributed.size,
-        # The file holds plain values only.
-        settings=json.loads(json.dumps(_settings_of(context), default=describe_masked)),
-    )
-
-
-def _gradients_of_ranks(context: PyTorchTrialContext) -> Any:
-    """Return the gradients of an aggregation under way: of a single rank as they are, of several a list of them.
-
-    Where they are sharded the list has their average only, on the chief.
-    """
-    own = collect_gradients(context)
-    if context.distributed.size == 1:
-        return own
-    return [own] if context.backend.states.is_sharded else context.distributed.allgather(own)
-
-
 def _of_rank(entries: list[Any], rank: int) -> Any:
     """Return the entry of a rank; where there were fewer ranks, of one of those."""
     return entries[rank % len(entries)]
 
 
 def require_resumable(content: CheckpointContent) -> None:
-    """Raise unless a run can go on from a checkpoint; where it has a state for an exact resume, exactly.
-
-    Raises:
-        CheckpointError: values are missing or wrong; names them.
-    """
+    """Raise a CheckpointError that names missing or wrong values, unless a run can resume from the checkpoint."""
     resume = content.resume
     if resume is None:
         return
@@ -118,7 +52,7 @@ def require_resumable(content: CheckpointContent) -> None:
 
 
 def journal_of(content: CheckpointContent | None, rank: int) -> list[dict[str, Any]] | None:
-    """Return how the passes over the training data of a rank began; None if that is not known."""
+    """Return how the passes over the training data of a rank began; None if that is unknown."""
     if content is None or content.resume is None:
         return None
     return list(_of_rank(content.resume.journals, rank))
@@ -127,8 +61,7 @@ def journal_of(content: CheckpointContent | None, rank: int) -> list[dict[str, A
 def adapt_to(content: CheckpointContent, size: int) -> None:
     """Convert the position, counted in batches of each rank, for another number of ranks.
 
-    As many samples count as seen as were, if the batches stay of the same size; rounded up to whole batches of all
-    ranks, so the position is approximate.
+    The number of samples seen stays the same if the batch size does, rounded up to whole batches of all ranks.
     """
     before = 1 if content.resume is None else content.resume.world_size
     if before == size:
@@ -138,7 +71,7 @@ def adapt_to(content: CheckpointContent, size: int) -> None:
         setattr(state, name, -(-getattr(state, name) * before // size))
     content.epochs_known = False
     logger.warning(
-        "The checkpoint was written by %d process(es) and is read by %d: the run goes on after %d batches of each, "
+        "The checkpoint was written by %d process(es) and is read by %d: the run resumes after %d batches of each, "
         "which is approximately as many samples.",
         before,
         size,
@@ -147,11 +80,7 @@ def adapt_to(content: CheckpointContent, size: int) -> None:
 
 
 def apply(content: CheckpointContent, context: PyTorchTrialContext, events: TrialEvents) -> None:
-    """Load everything into the trial.
-
-    Raises:
-        InvalidCheckpointException: something does not fit; names what.
-    """
+    """Load everything into the trial; raise an InvalidCheckpointException that names what does not fit."""
     state = content.state
     resume = content.resume
     source = content.source
@@ -168,7 +97,7 @@ def apply(content: CheckpointContent, context: PyTorchTrialContext, events: Tria
         _apply_resume_state(resume, context, source)
     elif "rng_state" in state:
         restore_rng(state["rng_state"], context.device)
-    # The state may be large, and everything in it has its place now.
+    # The state may be large, and is no longer needed.
     content.state = {}
 
 
@@ -184,16 +113,12 @@ def _apply_resume_state(resume: ResumeState, context: PyTorchTrialContext, sourc
 
 
 def require_same_checkpoint(distributed: DistributedContext, content: CheckpointContent | None) -> None:
-    """Raise if the ranks go on from different checkpoints; all ranks have to call it.
-
-    Raises:
-        CheckpointError: they do; says who takes which.
-    """
+    """Raise a CheckpointError if the ranks resume from different checkpoints; all ranks must call it."""
     own = None if content is None else content.name
     found = distributed.allgather(own)
     if any(name != own for name in found):
         choices = ", ".join(f"rank {rank} from {name or 'none'}" for rank, name in enumerate(found))
         raise errors.CheckpointError(
-            f"The ranks go on from different checkpoints: {choices}. Do all see the same storage? Let one process "
+            f"The ranks resume from different checkpoints: {choices}. Do all see the same storage? Let one process "
             "choose the checkpoint, before the others look for it."
         )

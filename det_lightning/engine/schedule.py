@@ -20,17 +20,10 @@ class Boundary(enum.IntEnum):
 
 
 class Schedule:
-    """The length and the periods of a run.
+    """The length and the periods of a run; None for never.
 
-    Args:
-        max_length: when training is complete; None: something else ends it, and no final validation or checkpoint
-            is asked for.
-        validation_period, checkpoint_period, reporting_period: when these are due; None: never.
-        test_mode: train on a single batch.
-
-    Raises:
-        TypeError: a period is neither ``Batch`` nor ``Epoch``, or ``max_length`` is not one of an int. All mistakes
-            are named at once.
+    Without ``max_length`` something else ends the run, without a final validation or checkpoint. ``test_mode`` trains
+    on a single batch.
     """
 
     def __init__(
@@ -75,7 +68,7 @@ class Schedule:
         return min(nearest, default=sys.maxsize)
 
     def is_complete(self, state: TrialState) -> bool:
-        """Tell whether training has reached its length."""
+        """Return whether training has reached its length."""
         if self.test_mode:
             return state.batches_trained >= 1
         if self.max_length is None or not isinstance(self.max_length.value, int):
@@ -85,7 +78,7 @@ class Schedule:
 
 
 def _next_multiple(steps: int, unit: TrainUnit) -> int:
-    """Return the next step that ``unit`` may name; for a schedule that is simply the next."""
+    """Return the next step that ``unit`` may name: any, if it is a container."""
     period = unit.value if isinstance(unit.value, int) else 1
     return steps + 1 if period < 1 else (steps // period + 1) * period
 

@@ -1,4 +1,4 @@
-"""Ending a process by a signal, and letting a second Ctrl-C do so while the first one is dealt with."""
+"""Ending a process by a signal, or by a second Ctrl-C while the first one is handled."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-# What GNU timeout and some launchers send twice, to a process and to its group, arrives within this time.
+# GNU timeout and some launchers send a signal twice, to a process and to its group, within this time.
 SAME_SIGNAL_S = 2.0
 
 
 @contextlib.contextmanager
 def interrupts_end_the_process() -> Iterator[None]:
-    """Let a further Ctrl-C end the process, while what the first one has interrupted is brought to its end.
-
-    Lightning ignores all further ones.
-    """
+    """Let a further Ctrl-C, which Lightning ignores, end the process while interrupted work is finished."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         yield
         return
@@ -38,13 +35,13 @@ def interrupts_end_the_process() -> Iterator[None]:
 
 
 def end_by_signal(signum: int) -> None:
-    """End the process as a signal does that nobody handles."""
+    """End the process as an unhandled signal does."""
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
 
 
 def print_at_once(message: str) -> None:
-    """Write to stderr in the handler of a signal, which may come in the middle of a log record."""
+    """Write to stderr from a signal handler, which may run in the middle of a log record."""
     try:
         os.write(2, message.encode())
     except OSError:  # nobody reads it any more

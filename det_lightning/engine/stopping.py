@@ -1,20 +1,24 @@
-"""When a run ends before its length is reached: the trial wants to, or a process was asked to end."""
+"""Ending a run before its length is reached: because the trial wants to, or a process was asked to."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
+import threading
 
+from det_lightning.core._distributed import DistributedContext
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+
+logger = logging.getLogger(__name__)
+
+# All ranks come to the same end at about the same time, if they do.
+_MEETING_TIME_S = 10.0
 
 
 @dataclasses.dataclass
 class StopRequest:
-    """Whether this process was asked to save its run and end.
-
-    Attributes:
-        exit_code: what the process ends with then.
-        requested: it was.
-    """
+    """Whether this process was asked to save its run and end, and with which exit code."""
 
     exit_code: int
     requested: bool = False
@@ -23,14 +27,10 @@ class StopRequest:
 class EarlyEnd:
     """Agrees with the other ranks on whether the run ends.
 
-    Args:
-        context: the trial's.
-        stop_request: may end the run from outside.
-
     Attributes:
-        stop_request: see above.
-        is_alone: there is nobody to agree with.
-        preempted: the run ends since a process was asked to.
+        stop_request: ends the run from outside.
+        is_alone: there are no other ranks.
+        preempted: the run ends because a process was asked to.
     """
 
     def __init__(self, context: PyTorchTrialContext, stop_request: StopRequest | None) -> None:
@@ -40,16 +40,34 @@ class EarlyEnd:
         self._context = context
 
     def agree(self) -> bool:
-        """Tell whether any rank wants to stop, or was asked to end; all ranks have to ask."""
+        """Return whether any rank wants to stop, or was asked to end; all ranks must call it."""
         wishes = (self._context.get_stop_requested(), self.stop_request.requested)
         of_all = [wishes] if self.is_alone else self._context.distributed.allgather(wishes)
         stops = any(requested for requested, _ in of_all)
-        # A trial that wanted to stop is done, and must not be started again.
+        # A trial that wanted to stop is done: a scheduler must not start it again.
         self.preempted = any(asked for _, asked in of_all) and not stops
         return stops or self.preempted
 
-    def must_come_now(self, at_boundary: bool) -> bool:
-        """Tell whether the run ends without a boundary: its only process was asked to end."""
+    def is_immediate(self, at_boundary: bool) -> bool:
+        """Return whether the run ends without a boundary, because its only process was asked to end."""
         if self.is_alone and not at_boundary and self.stop_request.requested:
             self.preempted = True
         return self.preempted
+
+
+def all_ranks_end(distributed: DistributedContext) -> bool:
+    """Return whether all ranks call this at about the same time; one that ends alone would wait in vain."""
+    if distributed.size == 1:
+        return True
+    came = threading.Event()
+
+    def meet() -> None:
+        # Not an allgather: ranks that go on may be in one, and would take this for their own.
+        with contextlib.suppress(RuntimeError):
+            distributed.gather(None)
+            came.set()
+
+    threading.Thread(target=meet, name="det_lightning-meeting", daemon=True).start()
+    if not came.wait(_MEETING_TIME_S):
+        logger.error("Not all ranks end the run, so what was trained since the latest checkpoint is not saved.")
+    return came.is_set()

@@ -13,15 +13,16 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
 
 class Evaluation:
-    """One validation at a time.
+    """Evaluates a trial, one validation after another.
 
     Args:
-        trial: what is evaluated.
+        trial: the one to evaluate.
         context: the trial's.
         single_batch: stop after one batch.
 
     Attributes:
         by_batch: the trial evaluates batches, not the full dataset.
+        full_metrics: those of :meth:`evaluate_full_dataset`.
     """
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool) -> None:
@@ -34,14 +35,12 @@ class Evaluation:
         self._takes_batch_idx = _takes_batch_idx(trial.evaluate_batch)
         self._window = MetricWindow()
         self._names: list[str] | None = None
-        self._full: dict[str, Any] = {}
-        self.records = 0
+        self.full_metrics: dict[str, Any] = {}
 
     def begin(self) -> None:
-        """Forget the validation before."""
+        """Forget the previous validation."""
         self._window = MetricWindow()
         self._names = None
-        self.records = 0
 
     @property
     def batches_evaluated(self) -> int:
@@ -49,11 +48,7 @@ class Evaluation:
         return len(self._window)
 
     def evaluate(self, batches: Iterator[Any], yields: Callable[[], bool]) -> bool:
-        """Evaluate batches until there are no more, or the driver wants control back.
-
-        Returns:
-            Whether the validation is over.
-        """
+        """Evaluate batches until they end or ``yields()`` is true; return whether the validation is over."""
         for batch in batches:
             self._evaluate_batch(batch)
             if self._single_batch:
@@ -65,7 +60,8 @@ class Evaluation:
     def _evaluate_batch(self, batch: Any) -> None:
         if self._context.experimental.auto_to_device:
             batch = self._context.to_device(batch)
-        self.records += self._trial.get_batch_length(batch)
+        # A trial may count its records in it.
+        self._trial.get_batch_length(batch)
         index = len(self._window)
         kwargs = {"batch": batch, "batch_idx": index} if self._takes_batch_idx else {"batch": batch}
         metrics = self._trial.evaluate_batch(**kwargs)
@@ -85,7 +81,7 @@ class Evaluation:
 
     def evaluate_full_dataset(self, data_loader: Any) -> None:
         """Evaluate all of the data on the chief."""
-        self._full = {}
+        self.full_metrics = {}
         if self._context.distributed.rank == 0:
             metrics = self._trial.evaluate_full_dataset(data_loader=data_loader)
             if not isinstance(metrics, dict):
@@ -93,18 +89,10 @@ class Evaluation:
                     f"{self._trial_name}.evaluate_full_dataset() must return a dict of metrics; it "
                     f"returned {metrics!r}."
                 )
-            self._full = to_numpy(metrics)
-
-    def full_dataset_metrics(self) -> dict[str, Any]:
-        """Return what :meth:`evaluate_full_dataset` found."""
-        return self._full
+            self.full_metrics = to_numpy(metrics)
 
     def close(self) -> list[dict[str, Any]]:
-        """Return the metrics of each batch of this rank.
-
-        Raises:
-            RuntimeError: there was no batch, and there are no other ranks that may have some.
-        """
+        """Return the metrics of each batch of this rank; raise a RuntimeError if the only rank has none."""
         batches = self._window.close()
         if not batches and self._context.distributed.size == 1:
             raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
@@ -112,7 +100,7 @@ class Evaluation:
 
 
 def _takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
-    """Tell whether to pass ``batch_idx``: there is a parameter of that name, or a second one of any name."""
+    """Return whether there is a parameter ``batch_idx``, or a second one of any name."""
     parameters = inspect.signature(evaluate_batch).parameters
     positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return "batch_idx" in parameters or len(positional) > 1

@@ -33,6 +33,10 @@ class TrainingPosition:
             raise errors.InternalException("There is no current batch: training has not started.")
         return self.batch_idx
 
+    def batches_trained(self) -> int:
+        """Return the number of batches before the next one, counted over the whole run."""
+        return self.initial_batch if self.batch_idx is None else self.batch_idx + 1
+
     def epoch_length(self) -> int:
         """Return the number of batches in an epoch.
 

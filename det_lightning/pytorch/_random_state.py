@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import operator
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -228,6 +229,10 @@ class ResumableBatchSampler(BatchSampler):
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:
+        return itertools.chain.from_iterable(self._passes())
+
+    def _passes(self) -> Iterator[Iterator[Any]]:
+        """Yield the batches of each pass, as an iterator that runs no Python code of its own for a batch."""
         index = self.journal.first_batch()
         while True:
             recorded = self.journal.recorded(index)
@@ -239,10 +244,10 @@ class ResumableBatchSampler(BatchSampler):
             else:
                 batches, ready, skip = self._begin_again(recorded)
             begun_at = index
-            for batch in itertools.chain(ready, batches):
-                index += 1
-                if index - begun_at > skip:
-                    yield batch
+            numbers = itertools.count(begun_at)
+            numbered = zip(itertools.chain(ready, batches), numbers)  # noqa: B905 (the batches end, the numbers do not)
+            yield map(operator.itemgetter(0), itertools.islice(numbered, skip, None))
+            index = next(numbers)
             if index == begun_at:
                 raise ValueError(
                     f"{type(self.batch_sampler).__name__} of the training data yields no batches at all: the dataset "

@@ -1,4 +1,4 @@
-"""Determined's door: ``init`` and ``Trainer``, which build what a Lightning user would write by hand."""
+"""Determined's API: ``init`` and ``Trainer``, a thin wrapper of what a Lightning user would write."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from det_lightning import errors
 from det_lightning.adapters.lightning_internals import interrupts_come_through, quiet_hints
 from det_lightning.adapters.module import TrialModule
 from det_lightning.adapters.strategies.processes import TrainingProcesses
-from det_lightning.callbacks.checkpoint import POLICIES, DeterminedCheckpoint
-from det_lightning.callbacks.metrics import DeterminedTensorBoard
+from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.callbacks.preemption import PreemptionHandler
 from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
+from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._elastic import elastic_job, restarts
-from det_lightning.escaping import escape
-from det_lightning.masking import mask_url
+from det_lightning.core._elastic import elastic_job
+from det_lightning.pytorch._latest_checkpoint import choose_checkpoints
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import isolated_rng
@@ -39,13 +38,8 @@ from det_lightning.units import Batch, Epoch, TrainUnit
 
 logger = logging.getLogger(__name__)
 
-# A script may train several trials, and takes up each where it was when it is restarted.
+# A script that is restarted may have trained several trials, and resumes each of them.
 _fits = itertools.count(1)
-
-# More damaged checkpoints in a row are no accident.
-_MOST_FALLBACKS = 10
-# Each time another run deletes the newest checkpoint it has written a newer one.
-_MOST_TRIES = 10
 
 
 @contextlib.contextmanager
@@ -67,19 +61,19 @@ def init(
         exp_conf: what ``context.get_experiment_config()`` returns. Its ``searcher`` section names the metric that the
             checkpoint policy ``"best"`` compares.
         distributed: the processes of the run; by default those of Horovod if it is asked for, or those of torchrun
-            where it has started the script, which are connected if they are not yet; otherwise this one alone.
+            if it has started the script, which are connected if they are not yet; otherwise this one alone.
         aggregation_frequency: number of batches whose gradients make one optimizer update.
         enable_tensorboard_logging: write the metrics as TensorBoard files.
-        trial_seed: seed Python's, numpy's and torch's random generators; by default they are left as they are.
+        trial_seed: seed for Python's, numpy's and torch's random generators; by default they are not seeded.
         tensorboard_path: directory of the TensorBoard files; by default a new one below ``runs/``.
         strategy: how several processes train: ``"trial_ddp"`` gives each whole models, ``"trial_fsdp"`` shards them,
             ``"horovod"`` is chosen by ``USE_HOROVOD`` in the environment and by ``horovodrun`` too;
-            or a ``PerModelFSDPStrategy`` of ``det_lightning.adapters.strategies`` that was told more.
+            or a ``PerModelFSDPStrategy`` of ``det_lightning.adapters.strategies`` with options.
 
     Raises:
-        ValueError: the strategy is unknown, or ``torch.distributed`` does not connect the processes; or Horovod is
-            asked for together with something else.
-        ImportError: Horovod is asked for, and not installed.
+        ValueError: the strategy is unknown, ``torch.distributed`` does not connect the processes, or Horovod is chosen
+            together with something else.
+        ImportError: Horovod is chosen, and not installed.
     """
     if trial_seed is not None:
         random.seed(trial_seed)
@@ -112,12 +106,12 @@ class Trainer:
 
     Args:
         trial: the trial, built with ``context``.
-        context: what :func:`init` gave.
+        context: from :func:`init`.
         **lightning: arguments of ``pl.Trainer``: ``logger=``, ``callbacks=``, ``profiler=``, ``enable_progress_bar=``,
             ...; those that :meth:`fit` decides on are refused.
 
     Attributes:
-        checkpoints: what wrote the checkpoints of the latest :meth:`fit`, with the paths of the last and the best one.
+        checkpoints: the callback of the latest :meth:`fit`, with the paths of the last and the best checkpoint.
     """
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, **lightning: Any) -> None:
@@ -133,7 +127,7 @@ class Trainer:
         begin_on_batch: int = 0,
         end_after_batch: int | None = None,
     ) -> None:
-        """Do nothing but point to what replaced Determined's system profiler."""
+        """Log a warning that names the replacement of Determined's system profiler."""
         logger.warning("configure_profiler() has no effect; profile with context.set_profiler(...).")
 
     def fit(
@@ -159,7 +153,7 @@ class Trainer:
     ) -> None:
         """Train, validate and checkpoint.
 
-        Where torchrun has restarted the script, the run goes on from the newest checkpoint that it wrote.
+        If torchrun has restarted the script, the run resumes from the newest checkpoint that it wrote.
 
         Args:
             checkpoint_period: when checkpoints are due, besides those by policy and the one at the end.
@@ -168,9 +162,9 @@ class Trainer:
             reporting_period: when training metrics are reported.
             checkpoint_policy: after which validations to checkpoint: ``"best"``, ``"all"`` or ``"none"``. ``"best"``
                 needs the metric's name in ``exp_conf["searcher"]["metric"]``; without it all validations count.
-            latest_checkpoint: id, path or URL of a checkpoint to go on from, at the very next batch. ``"last"`` is the
-                newest complete one in the storage, see ``CheckpointStorage.newest_first``; without any the run begins
-                anew.
+            latest_checkpoint: id, path or URL of a checkpoint to resume from, at the very next batch. ``"last"`` is the
+                newest complete one in the storage, see ``CheckpointStorage.newest_first``; if there is none, the run
+                begins from scratch.
             step_zero_validation: validate before the first batch.
             test_mode: train one batch, validate one batch, checkpoint, and end.
             profiling_enabled: Determined's system profiler needs a master; a warning says so.
@@ -178,19 +172,19 @@ class Trainer:
                 experiment configuration, or a ``CheckpointStorage``; by default Determined's own directory for local
                 runs.
             code_dir: the directory that is copied into each checkpoint; by default the working directory.
-            code_with_secrets: copy files under whose names secrets are kept too, such as ``.env``.
-            trusted: unpickle anything that ``latest_checkpoint`` holds, running whatever code it asks for.
-            async_write: write checkpoints while the training goes on; by default where the storage is remote.
-            retention: which checkpoints to keep; by default what the configuration given as ``checkpoint_storage``
-                says, otherwise all of them.
-            preemption: save the run and end when ``SIGTERM`` or ``SIGUSR1`` comes; see ``PreemptionHandler``. One among
-                the ``callbacks`` of the trainer is used in any case.
-            fall_back: where the newest checkpoint is damaged, go on from the one before, with a warning that names
-                both; if False that is an error. A checkpoint that ``latest_checkpoint`` names is never exchanged.
+            code_with_secrets: copy files whose names suggest secrets too, such as ``.env``.
+            trusted: unpickle anything in ``latest_checkpoint``, running whatever code it contains.
+            async_write: write checkpoints while training continues; by default where the storage is remote.
+            retention: which checkpoints to keep; by default as in the configuration given as ``checkpoint_storage``,
+                otherwise all.
+            preemption: save the run and end on ``SIGTERM`` or ``SIGUSR1``; see ``PreemptionHandler``. One among the
+                ``callbacks`` of the trainer is used in any case.
+            fall_back: if the newest checkpoint is damaged, resume from the one before, with a warning that names both;
+                False makes that an error. A checkpoint that ``latest_checkpoint`` names is never replaced.
 
         Raises:
             ValueError: ``max_length`` is missing, or ``checkpoint_policy`` unknown.
-            TypeError: a period is no ``Batch`` or ``Epoch``, or ``max_length`` not one of an int.
+            TypeError: a period is not a ``Batch`` or ``Epoch``, or ``max_length`` is not one of an int.
             InvalidExperimentException: the trial cannot be trained; names why.
             CheckpointError: ``latest_checkpoint`` is missing, torn, unsafe, or of another trial; or a checkpoint can
                 not be written, or is not there any more at the end.
@@ -217,7 +211,7 @@ class Trainer:
         try:
             self._fit(
                 self.checkpoints,
-                self._choose_checkpoint(self.checkpoints, latest_checkpoint, job, fall_back),
+                choose_checkpoints(self._context.distributed, self.checkpoints, latest_checkpoint, job, fall_back),
                 preemption,
                 max_length=max_length,
                 validation_period=_or_never(validation_period),
@@ -228,25 +222,6 @@ class Trainer:
             )
         finally:
             self.checkpoints.close()
-
-    def _choose_checkpoint(
-        self,
-        checkpoints: DeterminedCheckpoint,
-        latest: str | os.PathLike[str] | None,
-        job: str | None,
-        fall_back: bool,
-    ) -> list[str]:
-        """Return the checkpoint to go on from, which others may not delete now, and those before it; on every rank."""
-        distributed = self._context.distributed
-        found: list[str] = []
-        if distributed.rank == 0:
-            for _ in range(_MOST_TRIES):
-                found = _find_latest(checkpoints.storage, latest, job, most=_MOST_FALLBACKS if fall_back else 1)
-                # Another run may have found a newer one in the meantime, and deletes this.
-                if not found or checkpoints.protect(found[0]):
-                    break
-        chosen: list[str] = distributed.broadcast(found)
-        return chosen
 
     def _fit(
         self, checkpoints: DeterminedCheckpoint, newest_first: list[str], preemption: bool, **options: Any
@@ -273,8 +248,6 @@ class Trainer:
                 'Name the metric in init(exp_conf={"searcher": {"metric": ...}}).'
             )
             policy = "all"
-        if policy not in POLICIES:
-            raise ValueError(f"checkpoint_policy must be one of {', '.join(POLICIES)}; got {policy!r}.")
         return DeterminedCheckpoint(
             policy=policy,
             metric=metric,
@@ -320,25 +293,6 @@ class Trainer:
             callbacks.append(TrialProgressBar())
         defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
         return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)
-
-
-def _find_latest(
-    storage: CheckpointStorage, latest: str | os.PathLike[str] | None, job: str | None, most: int
-) -> list[str]:
-    """Return the checkpoint to go on from and, where the newest was asked for, those before it, ``most`` in all."""
-    if restarts():
-        if job is None:
-            logger.warning(
-                "The script was restarted, but its job has no id, so its checkpoints are not known from others. Give "
-                "torchrun an --rdzv-id, or pass latest_checkpoint='last'."
-            )
-        elif newest := [*itertools.islice(storage.newest_first(job), most)]:
-            shown = escape(mask_url(newest[0]))
-            logger.warning("The script was restarted; the run goes on from its newest checkpoint, %s.", shown)
-            return newest
-    if latest is None:
-        return []
-    return [*itertools.islice(storage.newest_first(), most)] if latest == "last" else [storage.find(latest)]
 
 
 def _or_never(period: TrainUnit | None) -> TrainUnit:

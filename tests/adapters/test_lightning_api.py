@@ -121,6 +121,13 @@ def test_max_steps_counts_optimizer_steps() -> None:
     assert (lightning.global_step, module.trial_run.state.batches_trained) == (10, 5)
 
 
+def test_no_training_batches_leave_the_trial_as_it_was_built() -> None:
+    module = TrialModule(RecordingTrial)
+    fit(module, max_epochs=2, limit_train_batches=0)
+    assert isinstance(module.trial, RecordingTrial)
+    assert module.trial.trained == 0
+
+
 def test_fast_dev_run_trains_and_validates_one_batch() -> None:
     module = TrialModule(RecordingTrial)
     fit(module, fast_dev_run=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import signal
 from collections.abc import Iterator
@@ -215,7 +216,27 @@ def test_unwrapped_optimizer() -> None:
     assert lightning_internals.unwrapped_optimizer(plain) is plain
 
 
+def test_lift_epoch_limit() -> None:
+    class Module(Watched):
+        def on_fit_start(self) -> None:
+            lightning_internals.lift_epoch_limit(self.trainer)
+
+        def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
+            if self.steps == 14:
+                lightning_internals.end_training(self.trainer, early=True)
+
+    module = Module()
+    make_trainer(max_epochs=1, limit_train_batches=6).fit(module)
+    assert module.steps == 14
+
+
 def test_every_reach_has_a_test() -> None:
     tested = "\n".join(name for name in globals() if name.startswith("test_"))
-    untested = [name for name in lightning_internals.__all__ if name not in tested and name != "TrialEpochLoop"]
+    own = [
+        name
+        for name, value in inspect.getmembers(lightning_internals, inspect.isfunction)
+        if value.__module__ == lightning_internals.__name__ and not name.startswith("_")
+    ]
+    assert len(own) > 10
+    untested = [name for name in own if name not in tested]
     assert not untested

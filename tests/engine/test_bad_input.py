@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors, pytorch
@@ -110,7 +111,7 @@ class UnwrappedOptimizer(SmallTrial):
         (NoEvaluation, errors.InvalidExperimentException, "it overrides neither"),
         (TwoEvaluations, errors.InvalidExperimentException, "overrides evaluate_batch and evaluate_full_dataset"),
         (PlainLoader, RuntimeError, r"build_training_data_loader\(\) returned a torch.*disable_dataset_repro"),
-        (RunsDry, RuntimeError, "ran dry after 7 batches"),
+        (RunsDry, RuntimeError, "training loader ran dry after 7 batches.*RepeatBatchSampler"),
         (NoData, RuntimeError, "training loader is empty"),
         (NoValidationData, RuntimeError, "validation loader is empty"),
         (ReturnsNone, TypeError, r"ReturnsNone.train_batch\(\) must return .*it returned None for batch 0"),
@@ -128,6 +129,20 @@ def test_a_trial_that_cannot_be_trained_is_refused(
     with pytest.raises(error, match=message):
         fit(trial_class, max_length=pytorch.Batch(20))
     assert CheckpointStorage("storage").list_ids() == []
+
+
+class SeesEachBatch(pl.Callback):
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Make a Lightning step hold a single batch."""
+
+
+def test_a_loader_that_runs_dry_is_refused_where_a_callback_sees_each_batch() -> None:
+    with (
+        pytorch.init(enable_tensorboard_logging=False) as context,
+        pytest.raises(RuntimeError, match="ran dry after 7 batches"),
+    ):
+        trainer = pytorch.Trainer(RunsDry(context), context, enable_progress_bar=False, callbacks=[SeesEachBatch()])
+        trainer.fit(max_length=pytorch.Batch(20), checkpoint_policy="none", checkpoint_storage="storage")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +177,7 @@ def test_best_needs_the_metric_that_it_compares() -> None:
 
 def test_flags_that_fit_decides_on_are_not_taken() -> None:
     with (
-        pytorch.init() as context,
+        pytorch.init(enable_tensorboard_logging=False) as context,
         pytest.raises(errors.UnsupportedTrainerFlags, match="was given max_epochs, which"),
     ):
         pytorch.Trainer(SmallTrial(context), context, max_epochs=3).fit(max_length=pytorch.Batch(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,3 +121,21 @@ def test_such_a_read_is_noticed_two_classes_down(body: str, found: list[str]) ->
     """
     problems = reads_of_parents(classes_in(textwrap.dedent(source), "file.py"))
     assert [problem.split(" reads ")[1].split(" ")[0] for problem in problems] == found
+
+
+def rooms() -> set[str]:
+    """Return the modules and packages next to each other in det_lightning, and those of det_lightning.pytorch."""
+    found = set()
+    for package in ("det_lightning", "det_lightning/pytorch"):
+        for path in (ROOT / package).iterdir():
+            if path.suffix == ".py" or (path / "__init__.py").exists():
+                found.add(f"{package.replace('/', '.')}.{path.stem}")
+    return {room for room in found if not room.endswith(".__init__")} - {"det_lightning.pytorch"}
+
+
+def test_one_contract_says_of_every_room_which_ones_it_may_import() -> None:
+    # Python 3.10 has no TOML reader, and the list is plain enough to go without one.
+    contracts = (ROOT / "pyproject.toml").read_text().split("[[tool.importlinter.contracts]]\n")[1:]
+    (contract,) = [text for text in contracts if "det_lightning.adapters" in text and 'type = "layers"' in text]
+    assert sorted(re.findall(r"det_lightning[\w.]+", contract)) == sorted(rooms())
+    assert not any("ignore_imports" in text for text in contracts)

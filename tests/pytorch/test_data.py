@@ -13,10 +13,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
 from det_lightning.engine.data_stream import TrainStream, ValidationStream
 from det_lightning.pytorch import DataLoader, data_length, to_device
+from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._random_state import PassJournal
 
 CPU = torch.device("cpu")
@@ -187,8 +188,12 @@ class Endless:
 @given(st.integers(1, 6), st.integers(0, 20))
 def test_epochs_are_cut_where_they_end_counted_from_the_beginning_of_the_run(epoch_len: int, first: int) -> None:
     loader = Endless(first)
-    stream = TrainStream(loader, epoch_len, first)
-    epochs = [list(stream) for _ in range(3)]
+    position = TrainingPosition(initial_batch=first, epoch_len=epoch_len)
+    stream = TrainStream(loader, position)
+    epochs = []
+    for _ in range(3):
+        epochs.append(list(stream))
+        position.batch_idx = epochs[-1][-1]
     assert list(itertools.chain(*epochs)) == list(range(first, first + sum(map(len, epochs))))
     assert all((epoch[-1] + 1) % epoch_len == 0 and len(epoch) <= epoch_len for epoch in epochs)
     assert len(epochs[0]) == epoch_len - first % epoch_len
@@ -197,16 +202,19 @@ def test_epochs_are_cut_where_they_end_counted_from_the_beginning_of_the_run(epo
 
 
 def test_the_rest_of_an_epoch_goes_on_where_reading_stopped() -> None:
-    stream = TrainStream(Endless(), epoch_len=5)
+    position = TrainingPosition(epoch_len=5)
+    stream = TrainStream(Endless(), position)
     assert list(itertools.islice(iter(stream), 2)) == [0, 1]
-    assert list(itertools.islice(stream.rest_of_epoch(), 1)) == [2]
-    assert list(stream.rest_of_epoch()) == [3, 4]
+    assert next(stream.batches) == 2
+    position.batch_idx = 2
+    assert list(stream) == [3, 4]
+    position.batch_idx = 4
     assert list(stream) == [5, 6, 7, 8, 9]
 
 
 def test_asking_for_an_iterator_makes_it_at_once_and_only_once() -> None:
     loader = Endless()
-    stream = TrainStream(loader, sys.maxsize)
+    stream = TrainStream(loader, TrainingPosition(epoch_len=sys.maxsize))
     assert loader.begun == 0
     iter(stream)
     assert loader.begun == 1
@@ -215,12 +223,6 @@ def test_asking_for_an_iterator_makes_it_at_once_and_only_once() -> None:
     stream.close()
     iter(stream)
     assert loader.begun == 2
-
-
-def test_a_loader_that_runs_dry_says_after_how_many_batches() -> None:
-    stream = TrainStream(torch.utils.data.DataLoader(TensorDataset(torch.ones(3))), epoch_len=9)
-    with pytest.raises(RuntimeError, match=r"training loader ran dry after 3 batches.*RepeatBatchSampler"):
-        list(stream)
 
 
 def test_each_validation_reads_its_data_from_the_start_and_not_before_its_first_batch() -> None:

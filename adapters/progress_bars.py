@@ -11,14 +11,7 @@ _INTERVAL_S = 0.1
 
 
 class BarRefresh:
-    """Draws the progress bars of a trainer at most ten times a second, through their documented hooks.
-
-    Args:
-        trainer: whose bars are drawn.
-
-    Attributes:
-        any_drawn: there are bars.
-    """
+    """Draws the progress bars of a trainer at most ten times a second, through their documented hooks."""
 
     def __init__(self, trainer: pl.Trainer) -> None:
         callbacks: list[pl.Callback] = getattr(trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
@@ -28,16 +21,16 @@ class BarRefresh:
         self._next_s = time.monotonic() + _INTERVAL_S
 
     def is_due(self) -> bool:
-        """Tell whether it is time to draw."""
+        """Return whether it is time to draw."""
         return time.monotonic() >= self._next_s
 
     def draw_training(self, batches: int) -> None:
-        """Show that ``batches`` batches of the epoch are trained."""
+        """Show the number of batches of the epoch that are trained."""
         for bar, shown in self._shown(batches):
             bar.on_train_batch_end(self._trainer, self._trainer.lightning_module, None, None, shown - 1)
 
     def draw_validation(self, batches: int) -> None:
-        """Show that ``batches`` batches of the validation are evaluated."""
+        """Show the number of batches of the validation that are evaluated."""
         for bar, shown in self._shown(batches):
             bar.on_validation_batch_end(self._trainer, self._trainer.lightning_module, None, None, shown - 1)
 

@@ -1,4 +1,4 @@
-"""Metrics as Determined writes them."""
+"""TensorBoard files with Determined's tags."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from det_lightning.pytorch._tensorboard import TensorBoardOutput
 class DeterminedTensorBoard(pl.Callback):
     """Writes TensorBoard files with Determined's tags.
 
-    ``Determined/<metric>`` for each training batch, and for each validation ``Determined/val_<metric>``, without the
-    prefix where the name has it already. A batch is counted from 0, a validation by the batches trained before it.
+    The tags are ``Determined/<metric>`` for each training batch, counted from 0, and ``Determined/val_<metric>`` for
+    each validation, at the number of batches trained before it. A name that begins with ``val`` gets no ``val_``.
 
     Args:
-        output: where to; see ``context.tensorboard``.
+        output: where to write; see ``context.tensorboard``.
     """
 
     def __init__(self, output: TensorBoardOutput) -> None:
         self._output = output
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Ask for the metrics of the module.
+        """Subscribe to the metrics of the module.
 
         Raises:
-            TypeError: the module is no :class:`TrialModule`.
+            TypeError: the module is not a :class:`TrialModule`.
         """
-        require_trial_module(self, pl_module).attach(reporter=self)
+        require_trial_module(self, pl_module).reporters.append(self)
 
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""What a trial has to have before it can be trained."""
+"""What a trial must define before it can be trained."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
 
 def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
-    """Raise if the trial cannot be trained.
-
-    Raises:
-        InvalidExperimentException: no model or no optimizer is wrapped, or not exactly one of ``evaluate_batch`` and
-            ``evaluate_full_dataset`` is overridden; all that is wrong is named.
-    """
+    """Raise an InvalidExperimentException that names all that keeps the trial from being trained."""
     trial_class = type(original_trial(trial))
     name = trial_class.__name__
     mistakes = interface_mistakes(trial)

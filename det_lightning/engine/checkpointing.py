@@ -1,0 +1,167 @@
+"""When a run is saved beyond its schedule, and which events follow a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.checkpoint.run_storage import RunStorage
+from det_lightning.checkpoint.storage.paths import new_id
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.engine.metrics import is_numerical_scalar
+from det_lightning.engine.run import TrialRun
+from det_lightning.engine.run_content import collect_content
+from det_lightning.units import TrainUnit
+
+logger = logging.getLogger(__name__)
+
+POLICIES = ("best", "all", "none")
+
+
+@dataclasses.dataclass
+class CheckpointPlan:
+    """Which checkpoints a trial gets, and where; and what its latest run has written, for every rank.
+
+    The policy ``"best"`` compares the metric of ``run_storage``. ``best_id`` is the checkpoint that followed the best
+    validation, ``last_id`` the one begun last.
+    """
+
+    run_storage: RunStorage
+    policy: str
+    period: TrainUnit | None = None
+    best_value: float | None = None
+    best_id: str | None = None
+    last_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"checkpoint_policy must be one of {', '.join(POLICIES)}; got {self.policy!r}.")
+        if self.policy == "best" and self.run_storage.metric is None:
+            raise ValueError(
+                "checkpoint policy 'best' needs to know the metric to compare: give metric='validation_loss', or use "
+                "policy='all'."
+            )
+
+    def value_in(self, metrics: dict[str, Any]) -> float | None:
+        """Return the value of the metric to compare; None if there is none and the policy needs none."""
+        metric = self.run_storage.metric
+        value = metrics.get(metric or "")
+        if value is not None and is_numerical_scalar(value):
+            return float(value)
+        if self.policy != "best":
+            return None
+        raise ValueError(
+            f"checkpoint policy 'best' compares the validation metric {metric!r}, which must be a number; the "
+            f"validation returned {sorted(metrics)}" + (f", and {metric!r} is {value!r}." if value is not None else ".")
+        )
+
+    def improves(self, value: float) -> bool:
+        """Return whether a value is the best up to now; remember it then."""
+        best = self.best_value
+        smaller_is_better = self.run_storage.smaller_is_better
+        is_better = best is None or math.isnan(best) or (value < best if smaller_is_better else value > best)
+        if is_better:
+            self.best_value = value
+        return is_better
+
+
+class RunCheckpoints:
+    """Saves a run, and notifies the trial of the checkpoints that are complete. All ranks call the same methods."""
+
+    def __init__(self, run: TrialRun, plan: CheckpointPlan) -> None:
+        self._run = run
+        self._plan = plan
+        self._distributed = run.context.distributed
+        self._saver = plan.run_storage.saver
+        self._validated: tuple[int, float] | None = None
+        self._unreported = 0
+
+    def save(self) -> None:
+        """Write a checkpoint, or begin to, once the one before is written."""
+        self.report_complete(wait=True)
+        run = self._run
+        batches_trained = run.state.batches_trained
+        run.state.last_ckpt = batches_trained
+        checkpoint_id = self._distributed.broadcast(new_id())
+        content = collect_content(run)
+        if content is not None:
+            if content.resume is not None:
+                content.resume.best_value = self._plan.best_value
+            steps, value = self._validated or (-1, None)
+            metric = value if steps == batches_trained else None
+            report_written = run.events.report_written if run.events.wants_written() else None
+            self._plan.run_storage.save(content, checkpoint_id, metric, report_written)
+            logger.info("Checkpoint %s after %d batches.", checkpoint_id, batches_trained)
+        self._unreported += 1
+        self._plan.last_id = checkpoint_id
+        self.report_complete()
+
+    def save_unless_current(self) -> None:
+        """Write a checkpoint if anything was trained since the latest one."""
+        if not self._is_current():
+            self.save()
+
+    def save_after_validation(self, metrics: dict[str, Any]) -> None:
+        """Write a checkpoint if the policy wants one after a validation with these metrics."""
+        plan = self._plan
+        value = plan.value_in(metrics)
+        if value is not None:
+            self._validated = (self._run.state.batches_trained, value)
+        improved = plan.policy == "best" and value is not None and plan.improves(value)
+        if (improved or plan.policy == "all") and not self._is_current():
+            self.save()
+        elif value is not None:
+            self._saver.note_metric(self._run.state.batches_trained, value)
+        if improved:
+            plan.best_id = plan.last_id
+
+    def _is_current(self) -> bool:
+        return self._run.state.last_ckpt == self._run.state.batches_trained
+
+    def report_complete(self, wait: bool = False) -> None:
+        """Notify the trial of the checkpoints that have become complete; raise on every rank if one has failed."""
+        run_storage = self._plan.run_storage
+        # Not every connection can be used by two threads, and the one that writes in the background uses it too.
+        if self._distributed.rank == 0 and (not self._unreported or run_storage.storage.root.is_object_store):
+            run_storage.claims.renew()
+        if not self._unreported:
+            return
+        complete: list[str] = _on_chief(self._distributed, lambda: self._saver.take_complete(wait))
+        self._unreported -= len(complete)
+        self._report(complete)
+
+    def finish(self) -> None:
+        """Wait until all is written; raise a StorageError if a checkpoint of this run has vanished."""
+        self.report_complete(wait=True)
+        _on_chief(self._distributed, self._saver.finish)
+
+    def abandon(self) -> None:
+        """Finish what is under way on this rank, when the run has failed and the other ranks may be gone."""
+        self._unreported = 0
+        self._report(self._plan.run_storage.finish_in_a_hurry())
+
+    def close(self) -> None:
+        """Give up the name of the trial, and what keeps others from deleting checkpoints."""
+        self._plan.run_storage.claims.release()
+
+    def _report(self, complete: list[str]) -> None:
+        for checkpoint_id in complete:
+            self._run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
+
+
+def _on_chief(distributed: DistributedContext, action: Callable[[], Any]) -> Any:
+    """Return on every rank what ``action`` returns on the chief; raise its CheckpointError on every rank."""
+    outcome = None
+    if distributed.rank == 0:
+        try:
+            outcome = action()
+        except errors.CheckpointError as e:
+            outcome = e
+    outcome = distributed.broadcast(outcome)
+    if isinstance(outcome, errors.CheckpointError):
+        raise outcome
+    return outcome
