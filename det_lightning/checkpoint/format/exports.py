@@ -1,4 +1,4 @@
-"""Writing a checkpoint as a single file that other programs read."""
+"""Writing a checkpoint as a single file for other programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def export_weights(content: CheckpointContent, file: pathlib.Path) -> None:
 
 
 def export_lightning(content: CheckpointContent, file: pathlib.Path) -> None:
-    """Write a ``.ckpt`` file of Lightning's; see ``to_lightning``.
+    """Write a ``.ckpt`` file of Lightning; see ``to_lightning``.
 
     Raises:
         InvalidCheckpointException: models, optimizers or schedulers are missing.
@@ -42,14 +42,14 @@ def export_lightning(content: CheckpointContent, file: pathlib.Path) -> None:
 def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[str]:
     """Write the weights in the safetensors format; see ``to_weights`` for their names.
 
-    Tensors that share memory become separate ones. The header tells the checkpoint's id, how many batches it was
+    Tensors that share memory become separate ones. The header holds the checkpoint's id, the number of batches it was
     trained on, and the trial's class.
 
     Returns:
-        The names of what is no tensor and was left out, such as ``_extra_state``.
+        The names of entries that are not tensors and were left out, such as ``_extra_state``.
 
     Raises:
-        CheckpointError: the library is not installed, or a tensor has a type that the format does not know.
+        CheckpointError: the library is not installed, or a tensor has a type that the format does not support.
         StorageError: the file cannot be written.
     """
     try:
@@ -79,7 +79,7 @@ def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[s
 
 
 def _separate_tensors(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors, dense in memory and none of them a view of another one's."""
+    """Return the tensors, contiguous and without common memory."""
     tensors: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, value in weights.items():
@@ -97,7 +97,7 @@ def _separate_tensors(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def _replacing(file: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Give a place for the content of ``file``, which takes its place when it is whole."""
+    """Yield the path of a temporary file, which replaces ``file`` after the block."""
     unfinished = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         unfinished.touch()

@@ -160,7 +160,7 @@ def test_only_a_checkpoint_is_deleted_by_its_id(backend: Backend) -> None:
     (storage.root / "datasets/images").write(b"precious")
     (storage.root / "datasets/metadata.json").write(json.dumps(told).encode())
     (storage.root / "datasets/checkpoint.pt").write(b"another program's")
-    with pytest.raises(errors.CheckpointNotFound, match="datasets is no checkpoint, but another directory: it stays"):
+    with pytest.raises(errors.CheckpointNotFound, match="datasets is not a checkpoint, and is not deleted"):
         storage.delete("datasets")
     index = TrialIndex(storage.root, "e", "t")
     for steps, name in enumerate(["datasets", "..", kept]):
