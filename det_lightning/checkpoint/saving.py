@@ -119,12 +119,7 @@ class CheckpointSaver:
         return self._under_way is not None and not self._under_way.is_done()
 
     def finish(self) -> None:
-        """End the run: wait for the checkpoint that is under way, and look for all that were written.
-
-        Raises:
-            CheckpointError: it cannot be written.
-            StorageError: some have vanished; names them.
-        """
+        """End the run: wait for the checkpoint that is under way, and look for all that were written."""
         self._collect(wait=True)
         self._report_vanished()
         vanished = self._vanished

@@ -13,15 +13,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
+from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.code_rules import CodeRules, GitIgnores
-from det_lightning.checkpoint.format.layout import (
-    BOOKKEEPING_DIR,
-    CODE_DIR,
-    LOAD_DATA_FILE,
-    METADATA_FILE,
-    STAGING_MARK,
-    STATE_FILES,
-)
 
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -29,8 +22,8 @@ _INSTALLED = {"site-packages", "dist-packages"}
 def files_imported_from(directory: pathlib.Path) -> set[str]:
     """Return the paths below ``directory`` of the files of loaded modules, except Python's own and installed ones."""
     roots = (os.path.abspath(directory), os.path.realpath(directory))  # noqa: PTH100 (the first keeps links)
-    below = tuple(root.rstrip(os.sep) + os.sep for root in roots)
-    pythons_own = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    below = (os.path.join(roots[0], ""), os.path.join(roots[1], ""))  # noqa: PTH118 (a slash at the end)
+    pythons_own = (os.path.realpath(sysconfig.get_path("stdlib")), os.path.realpath(sysconfig.get_path("platstdlib")))
     found = set()
     # Thousands of modules are loaded, and few of them lie there: no function is called for each.
     for module in list(sys.modules.values()):
@@ -64,7 +57,7 @@ _SOURCE_SUFFIXES = (".py", ".pyi")
 # Names that a storage may change, or that a reader refuses.
 _ODD_NAME = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
 # A directory that holds one of these is an environment or a cache.
-_MARKERS = {"pyvenv.cfg", "conda-meta", "CACHEDIR.TAG", STAGING_MARK}
+_MARKERS = {"pyvenv.cfg", "conda-meta", "CACHEDIR.TAG", layout.STAGING_MARK}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,16 +150,16 @@ class _Scan:
     def _select(self) -> CodeSelection:
         imported = {name for name in files_imported_from(self._source) if self._may_be_copied(name)}
         partial_because = self._why_partial()
-        chosen = self._sizes if partial_because is None else self._sources_within_limit(imported)
+        chosen = set(self._sizes) if partial_because is None else self._sources_within_limit(imported)
         return CodeSelection(
             directories=self._directories if partial_because is None else [],
-            files=[*(name for name in chosen if name not in imported), *sorted(imported)],
+            files=sorted(chosen | imported),
             imported=imported,
             problems=self._problems,
             rule_problems=[*self._rules.problems, *self._rule_problems],
             secrets=self._secrets,
             partial_because=partial_because,
-            largest=_largest(self._sizes),
+            largest=[] if partial_because is None else _largest(self._sizes),
         )
 
     def _why_partial(self) -> str | None:
@@ -180,13 +173,13 @@ class _Scan:
             return "it is not known what to leave out, because its .detignore cannot be read"
         return None
 
-    def _sources_within_limit(self, imported: set[str]) -> list[str]:
+    def _sources_within_limit(self, imported: set[str]) -> set[str]:
         room = self._limits.size_bytes - sum(self._sizes.get(name, 0) for name in imported)
-        chosen = []
+        chosen = set()
         for name, size in self._sizes.items():
             if name not in imported and name.endswith(_SOURCE_SUFFIXES) and size <= room:
                 room -= size
-                chosen.append(name)
+                chosen.add(name)
         return chosen
 
     def _entries_of(self, folder: _Folder) -> list[os.DirEntry[str]]:
@@ -227,7 +220,7 @@ class _Scan:
                     self._problems[name] = "not every storage can hold its name"
                 elif not is_directory:
                     self._sizes[name] = entry.stat(follow_symlinks=False).st_size
-                elif entry.name != BOOKKEEPING_DIR and _identity(entry.path) not in self._apart:
+                elif entry.name != layout.BOOKKEEPING_DIR and _identity(entry.path) not in self._apart:
                     folders.append(_Folder(f"{name}/", folder.ignores))
             except OSError as e:  # it may have vanished since the directory was listed
                 self._problems[name] = e.strerror or str(e)
@@ -264,8 +257,9 @@ def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
 def _is_environment_or_checkpoint(folder: pathlib.Path, entries: list[os.DirEntry[str]]) -> bool:
     if any(entry.name in _MARKERS for entry in entries):
         return True
-    described = any(entry.name in (METADATA_FILE, LOAD_DATA_FILE) and entry.is_file() for entry in entries)
-    return described and any(os.path.lexists(folder / name) for name in (*STATE_FILES, CODE_DIR))
+    descriptions = (layout.METADATA_FILE, layout.LOAD_DATA_FILE)
+    described = any(entry.name in descriptions and entry.is_file() for entry in entries)
+    return described and any(os.path.lexists(folder / name) for name in (*layout.STATE_FILES, layout.CODE_DIR))
 
 
 def _holds_environment_or_checkpoint(folder: pathlib.Path) -> bool:

@@ -16,24 +16,14 @@ from det_lightning.checkpoint.format.lightning_file import to_lightning, to_weig
 
 
 def export_weights(content: CheckpointContent, file: pathlib.Path) -> None:
-    """Write the weights with ``torch.save``; see ``to_weights`` for their names.
-
-    Raises:
-        InvalidCheckpointException: models are missing.
-        StorageError: the file cannot be written.
-    """
+    """Write the weights with ``torch.save``; see ``to_weights`` for their names."""
     weights = to_weights(content)
     with _replacing(file) as unfinished:
         torch.save(weights, unfinished)
 
 
 def export_lightning(content: CheckpointContent, file: pathlib.Path) -> None:
-    """Write a ``.ckpt`` file of Lightning; see ``to_lightning``.
-
-    Raises:
-        InvalidCheckpointException: models, optimizers or schedulers are missing.
-        StorageError: the file cannot be written.
-    """
+    """Write a ``.ckpt`` file of Lightning; see ``to_lightning``."""
     ckpt = to_lightning(content)
     with _replacing(file) as unfinished:
         torch.save(ckpt, unfinished)

@@ -44,11 +44,7 @@ _MAX_JSON_DEPTH = 100
 
 
 def find_state_file(directory: pathlib.Path) -> pathlib.Path:
-    """Return the file with the weights, under its name in this or an older release.
-
-    Raises:
-        CheckpointNotFound: there is none.
-    """
+    """Return the file with the weights, under its name in this or an older release."""
     for name in STATE_FILES:
         if (directory / name).is_file():
             return directory / name
@@ -62,10 +58,6 @@ def require_complete(directory: pathlib.Path) -> None:
 
     The last file to be written is ``metadata.json``. Up to 0.17.7 Determined wrote neither that nor ``load_data.json``:
     a checkpoint without both counts as one of those releases.
-
-    Raises:
-        CheckpointNotFound: there is no checkpoint.
-        IncompleteCheckpointError: a file is missing.
     """
     if not directory.is_dir():
         raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(directory)}.")

@@ -37,11 +37,7 @@ def join_models(models: list[dict[str, Any]]) -> OrderedDict[str, Any]:
 
 
 def split_models(joined: Mapping[str, Any]) -> tuple[list[OrderedDict[str, Any]], dict[str, Any]]:
-    """Return the state dict of each model from that of a TrialModule, and the entries that belong to none.
-
-    Raises:
-        InvalidCheckpointException: a model is missing.
-    """
+    """Return the state dict of each model from that of a TrialModule, and the entries that belong to none."""
     values: dict[int, OrderedDict[str, Any]] = {}
     versions: dict[int, OrderedDict[str, Any]] = {}
     rest = {}
@@ -85,11 +81,7 @@ _SCHEDULERS = "lr_schedulers_state_dict"
 
 
 def to_lightning(content: CheckpointContent) -> dict[str, Any]:
-    """Return the content of a ``.ckpt`` file that ``pl.Trainer.fit(TrialModule(...), ckpt_path=...)`` resumes.
-
-    Raises:
-        InvalidCheckpointException: models, optimizers or schedulers are missing.
-    """
+    """Return the content of a ``.ckpt`` file that ``pl.Trainer.fit(TrialModule(...), ckpt_path=...)`` resumes."""
     state = _modern_state(content)
     models = state.pop(_MODELS)
     optimizers = state.pop(_OPTIMIZERS)
@@ -125,11 +117,7 @@ def to_entry(content: CheckpointContent) -> dict[str, Any]:
 
 
 def from_entry(entry: Any, source: str = "the Lightning checkpoint") -> CheckpointContent:
-    """Return the content of an entry that :func:`to_entry` of this or an earlier release made, without weights.
-
-    Raises:
-        CheckpointError: values are missing or wrong; names them.
-    """
+    """Return the content of an entry that :func:`to_entry` of this or an earlier release made, without weights."""
     what = f"The entry {TRIAL_KEY!r} of {source}"
     if not isinstance(entry, dict) or not isinstance(entry.get("state"), dict):
         raise errors.InvalidCheckpointException(f"{what} has no state; it is {mask(entry)!r:.200}.")
@@ -207,9 +195,6 @@ def from_lightning(ckpt: Mapping[str, Any], *, any_module: bool = False) -> Chec
 def to_weights(content: CheckpointContent) -> dict[str, Any]:
     """Return the weights of all models in one dict, under their own names or, of several models, under
     ``models.<index>.<name>``, in the order in which the trial wrapped them.
-
-    Raises:
-        InvalidCheckpointException: models are missing.
     """
     models = _modern_state(content)[_MODELS]
     return copy.copy(models[0]) if len(models) == 1 else join_models(models)

@@ -112,9 +112,6 @@ def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | Non
     """Return hyperparameters and experiment configuration; None for those that the trial did not have.
 
     ``load_data.json`` holds neither where one of the two was missing; then ``resume`` has the other.
-
-    Raises:
-        InvalidCheckpointException: ``load_data`` is damaged.
     """
     settings = {} if resume is None else resume.settings or {}
     found = {name: (load_data or {}).get(name) for name in _SETTINGS}

@@ -21,11 +21,7 @@ _MAX_SPEC_CHARS = 100_000
 
 
 def modernize(state: dict[str, Any], source: str) -> None:
-    """Convert the keys of a state to today's, in place.
-
-    Raises:
-        InvalidCheckpointException: a key exists in both forms, or has a value of another kind.
-    """
+    """Convert the keys of a state to today's, in place."""
     both = [f"{old!r} and {new!r}" for old, new in _SINGLE_KEYS.items() if old in state and new in state]
     if both:
         raise errors.InvalidCheckpointException(
@@ -83,9 +79,6 @@ def read_load_data(directory: pathlib.Path) -> LoadData:
     """Read how to build the trial of the checkpoint in ``directory``.
 
     Since 0.17.8 ``load_data.json`` holds that; before, ``metadata.json`` did, which the platform's download added.
-
-    Raises:
-        IncompleteCheckpointError: a file is damaged, or lacks an entry.
     """
     path = directory / LOAD_DATA_FILE
     if path.is_file():
@@ -112,11 +105,7 @@ def _parse_load_data(path: pathlib.Path, content: dict[str, Any]) -> LoadData:
 
 
 def collect_load_data(directory: pathlib.Path) -> dict[str, Any]:
-    """Return how to build the trial of the checkpoint in ``directory``, in the form of ``load_data.json``.
-
-    Raises:
-        IncompleteCheckpointError: a file is damaged, or lacks an entry.
-    """
+    """Return how to build the trial of the checkpoint in ``directory``, in the form of ``load_data.json``."""
     path = directory / LOAD_DATA_FILE
     if path.is_file():
         content = read_json(path)

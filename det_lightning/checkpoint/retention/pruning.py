@@ -169,11 +169,7 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
 
 
 def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
-    """Delete the checkpoints that ``plan`` names, and remove them from the indexes; return the ids.
-
-    Raises:
-        StorageError: the storage refuses; those deleted until then are removed from their index.
-    """
+    """Delete the checkpoints that ``plan`` names, and remove them from the indexes; return the ids."""
     deleted = []
     for index, ids in plan.by_rule:
         gone: list[str] = []

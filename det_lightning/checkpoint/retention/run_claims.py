@@ -179,10 +179,6 @@ def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: s
     """Remove a checkpoint, unless a live run other than ``run_id`` has resumed it; return whether it was removed.
 
     A run that begins to use it meanwhile sees that it is being deleted, and the deleting one sees every earlier use.
-
-    Raises:
-        CheckpointNotFound: there is none of this id.
-        StorageError: the storage refuses.
     """
     mark = _use_file(storage.root, checkpoint_id, _DELETING)
     deleting: Lease | None = storage.retry.call("claiming", lambda: Lease.take(mark), where=checkpoint_id)

@@ -58,6 +58,7 @@ class TrialIndex:
         trial: str,
         metric_name: str | None = None,
         smaller_is_better: bool = True,
+        content: _IndexContent | None = None,
     ) -> None:
         for what, name in (("experiment", experiment), ("trial", trial)):
             if not is_trial_name(name):
@@ -72,7 +73,7 @@ class TrialIndex:
         self._root = root
         self._file = bookkeeping_path(root, _INDEX_DIR, experiment, f"{trial}.json")
         self._included: dict[str, CheckpointRecord] = {}
-        self._records = _read(root, experiment, trial).records
+        self._records = (content or _read(root, experiment, trial)).records
 
     @property
     def records(self) -> list[CheckpointRecord]:
@@ -152,7 +153,7 @@ def read_indexes(root: Location, experiment: str | None = None) -> list[TrialInd
                 trial = file.removesuffix(".json")
                 if file.endswith(".json") and is_trial_name(trial):
                     content = _read(root, name, trial)
-                    found.append(TrialIndex(root, name, trial, content.metric_name, content.smaller_is_better))
+                    found.append(TrialIndex(root, name, trial, content.metric_name, content.smaller_is_better, content))
     return found
 
 

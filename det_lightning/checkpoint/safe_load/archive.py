@@ -44,12 +44,7 @@ class Entry:
 
 
 def read_entries(file: IO[bytes]) -> dict[str, Entry]:
-    """Return the entries of an archive by their names.
-
-    Raises:
-        ValueError: ``torch.save`` does not write such an archive.
-        zipfile.BadZipFile: it is damaged.
-    """
+    """Return the entries of an archive by their names."""
     size = file.seek(0, io.SEEK_END)
     directory = _find_directory(file, size)
     with zipfile.ZipFile(file) as archive:

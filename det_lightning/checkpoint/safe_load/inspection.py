@@ -12,21 +12,7 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import (
-    FILES_READ,
-    LIGHTNING_FILE,
-    METADATA_FILE,
-    find_state_file,
-    read_json,
-    require_complete,
-)
-from det_lightning.checkpoint.format.manifest import (
-    CHECKSUM_KEY,
-    MANIFEST_KEY,
-    find_damage,
-    find_metadata_damage,
-    find_unlisted,
-)
+from det_lightning.checkpoint.format import layout, manifest
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.format.upgrade import collect_load_data, modernize, read_load_data
 from det_lightning.checkpoint.safe_load.reading import read_resume, read_trial_state
@@ -57,29 +43,29 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
             if str(e) not in verdict.problems:
                 verdict.problems.append(str(e))
 
-    attempt(lambda: require_complete(directory))
+    attempt(lambda: layout.require_complete(directory))
     attempt(lambda: _compare_checksums(directory, verdict))
     attempt(lambda: read_load_data(directory))
     attempt(lambda: read_trial_state(directory, trusted=trusted))
     # The first check has reported a missing state.
     with contextlib.suppress(errors.CheckpointNotFound):
-        state_file = find_state_file(directory)
+        state_file = layout.find_state_file(directory)
         attempt(lambda: read_state(state_file, trusted=trusted))
     attempt(lambda: read_resume(directory, trusted=trusted))
-    if (directory / LIGHTNING_FILE).is_file():
-        attempt(lambda: read_state(directory / LIGHTNING_FILE, trusted=trusted))
+    if (directory / layout.LIGHTNING_FILE).is_file():
+        attempt(lambda: read_state(directory / layout.LIGHTNING_FILE, trusted=trusted))
     return verdict
 
 
 def _compare_checksums(directory: pathlib.Path, verdict: Verdict) -> None:
-    metadata = directory / METADATA_FILE
+    metadata = directory / layout.METADATA_FILE
     if metadata.is_file():
-        verdict.problems += find_damage(directory)
+        verdict.problems += manifest.find_damage(directory)
         verdict.problems += [
-            f"{directory / name} is not listed in {METADATA_FILE}: it was added after the checkpoint was written"
-            for name in find_unlisted(directory, FILES_READ)
+            f"{directory / name} is not listed in {layout.METADATA_FILE}: it was added after the checkpoint was written"
+            for name in manifest.find_unlisted(directory, layout.FILES_READ)
         ]
-        verdict.checksums = len(read_json(metadata).get(MANIFEST_KEY, {}))
+        verdict.checksums = len(layout.read_json(metadata).get(manifest.MANIFEST_KEY, {}))
 
 
 _RNG_NAMES = {
@@ -119,16 +105,16 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
 
 
 def _inspect_completeness(directory: pathlib.Path) -> dict[str, Any]:
-    require_complete(directory)
+    layout.require_complete(directory)
     return {"complete": True}
 
 
 def _inspect_metadata(directory: pathlib.Path) -> dict[str, Any]:
-    path = directory / METADATA_FILE
-    metadata = read_json(path) if path.is_file() else {}
-    if (damage := find_metadata_damage(metadata)) is not None:
+    path = directory / layout.METADATA_FILE
+    metadata = layout.read_json(path) if path.is_file() else {}
+    if (damage := manifest.find_metadata_damage(metadata)) is not None:
         raise errors.IncompleteCheckpointError(f"{path} is damaged: {damage}.")
-    hidden = (MANIFEST_KEY, CHECKSUM_KEY)
+    hidden = (manifest.MANIFEST_KEY, manifest.CHECKSUM_KEY)
     return {"metadata": mask({name: value for name, value in metadata.items() if name not in hidden})}
 
 
@@ -143,13 +129,13 @@ def _inspect_resume(directory: pathlib.Path, load_data: dict[str, Any] | None, t
 
 
 def _inspect_lightning(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
-    path = directory / LIGHTNING_FILE
+    path = directory / layout.LIGHTNING_FILE
     return {"lightning": path.is_file() and read_state(path, trusted=trusted) is not None}
 
 
 def _inspect_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
     try:
-        path = find_state_file(directory)
+        path = layout.find_state_file(directory)
     except errors.CheckpointNotFound:
         return {}  # reported already: the checkpoint is incomplete
     state = read_state(path, trusted=trusted)

@@ -123,11 +123,7 @@ def allow_safe_values() -> Iterator[None]:
 
 
 def finish(value: Any) -> Any:
-    """Return ``value``, read inside :func:`allow_safe_values`, with numpy's objects in place of their descriptions.
-
-    Raises:
-        ValueError: a description of an array has no content.
-    """
+    """Return ``value``, read inside :func:`allow_safe_values`, with numpy's objects in place of their descriptions."""
     return _finish(value, {})
 
 

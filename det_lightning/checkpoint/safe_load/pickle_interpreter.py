@@ -53,11 +53,6 @@ class Interpreter:
         safe_names: names that may be called with any arguments.
         calls: for each function that may be called, one that checks its arguments and describes its result.
         names: classes and constants that a pickle may name and not call.
-
-    Attributes:
-        safe_names: as given.
-        stack: descriptions that are not part of another one yet.
-        memo: descriptions that may be referred to again.
     """
 
     def __init__(
@@ -83,12 +78,7 @@ class Interpreter:
         self._hashes: Counter[int] = Counter()
 
     def run(self) -> Any:
-        """Return the description of the pickled value.
-
-        Raises:
-            pickle.UnpicklingError: it refers to a name that is not known to be safe.
-            ValueError, and others: it is not a pickle, or not one of ``torch.save``.
-        """
+        """Return the description of the pickled value."""
         while True:
             code = self.read(1)
             if code == pickle.STOP:
@@ -119,12 +109,6 @@ class Interpreter:
     def text(self, count: int) -> None:
         content = self.read(count)
         self.stack.append(content.decode("utf-8", "surrogatepass") if count <= _SHORT_TEXT_BYTES else "(a long text)")
-
-    def long(self) -> None:
-        self.stack.append(int.from_bytes(self.read(self.integer("<B")), "little", signed=True))
-
-    def old_text(self) -> None:
-        self.stack.append(self.read(self.integer("<B")).decode("latin-1"))
 
     def push_name(self) -> None:
         module = self._read_line()
@@ -281,9 +265,9 @@ _STEPS: dict[bytes, Callable[[Interpreter], Any]] = {
     pickle.BININT1: lambda s: s.stack.append(s.integer("<B")),
     pickle.BININT2: lambda s: s.stack.append(s.integer("<H")),
     pickle.BINFLOAT: lambda s: s.stack.append(struct.unpack(">d", s.read(8))[0]),
-    pickle.LONG1: Interpreter.long,
+    pickle.LONG1: lambda s: s.stack.append(int.from_bytes(s.read(s.integer("<B")), "little", signed=True)),
     pickle.BINUNICODE: lambda s: s.text(s.integer("<I")),
-    pickle.SHORT_BINSTRING: Interpreter.old_text,
+    pickle.SHORT_BINSTRING: lambda s: s.stack.append(s.read(s.integer("<B")).decode("latin-1")),
     pickle.GLOBAL: Interpreter.push_name,
     pickle.EMPTY_TUPLE: lambda s: s.stack.append(()),
     pickle.EMPTY_LIST: lambda s: s.stack.append([]),

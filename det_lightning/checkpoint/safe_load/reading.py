@@ -13,17 +13,8 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from det_lightning import errors
+from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState, find_wrong_counts, short_text
-from det_lightning.checkpoint.format.layout import (
-    FILES_READ,
-    LIGHTNING_FILE,
-    RESUME_FILE,
-    TRIAL_STATE_FILE,
-    WORKLOAD_FILE,
-    find_state_file,
-    read_bytes,
-    require_complete,
-)
 from det_lightning.checkpoint.format.manifest import find_damage, require_unchanged
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.upgrade import collect_load_data
@@ -59,12 +50,8 @@ def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple
     """Return the progress of a checkpoint's trial, and whether its ``epochs_trained`` is known.
 
     ``workload_sequencer.pkl`` of older releases lacks that; a checkpoint with neither file counts as new.
-
-    Raises:
-        UnsafeCheckpointError: the pickle refers to classes or functions and is not ``trusted``.
-        IncompleteCheckpointError: the file is damaged.
     """
-    for name in (TRIAL_STATE_FILE, WORKLOAD_FILE):
+    for name in (layout.TRIAL_STATE_FILE, layout.WORKLOAD_FILE):
         path = directory / name
         if path.is_file():
             values = _read_pickle(path, trusted)
@@ -73,7 +60,7 @@ def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple
 
 
 def _read_pickle(path: pathlib.Path, trusted: bool) -> dict[str, Any]:
-    content = read_bytes(path)
+    content = layout.read_bytes(path)
     try:
         if not trusted:
             _require_small(content)
@@ -152,13 +139,13 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Checkp
         IncompleteCheckpointError: it was not written to its end, or is damaged.
         UnsafeCheckpointError: it refers to code and is not ``trusted``.
     """
-    require_complete(directory)
-    state_file = find_state_file(directory)
+    layout.require_complete(directory)
+    state_file = layout.find_state_file(directory)
     trial_state, epochs_known = read_trial_state(directory, trusted=trusted)
 
     state = read_state(state_file, trusted=trusted)
     warn_of_nan(state, str(state_file))
-    lightning = directory / LIGHTNING_FILE
+    lightning = directory / layout.LIGHTNING_FILE
     content = CheckpointContent(
         state=state,
         trial_state=trial_state,
@@ -172,19 +159,13 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Checkp
     )
     # Last, because an exchanged file may be unsafe, which the readers report.
     if not trusted:
-        require_unchanged(directory, FILES_READ)
-    elif damage := find_damage(directory, FILES_READ):
+        require_unchanged(directory, layout.FILES_READ)
+    elif damage := find_damage(directory, layout.FILES_READ):
         logger.warning("The trusted checkpoint %s differs from its manifest: %s.", directory, "; ".join(damage))
     return content
 
 
 def read_resume(directory: pathlib.Path, *, trusted: bool = False) -> ResumeState | None:
-    """Read the state for an exact resume of the checkpoint in ``directory``; None if Determined wrote it.
-
-    Raises:
-        InvalidCheckpointException: a newer release wrote it.
-        IncompleteCheckpointError: it is damaged.
-        UnsafeCheckpointError: it refers to code and is not ``trusted``.
-    """
-    path = directory / RESUME_FILE
+    """Read the state for an exact resume of the checkpoint in ``directory``; None if Determined wrote it."""
+    path = directory / layout.RESUME_FILE
     return ResumeState.from_dict(read_state(path, trusted=trusted), str(path)) if path.is_file() else None

@@ -12,13 +12,7 @@ from typing import Any
 import platformdirs
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import (
-    LOAD_DATA_FILE,
-    METADATA_FILE,
-    RESUME_FILE,
-    STATE_FILES,
-    TRIAL_STATE_FILE,
-)
+from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.storage import metadata, staging
 from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.paths import bookkeeping_path, checkpoint_path, is_name, is_own_id, new_id
@@ -27,10 +21,10 @@ from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
 
-# A directory with none of these is not a checkpoint, nor the rest of one.
-_MARKERS = (METADATA_FILE, LOAD_DATA_FILE, RESUME_FILE, TRIAL_STATE_FILE, *STATE_FILES)
 # Other programs too write a metadata.json, or a checkpoint.pt, into directories with names of their own.
-_OWN_MARKERS = (LOAD_DATA_FILE, RESUME_FILE, TRIAL_STATE_FILE)
+_OWN_MARKERS = {layout.LOAD_DATA_FILE, layout.RESUME_FILE, layout.TRIAL_STATE_FILE}
+# A directory with none of these is not a checkpoint, nor the rest of one.
+_MARKERS = {layout.METADATA_FILE, *layout.STATE_FILES, *_OWN_MARKERS}
 
 # Concurrent requests; an object store answers each after some milliseconds.
 _PARALLEL = 16
@@ -114,7 +108,7 @@ class CheckpointStorage:
                 staging.remove_tree(staging.move_aside(self.root, directory.local_path))
             return
         # In this order: without its metadata and weights, the rest of a checkpoint is never taken for one.
-        for name in (METADATA_FILE, *STATE_FILES):
+        for name in (layout.METADATA_FILE, *layout.STATE_FILES):
             if name in files:
                 self.retry.call("removing", (directory / name).remove, where=directory)
         self.retry.call("removing", directory.remove, where=directory)
@@ -164,8 +158,8 @@ class CheckpointStorage:
         """
         with explain_errors("listing", self):
             names = [name for name in self.root.list_names() if is_name(name)]
-            marker_files = (METADATA_FILE,) if complete else (METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES)
-            known = self._in_parallel(lambda name: any((self.root / name / m).exists() for m in marker_files), names)
+            markers = [layout.METADATA_FILE, *([] if complete else [layout.LOAD_DATA_FILE, *layout.STATE_FILES])]
+            known = self._in_parallel(lambda name: any((self.root / name / m).exists() for m in markers), names)
         return [name for name, is_checkpoint in zip(names, known, strict=True) if is_checkpoint]
 
     def list_links(self) -> dict[str, str]:
@@ -177,7 +171,9 @@ class CheckpointStorage:
         """Return whether there is a complete checkpoint of this id, not a link to one."""
         with explain_errors(f"looking for {escape(checkpoint_id)} in", self):
             directory = self._directory_of(checkpoint_id)
-            return directory is not None and directory.link_target() is None and (directory / METADATA_FILE).exists()
+            if directory is None or directory.link_target() is not None:
+                return False
+            return (directory / layout.METADATA_FILE).exists()
 
     def newest(self, job: str | None = None) -> str | None:
         """Return path or URL of the newest complete checkpoint; None if there is none. See :meth:`newest_first`."""
@@ -209,7 +205,7 @@ class CheckpointStorage:
             if self.is_local:
                 return [checkpoint_id for checkpoint_id in checkpoint_ids if not self._has_metadata(checkpoint_id)]
             names = {*self.root.list_names()} if checkpoint_ids else set()
-            torn = [name for name in checkpoint_ids[-1:] if not (self.root / name / METADATA_FILE).exists()]
+            torn = [name for name in checkpoint_ids[-1:] if not (self.root / name / layout.METADATA_FILE).exists()]
             return [name for name in checkpoint_ids if name not in names or name in torn]
 
         missing: list[str] = self.retry.call("looking for checkpoints in", find, where=self)
@@ -219,7 +215,7 @@ class CheckpointStorage:
         """Return whether a local checkpoint is complete, and not replaced by a link."""
         directory = f"{self.root.path}/{checkpoint_id}"
         try:
-            os.stat(f"{directory}/{METADATA_FILE}")  # noqa: PTH116 (of a string)
+            os.stat(f"{directory}/{layout.METADATA_FILE}")  # noqa: PTH116 (of a string)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return not os.path.islink(directory)  # noqa: PTH114
@@ -262,7 +258,7 @@ class CheckpointStorage:
                 f"{escape(directory)} is a link{f' to {escape(target)}' if target else ''}, and nothing is deleted "
                 "through one. Delete the checkpoint itself by its id, or remove the link."
             )
-        if not files & set(_MARKERS if is_own_id(directory.name) else _OWN_MARKERS):
+        if not files & (_MARKERS if is_own_id(directory.name) else _OWN_MARKERS):
             raise errors.CheckpointNotFound(f"{escape(directory)} is not a checkpoint, and is not deleted.")
         return files
 

@@ -79,11 +79,7 @@ class Lease:
 
     @classmethod
     def wait_for(cls, file: Location, timeout_s: float = 60.0) -> Lease:
-        """Return a lease that is held for moments only, once no other process has it.
-
-        Raises:
-            StorageError: another one has had it for ``timeout_s`` seconds.
-        """
+        """Return a lease that is held for moments only, once no other process has it."""
         until = time.monotonic() + timeout_s
         while (lease := cls.take(file, lasts_s=timeout_s)) is None:
             if time.monotonic() > until:

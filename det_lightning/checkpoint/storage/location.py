@@ -43,11 +43,7 @@ class Location:
 
     @classmethod
     def parse(cls, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Location:
-        """Return the location that ``url``, or the path of a local file, names; ``~`` is the home directory.
-
-        Raises:
-            StorageError: no library is known for the URL, or it is not installed; or its password is a mask.
-        """
+        """Return the location that ``url``, or the path of a local file, names; ``~`` is the home directory."""
         name = _with_password(os.fspath(url), options or {})
         if "://" not in name or name.startswith("file://"):
             local = pathlib.Path(name.removeprefix("file://")).expanduser()

@@ -30,11 +30,7 @@ def is_own_id(name: str) -> bool:
 
 
 def checkpoint_path(root: Location, checkpoint_id: str) -> Location:
-    """Return the directory of the checkpoint with this id, whether it exists or not.
-
-    Raises:
-        CheckpointNotFound: no checkpoint can have this id.
-    """
+    """Return the directory of the checkpoint with this id, whether it exists or not."""
     if not is_name(checkpoint_id):
         raise errors.CheckpointNotFound(
             f"There is no checkpoint {checkpoint_id!r}: an id is the name of a directory in {escape(root)}."
@@ -43,11 +39,7 @@ def checkpoint_path(root: Location, checkpoint_id: str) -> Location:
 
 
 def bookkeeping_path(root: Location, *names: str) -> Location:
-    """Return the path of a file or directory that is kept beside the checkpoints.
-
-    Raises:
-        StorageError: a name would lead elsewhere, or the path leads through a link.
-    """
+    """Return the path of a file or directory that is kept beside the checkpoints."""
     path = root
     for name in (BOOKKEEPING_DIR, *names):
         if path is not root and not is_name(name):

@@ -44,11 +44,7 @@ def find_writers(root: Location) -> dict[str, bool]:
 
 
 def remove_abandoned(root: Location) -> list[str]:
-    """Remove the incomplete checkpoints of writers that are gone: killed, or cut off. Return the ids.
-
-    Raises:
-        StorageError: the bookkeeping of the storage lies behind a link.
-    """
+    """Remove the incomplete checkpoints of writers that are gone: killed, or cut off. Return the ids."""
     if root.is_local:
         _finish_removals(root)
     marks = bookkeeping_path(root, _MARKS_DIR)
@@ -83,11 +79,7 @@ def _is_own_partial(checkpoint: Location) -> bool:
 
 
 def move_aside(root: Location, directory: pathlib.Path) -> pathlib.Path:
-    """Rename a directory of a local storage that is to be removed; return its new path.
-
-    Raises:
-        FileNotFoundError: it does not exist.
-    """
+    """Rename a directory of a local storage that is to be removed; return its new path."""
     while True:
         aside = bookkeeping_path(root, _REMOVED_DIRS[0], new_id()).local_path
         try:
@@ -174,7 +166,7 @@ class LocalStaging:
 
     def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
         folders = [folder for folder, _, _ in os.walk(self.directory, topdown=False)]
-        _sync([*(self.directory / name for name in names), *folders])
+        _sync([*map(self.directory.joinpath, names), *folders])
         write_whole(self.directory / METADATA_FILE, _to_json(metadata))
         _sync([self.directory, self.directory.parent])
         self._remove_mark()
@@ -208,11 +200,7 @@ class RemoteStaging:
             raise
 
     def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
-        """Upload all files; where the storage fails for good, keep the local copy, which is complete.
-
-        Raises:
-            StorageError: the storage failed; names the path of the copy.
-        """
+        """Upload all files; where the storage fails for good, keep the local copy, which is complete."""
         # The load data come first: by them an incomplete checkpoint is known.
         in_order = sorted(names, key=lambda name: (name != LOAD_DATA_FILE, name))
         write_whole(self.directory / METADATA_FILE, _to_json(metadata))

@@ -129,11 +129,7 @@ def _log_retry(what: str, where: object, state: tenacity.RetryCallState) -> None
 def upload(
     source: pathlib.Path, names: Iterable[str], target: Location, retry: RetryPolicy, progress: Progress | None = None
 ) -> None:
-    """Copy files of a local directory to ``target``; ``progress`` gets the name and size of each when it has arrived.
-
-    Raises:
-        StorageError: a file failed for good.
-    """
+    """Copy files of a local directory to ``target``; ``progress`` gets the name and size of each that has arrived."""
     for name in names:
         local = source / name
         remote = target / name
@@ -145,12 +141,7 @@ def upload(
 def download(
     source: Location, names: Iterable[str], target: pathlib.Path, retry: RetryPolicy, progress: Progress | None = None
 ) -> None:
-    """Copy files to a local directory; ``progress`` gets the name and size of each when it has arrived.
-
-    Raises:
-        StorageError: a file failed for good.
-        UnsafeCheckpointError: a name leads out of ``target``, or is that of a file and of a directory.
-    """
+    """Copy files to a local directory; ``progress`` gets the name and size of each that has arrived."""
     names = list(names)
     outside = [name for name in names if not _is_inside(name)]
     if outside:
