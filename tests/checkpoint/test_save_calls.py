@@ -1,4 +1,4 @@
-"""The number of Python calls, files and classes of det_lightning that a save and a resume execute, by no clock."""
+"""The number of Python calls and files of det_lightning that a save and a resume execute, independent of any clock."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from det_lightning import pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage
 from tests.engine.test_batch_calls import OURS, CallRecorder, PlainTrial, profiled
+
+
+# Of a save, and of a resume up to the first batch. Python before 3.12 counts each comprehension as a call.
+MOST_CALLS = 156
+MOST_CALLS_INSIDE = 98
+MOST_FILES = 30
+MOST_FILES_OF_A_RESUME = 68
+MOST_FILES_INSIDE = 26
 
 
 class SaveRecorder(CallRecorder):
@@ -84,7 +92,7 @@ def test_a_save_makes_few_calls_through_few_files(saves: list[list[CodeType]]) -
     assert len({code.co_filename for code in calls}) <= MOST_FILES, names
 
 
-def test_the_room_of_checkpoints_makes_most_of_them(saves: list[list[CodeType]]) -> None:
+def test_a_save_makes_few_calls_in_the_checkpoint_package(saves: list[list[CodeType]]) -> None:
     inside = [code for code in saves[-1] if "/det_lightning/checkpoint/" in code.co_filename]
     assert len(inside) <= MOST_CALLS_INSIDE
 

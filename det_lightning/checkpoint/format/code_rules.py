@@ -88,8 +88,8 @@ class GitIgnores:
         """Return those of the directories above ``directory``; none if they name the directory itself."""
         ignores = cls()
         for parent in reversed(directory.parents):
-            names = {name for name in (".git", ".gitignore") if os.path.lexists(parent / name)}
-            if names:
+            if ignores.in_work_tree or os.path.lexists(parent / ".git"):
+                names = {name for name in (".git", ".gitignore") if os.path.lexists(parent / name)}
                 ignores = ignores.entered(f"{parent.as_posix().rstrip('/')}/", names, problems)
         is_named = ignores.name(f"{directory.as_posix().rstrip('/')}/")
         return cls(in_work_tree=ignores.in_work_tree) if is_named else ignores

@@ -17,16 +17,17 @@ from det_lightning.checkpoint.format.lightning_file import to_lightning, to_weig
 
 def export_weights(content: CheckpointContent, file: pathlib.Path) -> None:
     """Write the weights with ``torch.save``; see ``to_weights`` for their names."""
-    weights = to_weights(content)
-    with _replacing(file) as unfinished:
-        torch.save(weights, unfinished)
+    _save(to_weights(content), file)
 
 
 def export_lightning(content: CheckpointContent, file: pathlib.Path) -> None:
     """Write a ``.ckpt`` file of Lightning; see ``to_lightning``."""
-    ckpt = to_lightning(content)
+    _save(to_lightning(content), file)
+
+
+def _save(values: dict[str, Any], file: pathlib.Path) -> None:
     with _replacing(file) as unfinished:
-        torch.save(ckpt, unfinished)
+        torch.save(values, unfinished)
 
 
 def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[str]:
