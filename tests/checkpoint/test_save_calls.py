@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -13,7 +12,6 @@ from det_lightning import pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage
 from tests.engine.test_batch_calls import OURS, CallRecorder, PlainTrial, profiled
-
 
 # Of a save, and of a resume up to the first batch. Python before 3.12 counts each comprehension as a call.
 MOST_CALLS = 156
