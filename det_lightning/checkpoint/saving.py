@@ -81,12 +81,9 @@ class CheckpointSaver:
     ) -> str:
         """Write a checkpoint, or begin to; return its id.
 
-        Args:
-            content: the content.
-            metric: value of the searcher metric of a validation at the same batch.
-            report_written: is called with the directory before the checkpoint is complete, and may add files. The
-                training then waits for all but the last step, since a callback may look at the current trial.
-            checkpoint_id: the id; by default a new one.
+        ``metric`` is that of a validation at the same batch. ``report_written`` is called with the directory before the
+        checkpoint is complete, and may add files. The training then waits for all but the last step, since a callback
+        may look at the current trial.
 
         Raises:
             CheckpointError: this checkpoint, or the one before, cannot be written.

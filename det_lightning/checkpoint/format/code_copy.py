@@ -41,12 +41,8 @@ class CodeCopier:
     process has imported a module, unless ``.detignore`` names it. Links are not followed. Files that cannot be copied
     are named in a warning, once a run.
 
-    Args:
-        source: the directory to copy; by default the working directory at that time. ``.detignore`` in it has the
-            syntax of ``.gitignore``; paths that it names with a ``!`` are copied whatever else would leave them out.
-        apart: a directory that is not copied if it lies in ``source``: the storage of the checkpoints.
-        with_secrets: copy files with the names of secrets too.
-        limits: beyond these only Python sources and the files of imported modules are copied.
+    ``source`` is by default the working directory at that time; ``apart``, the storage of the checkpoints, is not
+    copied if it lies there. Paths that ``.detignore`` names with a ``!`` are copied whatever else would leave them out.
     """
 
     def __init__(

@@ -66,13 +66,7 @@ class GitIgnores:
         return False
 
     def entered(self, directory: str, names: Container[str], problems: list[str]) -> GitIgnores:
-        """Return those that apply to a directory in this one; ``problems`` gets a sentence for each in its file.
-
-        Args:
-            directory: its absolute path, with a slash at the end.
-            names: names that exist in it.
-            problems: is extended.
-        """
+        """Return those that apply to a directory in this one, in which ``names`` exist; extend ``problems``."""
         inner = GitIgnores(in_work_tree=True) if ".git" in names else self
         if not inner.in_work_tree or ".gitignore" not in names:
             return inner
@@ -100,10 +94,6 @@ class CodeRules:
 
     ``.detignore`` comes first: a path that it names is left out, and one that it names with a ``!`` is not. After that
     secrets, paths that ``.gitignore`` names, and those that no trial needs are left out.
-
-    Args:
-        source: the directory with the code.
-        with_secrets: do not leave out secrets.
 
     Attributes:
         problems: what is wrong with the files of rules, a sentence each.

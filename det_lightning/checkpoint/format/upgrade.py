@@ -61,8 +61,6 @@ class LoadData:
     Attributes:
         source: the file with this information.
         trial_cls_spec: the trial's class, as ``"module:QualName"``; None if it is not known.
-        hparams: its hyperparameters.
-        experiment_config: its experiment configuration.
         is_trainer: the script called ``Trainer`` itself; otherwise the platform built the trial, by the configuration.
         may_be_functional: it may be a trial of the interface before 0.12.13, with a ``build_model`` method.
     """

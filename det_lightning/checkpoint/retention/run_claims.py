@@ -26,14 +26,7 @@ _DELETING = "deleting"
 
 
 class RunClaims:
-    """The claims of one run; they end with :meth:`release`, or with the process.
-
-    Args:
-        storage: the storage that the run writes to.
-
-    Attributes:
-        run_id: identifies the run; a new one after each :meth:`release`.
-    """
+    """The claims of one run, ``run_id``; they end with :meth:`release`, which begins another, or with the process."""
 
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
@@ -44,13 +37,8 @@ class RunClaims:
     def use(self, path: str | os.PathLike[str]) -> bool:
         """Keep other runs from deleting a checkpoint; return False if it is being deleted, or is gone.
 
-        In another storage than the run's own it is kept if det_lightning has written there, and can write again.
-
-        Args:
-            path: path or URL of its directory; a file is Lightning's own, and left alone.
-
-        Raises:
-            StorageError: the run's own storage refuses.
+        In another storage than the run's own it is kept if det_lightning has written there, and can write again. A file
+        is Lightning's own, and left alone.
         """
         checkpoint = Location.parse(path, self._storage.options)
         if checkpoint.path in self._used:
@@ -75,10 +63,8 @@ class RunClaims:
     def trace_back(self, path: str | os.PathLike[str] | None, parent_id: str | None) -> dict[str, Any]:
         """Return the metadata notes on the checkpoint that the run resumes, and keep it from being deleted.
 
-        Args:
-            path: path or URL of the checkpoint that was asked for, if any.
-            parent_id: id of the one that was read, which may be an earlier one of the same storage; None if Lightning
-                wrote it.
+        ``path`` is that of the checkpoint that was asked for. The one that was read, ``parent_id``, may be an earlier
+        one of the same storage; it is None if Lightning wrote it.
         """
         if path is None or parent_id is None or not is_name(parent_id):
             return lineage_notes(self.run_id)
@@ -99,11 +85,7 @@ class RunClaims:
     def claim_trial(self, experiment: str | None, given: str | None, inherited: object) -> str:
         """Return the name of the trial that this run is, which no other live run has.
 
-        Args:
-            experiment: name of the experiment; None if the trial is alone.
-            given: the name that the user chose, if any.
-            inherited: the name in the checkpoint that the run resumes, if any; another one is chosen if a live run has
-                it.
+        It is the one that the user gave, or that of the resumed checkpoint, or a new one if a live run has that.
 
         Raises:
             StorageError: a live run has the name ``given``, or the storage refuses.

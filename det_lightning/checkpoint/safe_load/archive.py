@@ -131,13 +131,7 @@ def _locate(file: IO[bytes], found: zipfile.ZipInfo) -> Entry:
 class _Part:
     """Some bytes of a :class:`PlainArchive`: either given, or an entry's content, which lies in a file.
 
-    Attributes:
-        begin: their position in the plain archive.
-        size: their number.
-        content: the bytes; None for those of an entry.
-        entry: the entry.
-        checked: number of the entry's bytes that were read, from the first on.
-        crc32: checksum of those.
+    The first ``checked`` bytes of an entry were read, and have the checksum ``crc32``.
     """
 
     begin: int
@@ -151,12 +145,8 @@ class _Part:
 class PlainArchive(io.RawIOBase):
     """An archive of given entries, without a copy of their content, that computes the checksums of all bytes read.
 
-    It is not a file of the operating system: torch must read it, and cannot look for another format in it.
-
-    Args:
-        file: the file with the content of the entries.
-        entries: the entries of the new archive.
-        contents: the content of those that were read and compared already, by their names.
+    It is not a file of the operating system: torch must read it, and cannot look for another format in it. ``contents``
+    has the content of those entries that were read and compared already.
     """
 
     def __init__(self, file: IO[bytes], entries: Mapping[str, Entry], contents: Mapping[str, bytes]) -> None:

@@ -35,13 +35,7 @@ _OLD_PROTOCOL = 1001
 def check_archived_pickle(pickled: bytes, storage_sizes: Mapping[str, int]) -> None:
     """Raise unless ``torch.save`` can have written the pickle of an archive, or reading it is cheap anyway.
 
-    Args:
-        pickled: content of ``data.pkl``.
-        storage_sizes: bytes of each storage in the archive, by its key.
-
-    Raises:
-        pickle.UnpicklingError: it refers to a name that is not known to be safe.
-        ValueError, and others: it is damaged, or made up.
+    An ``UnpicklingError`` names a reference that is not known to be safe; any other error means damage.
     """
 
     def claim(key: str, nbytes: int) -> bool:

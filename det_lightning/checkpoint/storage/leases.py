@@ -33,13 +33,7 @@ _own_tokens: set[str] = set()
 
 
 class Lease:
-    """A lease that this process holds; see :meth:`take`.
-
-    Args:
-        file: the file that stands for what is claimed.
-        lock: the locked file; None where there are no locks.
-        content: what the file says about the process.
-    """
+    """A lease that this process holds; see :meth:`take`. ``lock`` is None where there are no locks."""
 
     def __init__(self, file: Location, lock: IO[bytes] | None, content: dict[str, Any]) -> None:
         self.file = file
@@ -49,12 +43,7 @@ class Lease:
 
     @classmethod
     def take(cls, file: Location, lasts_s: float = _LASTS_S) -> Lease | None:
-        """Return a lease; None if a live process holds one.
-
-        Args:
-            file: stands for what is claimed; its directories are made.
-            lasts_s: how long the lease of another process counts, where there are no locks.
-        """
+        """Return a lease; None if a live process holds one, which counts for ``lasts_s`` where there are no locks."""
         content: dict[str, Any] = {
             "host": socket.gethostname(),
             "machine": _this_machine(),

@@ -164,15 +164,11 @@ class Ancestry:
     """The age and origin of a checkpoint.
 
     Attributes:
-        id: its id.
         run: identifies its run. Of releases that noted none the trial counts as one; a checkpoint of another program
             is a run of its own.
-        steps_completed: number of batches trained on.
         written: when it was written by the storage's clock, in seconds since 1970.
         time: when it was written by its metadata; None if they do not say, or cannot be right.
-        parent: id of the checkpoint that its run resumed, None if there is none.
-        parent_run: run of that checkpoint, None if it is not known.
-        parent_steps: ``steps_completed`` of that checkpoint.
+        parent: id of the checkpoint that its run resumed, if any, with ``parent_run`` and ``parent_steps``.
     """
 
     id: str
