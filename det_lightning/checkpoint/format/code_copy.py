@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from det_lightning.checkpoint.format.code_rules import CodeRules
-from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeSelection, select_code
+from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeScan, CodeSelection
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class CodeCopier:
         self._source = source or pathlib.Path()
         self._apart = apart
         self._with_secrets = with_secrets
-        self._limits = limits
+        self._limits = limits or CodeLimits()
         self._reported: set[str] = set()
 
     def copy(self, target: pathlib.Path) -> None:
@@ -68,7 +68,7 @@ class CodeCopier:
             return
         rules = CodeRules(source, self._with_secrets)
         apart = [target.parent, *([self._apart] if self._apart is not None else [])]
-        selection = select_code(source, rules, apart, self._limits)
+        selection = CodeScan(source, rules, apart, self._limits).run()
         problems = dict(selection.problems)
         secrets = [*selection.secrets]
         for name in [*selection.directories, *selection.files]:

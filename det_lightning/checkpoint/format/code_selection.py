@@ -77,7 +77,7 @@ class CodeLimits:
 
 @dataclasses.dataclass(frozen=True)
 class CodeSelection:
-    """The result of :func:`select_code`.
+    """The result of a :class:`CodeScan`.
 
     Attributes:
         directories: paths of the directories to make, with a slash at the end, each after its parent.
@@ -108,15 +108,11 @@ class _Folder:
     ignores: GitIgnores
 
 
-def select_code(
-    source: pathlib.Path, rules: CodeRules, apart: Iterable[pathlib.Path] = (), limits: CodeLimits | None = None
-) -> CodeSelection:
-    """Find the files to copy of the absolute path ``source``, except the directories ``apart``; follow no links."""
-    return _Scan(source, rules, apart, limits or CodeLimits()).run()
+class CodeScan:
+    """A walk through the absolute path ``source``, level by level, because the code of a script lies near it.
 
-
-class _Scan:
-    """A walk through a directory, level by level, because the code of a script lies near it."""
+    The directories ``apart`` are left out, and links are not followed.
+    """
 
     def __init__(
         self, source: pathlib.Path, rules: CodeRules, apart: Iterable[pathlib.Path], limits: CodeLimits
@@ -135,6 +131,7 @@ class _Scan:
         self._ended_because: str | None = None
 
     def run(self) -> CodeSelection:
+        """Return the files to copy."""
         folders = deque([_Folder("", GitIgnores.around(self._source, self._rule_problems))])
         while folders and self._ended_because is None:
             folder = folders.popleft()
