@@ -134,7 +134,7 @@ def nested(levels: int) -> list[Any]:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("optimizers_state_dict.0.state", {0: {"momentum_buffer": nested(40)}}, "the same values so often"),
+        ("optimizers_state_dict.0.state", {0: {"momentum_buffer": nested(40)}}, "the same values too often"),
         ("optimizers_state_dict.0.param_groups.0.lr", float("nan"), "optimizer 0 .*'lr' of group 0 .* got nan"),
         ("optimizers_state_dict.0.param_groups.0.lr", "fast", "'lr' of group 0 .* got 'fast'"),
         ("optimizers_state_dict.0.param_groups.0.lr", 10**400, "'lr' of group 0"),
