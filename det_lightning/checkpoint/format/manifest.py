@@ -27,12 +27,16 @@ _CHUNK_BYTES = 16 * 1024 * 1024
 def describe_files(directory: pathlib.Path) -> dict[str, dict[str, Any]]:
     """Return size and CRC-32C, the checksum of object stores, of every file below ``directory``, by its path there."""
     found = {}
-    for folder, _, names in os.walk(directory):
+    for folder, _, names in os.walk(directory, onerror=_raise):
         for path in map(pathlib.Path(folder).joinpath, names):
             name = path.relative_to(directory).as_posix()
             if name != METADATA_FILE and path.is_file():
                 found[name] = {"bytes": path.stat().st_size, "crc32c": _checksum(path)}
     return dict(sorted(found.items()))
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
