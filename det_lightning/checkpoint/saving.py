@@ -1,4 +1,4 @@
-"""Saving checkpoints during a run, while the training waits or while it goes on, and retention after each."""
+"""Saving the checkpoints of a run, while the training waits or in the background, and retention after each."""
 
 from __future__ import annotations
 
@@ -21,66 +21,11 @@ from det_lightning.checkpoint.storage.background import (
     dead_workers_deferred,
     tensors_in,
 )
-from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.paths import new_id
+from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
 
 logger = logging.getLogger(__name__)
-
-
-class WrittenCheckpoints:
-    """Remembers what a run has written and not deleted, and looks for it.
-
-    Args:
-        storage: where it was written to.
-    """
-
-    def __init__(self, storage: CheckpointStorage) -> None:
-        self._storage = storage
-        self._there: list[str] = []
-        self._vanished: list[str] = []
-
-    def add(self, checkpoint_id: str) -> None:
-        """Remember a complete checkpoint."""
-        self._there.append(checkpoint_id)
-
-    def discard(self, checkpoint_ids: Iterable[str]) -> None:
-        """Forget what the run itself has deleted."""
-        deleted = set(checkpoint_ids)
-        self._there = [checkpoint_id for checkpoint_id in self._there if checkpoint_id not in deleted]
-
-    def look(self) -> None:
-        """Log an error that names what has vanished since the last time. The training need not end for that.
-
-        Raises:
-            StorageError: the storage cannot be read.
-        """
-        gone = self._storage.find_missing(self._there)
-        if gone:
-            self.discard(gone)
-            self._vanished += gone
-            logger.error("%s", _describe(gone, self._storage))
-
-    def require_all(self) -> None:
-        """Look for the last time.
-
-        Raises:
-            StorageError: checkpoints have vanished during the run; names all of them.
-        """
-        self.look()
-        vanished = self._vanished
-        self._vanished = []
-        self._there = []
-        if vanished:
-            raise errors.StorageError(_describe(vanished, self._storage))
-
-
-def _describe(checkpoint_ids: list[str], storage: CheckpointStorage) -> str:
-    return (
-        f"{len(checkpoint_ids)} checkpoints that this run has written to {storage} are not there any more: "
-        f"{', '.join(checkpoint_ids)}. Was the storage removed or unmounted, or were they deleted by hand? Retention "
-        "deletes what need not be kept, and `det-lightning checkpoint prune` what a run has left that is over."
-    )
 
 
 class CheckpointSaver:
@@ -88,7 +33,7 @@ class CheckpointSaver:
 
     Args:
         writer: writes them.
-        in_background: copy the state, and write the copy in another thread. At most one is under way.
+        in_background: copy the state, and write the copy in another thread, one checkpoint at a time.
         retention: decides which ones to keep; None to keep all.
     """
 
@@ -97,16 +42,20 @@ class CheckpointSaver:
     ) -> None:
         self.retention = retention
         self._writer = writer
-        self._written = WrittenCheckpoints(writer.storage)
         self._in_background = in_background
         self._snapshotter = Snapshotter()
         self._has_room = False
         self._under_way: BackgroundTask[str] | None = None
+        # Ids of complete checkpoints: those not returned yet, those that exist, and those that have vanished.
         self._complete: list[str] = []
+        self._existing: list[str] = []
+        self._vanished: list[str] = []
 
     def expect(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Make room, while the training begins, for copies of the states of models, and of optimizers once they have
-        stepped; nothing if the training waits anyway, or in a second run, which uses the memory of the first."""
+        """Reserve memory for copies of the states of models, and of optimizers once they have stepped.
+
+        Nothing is reserved if the training waits anyway, or in a second run, which uses the memory of the first.
+        """
         if not self._in_background or self._has_room:
             return
         self._has_room = True
@@ -132,56 +81,55 @@ class CheckpointSaver:
     ) -> str:
         """Write a checkpoint, or begin to; return its id.
 
-        Args:
-            content: what is written.
-            metric: value of the searcher metric of a validation at the same batch.
-            report_written: gets the directory before the checkpoint is complete, and may add files to it. The training
-                then waits for all but the last step, since a callback may look at the trial as it is now.
-            checkpoint_id: the id; by default a new one.
+        ``metric`` is that of a validation at the same batch. ``report_written`` is called with the directory before the
+        checkpoint is complete, and may add files. The training then waits for all but the last step, since a callback
+        may look at the current trial.
 
         Raises:
             CheckpointError: this checkpoint, or the one before, cannot be written.
-            RuntimeError: a worker of a loader died meanwhile; the checkpoint is written all the same.
+            RuntimeError: a worker of a loader died meanwhile; the checkpoint is written nevertheless.
         """
         self._collect(wait=True)
-        self._written.look()
-        checkpoint_id = checkpoint_id or new_id()
+        self._report_vanished()
+        new = checkpoint_id or new_id()
         with dead_workers_deferred():
-            if not self._in_background:
-                self._complete.append(self._write(content, checkpoint_id, metric, report_written))
-            elif report_written is None:
-                copied = self._copy(content, checkpoint_id)
-                self._begin(lambda: self._write(copied, checkpoint_id, metric))
+            if self._in_background and report_written is None:
+                copied = self._copy(content, new)
+                self._begin(lambda: self._commit(copied, self._writer.write_files(copied, new), metric))
             else:
-                self._write_then_commit(content, checkpoint_id, metric, report_written)
-        return checkpoint_id
+                staging = self._writer.write_files(content, new, report_written)
+                if self._in_background:
+                    self._begin(lambda: self._commit(content, staging, metric))
+                else:
+                    self._complete.append(self._commit(content, staging, metric))
+        return new
 
     def note_metric(self, steps_completed: int, metric: float) -> None:
         """Note the metric of a validation for the checkpoint that was written at the same batch, if there is one."""
         if self.retention is not None:
             self._collect(wait=True)
             with dead_workers_deferred():
-                self._written.discard(self.retention.note_metric(steps_completed, metric))
+                self._forget(self.retention.note_metric(steps_completed, metric))
 
     def is_under_way(self) -> bool:
-        """Tell whether a checkpoint is being written in the background."""
+        """Return whether a checkpoint is being written in the background."""
         return self._under_way is not None and not self._under_way.is_done()
 
     def finish(self) -> None:
-        """End the run: wait for the checkpoint that is under way, and look for all that were written.
-
-        Raises:
-            CheckpointError: it cannot be written.
-            StorageError: some have vanished; names them.
-        """
+        """End the run: wait for the checkpoint that is under way, and look for all that were written."""
         self._collect(wait=True)
-        self._written.require_all()
+        self._report_vanished()
+        vanished = self._vanished
+        self._vanished = []
+        self._existing = []
+        if vanished:
+            raise errors.StorageError(self._describe_vanished(vanished))
 
     def take_complete(self, wait: bool = False) -> list[str]:
         """Return the ids of the checkpoints that have become complete since the last call.
 
         Args:
-            wait: for the one that is under way.
+            wait: wait for the one that is under way.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -197,7 +145,7 @@ class CheckpointSaver:
         under_way = self._under_way
         if under_way is None or not (wait or under_way.is_done()):
             return
-        under_way.wait()  # where this is interrupted, it is still under way
+        under_way.wait()  # an interruption here leaves it under way
         with all_signals_deferred():
             self._under_way = None
             self._complete.append(under_way.result())
@@ -215,34 +163,30 @@ class CheckpointSaver:
             ) from e
         return copied
 
-    def _write(
-        self,
-        content: CheckpointContent,
-        checkpoint_id: str,
-        metric: float | None,
-        report_written: Callable[[pathlib.Path], None] | None = None,
-    ) -> str:
-        self._writer.write(content, checkpoint_id, report_written)
-        return self._keep(content, checkpoint_id, metric)
-
-    def _write_then_commit(
-        self,
-        content: CheckpointContent,
-        checkpoint_id: str,
-        metric: float | None,
-        report_written: Callable[[pathlib.Path], None],
-    ) -> None:
-        staging = self._writer.write_files(content, checkpoint_id, report_written)
-
-        def commit() -> str:
-            self._writer.commit(content, staging)
-            return self._keep(content, checkpoint_id, metric)
-
-        self._begin(commit)
-
-    def _keep(self, content: CheckpointContent, checkpoint_id: str, metric: float | None) -> str:
-        self._written.add(checkpoint_id)
+    def _commit(self, content: CheckpointContent, staging: StagingDirectory, metric: float | None) -> str:
+        self._writer.commit(content, staging)
+        checkpoint_id = staging.directory.name
+        self._existing.append(checkpoint_id)
         if self.retention is not None:
             deleted = self.retention.note_written(checkpoint_id, content.trial_state.batches_trained, metric)
-            self._written.discard(deleted)
+            self._forget(deleted)
         return checkpoint_id
+
+    def _forget(self, deleted: list[str]) -> None:
+        self._existing = [checkpoint_id for checkpoint_id in self._existing if checkpoint_id not in deleted]
+
+    def _report_vanished(self) -> None:
+        """Log an error that names the checkpoints that have vanished since the last call; the training goes on."""
+        gone = self._writer.storage.find_missing(self._existing)
+        if gone:
+            self._forget(gone)
+            self._vanished += gone
+            logger.error("%s", self._describe_vanished(gone))
+
+    def _describe_vanished(self, checkpoint_ids: list[str]) -> str:
+        return (
+            f"{len(checkpoint_ids)} checkpoints that this run has written to {self._writer.storage} are not there any "
+            f"more: {', '.join(checkpoint_ids)}. Was the storage removed or unmounted, or were they deleted by hand? "
+            "Retention deletes what need not be kept, and `det-lightning checkpoint prune` deletes what earlier runs "
+            "have left over."
+        )

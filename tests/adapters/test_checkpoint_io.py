@@ -107,7 +107,7 @@ def test_a_directory_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> No
     (tmp_path / "data.ckpt").mkdir()
     (tmp_path / "data.ckpt/precious").write_text("precious")
     saver = ModelCheckpoint(tmp_path, "data", enable_version_counter=False)
-    with pytest.raises(errors.CheckpointNotFound, match="is no checkpoint, but another directory: it stays"):
+    with pytest.raises(errors.CheckpointNotFound, match="is not a checkpoint, and is not deleted"):
         fit(TrialModule(SmallTrial), saver, max_epochs=1, plugins=[DeterminedCheckpointIO(tmp_path / "data.ckpt")])
     assert (tmp_path / "data.ckpt/precious").exists()
 

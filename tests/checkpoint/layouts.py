@@ -97,7 +97,7 @@ class Layout:
         state_file: where the state lies.
         single_keys: the state has one model, optimizer and scheduler, not lists.
         progress_file: where the progress lies; None if nowhere.
-        described_by: which file tells the trial's class and hyperparameters; None if none does.
+        described_by: the file that names the trial's class and hyperparameters; None if none does.
         zipped: torch's file format since 1.6.
         is_trainer: the script called ``Trainer`` itself.
     """
@@ -155,7 +155,7 @@ def make_state(batches: int = 5) -> dict[str, Any]:
 
 
 def write(directory: Path, layout: Layout, batches: int = 5, code: str = CODE) -> Path:
-    """Write a checkpoint after so many batches as ``layout`` has it; return ``directory``."""
+    """Write a checkpoint after a number of batches, in a layout; return ``directory``."""
     state = make_state(batches)
     if layout.single_keys:
         state = {

@@ -40,7 +40,7 @@ def test_an_archive_with_two_lists_of_entries_is_refused(small: bool, tmp_path: 
         assert "two lists of its entries" in refused(tmp_path / "state.pth", content)
 
 
-def test_an_end_that_leads_elsewhere_than_the_record_before_it_is_refused(tmp_path: Path) -> None:
+def test_an_end_that_contradicts_the_record_before_it_is_refused(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "state.pth")
     content = bytearray((tmp_path / "state.pth").read_bytes())
     struct.pack_into("<I", content, len(content) - 6, 0)
@@ -52,7 +52,7 @@ def test_entries_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
     for at in range(len(content) - 4):
         if content[at : at + 4] == b"PK\x01\x02":
             struct.pack_into("<I", content, at + 42, 0)
-    assert "another one" in refused(tmp_path / "state.pth", bytes(content))
+    assert "differs from the archive's list" in refused(tmp_path / "state.pth", bytes(content))
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_entries_that_torch_does_not_write_are_refused(
     assert message in refused(tmp_path / "state.pth", mutations.zip_of(entries))
 
 
-@pytest.mark.parametrize("place", ["before", "after"])
-def test_an_archive_is_the_whole_file(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_an_archive_is_the_whole_file(side: str, tmp_path: Path) -> None:
     archive = mutations.zip_of(entries_with(HARMLESS))
-    refused(tmp_path / "state.pth", archive + b"x" * 50 if place == "after" else archive[:4] + b"x" * 50 + archive)
+    refused(tmp_path / "state.pth", archive + b"x" * 50 if side == "after" else archive[:4] + b"x" * 50 + archive)
 
 
 def test_a_packed_archive_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_packed_archive_is_refused_before_it_is_unpacked(tmp_path: Path) -> No
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", HARMLESS)
         archive.writestr("archive/data/0", bytes(50_000_000))
-    assert "promises 50,000" in refused(tmp_path / "state.pth", buffer.getvalue())
+    assert "declares 50,000" in refused(tmp_path / "state.pth", buffer.getvalue())
 
 
 def test_an_entry_that_makes_it_a_program_has_no_effect(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_wrong_checksum_is_noticed(entry: str, tmp_path: Path) -> None:
     assert "checksum" in refused(tmp_path / "other.pth", bytes(content))
 
 
-def test_a_file_that_is_mapped_into_memory_is_looked_at_too(tmp_path: Path) -> None:
+def test_a_memory_mapped_file_is_checked_too(tmp_path: Path) -> None:
     path = tmp_path / "state.pth"
     torch.save({"w": torch.arange(1000), "n": np.arange(3)}, path)
     assert torch.equal(read_state(path, mmap=True)["w"], torch.arange(1000))
@@ -135,7 +135,7 @@ def test_storages_beyond_the_first_megabyte_and_empty_ones_are_read(tmp_path: Pa
     assert all(torch.equal(found[name], state[name]) for name in state)
 
 
-def test_a_refused_storage_names_itself(tmp_path: Path) -> None:
+def test_a_refused_storage_is_named(tmp_path: Path) -> None:
     tensor = call(
         name_of("torch._utils", "_rebuild_tensor_v2"),
         storage_ref(numel=10**6),

@@ -101,7 +101,7 @@ def test_the_file_that_completes_a_checkpoint_is_written_last(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left"), KeyboardInterrupt(), errors.InvalidHP("no")])
-def test_a_failure_removes_what_was_begun_and_nothing_else(checkpoint: Path, failure: BaseException) -> None:
+def test_a_failure_removes_the_incomplete_checkpoint_and_nothing_else(checkpoint: Path, failure: BaseException) -> None:
     storage = CheckpointStorage(checkpoint.parent)
 
     def fail(directory: Path) -> None:
@@ -113,13 +113,13 @@ def test_a_failure_removes_what_was_begun_and_nothing_else(checkpoint: Path, fai
     read_checkpoint(checkpoint)
 
 
-def test_what_can_not_be_pickled_is_an_error_of_the_checkpoint(tmp_path: Path) -> None:
+def test_a_value_that_cannot_be_pickled_is_a_checkpoint_error(tmp_path: Path) -> None:
     with pytest.raises(errors.CheckpointError, match="cannot be written"):
         write(tmp_path, {"callbacks": {"mine": lambda: None}})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_storage_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+def test_a_storage_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(errors.CheckpointError, match=f"No checkpoint can be written in {tmp_path}/file/storage"):
         write(tmp_path / "file" / "storage")
@@ -223,8 +223,8 @@ def test_any_damage_to_the_trial_state_raises_a_checkpoint_error(
     original = path.read_bytes()
     content = bytearray(original)
     for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(0, len(content)))
-        content[place : place + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+        position = data.draw(st.integers(0, len(content)))
+        content[position : position + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
     try:
         path.write_bytes(content)
         read_checkpoint(checkpoint)
@@ -236,7 +236,7 @@ def test_any_damage_to_the_trial_state_raises_a_checkpoint_error(
 
 @pytest.mark.parametrize("name", ["state_dict.pth", "resume.pth"])
 @pytest.mark.parametrize("content", [[1, 2], torch.ones(2), None])
-def test_a_file_that_holds_no_dict_is_refused(checkpoint: Path, name: str, content: Any) -> None:
+def test_a_file_without_a_dict_is_refused(checkpoint: Path, name: str, content: Any) -> None:
     forget_checksums(checkpoint)
     torch.save(content, checkpoint / name)
     with pytest.raises(errors.IncompleteCheckpointError, match=rf"{name} should hold a dict; it holds a \w+"):
@@ -252,7 +252,7 @@ def test_a_trial_state_of_another_shape_is_refused(checkpoint: Path, content: An
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe"])
-def test_json_that_is_no_object_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_json_that_is_not_an_object_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "load_data.json").write_bytes(content)
     with pytest.raises(errors.IncompleteCheckpointError, match=r"load_data\.json"):
         read_json(tmp_path / "load_data.json")

@@ -49,7 +49,7 @@ def test_a_file_url_and_the_home_directory_are_local(tmp_path: Path) -> None:
     assert CheckpointStorage("~/here").root.local_path == Path.home() / "here"
 
 
-def test_by_default_checkpoints_lie_where_determined_puts_those_of_local_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_storage_is_that_of_determined_for_local_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     data_home = Path.cwd() / "data_home"
     monkeypatch.setenv("XDG_DATA_HOME", str(data_home))
     assert CheckpointStorage().root.local_path == data_home / "determined"
@@ -67,7 +67,7 @@ def test_another_directory_can_be_copied_instead(tmp_path: Path) -> None:
     assert code_of(write(tmp_path, Path("project"))) == ["train.py"]
 
 
-def test_what_no_trial_needs_is_left_out(tmp_path: Path) -> None:
+def test_files_that_no_trial_needs_are_left_out(tmp_path: Path) -> None:
     touch("kept.py", "__pycache__/kept.pyc", ".git/HEAD", ".idea/x", ".vscode/x", "left.pyc", "left.pyo")
     touch("terraform.tfstate", "venv/pyvenv.cfg", "venv/lib/big.py", "package/__pycache__/x", "package/.hidden")
     assert code_of(write(tmp_path)) == ["kept.py", "package/", "package/.hidden"]
@@ -87,12 +87,12 @@ def test_storage_inside_the_working_directory_does_not_copy_itself() -> None:
 
 
 @pytest.mark.parametrize("storage", ["output/checkpoints", "output/../output/checkpoints", "a link", "file URL"])
-def test_however_the_storage_inside_the_working_directory_is_named_it_is_left_out(storage: str) -> None:
+def test_the_storage_inside_the_working_directory_is_left_out_under_any_name(storage: str) -> None:
     touch("model_def.py", "output/checkpoints/notes.txt")
     Path("a link").symlink_to("output/checkpoints")
-    place = f"file://{Path.cwd()}/output/checkpoints" if storage == "file URL" else storage
+    location = f"file://{Path.cwd()}/output/checkpoints" if storage == "file URL" else storage
     for _ in range(2):
-        checkpoint = CheckpointStorage(place).root.local_path / write(place).name
+        checkpoint = CheckpointStorage(location).root.local_path / write(location).name
     assert code_of(checkpoint) == ["model_def.py", "output/"]
 
 
@@ -114,9 +114,9 @@ def test_the_copy_for_a_remote_storage_does_not_copy_itself(monkeypatch: pytest.
     monkeypatch.setattr("tempfile.tempdir", str(Path("tmp").resolve()))
     storage = CheckpointStorage("memory://copies")
     files = CheckpointContent(state={}, trial_state=TrialState(), load_data={})
-    place = storage.root / CheckpointWriter(storage).write(files)
-    copied = [name for name in place.find_files() if name.startswith("code/")]
-    place.remove()
+    location = storage.root / CheckpointWriter(storage).write(files)
+    copied = [name for name in location.find_files() if name.startswith("code/")]
+    location.remove()
     assert sorted(copied) == ["code/model_def.py", "code/tmp/notes.txt"]
 
 

@@ -86,7 +86,7 @@ def make_socket(path: Path) -> None:
     ids=["FIFO", "socket", "link to its directory", "link to itself", "dangling link", "link to a directory",
          "link to a file", "link to a device"],
 )  # fmt: skip
-def test_what_is_not_a_file_is_left_out_with_a_warning(
+def test_entries_that_are_not_files_are_left_out_with_a_warning(
     make: Any, copied: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     touch("kept.py", "package/kept.py")
@@ -113,7 +113,7 @@ def test_a_link_that_detignore_names_needs_no_warning(copied: Any, caplog: pytes
 
 
 @pytest.mark.parametrize("name", ["back\\slash", "new\nline", b"not utf-8 \xff"])
-def test_a_name_that_not_every_storage_can_hold_is_left_out_and_shown_escaped(
+def test_a_name_that_not_every_storage_can_hold_is_left_out_and_logged_escaped(
     name: str | bytes, copied: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     touch("kept.py")
@@ -125,9 +125,7 @@ def test_a_name_that_not_every_storage_can_hold_is_left_out_and_shown_escaped(
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
 @pytest.mark.parametrize("name", ["package/secret.txt", "package"])
-def test_what_may_not_be_read_is_left_out_with_a_warning(
-    name: str, copied: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreadable_files_are_left_out_with_a_warning(name: str, copied: Any, caplog: pytest.LogCaptureFixture) -> None:
     touch("kept.py", "package/secret.txt")
     Path(name).chmod(0)
     try:
@@ -178,7 +176,7 @@ def test_a_directory_too_deep_for_its_copy_is_left_out(tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize("code_dir", [None, Path("project")])
-def test_a_directory_that_is_gone_ends_no_training(
+def test_training_survives_a_removed_working_directory(
     code_dir: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = CheckpointWriter(CheckpointStorage(tmp_path), code_dir)
@@ -218,7 +216,7 @@ def test_detignore_is_understood_in_any_encoding(content: bytes, copied: Any) ->
     [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path.name), lambda path: path.write_bytes(b"\xff\xfe\0")],
     ids=["FIFO", "directory", "link to itself", "half a letter"],
 )
-def test_where_detignore_can_not_be_read_only_python_sources_are_copied(
+def test_with_an_unreadable_detignore_only_python_sources_are_copied(
     make: Any, copied: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     touch("kept.py", "perhaps private.csv")
@@ -255,7 +253,7 @@ def test_a_private_key_of_any_name_is_left_out_by_default(copied: Any) -> None:
     assert copied() == ["deploy", "id_rsa.pub", "kept.py"]
 
 
-def test_an_example_of_an_environment_file_is_no_secret(copied: Any) -> None:
+def test_an_example_of_an_environment_file_is_not_a_secret(copied: Any) -> None:
     touch(".env.example", "settings.env/kept.py")
     assert copied() == [".env.example", "settings.env/kept.py"]
 
@@ -263,7 +261,7 @@ def test_an_example_of_an_environment_file_is_no_secret(copied: Any) -> None:
 # Git
 
 
-def test_what_gitignore_names_is_left_out_in_a_work_tree_only(copied: Any) -> None:
+def test_gitignore_applies_in_a_work_tree_only(copied: Any) -> None:
     touch("kept.py", "data/large", "package/data/large", "package/kept.txt")
     Path(".gitignore").write_text("/data/\n")
     Path("package/.gitignore").write_text("data/\n")
@@ -286,7 +284,7 @@ def test_the_same_files_are_left_out_as_by_git(copied: Any) -> None:
     assert copied() == sorted(filter(None, listed.split("\0")))
 
 
-def test_the_gitignore_of_a_directory_above_holds_too(copied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gitignore_of_a_parent_directory_applies_too(copied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     subprocess.run(["git", "init", "-q"], check=True)
     touch("project/kept.py", "project/left.csv")
     touch(".gitignore", content="*.csv\n")
@@ -368,7 +366,7 @@ def test_results_caches_and_core_files_are_left_out(name: str, copied: Any) -> N
 # Sizes and permissions
 
 
-def test_of_a_large_directory_only_sources_are_copied_and_one_warning_says_so(
+def test_only_sources_of_a_large_directory_are_copied_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     touch("kept.py", "package/kept.py", "package/left.txt")
@@ -389,7 +387,7 @@ def test_of_a_large_directory_only_sources_are_copied_and_one_warning_says_so(
     assert "weights.bin" in files_below(tmp_path / writer.write(CheckpointContent({}, TrialState())) / "code")
 
 
-def test_a_directory_of_many_files_is_not_walked_to_its_end(copied: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_walk_of_a_directory_of_many_files_ends_early(copied: Any, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(60):
         touch(f"{number:02}/deep/deeper/left.py")
     touch("kept.py", "left.csv")

@@ -104,7 +104,7 @@ def test_the_code_is_imported_and_leaves_no_bytecode(checkpoint: Path) -> None:
     ],
     ids=["longer", "one byte", "missing", "a link", "a directory that is a link", "all of it a link"],
 )
-def test_code_that_is_not_what_was_written_is_not_imported(damage: Any, problem: str, checkpoint: Path) -> None:
+def test_changed_code_is_not_imported(damage: Any, problem: str, checkpoint: Path) -> None:
     damage(checkpoint)
     with pytest.raises(errors.IncompleteCheckpointError, match=problem):
         load_trial_from_checkpoint_path(checkpoint)
@@ -135,7 +135,7 @@ def add_extension(code: Path) -> None:
     ],
     ids=["a module", "a submodule", "an extension", "a package", "a link", "bytecode"],
 )
-def test_what_the_manifest_does_not_list_is_not_imported_and_is_named(
+def test_files_outside_the_manifest_are_named_and_not_imported(
     plant: Callable[[Path], object], name: str, checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plant(checkpoint / "code")
@@ -148,7 +148,7 @@ def test_what_the_manifest_does_not_list_is_not_imported_and_is_named(
     assert "is not listed in metadata.json" in problem
 
 
-def test_code_that_imports_what_is_not_listed_does_not_find_it(checkpoint: Path) -> None:
+def test_code_cannot_import_files_outside_the_manifest(checkpoint: Path) -> None:
     (checkpoint / "code" / "added.py").write_text(RUNS)
     files = [checkpoint / "code" / "model_def.py"]
     with import_only(checkpoint / "code", files), pytest.raises(ModuleNotFoundError):
@@ -156,13 +156,13 @@ def test_code_that_imports_what_is_not_listed_does_not_find_it(checkpoint: Path)
     assert not Path("the code ran").exists()
 
 
-def test_a_state_beside_those_that_are_listed_is_named(checkpoint: Path) -> None:
+def test_a_state_file_outside_the_manifest_is_named(checkpoint: Path) -> None:
     shutil.copy(checkpoint / "state_dict.pth", checkpoint / "lightning.pth")
     (problem,) = verify_checkpoint(checkpoint).problems
     assert "lightning.pth is not listed in metadata.json" in problem
 
 
-def test_without_a_manifest_all_code_is_imported_but_what_is_behind_a_link(checkpoint: Path) -> None:
+def test_without_a_manifest_all_code_except_links_is_imported(checkpoint: Path) -> None:
     forget_checksums(checkpoint)
     inner = checkpoint / "code/a_package/inner.py"
     inner.write_text("SAID = 'now '\n")
@@ -173,7 +173,7 @@ def test_without_a_manifest_all_code_is_imported_but_what_is_behind_a_link(check
         load_trial_from_checkpoint_path(checkpoint)
 
 
-def test_with_a_class_of_ones_own_nothing_of_the_checkpoint_is_imported(checkpoint: Path) -> None:
+def test_with_trial_class_nothing_of_the_checkpoint_is_imported(checkpoint: Path) -> None:
     (checkpoint / "code/model_def.py").write_text(RUNS)
     with pytest.raises(errors.IncompleteCheckpointError, match=r"code/model_def\.py"):
         load_trial_from_checkpoint_path(checkpoint)
@@ -237,7 +237,7 @@ def test_a_checkpoint_of_an_earlier_release_needs_no_checksum_of_its_metadata(ch
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e300, "ü\ud800", {"1": [None, True]}, {1: (2,)}, Path("x"), 10**400])
-def test_whatever_metadata_says_its_checksum_holds_after_reading(value: Any, tmp_path: Path) -> None:
+def test_the_checksum_of_any_metadata_matches_after_reading(value: Any, tmp_path: Path) -> None:
     files = CheckpointContent({}, TrialState(), {"hparams": None, "experiment_config": None, "trial_cls_spec": "a:B"})
     files.notes["value"] = value
     checkpoint = tmp_path / CheckpointWriter(CheckpointStorage(tmp_path)).write(files)
@@ -247,7 +247,7 @@ def test_whatever_metadata_says_its_checksum_holds_after_reading(value: Any, tmp
 
 @pytest.mark.slow
 @pytest.mark.determined
-def test_the_real_one_loads_what_has_a_checksum_of_its_metadata(checkpoint: Path) -> None:
+def test_determined_loads_a_checkpoint_with_a_checksum_of_its_metadata(checkpoint: Path) -> None:
     (checkpoint / "code" / "model_def.py").write_text(TRIAL.replace("det_lightning", "determined"))
     code = (
         "import sys\nfrom determined import pytorch\nprint(pytorch.load_trial_from_checkpoint_path(sys.argv[1]).said)\n"

@@ -80,14 +80,14 @@ def test_models_without_weights_are_not_lost(models: list[dict[str, Any]], tmp_p
     assert_equal(read(there_and_back(directory, tmp_path)).state["models_state_dict"], models)
 
 
-def test_names_are_left_as_they_are() -> None:
+def test_names_do_not_change() -> None:
     # As written under DDP, by more models than there are digits.
     models = [{f"module.models.{i}.weight": torch.tensor(i)} for i in range(12)]
     content = CheckpointContent({**make_state(), "models_state_dict": models}, TrialState())
     assert_equal(from_lightning(to_lightning(content)).state["models_state_dict"], models)
 
 
-def test_what_only_lightning_keeps_comes_back_too(tmp_path: Path) -> None:
+def test_the_state_of_lightning_is_kept(tmp_path: Path) -> None:
     lightning = {"callbacks": {"EarlyStopping": {"wait_count": 2}}, "loops": {"fit_loop": {}}, "mine": torch.ones(2)}
     directory = write_checkpoint(tmp_path / "storage", lightning=lightning)
     ckpt = to_lightning(read(directory))
@@ -107,7 +107,7 @@ def test_an_unknown_number_of_epochs_stays_unknown(tmp_path: Path) -> None:
     assert content.trial_state.batches_trained == 40
 
 
-def test_the_keys_of_the_oldest_releases_are_brought_up_to_date(tmp_path: Path) -> None:
+def test_the_keys_of_the_oldest_releases_are_modernized(tmp_path: Path) -> None:
     state = make_state()
     old = {
         "model_state_dict": state["models_state_dict"][0],
@@ -121,7 +121,7 @@ def test_the_keys_of_the_oldest_releases_are_brought_up_to_date(tmp_path: Path) 
     assert content.state.keys() == old.keys()
 
 
-def test_where_nothing_but_the_platform_tells_of_the_trial_that_is_taken(tmp_path: Path) -> None:
+def test_the_trial_is_read_from_the_metadata_of_the_platform_where_nothing_else_names_it(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path, by_determined=True)
     (directory / "load_data.json").unlink()
     config = {"entrypoint": "model_def:DigitsTrial", "name": "digits"}
@@ -138,7 +138,7 @@ def test_where_nothing_but_the_platform_tells_of_the_trial_that_is_taken(tmp_pat
 # What Lightning finds
 
 
-def test_a_ckpt_file_has_what_lightning_looks_for(tmp_path: Path) -> None:
+def test_a_ckpt_file_has_the_entries_that_lightning_needs(tmp_path: Path) -> None:
     content = read(write_checkpoint(tmp_path))
     ckpt = to_lightning(content)
     assert (ckpt["epoch"], ckpt["global_step"], ckpt["pytorch-lightning_version"]) == (
@@ -162,7 +162,7 @@ def test_schedulers_that_lightning_does_not_count_are_left_to_the_trial(tmp_path
 
 
 def stopped_after(batches: int, storage: Path) -> str:
-    """Train for so many batches; return the checkpoint's path."""
+    """Train for a number of batches; return the checkpoint's path."""
     seed_everything()
     with pytorch.init() as context:
         trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
@@ -181,7 +181,7 @@ def resumed_from(ckpt_path: str) -> SmallTrial:
 
 @pytest.mark.parametrize("by_determined", [False, True])
 @pytest.mark.parametrize("batches", [5, 14])
-def test_going_on_from_the_ckpt_file_gives_the_same_as_from_the_directory(
+def test_resuming_the_ckpt_file_is_the_same_as_resuming_the_directory(
     batches: int, by_determined: bool, tmp_path: Path
 ) -> None:
     checkpoint = Path(stopped_after(batches, tmp_path / "storage"))
@@ -196,7 +196,7 @@ def test_going_on_from_the_ckpt_file_gives_the_same_as_from_the_directory(
     assert converted.counter.epochs == straight.counter.epochs
 
 
-def test_a_file_that_lightning_wrote_becomes_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+def test_a_file_of_lightning_becomes_a_checkpoint_that_resumes(tmp_path: Path) -> None:
     seed_everything()
     module = TrialModule(SmallTrial, hparams={"lr": 0.1})
     flags: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -223,8 +223,8 @@ def other_ckpt(tmp_path: Path) -> dict[str, Any]:
     return read_state(tmp_path / "other.ckpt")
 
 
-def test_the_file_of_another_module_is_taken_only_if_asked_for(other_ckpt: dict[str, Any]) -> None:
-    with pytest.raises(errors.InvalidCheckpointException, match=r"no TrialModule.*any_module=True"):
+def test_the_file_of_another_module_is_converted_only_on_request(other_ckpt: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidCheckpointException, match=r"not a TrialModule.*any_module=True"):
         from_lightning(other_ckpt)
     files = from_lightning(other_ckpt, any_module=True)
     (weights,) = files.state["models_state_dict"]
@@ -259,9 +259,9 @@ def entry(**changes: Any) -> dict[str, Any]:
         ({"state_dict": [1], "x": 2}, r"\['state_dict', 'x'\]"),
         ({"state_dict": {}, TRIAL_KEY: None}, "has no state; it is None"),
         ({"state_dict": {}, TRIAL_KEY: {"state": 3}}, "has no state"),
-        ({"state_dict": {}, TRIAL_KEY: entry(extra=None)}, "how far the trial had come; it has None"),
+        ({"state_dict": {}, TRIAL_KEY: entry(extra=None)}, "hold the progress of the trial; it has None"),
         ({"state_dict": {}, TRIAL_KEY: entry(load_data="x")}, "should be dicts: 'load_data' is 'x'"),
-        ({"state_dict": {}, TRIAL_KEY: entry(extra={})}, "how far the trial had come; it has None"),
+        ({"state_dict": {}, TRIAL_KEY: entry(extra={})}, "hold the progress of the trial; it has None"),
         ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {"x": 1}})}, "unexpected keyword argument 'x'"),
         ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {}, "settings": "{"})}, "should be JSON:"),
         ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {}, "settings": 3})}, "should be JSON; got 3"),
@@ -273,7 +273,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         ({"state_dict": {"models.1.x": 1}, TRIAL_KEY: entry()}, r"numbered from 0.* \[1\]"),
     ],
 )
-def test_a_file_that_is_not_what_it_should_be_is_refused(ckpt: dict[str, Any], message: str) -> None:
+def test_a_file_with_wrong_entries_is_refused(ckpt: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.CheckpointError, match=message):
         from_lightning(ckpt)
 
@@ -308,18 +308,18 @@ def test_weights_of_several_models_are_numbered(tmp_path: Path) -> None:
     assert_equal(dict(to_weights(content)), dict(zip(names, [*body.values(), *head.values()], strict=True)))
 
 
-def test_safetensors_hold_the_same_and_tell_where_from(tmp_path: Path) -> None:
+def test_safetensors_hold_the_weights_and_name_the_checkpoint(tmp_path: Path) -> None:
     content = read(write_checkpoint(tmp_path))
     assert export_safetensors(content, tmp_path / "weights.safetensors") == []
     found = safetensors.torch.load_file(tmp_path / "weights.safetensors")
     expected = to_weights(content)
     assert_equal({name: found[name] for name in expected}, dict(expected))
     with safetensors.safe_open(tmp_path / "weights.safetensors", "pt") as file:
-        told = file.metadata()
-    assert (told["steps_completed"], told["trial_class"]) == ("7", "model_def:DigitsTrial")
+        header = file.metadata()
+    assert (header["steps_completed"], header["trial_class"]) == ("7", "model_def:DigitsTrial")
 
 
-def test_for_safetensors_what_is_no_tensor_is_left_out_and_what_is_shared_is_separated(tmp_path: Path) -> None:
+def test_safetensors_leave_out_other_values_and_separate_shared_tensors(tmp_path: Path) -> None:
     weight = torch.arange(6.0).reshape(2, 3)
     model = {"weight": weight, "tied": weight, "row": weight[0], "turned": weight.t(), "_extra_state": {"a": 1}}
     content = read(write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]}))
@@ -329,7 +329,7 @@ def test_for_safetensors_what_is_no_tensor_is_left_out_and_what_is_shared_is_sep
     assert_equal({name: found[name] for name in model}, model)
 
 
-def test_a_tensor_that_safetensors_do_not_know_is_an_error(tmp_path: Path) -> None:
+def test_a_tensor_that_safetensors_do_not_support_is_an_error(tmp_path: Path) -> None:
     model = {"weight": torch.eye(3).to_sparse()}
     content = read(write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]}))
     with pytest.raises(errors.CheckpointError, match=r"cannot be written as safetensors.*sparse"):
@@ -338,7 +338,7 @@ def test_a_tensor_that_safetensors_do_not_know_is_an_error(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("export", [export_weights, export_safetensors, export_lightning])
-def test_where_a_file_can_not_be_written_the_one_before_stays(export: Any, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_replaced_stays(export: Any, tmp_path: Path) -> None:
     content = read(write_checkpoint(tmp_path / "storage"))
     for target in (tmp_path / "missing" / "file", tmp_path / "storage"):
         with pytest.raises(errors.StorageError, match=f"{target} cannot be written"):

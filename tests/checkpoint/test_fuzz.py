@@ -44,7 +44,7 @@ def test_two_thousand_damaged_and_malicious_checkpoints_are_read_or_refused(tmp_
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_a_checkpoint_can_hold_is_read_back_in_both_formats(tmp_path: Path) -> None:
+def test_every_value_of_a_checkpoint_is_read_back_in_both_formats(tmp_path: Path) -> None:
     for zipped in (True, False):
         state = mutations.make_state(old=not zipped)
         torch.save(state, tmp_path / "state", _use_new_zipfile_serialization=zipped)
@@ -65,7 +65,7 @@ def test_what_a_checkpoint_can_hold_is_read_back_in_both_formats(tmp_path: Path)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_the_damage_is_done_to_can_be_read(tmp_path: Path) -> None:
+def test_the_undamaged_checkpoint_can_be_read(tmp_path: Path) -> None:
     for files in mutations.make_corpus(tmp_path / "corpus").values():
         mutations.write_files(tmp_path / "storage" / "checkpoint", files)
         assert read_checkpoint(tmp_path / "storage" / "checkpoint").state
@@ -209,7 +209,7 @@ def test_bytes_around_an_archive_are_refused(tmp_path: Path) -> None:
             read_state(tmp_path / "state")
 
 
-def test_what_the_user_declares_safe_is_read(tmp_path: Path) -> None:
+def test_classes_that_the_user_declares_safe_are_read(tmp_path: Path) -> None:
     torch.save({"mine": np.float64(1.0), "declared": Declared(3)}, tmp_path / "state")
     with pytest.raises(errors.UnsafeCheckpointError, match=r"Declared.* could run code"):
         read_state(tmp_path / "state")

@@ -169,9 +169,7 @@ class WorkerKiller:
 
 
 @pytest.mark.parametrize("async_write", [False, True])
-def test_a_loader_worker_that_dies_while_a_checkpoint_is_written_is_named_as_what_it_is(
-    async_write: bool, tmp_path: Path
-) -> None:
+def test_the_death_of_a_loader_worker_during_a_write_is_reported_as_such(async_write: bool, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="DataLoader worker") as raised:
         train(tmp_path / "storage", WorkerKiller(), workers=1, async_write=async_write)
     assert not isinstance(raised.value, errors.CheckpointError)

@@ -71,7 +71,7 @@ def train(storage: Path, length: int) -> None:
 
 
 def test_a_checkpoint_that_a_kill_kept_out_of_the_index_is_found(tmp_path: Path) -> None:
-    """Without its place in the index nobody would ever delete it."""
+    """Without its entry in the index it would never be deleted."""
     storage = CheckpointStorage(tmp_path)
     for length in (2, 4):
         train(tmp_path, length)

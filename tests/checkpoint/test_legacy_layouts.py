@@ -81,7 +81,7 @@ def test_the_trial_is_built_from_the_code_in_the_checkpoint(layout: Layout, tmp_
     assert not any(path.name == "__pycache__" for path in directory.rglob("*"))
 
 
-def test_a_run_goes_on_from_it_as_from_one_of_today(layout: Layout, tmp_path: Path) -> None:
+def test_a_run_resumes_it_like_one_of_the_current_release(layout: Layout, tmp_path: Path) -> None:
     newest = layouts.write(tmp_path / "new", LAYOUTS[-1], BATCHES)
     directory = layouts.write(tmp_path / "old", layout, BATCHES)
     trial_class = layouts.import_trial(newest)
@@ -101,14 +101,14 @@ def test_a_run_goes_on_from_it_as_from_one_of_today(layout: Layout, tmp_path: Pa
 
 
 @pytest.mark.parametrize("single_keys", [True, False])
-def test_of_a_trial_before_0_12_13_the_model_is_returned(tmp_path: Path, single_keys: bool) -> None:
+def test_loading_a_trial_before_0_12_13_returns_the_model(tmp_path: Path, single_keys: bool) -> None:
     layout = Layout("0.12", "state_dict.pth", single_keys, None, "metadata.json")
     model = load_trial_from_checkpoint_path(layouts.write(tmp_path / "old", layout, BATCHES, layouts.FUNCTIONAL_CODE))
     assert isinstance(model, torch.nn.Linear)
     assert_weights(model.state_dict())
 
 
-def test_a_run_goes_on_from_a_trial_before_0_12_13(tmp_path: Path) -> None:
+def test_a_run_resumes_a_trial_before_0_12_13(tmp_path: Path) -> None:
     layout = Layout("0.12", "state_dict.pth", True, "workload_sequencer.pkl", "metadata.json")
     directory = layouts.write(tmp_path / "old", layout, BATCHES, layouts.FUNCTIONAL_CODE)
     seed_everything()
@@ -129,14 +129,14 @@ def test_a_state_with_keys_of_two_releases_is_refused(tmp_path: Path) -> None:
         load_trial_from_checkpoint_path(directory)
 
 
-def test_a_newer_location_goes_before_an_older_one(tmp_path: Path) -> None:
+def test_a_newer_layout_takes_precedence_over_an_older_one(tmp_path: Path) -> None:
     directory = layouts.write(tmp_path / "old", LAYOUTS[-1], BATCHES)
     torch.save({"model_state_dict": {}}, directory / "checkpoint.pt")
     assert_weights(load_trial_from_checkpoint_path(directory).model.state_dict())
 
 
 @pytest.mark.parametrize("prefix", ["module.", ""])
-def test_the_prefix_of_distributed_training_comes_and_goes(tmp_path: Path, prefix: str) -> None:
+def test_the_prefix_of_distributed_training_is_added_and_removed(tmp_path: Path, prefix: str) -> None:
     directory = layouts.write(tmp_path / "old", LAYOUTS[-1], BATCHES)
     state = torch.load(directory / "state_dict.pth")
     state["models_state_dict"] = [{prefix + name: value for name, value in expected_weights().items()}]

@@ -53,7 +53,7 @@ def set_clock_back(monkeypatch: pytest.MonkeyPatch, storage: Path, by_s: float =
     return age
 
 
-def test_a_run_goes_on_from_its_latest_batch_though_the_clock_was_set_back(
+def test_a_run_resumes_its_latest_batch_although_the_clock_was_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(tmp_path, 4)
@@ -64,13 +64,13 @@ def test_a_run_goes_on_from_its_latest_batch_though_the_clock_was_set_back(
 
 
 @pytest.mark.slow
-def test_of_runs_that_do_not_go_on_from_one_another_the_one_that_was_written_last_counts(tmp_path: Path) -> None:
+def test_of_independent_runs_the_one_written_last_is_the_newest(tmp_path: Path) -> None:
     train(tmp_path, 8)
     train(tmp_path, 4)
     assert train(tmp_path, 6, "last") == 4
 
 
-def test_a_run_from_an_earlier_checkpoint_is_newer_than_what_the_first_one_went_on_with(tmp_path: Path) -> None:
+def test_a_run_from_an_earlier_checkpoint_is_newer_than_the_later_ones_of_the_first_run(tmp_path: Path) -> None:
     train(tmp_path, 8)
     assert train(tmp_path, 6, str(by_steps(tmp_path)[4])) == 4
     assert train(tmp_path, 8, "last") == 6
@@ -84,7 +84,7 @@ def test_a_time_that_cannot_be_right_is_ignored(tmp_path: Path, time: Any) -> No
     assert [*storage.newest_first()] == [str(tmp_path / late), str(tmp_path / early)]
 
 
-def test_where_files_tell_the_same_the_time_in_the_metadata_decides(tmp_path: Path) -> None:
+def test_among_files_of_the_same_time_that_in_the_metadata_decides(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     ids = {time: write(storage, 10 - time, {"time": 1000.0 + time}) for time in (2, 0, 1)}
     for name in ids.values():
@@ -92,7 +92,7 @@ def test_where_files_tell_the_same_the_time_in_the_metadata_decides(tmp_path: Pa
     assert [*storage.newest_first()] == [str(tmp_path / ids[time]) for time in (2, 1, 0)]
 
 
-def test_of_a_trial_whose_release_noted_no_run_the_most_batches_count(tmp_path: Path) -> None:
+def test_without_a_run_id_the_checkpoint_with_the_most_batches_is_the_newest(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     ids = [write(storage, steps, {"trial": "t", "experiment": "t"}) for steps in (9, 3)]
     assert storage.newest() == str(tmp_path / ids[0])
@@ -135,7 +135,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize(("checkpoints", "expected"), RUNS.values(), ids=RUNS)
-def test_a_run_is_newer_than_what_it_goes_on_from(checkpoints: list[Ancestry], expected: str) -> None:
+def test_a_run_is_newer_than_the_one_that_it_resumed(checkpoints: list[Ancestry], expected: str) -> None:
     assert "".join(newest_first(checkpoints)) == expected
     assert "".join(newest_first(checkpoints[::-1])) == expected
 
@@ -179,7 +179,7 @@ def test_where_the_newest_is_damaged_the_one_before_is_used_and_both_are_named(
 
 
 @pytest.mark.slow
-def test_several_damaged_ones_in_a_row_are_passed_over(tmp_path: Path) -> None:
+def test_several_damaged_checkpoints_in_a_row_are_skipped(tmp_path: Path) -> None:
     train(tmp_path, 8)
     for steps in (8, 6):
         truncate(by_steps(tmp_path)[steps] / "state_dict.pth")
@@ -202,7 +202,7 @@ def test_a_damaged_checkpoint_that_was_named_is_an_error(tmp_path: Path) -> None
         train(tmp_path, 6, newest.name)
 
 
-def test_a_restarted_job_passes_a_damaged_checkpoint_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_job_skips_a_damaged_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     monkeypatch.setattr("det_lightning.pytorch._trainer._fits", iter([1, 1]))
     train(tmp_path, 6)

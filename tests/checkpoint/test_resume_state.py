@@ -21,7 +21,7 @@ from tests.trials import SmallTrial, seed_everything, weights_of
 
 
 def fit(storage: Path, batches: int, **kwargs: Any) -> torch.Tensor:
-    """Train for so many batches in all; return the weights."""
+    """Train up to a number of batches; return the weights."""
     seed_everything()
     with pytorch.init(enable_tensorboard_logging=False, hparams={"lr": 0.1}) as context:
         trial = SmallTrial(context)
@@ -64,7 +64,7 @@ def weights_after_two_epochs(file: Path) -> torch.Tensor:
     return weights_of(module.trial)
 
 
-def test_the_file_has_a_version_and_nothing_in_it_is_text_of_json(trained: Path) -> None:
+def test_the_file_has_a_version_and_no_json_text(trained: Path) -> None:
     values = torch.load(trained / "resume.pth", weights_only=False)
     assert values["version"] == RESUME_VERSION == 2
     assert values["settings"] == {"hparams": {"lr": 0.1}, "experiment_config": None}
@@ -112,13 +112,13 @@ def test_a_newer_version_is_refused_by_name_wherever_it_is_read(trained: Path) -
         fit(trained.parent, 5, latest_checkpoint=trained.name)
 
 
-def test_everything_that_is_missing_is_named_at_once() -> None:
+def test_all_missing_entries_are_named_at_once() -> None:
     with pytest.raises(errors.IncompleteCheckpointError, match=r"'rng_states' is missing; .*'gradients' is missing"):
         ResumeState.from_dict({"trial_state": {}}, "resume.pth")
 
 
 @pytest.mark.parametrize("resume", [None, make_resume()])
-def test_the_entry_of_a_lightning_file_holds_all_but_the_weights(resume: ResumeState | None) -> None:
+def test_the_entry_of_a_lightning_file_holds_everything_except_the_weights(resume: ResumeState | None) -> None:
     content = CheckpointContent(
         {"callbacks": {}}, TrialState(batches_trained=7), {"trial_cls_spec": "m:T"}, resume, name="one"
     )

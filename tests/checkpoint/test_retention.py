@@ -77,7 +77,7 @@ def test_the_rule_is_that_of_determined(
     assert chosen == delete_by_sql(records, retention, smaller_is_better)
 
 
-def test_without_numbers_the_best_and_the_latest_of_each_trial_are_kept() -> None:
+def test_by_default_the_best_and_the_latest_of_each_trial_are_kept() -> None:
     metrics: dict[str, list[float | None]] = {"a": [3.0, 1.0, 1.0, 2.0], "b": [5.0, None, 6.0, math.nan]}
     records = [
         CheckpointRecord(f"{trial}{i}", trial, i, 10 * i + (trial == "b"), metric)
@@ -98,7 +98,7 @@ def test_without_numbers_the_best_and_the_latest_of_each_trial_are_kept() -> Non
     ],
     ids=str,
 )
-def test_a_section_that_says_nothing_keeps_all(section: dict[str, Any], expected: Retention | None) -> None:
+def test_a_section_without_numbers_keeps_all(section: dict[str, Any], expected: Retention | None) -> None:
     assert Retention.from_config(section) == expected
 
 
@@ -152,7 +152,7 @@ def test_a_clock_that_is_set_back_does_not_change_the_order(tmp_path: Path, monk
         assert storage.list_ids() == [name]
 
 
-def test_a_checkpoint_that_someone_removed_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_that_was_removed_by_hand_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     storage = CheckpointStorage(tmp_path)
     retention = retention_of(storage, "trial", Retention(0, 0, 1))
     for steps in range(2):
@@ -195,7 +195,7 @@ def test_a_metric_counts_for_the_latest_checkpoint_only(tmp_path: Path) -> None:
     ],
     ids=lambda content: content[:60].decode(errors="replace") or "empty",
 )
-def test_a_damaged_index_is_made_again_from_the_checkpoints(
+def test_a_damaged_index_is_rebuilt_from_the_checkpoints(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = CheckpointStorage(tmp_path)
@@ -219,7 +219,7 @@ def test_a_damaged_index_is_made_again_from_the_checkpoints(
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a" * 129, "ü"])
-def test_a_name_that_can_not_be_that_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_not_a_valid_file_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="The name of the trial becomes that of a file"):
         TrialIndex(CheckpointStorage(tmp_path).root, "experiment", name)
 
@@ -275,7 +275,7 @@ RETENTIONS = [Retention(), Retention(0, 0, 1), Retention(0, 2, 0), Retention(3, 
 @pytest.mark.parametrize("async_write", [False, True])
 @pytest.mark.parametrize("smaller_is_better", [True, False])
 @pytest.mark.parametrize("retention", RETENTIONS, ids=str)
-def test_a_run_keeps_what_the_rule_says(
+def test_a_run_applies_the_rule(
     tmp_path: Path, retention: Retention, smaller_is_better: bool, async_write: bool
 ) -> None:
     run = Run(tmp_path, METRICS_OF_RUN)
@@ -284,7 +284,7 @@ def test_a_run_keeps_what_the_rule_says(
 
 
 @pytest.mark.parametrize("stop", [4, 8])
-def test_a_run_that_goes_on_remembers_what_was_kept(tmp_path: Path, stop: int) -> None:
+def test_a_resumed_run_knows_the_kept_checkpoints(tmp_path: Path, stop: int) -> None:
     run, retention = Run(tmp_path, METRICS_OF_RUN), Retention(0, 2, 1)
     run.fit(stop, retention=retention)
     assert run.kept() == expected({s: m for s, m in METRICS_OF_RUN.items() if s <= stop}, retention)
@@ -292,7 +292,7 @@ def test_a_run_that_goes_on_remembers_what_was_kept(tmp_path: Path, stop: int) -
     assert run.kept() == expected(METRICS_OF_RUN, retention) == [4, 8, 12]
 
 
-def test_a_run_that_goes_on_from_a_link_counts_the_checkpoint_and_not_the_link(tmp_path: Path) -> None:
+def test_a_run_that_resumes_from_a_link_counts_its_target(tmp_path: Path) -> None:
     run, retention = Run(tmp_path, METRICS_OF_RUN), Retention(0, 2, 1)
     run.fit(4, retention=Retention(0, 1, 1))
     (first,) = CheckpointStorage(tmp_path).list_ids()
@@ -312,7 +312,7 @@ def test_another_run_in_the_same_storage_loses_nothing(tmp_path: Path) -> None:
     assert run.kept() == [2, 4, 6, 12]
 
 
-def test_without_a_rule_all_are_kept(tmp_path: Path) -> None:
+def test_without_a_rule_all_checkpoints_are_kept(tmp_path: Path) -> None:
     run = Run(tmp_path, METRICS_OF_RUN)
     run.fit(12)
     assert run.kept() == [2, 4, 6, 8, 10, 12]
@@ -346,7 +346,7 @@ def test_checkpoints_without_a_metric_are_kept_only_while_they_are_the_latest(tm
     assert run.kept() == expected(by_step, Retention(0, 1, 2)) == [4, 10, 12]
 
 
-def test_what_was_written_without_retention_can_be_pruned_later(tmp_path: Path) -> None:
+def test_checkpoints_written_without_retention_can_be_pruned_later(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     ids = []
     for step, value in enumerate([3.0, 1.0, 2.0, 4.0]):

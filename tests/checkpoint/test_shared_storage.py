@@ -55,14 +55,14 @@ def trials_in(storage: Path) -> dict[int, str]:
 # Names
 
 
-def test_a_run_that_is_started_again_keeps_the_name_of_its_trial(tmp_path: Path) -> None:
+def test_a_restarted_run_keeps_the_name_of_its_trial(tmp_path: Path) -> None:
     train(tmp_path, 4, retention=LATEST)
     name = trials_in(tmp_path)[4]
     train(tmp_path, 8, "last", retention=LATEST)
     assert trials_in(tmp_path) == {8: name}
 
 
-def test_a_run_that_goes_on_beside_another_one_has_a_name_of_its_own_and_deletes_nothing_of_it(
+def test_a_run_that_resumes_a_live_run_gets_a_new_name_and_deletes_none_of_its_checkpoints(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(tmp_path, 4, retention=LATEST)
@@ -74,11 +74,11 @@ def test_a_run_that_goes_on_beside_another_one_has_a_name_of_its_own_and_deletes
     found = trials_in(tmp_path)
     assert [*sorted(found)] == [4, 8]
     assert found[4] == name != found[8]
-    assert f"The trial {name} that this run goes on from belongs to another run, process {os.getpid()}" in caplog.text
+    assert f"The trial {name} that this run resumes belongs to another run, process {os.getpid()}" in caplog.text
     assert {index.trial for index in read_indexes(CheckpointStorage(tmp_path).root)} == {*found.values()}
 
 
-def test_a_name_that_was_given_and_belongs_to_a_live_run_is_an_error(tmp_path: Path) -> None:
+def test_the_name_of_a_live_run_is_refused(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     other = RunClaims(storage)
     other.claim_trial("digits", "a/b", None)
@@ -89,7 +89,7 @@ def test_a_name_that_was_given_and_belongs_to_a_live_run_is_an_error(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["../../x", "", None, 3, ["x"], ".x"])
-def test_a_name_in_a_checkpoint_that_cannot_be_one_is_not_taken_over(tmp_path: Path, name: Any) -> None:
+def test_an_impossible_name_in_a_checkpoint_is_not_used(tmp_path: Path, name: Any) -> None:
     assert RunClaims(CheckpointStorage(tmp_path)).claim_trial(None, None, name) not in (name, "")
 
 
@@ -104,10 +104,10 @@ def test_a_run_leaves_no_claim_behind(tmp_path: Path) -> None:
     assert not (tmp_path / ".det_lightning").exists()
 
 
-# Checkpoints that a run goes on from
+# Checkpoints that a run resumes
 
 
-def test_what_a_live_run_goes_on_from_is_deleted_only_after_its_end(tmp_path: Path) -> None:
+def test_a_checkpoint_that_a_live_run_resumed_is_deleted_only_after_its_end(tmp_path: Path) -> None:
     train(tmp_path, 4, retention=LATEST)
     storage = CheckpointStorage(tmp_path)
     (used,) = storage.list_ids()
@@ -120,7 +120,7 @@ def test_what_a_live_run_goes_on_from_is_deleted_only_after_its_end(tmp_path: Pa
     assert [*trials_in(tmp_path)] == [10]
 
 
-def test_nothing_goes_on_from_a_checkpoint_that_is_being_deleted(tmp_path: Path) -> None:
+def test_no_run_resumes_a_checkpoint_that_is_being_deleted(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     checkpoint_id = write(storage)
     mark = storage.root / ".det_lightning/in_use" / f"{checkpoint_id}.deleting.json"
@@ -137,7 +137,7 @@ def test_nothing_goes_on_from_a_checkpoint_that_is_being_deleted(tmp_path: Path)
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_checkpoint_of_another_storage_is_kept_where_that_is_one_of_ours(tmp_path: Path) -> None:
+def test_a_resumed_checkpoint_of_another_storage_of_det_lightning_is_kept(tmp_path: Path) -> None:
     here = CheckpointStorage(tmp_path / "here")
     elsewhere = CheckpointStorage(tmp_path / "elsewhere")
     checkpoint_id = write(elsewhere)
@@ -150,7 +150,7 @@ def test_a_checkpoint_of_another_storage_is_kept_where_that_is_one_of_ours(tmp_p
     assert not delete_unless_used(elsewhere, checkpoint_id)
 
 
-def test_pruning_leaves_alone_what_live_runs_write_and_go_on_from(tmp_path: Path) -> None:
+def test_pruning_keeps_checkpoints_that_live_runs_write_and_resume(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     ids: dict[str, list[str]] = {}
     for trial in ("live", "used", "over"):
@@ -300,11 +300,11 @@ class Removes(pytorch.PyTorchCallback):
 @pytest.mark.slow
 @pytest.mark.parametrize("async_write", [False, True])
 @pytest.mark.parametrize("after", [1, 2, 4])
-@pytest.mark.parametrize("place", ["local", "memory"])
+@pytest.mark.parametrize("kind", ["local", "memory"])
 def test_checkpoints_that_vanish_during_a_run_are_named_at_its_end(
-    tmp_path: Path, place: str, after: int, async_write: bool, in_memory: CheckpointStorage
+    tmp_path: Path, kind: str, after: int, async_write: bool, in_memory: CheckpointStorage
 ) -> None:
-    storage = CheckpointStorage(tmp_path / "storage") if place == "local" else in_memory
+    storage = CheckpointStorage(tmp_path / "storage") if kind == "local" else in_memory
     callback = Removes(storage, after)
     with pytest.raises(errors.StorageError, match=f"{after} checkpoints that this run has written") as raised:
         train(storage, 8, callback=callback, async_write=async_write)  # type: ignore[arg-type]
@@ -316,15 +316,15 @@ def test_checkpoints_that_vanish_during_a_run_are_named_at_its_end(
 def test_vanished_checkpoints_are_reported_before_the_next_write(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[bool] = []
+    reported: list[bool] = []
 
     class Looks(Removes):
         def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-            told.append("are not there any more" in caplog.text)
+            reported.append("are not there any more" in caplog.text)
 
     with pytest.raises(errors.StorageError):
         train(tmp_path / "storage", 8, callback=Looks(CheckpointStorage(tmp_path / "storage"), 1))
-    assert told == [False, False, True, True]
+    assert reported == [False, False, True, True]
 
 
 @pytest.mark.slow

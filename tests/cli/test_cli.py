@@ -433,7 +433,7 @@ def test_import_makes_a_checkpoint_of_an_exported_file(checkpoint: Path, tmp_pat
 
 def test_import_takes_other_modules_if_asked(tmp_path: Path) -> None:
     torch.save({"state_dict": {"weight": torch.ones(2)}, "global_step": 3, "epoch": 1}, "other.ckpt")
-    assert "--any-module takes over its weights" in error_of("import", "other.ckpt", tmp_path, ends_with=1)
+    assert "--any-module converts its weights" in error_of("import", "other.ckpt", tmp_path, ends_with=1)
     assert list(tmp_path.iterdir()) == []
     imported = run("import", "other.ckpt", tmp_path, "--any-module").stdout.strip()
     assert read_checkpoint(tmp_path / imported).trial_state == TrialState(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import itertools
 import logging
 import os
 import pathlib
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import IO
 
 from det_lightning.checkpoint.format.code_rules import CodeRules
-from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeSelection, select_code
+from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeScan, CodeSelection
 
 logger = logging.getLogger(__name__)
 
@@ -21,9 +19,9 @@ _CHUNK_BYTES = 1024 * 1024
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 # A FIFO that has taken the place of a file must not make the open wait for a writer.
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-# So many files are named in a message.
+# Number of files that a message names.
 _FEW = 5
-# What a file system says of a name that it does not know how to keep.
+# Errors of a file system that cannot hold a name.
 _NAME_ERRNOS = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)
 
 
@@ -38,17 +36,13 @@ class _SecretError(Exception):
 class CodeCopier:
     """Copies the code of one run into each of its checkpoints.
 
-    What ``.detignore`` names is left out, and so are secrets, what ``.gitignore`` names in the work tree of a git
+    Left out are paths that ``.detignore`` names, secrets, paths that ``.gitignore`` names in the work tree of a git
     repository, caches, results of other tools, virtual environments and checkpoints; but never a file from which this
-    process has imported a module, unless ``.detignore`` names it. Links are not followed. What cannot be copied is a
-    warning, once a run.
+    process has imported a module, unless ``.detignore`` names it. Links are not followed. Files that cannot be copied
+    are named in a warning, once a run.
 
-    Args:
-        source: the directory to copy; by default what is the working directory at that time. ``.detignore`` in it has
-            the syntax of ``.gitignore``; what it names with a ``!`` is copied whatever else would leave it out.
-        apart: a directory that is not copied where it lies in ``source``: the storage of the checkpoints.
-        with_secrets: copy files under whose names secrets are kept too.
-        limits: how much is copied; beyond that only Python sources and the files of imported modules.
+    ``source`` is by default the working directory at that time; ``apart``, the storage of the checkpoints, is not
+    copied if it lies there. Paths that ``.detignore`` names with a ``!`` are copied whatever else would leave them out.
     """
 
     def __init__(
@@ -61,15 +55,11 @@ class CodeCopier:
         self._source = source or pathlib.Path()
         self._apart = apart
         self._with_secrets = with_secrets
-        self._limits = limits
+        self._limits = limits or CodeLimits()
         self._reported: set[str] = set()
 
     def copy(self, target: pathlib.Path) -> None:
-        """Copy the code to the directory ``target``, which is made, with the permissions that the umask leaves.
-
-        Raises:
-            OSError: nothing can be written there, as on a full disk.
-        """
+        """Copy the code to the new directory ``target``, with the permissions that the umask leaves."""
         target.mkdir()
         try:
             source = pathlib.Path(os.path.abspath(self._source))  # noqa: PTH100 (keeps links)
@@ -78,15 +68,19 @@ class CodeCopier:
             return
         rules = CodeRules(source, self._with_secrets)
         apart = [target.parent, *([self._apart] if self._apart is not None else [])]
-        selection = select_code(source, rules, apart, self._limits)
+        selection = CodeScan(source, rules, apart, self._limits).run()
         problems = dict(selection.problems)
         secrets = [*selection.secrets]
-        for name in selection.directories:
-            with _noting(name, problems, secrets):
-                _make_directory(target / name)
-        for name in selection.files:
-            with _noting(name, problems, secrets):
-                _copy_file(source / name, target / name, name, rules, name in selection.imported)
+        for name in [*selection.directories, *selection.files]:
+            try:
+                if name.endswith("/"):
+                    _make_directory(target / name)
+                elif name:
+                    _copy_file(source / name, target / name, name, rules, name in selection.imported)
+            except _CannotCopyError as e:
+                problems[name] = str(e)
+            except _SecretError:
+                secrets.append(name)
         self._report(_shown(str(source)), selection, problems, secrets)
 
     def _report(self, source: str, selection: CodeSelection, problems: dict[str, str], secrets: list[str]) -> None:
@@ -94,7 +88,7 @@ class CodeCopier:
             largest = ", ".join(f"{_shown(name)} ({size / 1024**2:,.1f} MiB)" for name, size in selection.largest)
             logger.warning(
                 "Checkpoints get only a part of the code in %s, its Python sources and the files of imported modules: "
-                "%s. The largest there, as far as was looked: %s. Name what the trial does not need in a file "
+                "%s. The largest of those that were looked at: %s. Name what the trial does not need in a file "
                 ".detignore there, with the syntax of .gitignore, or choose another directory with code_dir=.",
                 *(source, selection.partial_because, largest or "nothing"),
             )
@@ -104,7 +98,7 @@ class CodeCopier:
             logger.warning("Not copied from %s into checkpoints: %s.", source, _some(new))
         if new := [_shown(name) for name in secrets if self._is_news(name)]:
             logger.info(
-                "Not copied from %s into checkpoints, as secrets may be in there: %s. To copy one write !NAME into a "
+                "Not copied from %s into checkpoints, as they may hold secrets: %s. To copy one write !NAME into a "
                 "file .detignore there.",
                 *(source, _some(new)),
             )
@@ -115,18 +109,8 @@ class CodeCopier:
         return is_news
 
 
-@contextlib.contextmanager
-def _noting(name: str, problems: dict[str, str], secrets: list[str]) -> Iterator[None]:
-    try:
-        yield
-    except _CannotCopyError as e:
-        problems[name] = str(e)
-    except _SecretError:
-        secrets.append(name)
-
-
 def _copy_file(source: pathlib.Path, target: pathlib.Path, name: str, rules: CodeRules, is_imported: bool) -> None:
-    """Copy one file, as much of it as is there at the beginning; a module may have been imported through a link."""
+    """Copy one file, with the size that it has at the beginning; a module may have been imported through a link."""
     try:
         descriptor = os.open(source, _READ_FLAGS | (0 if is_imported else _NO_LINK))
     except OSError as e:
@@ -135,34 +119,31 @@ def _copy_file(source: pathlib.Path, target: pathlib.Path, name: str, rules: Cod
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise _CannotCopyError("it is not a file any more")
-        chunks = _chunks(reader, status.st_size)
-        first = next(chunks, b"")
-        if not is_imported and rules.holds_key(first, name):
+        left = status.st_size
+        chunk = _read(reader, left)
+        if not is_imported and rules.holds_key(chunk, name):
             raise _SecretError
         _make_directory(target.parent)
         try:
             with _new_file(target, status.st_mode) as writer:
-                for chunk in itertools.chain([first], chunks):
+                while chunk:
                     writer.write(chunk)
+                    left -= len(chunk)
+                    chunk = _read(reader, left) if left else b""
         except _CannotCopyError:
             target.unlink(missing_ok=True)
             raise
 
 
-def _chunks(reader: IO[bytes], size: int) -> Iterator[bytes]:
-    while size > 0:
-        try:
-            chunk = reader.read(min(size, _CHUNK_BYTES))
-        except OSError as e:
-            raise _CannotCopyError(_reason(e)) from e
-        if not chunk:
-            return
-        size -= len(chunk)
-        yield chunk
+def _read(reader: IO[bytes], count: int) -> bytes:
+    try:
+        return reader.read(min(count, _CHUNK_BYTES))
+    except OSError as e:
+        raise _CannotCopyError(_reason(e)) from e
 
 
 def _new_file(target: pathlib.Path, mode: int) -> IO[bytes]:
-    """Create a file with the permissions of another one that the umask leaves."""
+    """Create a file with the permissions of another one, as far as the umask leaves them."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
         return os.fdopen(os.open(target, flags, stat.S_IMODE(mode) & 0o777 | stat.S_IWUSR | stat.S_IRUSR), "wb")
@@ -191,5 +172,5 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return a text whose control characters and broken letters are escaped, as a terminal may act on them."""
+    """Return a text with control characters and broken letters escaped, on which a terminal may act."""
     return text if text.isprintable() else ascii(text)[1:-1]

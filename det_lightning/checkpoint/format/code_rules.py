@@ -1,4 +1,4 @@
-"""Which files of a directory belong to the code of a trial, by their names."""
+"""Rules for which files of a directory belong to the code of a trial, by their names."""
 
 from __future__ import annotations
 
@@ -7,128 +7,50 @@ import dataclasses
 import os
 import pathlib
 import stat
-from collections.abc import Iterable
+from collections.abc import Container
 from typing import Any
 
 import pathspec
 
 _NEVER_NEEDED = """
-.git
-.hg/
-.svn/
-.detignore
-.idea/
-.vscode/
-__pycache__/
-*.py[co]
-*$py.class
-.cache/
-.*_cache/
-.hypothesis/
-.ipynb_checkpoints/
-.nox/
-.tox/
-.eggs/
-node_modules/
-lightning_logs/
-mlruns/
-runs/
-wandb/
-core
-core.[0-9]*
-vgcore.*
-!core/
-.terraform*
-terraform
-terraform_data
-terraform.tfstate*
-terraform.tfvars*
+.git .hg/ .svn/ .detignore .idea/ .vscode/
+__pycache__/ *.py[co] *$py.class .cache/ .*_cache/ .hypothesis/ .ipynb_checkpoints/ .nox/ .tox/ .eggs/ node_modules/
+lightning_logs/ mlruns/ runs/ wandb/
+core core.[0-9]* vgcore.* !core/
+.terraform* terraform terraform_data terraform.tfstate* terraform.tfvars*
 /shared_fs
 """
 
 _SECRETS = """
-.env
-.env.*
-*.env
-.envrc
-!.env.example
-!.env.sample
-!.env.template
-!.env/
-!*.env/
-.netrc
-_netrc
-.authinfo*
-.aws/
-.azure/
-.boto
-.databrickscfg
-**/.docker/config.json
-.gcloud/
-**/.config/gcloud/
-.git-credentials
-.gnupg/
-.htpasswd
-.huggingface/
-.kaggle/
-kaggle.json
-.kube/
-.my.cnf
-.npmrc
-.oci/
-.password-store/
-.pgpass
-.pki/
-.pypirc
-.rhosts
-.s3cfg
-.secrets
-**/.streamlit/secrets.toml
-.ssh/
-.vault-token
-.*_history
-.Xauthority
-.ICEauthority
-id_rsa
-id_dsa
-id_ecdsa
-id_ecdsa_sk
-id_ed25519
-id_ed25519_sk
-*.jks
-*.kdbx
-*.key
-*.keystore
-*.keytab
-*.p12
-*.pem
-*.pfx
-*.pkcs12
-*.ppk
-client_secret*.json
-credentials.json
-application_default_credentials.json
-*service[-_]account*.json
-secrets.json
-secrets.toml
-secrets.yaml
-secrets.yml
+.env .env.* *.env .envrc !.env.example !.env.sample !.env.template !.env/ !*.env/
+.netrc _netrc .authinfo* .htpasswd .pgpass .my.cnf .rhosts .*_history .Xauthority .ICEauthority
+.aws/ .azure/ .boto .s3cfg .gcloud/ **/.config/gcloud/ .oci/ .kube/ **/.docker/config.json .vault-token
+.databrickscfg .huggingface/ .kaggle/ kaggle.json **/.streamlit/secrets.toml
+.git-credentials .npmrc .pypirc .gnupg/ .password-store/ .pki/ .ssh/
+id_rsa id_dsa id_ecdsa id_ecdsa_sk id_ed25519 id_ed25519_sk
+*.jks *.kdbx *.key *.keystore *.keytab *.p12 *.pem *.pfx *.pkcs12 *.ppk
+client_secret*.json credentials.json application_default_credentials.json *service[-_]account*.json
+.secrets secrets.json secrets.toml secrets.yaml secrets.yml
 """
 
-# Far beyond what anyone writes by hand.
+# Each pattern, in the syntax of .gitignore; a later one overrides an earlier one.
+_NEVER_NEEDED_SPEC = pathspec.GitIgnoreSpec.from_lines(_NEVER_NEEDED.split())
+_SECRETS_SPEC = pathspec.GitIgnoreSpec.from_lines(_SECRETS.split())
+
+# Far more than anyone writes by hand.
 _MAX_RULES_BYTES = 1024 * 1024
 
 
-class UnreadableRulesError(Exception):
+class _UnreadableRulesError(Exception):
     """A file of rules cannot be read; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GitIgnores:
-    """The ``.gitignore`` files that hold for a directory.
+    """The ``.gitignore`` files that apply to a directory.
 
     Attributes:
-        in_work_tree: the directory lies in the work tree of a git repository; elsewhere git does not look at them.
+        in_work_tree: the directory lies in the work tree of a git repository; elsewhere git ignores these files.
         specs: the rules of each file, with the path of its directory to which they are relative, the innermost last.
     """
 
@@ -143,104 +65,85 @@ class GitIgnores:
                 return verdict
         return False
 
-    def entered(self, directory: str, names: Iterable[str], problems: list[str]) -> GitIgnores:
-        """Return those that hold for a directory in this one.
-
-        Args:
-            directory: its absolute path, with a slash at the end.
-            names: what lies in it.
-            problems: is extended by what is wrong with its ``.gitignore``.
-        """
+    def entered(self, directory: str, names: Container[str], problems: list[str]) -> GitIgnores:
+        """Return those that apply to a directory in this one, in which ``names`` exist; extend ``problems``."""
         inner = GitIgnores(in_work_tree=True) if ".git" in names else self
         if not inner.in_work_tree or ".gitignore" not in names:
             return inner
         try:
-            lines = read_rules(pathlib.Path(directory, ".gitignore"), problems)
-        except UnreadableRulesError as e:
+            spec = _read_rules(pathlib.Path(directory, ".gitignore"), problems)
+        except _UnreadableRulesError as e:
             problems.append(str(e))
             return inner
-        return dataclasses.replace(inner, specs=(*inner.specs, (directory, lines)))
+        return dataclasses.replace(inner, specs=(*inner.specs, (directory, spec)))
 
     @classmethod
     def around(cls, directory: pathlib.Path, problems: list[str]) -> GitIgnores:
-        """Return those of the directories above ``directory``; none where they name the directory itself."""
+        """Return those of the directories above ``directory``; none if they name the directory itself."""
         ignores = cls()
         for parent in reversed(directory.parents):
-            names = [name for name in (".git", ".gitignore") if os.path.lexists(parent / name)]
-            ignores = ignores.entered(_with_slash(parent), names, problems)
-        return cls(in_work_tree=ignores.in_work_tree) if ignores.name(_with_slash(directory)) else ignores
+            if ignores.in_work_tree or os.path.lexists(parent / ".git"):
+                names = {name for name in (".git", ".gitignore") if os.path.lexists(parent / name)}
+                ignores = ignores.entered(f"{parent.as_posix().rstrip('/')}/", names, problems)
+        is_named = ignores.name(f"{directory.as_posix().rstrip('/')}/")
+        return cls(in_work_tree=ignores.in_work_tree) if is_named else ignores
 
 
 class CodeRules:
-    """What is left out of a copy of code, by name.
+    """The files that are left out of a copy of code, by name.
 
-    ``.detignore`` comes first: what it names is left out, and what it names with a ``!`` is not. After that secrets,
-    what ``.gitignore`` names, and what no trial needs are left out.
-
-    Args:
-        source: the directory with the code.
-        with_secrets: do not leave out secrets.
+    ``.detignore`` comes first: a path that it names is left out, and one that it names with a ``!`` is not. After that
+    secrets, paths that ``.gitignore`` names, and those that no trial needs are left out.
 
     Attributes:
         problems: what is wrong with the files of rules, a sentence each.
-        detignore_failed: ``.detignore`` is there and cannot be read, so that nobody knows what should be left out.
+        detignore_failed: ``.detignore`` exists and cannot be read, so that its rules are not known.
     """
 
     def __init__(self, source: pathlib.Path, with_secrets: bool = False) -> None:
         self.problems: list[str] = []
         self.detignore_failed = False
         self._with_secrets = with_secrets
-        self._never_needed = pathspec.GitIgnoreSpec.from_lines(_NEVER_NEEDED.splitlines())
-        self._secrets = pathspec.GitIgnoreSpec.from_lines(_SECRETS.splitlines())
         self._detignore = pathspec.GitIgnoreSpec([])
         path = source / ".detignore"
         if os.path.lexists(path):
             try:
-                self._detignore = read_rules(path, self.problems)
-            except UnreadableRulesError as e:
+                self._detignore = _read_rules(path, self.problems)
+            except _UnreadableRulesError as e:
                 self.problems.append(str(e))
                 self.detignore_failed = True
 
-    def excludes(self, name: str) -> bool:
-        """Return whether ``.detignore`` names a path below the directory; that of a directory ends in a slash."""
-        return self._detignore.check_file(name).include is True
+    def detignore(self, name: str) -> bool | None:
+        """Return True if ``.detignore`` names a path, False if it does with a ``!``, and else None.
 
-    def includes(self, name: str) -> bool:
-        """Return whether ``.detignore`` names a path with a ``!``."""
-        return self._detignore.check_file(name).include is False
+        The path is relative to the directory; that of a directory ends in a slash.
+        """
+        return self._detignore.check_file(name).include
 
     def is_secret(self, name: str) -> bool:
-        """Return whether a path is one under which secrets are kept, and nobody asked for them."""
-        return not self._with_secrets and self._secrets.match_file(name)
+        """Return whether a path is a usual one of secrets, which are to be left out."""
+        return not self._with_secrets and _SECRETS_SPEC.match_file(name)
 
     def is_never_needed(self, name: str) -> bool:
-        """Return whether no trial needs what has this path, as is the case for caches and results."""
-        return self._never_needed.match_file(name)
+        """Return whether no trial needs a path, such as those of caches and results."""
+        return _NEVER_NEEDED_SPEC.match_file(name)
 
     def holds_key(self, beginning: bytes, name: str) -> bool:
-        """Return whether a file that begins so holds a private key, and nobody asked for it."""
+        """Return whether a file with this beginning holds a private key, and is to be left out."""
         first_line = beginning[:100].lstrip().split(b"\n")[0]
         is_key = first_line.startswith(b"-----BEGIN ") and b"PRIVATE KEY" in first_line
         is_key = is_key or first_line.startswith(b"PuTTY-User-Key-File-")
-        return is_key and not self._with_secrets and not self.includes(name)
+        return is_key and not self._with_secrets and self.detignore(name) is not False
 
 
-def read_rules(path: pathlib.Path, problems: list[str]) -> pathspec.GitIgnoreSpec:
-    """Read a file with the syntax of ``.gitignore``, in whatever encoding it is.
-
-    Args:
-        path: the file's.
-        problems: is extended by what is wrong with it, a sentence each.
-
-    Raises:
-        UnreadableRulesError: it cannot be read.
-    """
+def _read_rules(path: pathlib.Path, problems: list[str]) -> pathspec.GitIgnoreSpec:
+    """Read a file with the syntax of ``.gitignore``, in any encoding; ``problems`` gets a sentence for each in it."""
     patterns: list[Any] = []
     for line in _decoded_lines(path, _read_regular_file(path), problems):
         try:
             patterns += pathspec.GitIgnoreSpec.from_lines([line]).patterns
         except ValueError:
-            problems.append(f"{path} has a line that is no pattern: {line!r:.100}")
+            problems.append(f"{path} has a line that is not a pattern: {line!r:.100}")
     return pathspec.GitIgnoreSpec(patterns)
 
 
@@ -250,12 +153,12 @@ def _read_regular_file(path: pathlib.Path) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UnreadableRulesError(f"{path} is not a file")
+                raise _UnreadableRulesError(f"{path} is not a file")
             content = file.read(_MAX_RULES_BYTES + 1)
     except OSError as e:
-        raise UnreadableRulesError(f"{path} cannot be read: {e.strerror}") from e
+        raise _UnreadableRulesError(f"{path} cannot be read: {e.strerror}") from e
     if len(content) > _MAX_RULES_BYTES:
-        raise UnreadableRulesError(f"{path} has more than {_MAX_RULES_BYTES:,} bytes, and so is no file of rules")
+        raise _UnreadableRulesError(f"{path} has more than {_MAX_RULES_BYTES:,} bytes, and so is not a file of rules")
     return content
 
 
@@ -269,11 +172,7 @@ def _decoded_lines(path: pathlib.Path, content: bytes, problems: list[str]) -> l
         return content.decode(encoding).splitlines()
     except UnicodeDecodeError:
         if encoding != "utf-8-sig":
-            raise UnreadableRulesError(f"{path} cannot be read: it is neither UTF-8 nor {encoding.upper()}") from None
+            raise _UnreadableRulesError(f"{path} cannot be read: it is neither UTF-8 nor {encoding.upper()}") from None
     problems.append(f"{path} is not UTF-8, and was read as Latin-1")
-    # A name on the disk may have either form: its bytes as they are in the file, or the letters they stand for.
+    # A name on the disk may have either form: the bytes in the file, or the letters that they stand for.
     return [*content.decode("latin-1").splitlines(), *os.fsdecode(content).splitlines()]
-
-
-def _with_slash(directory: pathlib.Path) -> str:
-    return directory.as_posix().rstrip("/") + "/"

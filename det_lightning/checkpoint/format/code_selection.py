@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 import pathlib
 import re
@@ -10,36 +11,26 @@ import sys
 import sysconfig
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
+from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.code_rules import CodeRules, GitIgnores
-from det_lightning.checkpoint.format.layout import (
-    BOOKKEEPING_DIR,
-    CODE_DIR,
-    LOAD_DATA_FILE,
-    METADATA_FILE,
-    STAGING_MARK,
-    STATE_FILES,
-)
 
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def files_imported_from(directory: pathlib.Path) -> set[str]:
-    """Return the files of loaded modules that lie in ``directory``, by their paths from there.
-
-    Those of Python itself and of installed packages, as in a virtual environment there, are left out.
-    """
+    """Return the paths below ``directory`` of the files of loaded modules, except Python's own and installed ones."""
     roots = (os.path.abspath(directory), os.path.realpath(directory))  # noqa: PTH100 (the first keeps links)
-    below = tuple(root.rstrip(os.sep) + os.sep for root in roots)
-    pythons_own = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    below = (os.path.join(roots[0], ""), os.path.join(roots[1], ""))  # noqa: PTH118 (a slash at the end)
+    pythons_own = (os.path.realpath(sysconfig.get_path("stdlib")), os.path.realpath(sysconfig.get_path("platstdlib")))
     found = set()
-    # Thousands of modules are loaded, and few of them lie there: one loop, without a call for each.
+    # Thousands of modules are loaded, and few of them lie there: no function is called for each.
     for module in list(sys.modules.values()):
         try:
-            # Asking a lazy module in the usual way would import it.
+            # The usual access to an attribute would import a lazy module.
             attributes = object.__getattribute__(module, "__dict__")
-        except AttributeError:  # something else that stands for a module
+        except AttributeError:  # another object in place of a module
             continue
         file = attributes.get("__file__") if isinstance(attributes, dict) else None
         if not isinstance(file, str) or not (path := os.path.abspath(file)).startswith(below):  # noqa: PTH100
@@ -63,20 +54,20 @@ def _path_below(roots: Sequence[str], file: str) -> pathlib.PurePath | None:
 
 
 _SOURCE_SUFFIXES = (".py", ".pyi")
-# Names that a storage does not give back as they are, or that a reader refuses.
+# Names that a storage may change, or that a reader refuses.
 _ODD_NAME = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
 # A directory that holds one of these is an environment or a cache.
-_MARKERS = {"pyvenv.cfg", "conda-meta", "CACHEDIR.TAG", STAGING_MARK}
+_MARKERS = {"pyvenv.cfg", "conda-meta", "CACHEDIR.TAG", layout.STAGING_MARK}
 
 
 @dataclasses.dataclass(frozen=True)
 class CodeLimits:
-    """How much is copied of a directory; beyond that only Python sources and the files of imported modules are.
+    """Limits beyond which only Python sources and the files of imported modules are copied.
 
     Attributes:
-        size_bytes: size of all files; Determined's platform takes no more.
+        size_bytes: size of all files; that of Determined's platform.
         entries: number of files and directories that are looked at.
-        scan_s: time for looking at them, which a network drive may need long for.
+        scan_s: time for that in seconds; a network drive may be slow.
     """
 
     size_bytes: int = 95 * 1024 * 1024
@@ -86,17 +77,17 @@ class CodeLimits:
 
 @dataclasses.dataclass(frozen=True)
 class CodeSelection:
-    """What :func:`select_code` found.
+    """The result of a :class:`CodeScan`.
 
     Attributes:
-        directories: paths of the directories to make, each after the one that holds it.
+        directories: paths of the directories to make, with a slash at the end, each after its parent.
         files: paths of the files to copy.
-        imported: paths of the files from which modules were imported; they are copied in any case.
-        problems: what cannot be copied, and why not, by path.
-        rule_problems: what is wrong with the files that say what to leave out, a sentence each.
-        secrets: what is left out since secrets are kept under such names.
+        imported: paths of the files of imported modules; they are copied in any case.
+        problems: why a path cannot be copied, by path.
+        rule_problems: what is wrong with the files of rules, a sentence each.
+        secrets: paths that are left out because secrets have such names.
         partial_because: why only Python sources and the files of imported modules are to be copied, if so.
-        largest: sizes in bytes of what lies at the top, as far as it was looked at; the largest first.
+        largest: the largest files and directories at the top, as far as they were looked at, with sizes in bytes.
     """
 
     directories: list[str]
@@ -111,30 +102,17 @@ class CodeSelection:
 
 @dataclasses.dataclass(frozen=True)
 class _Folder:
-    """A directory that is to be looked into: its path with a slash at the end, and what git ignores in it."""
+    """A directory to scan: its path with a slash at the end, and the rules of git in it."""
 
     name: str
     ignores: GitIgnores
 
 
-def select_code(
-    source: pathlib.Path, rules: CodeRules, apart: Iterable[pathlib.Path] = (), limits: CodeLimits | None = None
-) -> CodeSelection:
-    """Find what to copy of ``source``; links are not followed.
+class CodeScan:
+    """A walk through the absolute path ``source``, level by level, because the code of a script lies near it.
 
-    Args:
-        source: the absolute path of the directory with the code.
-        rules: what to leave out by name.
-        apart: directories that are left out wherever they lie.
-        limits: how much to copy.
+    The directories ``apart`` are left out, and links are not followed.
     """
-    scan = _Scan(source, rules, apart, limits or CodeLimits())
-    scan.run()
-    return scan.selection()
-
-
-class _Scan:
-    """A walk through a directory, level by level, since what belongs to a script lies near it."""
 
     def __init__(
         self, source: pathlib.Path, rules: CodeRules, apart: Iterable[pathlib.Path], limits: CodeLimits
@@ -152,31 +130,33 @@ class _Scan:
         self._ends_at = time.monotonic() + limits.scan_s
         self._ended_because: str | None = None
 
-    def run(self) -> None:
+    def run(self) -> CodeSelection:
+        """Return the files to copy."""
         folders = deque([_Folder("", GitIgnores.around(self._source, self._rule_problems))])
         while folders and self._ended_because is None:
             folder = folders.popleft()
-            entries = list(self._entries_of(folder))
+            entries = self._entries_of(folder)
             if folder.name and _is_environment_or_checkpoint(self._source / folder.name, entries):
                 continue
             self._directories.append(folder.name)
             names = {entry.name for entry in entries}
             ignores = folder.ignores.entered(f"{self._source}/{folder.name}", names, self._rule_problems)
             folders.extend(self._look_at(_Folder(folder.name, ignores), entries))
+        return self._select()
 
-    def selection(self) -> CodeSelection:
+    def _select(self) -> CodeSelection:
         imported = {name for name in files_imported_from(self._source) if self._may_be_copied(name)}
         partial_because = self._why_partial()
-        chosen = self._sizes if partial_because is None else self._sources_within_limit(imported)
+        chosen = set(self._sizes) if partial_because is None else self._sources_within_limit(imported)
         return CodeSelection(
             directories=self._directories if partial_because is None else [],
-            files=[*(name for name in chosen if name not in imported), *sorted(imported)],
+            files=sorted(chosen | imported),
             imported=imported,
             problems=self._problems,
             rule_problems=[*self._rules.problems, *self._rule_problems],
             secrets=self._secrets,
             partial_because=partial_because,
-            largest=_largest(self._sizes),
+            largest=[] if partial_because is None else _largest(self._sizes),
         )
 
     def _why_partial(self) -> str | None:
@@ -187,19 +167,20 @@ class _Scan:
         if total > limit:
             return f"the {len(self._sizes):,} files there have {_mib(total)}, and no more than {_mib(limit)} are copied"
         if self._rules.detignore_failed:
-            return "nobody knows what to leave out, as its .detignore cannot be read"
+            return "it is not known what to leave out, because its .detignore cannot be read"
         return None
 
-    def _sources_within_limit(self, imported: set[str]) -> list[str]:
+    def _sources_within_limit(self, imported: set[str]) -> set[str]:
         room = self._limits.size_bytes - sum(self._sizes.get(name, 0) for name in imported)
-        chosen = []
+        chosen = set()
         for name, size in self._sizes.items():
             if name not in imported and name.endswith(_SOURCE_SUFFIXES) and size <= room:
                 room -= size
-                chosen.append(name)
+                chosen.add(name)
         return chosen
 
-    def _entries_of(self, folder: _Folder) -> Iterator[os.DirEntry[str]]:
+    def _entries_of(self, folder: _Folder) -> list[os.DirEntry[str]]:
+        found: list[os.DirEntry[str]] = []
         try:
             with os.scandir(self._source / folder.name) as entries:
                 for entry in entries:
@@ -209,58 +190,57 @@ class _Scan:
                     elif time.monotonic() > self._ends_at:
                         self._ended_because = f"looking through it took more than {self._limits.scan_s:g} s"
                     if self._ended_because is not None:
-                        return
-                    yield entry
+                        break
+                    found.append(entry)
         except OSError as e:
             self._problems[folder.name or "."] = e.strerror or str(e)
+        return found
 
-    def _look_at(self, folder: _Folder, entries: list[os.DirEntry[str]]) -> Iterator[_Folder]:
-        for entry in sorted(entries, key=lambda entry: entry.name):
+    def _look_at(self, folder: _Folder, entries: list[os.DirEntry[str]]) -> list[_Folder]:
+        """Note the files and problems among the entries of a directory; return the directories in it."""
+        folders = []
+        for entry in sorted(entries, key=operator.attrgetter("name")):
             name = f"{folder.name}{entry.name}"
             try:
                 is_directory = entry.is_dir(follow_symlinks=False)
-                # Who names a directory means the link to one too.
-                forms = [f"{name}/"] if is_directory else [name, f"{name}/"] if entry.is_symlink() else [name]
-                if any(self._leaves_out(form, folder.ignores) for form in forms):
+                is_link = entry.is_symlink()
+                if self._leaves_out(f"{name}/" if is_directory else name, folder.ignores):
                     continue
-                if problem := _why_not(entry, is_directory):
-                    self._problems[name] = problem
+                # A rule for a directory applies to a link to one too.
+                if is_link and self._leaves_out(f"{name}/", folder.ignores):
+                    continue
+                if is_link:
+                    self._problems[name] = "it is a link"
+                elif not is_directory and not entry.is_file(follow_symlinks=False):
+                    self._problems[name] = "it is neither a file nor a directory"
+                elif _ODD_NAME.search(entry.name):
+                    self._problems[name] = "not every storage can hold its name"
                 elif not is_directory:
                     self._sizes[name] = entry.stat(follow_symlinks=False).st_size
-                elif entry.name != BOOKKEEPING_DIR and _identity(entry.path) not in self._apart:
-                    yield _Folder(f"{name}/", folder.ignores)
+                elif entry.name != layout.BOOKKEEPING_DIR and _identity(entry.path) not in self._apart:
+                    folders.append(_Folder(f"{name}/", folder.ignores))
             except OSError as e:  # it may have vanished since the directory was listed
                 self._problems[name] = e.strerror or str(e)
+        return folders
 
     def _leaves_out(self, name: str, ignores: GitIgnores) -> bool:
-        if self._rules.excludes(name):
-            return True
-        if self._rules.includes(name):
-            return False
+        by_detignore = self._rules.detignore(name)
+        if by_detignore is not None:
+            return by_detignore
         if self._rules.is_secret(name):
             self._secrets.append(name)
             return True
         return self._rules.is_never_needed(name) or ignores.name(f"{self._source}/{name}")
 
     def _may_be_copied(self, name: str) -> bool:
-        """Return whether a module's file is to be copied: not if it is the user who wants it left out."""
-        if self._rules.excludes(name) or _ODD_NAME.search(name):
+        """Return whether a module's file is to be copied, unless the user wants it left out."""
+        if self._rules.detignore(name) or _ODD_NAME.search(name):
             return False
         # The working directory itself may be the storage.
         folders = [self._source / parent for parent in pathlib.PurePosixPath(name).parents if parent.name]
         return not any(
             _identity(folder) in self._apart or _holds_environment_or_checkpoint(folder) for folder in folders
         )
-
-
-def _why_not(entry: os.DirEntry[str], is_directory: bool) -> str | None:
-    if entry.is_symlink():
-        return "it is a link"
-    if not is_directory and not entry.is_file(follow_symlinks=False):
-        return "it is neither a file nor a directory"
-    if _ODD_NAME.search(entry.name):
-        return "not every storage can hold its name"
-    return None
 
 
 def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
@@ -274,8 +254,9 @@ def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
 def _is_environment_or_checkpoint(folder: pathlib.Path, entries: list[os.DirEntry[str]]) -> bool:
     if any(entry.name in _MARKERS for entry in entries):
         return True
-    described = any(entry.name in (METADATA_FILE, LOAD_DATA_FILE) and entry.is_file() for entry in entries)
-    return described and any(os.path.lexists(folder / name) for name in (*STATE_FILES, CODE_DIR))
+    descriptions = (layout.METADATA_FILE, layout.LOAD_DATA_FILE)
+    described = any(entry.name in descriptions and entry.is_file() for entry in entries)
+    return described and any(os.path.lexists(folder / name) for name in (*layout.STATE_FILES, layout.CODE_DIR))
 
 
 def _holds_environment_or_checkpoint(folder: pathlib.Path) -> bool:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, in memory. Needs no torch: a schedule counts with it."""
+"""The content of a checkpoint, in memory. Needs no torch: a schedule counts with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from det_lightning.checkpoint.format.resume_state import ResumeState
 
-#: No run counts further; Determined keeps counts in columns of 32 bits.
+#: Determined keeps counts in columns of 32 bits.
 MAX_COUNT = 2**31 - 1
 
 
@@ -40,22 +40,22 @@ class TrialState:
 
 @dataclasses.dataclass
 class CheckpointContent:
-    """The content of a checkpoint, whether it is written, read, converted or resumed from.
+    """The content of a checkpoint that is written, read, converted or resumed.
 
     Attributes:
         state: models, optimizers, schedulers, callbacks and random state, as in ``state_dict.pth``, with the keys of
             the release that wrote it; see ``modernize``.
         trial_state: how far the trial has come; ``trial_state.pkl``.
-        load_data: how to build the trial again; ``load_data.json``. None where nothing says.
-        resume: what an exact resume needs beyond Determined's format; ``resume.pth``. None if Determined wrote the
+        load_data: how to build the trial again; ``load_data.json``. None if it is not known.
+        resume: the state for an exact resume beyond Determined's format; ``resume.pth``. None if Determined wrote the
             checkpoint.
-        lightning: what Lightning keeps beyond the trial; ``lightning.pth``. None if Lightning keeps nothing.
-        notes: entries of ``metadata.json`` beyond those of Determined, for a checkpoint that is to be written.
-        epochs_known: ``trial_state`` has the number of epochs; old releases did not write it.
+        lightning: Lightning's own state; ``lightning.pth``. None if there is none.
+        notes: entries of ``metadata.json`` beyond Determined's, for a checkpoint that is to be written.
+        epochs_known: ``trial_state`` has the number of epochs, which old releases did not write.
         has_weights: ``state`` holds models and optimizers; Lightning's own files keep them elsewhere.
         name: the checkpoint's id; empty if it has none yet.
         source: path or URL of the file with the state, for messages.
-        directory: where it was read from; None if it was not.
+        directory: the directory that it was read from; None if there was none.
         copies: tensors of ``state`` that nothing else uses, so that they need not be copied to be written later.
     """
 
@@ -74,13 +74,13 @@ class CheckpointContent:
 
     @property
     def trial_class(self) -> str | None:
-        """The class that wrote it, as ``"module:QualName"``; None where nothing says."""
+        """The class that wrote it, as ``"module:QualName"``; None if it is not known."""
         found = (self.load_data or {}).get("trial_cls_spec")
         return found if isinstance(found, str) else None
 
 
 def find_wrong_counts(counts: dict[str, Any]) -> str | None:
-    """Return what is wrong with values that should be counts, as a :class:`TrialState` has them; None if nothing."""
+    """Return what is wrong with values that should be counts, such as those of a ``TrialState``; None if nothing."""
     wrong = {name: value for name, value in counts.items() if type(value) is not int or not 0 <= value <= MAX_COUNT}
     if not wrong:
         return None

@@ -1,4 +1,4 @@
-"""Writing a checkpoint as a single file that other programs read."""
+"""Writing a checkpoint as a single file for other programs."""
 
 from __future__ import annotations
 
@@ -16,40 +16,31 @@ from det_lightning.checkpoint.format.lightning_file import to_lightning, to_weig
 
 
 def export_weights(content: CheckpointContent, file: pathlib.Path) -> None:
-    """Write the weights with ``torch.save``; see ``to_weights`` for their names.
-
-    Raises:
-        InvalidCheckpointException: models are missing.
-        StorageError: the file cannot be written.
-    """
-    weights = to_weights(content)
-    with _replacing(file) as unfinished:
-        torch.save(weights, unfinished)
+    """Write the weights with ``torch.save``; see ``to_weights`` for their names."""
+    _save(to_weights(content), file)
 
 
 def export_lightning(content: CheckpointContent, file: pathlib.Path) -> None:
-    """Write a ``.ckpt`` file of Lightning's; see ``to_lightning``.
+    """Write a ``.ckpt`` file of Lightning; see ``to_lightning``."""
+    _save(to_lightning(content), file)
 
-    Raises:
-        InvalidCheckpointException: models, optimizers or schedulers are missing.
-        StorageError: the file cannot be written.
-    """
-    ckpt = to_lightning(content)
+
+def _save(values: dict[str, Any], file: pathlib.Path) -> None:
     with _replacing(file) as unfinished:
-        torch.save(ckpt, unfinished)
+        torch.save(values, unfinished)
 
 
 def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[str]:
     """Write the weights in the safetensors format; see ``to_weights`` for their names.
 
-    Tensors that share memory become separate ones. The header tells the checkpoint's id, how many batches it was
+    Tensors that share memory become separate ones. The header holds the checkpoint's id, the number of batches it was
     trained on, and the trial's class.
 
     Returns:
-        The names of what is no tensor and was left out, such as ``_extra_state``.
+        The names of entries that are not tensors and were left out, such as ``_extra_state``.
 
     Raises:
-        CheckpointError: the library is not installed, or a tensor has a type that the format does not know.
+        CheckpointError: the library is not installed, or a tensor has a type that the format does not support.
         StorageError: the file cannot be written.
     """
     try:
@@ -79,7 +70,7 @@ def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[s
 
 
 def _separate_tensors(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors, dense in memory and none of them a view of another one's."""
+    """Return the tensors, contiguous and without common memory."""
     tensors: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, value in weights.items():
@@ -97,7 +88,7 @@ def _separate_tensors(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def _replacing(file: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Give a place for the content of ``file``, which takes its place when it is whole."""
+    """Yield the path of a temporary file, which replaces ``file`` after the block."""
     unfinished = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         unfinished.touch()

@@ -1,8 +1,8 @@
-"""Names of the files of a checkpoint, the places where older releases put them, and what makes one complete.
+"""Names of the files of a checkpoint in this and older releases, and what makes a checkpoint complete.
 
 Determined 0.38 writes ``state_dict.pth``, ``trial_state.pkl``, ``load_data.json``, ``code/`` and, last of all,
-``metadata.json``. det_lightning adds ``resume.pth``, with what an exact resume needs beyond that, and, in
-``metadata.json``, size and checksum of every file and a checksum of the other entries; Determined ignores all of it.
+``metadata.json``. det_lightning adds ``resume.pth``, with the rest of the state for an exact resume, and a manifest in
+``metadata.json``; Determined ignores both.
 """
 
 from __future__ import annotations
@@ -20,35 +20,31 @@ LOAD_DATA_FILE = "load_data.json"
 METADATA_FILE = "metadata.json"
 CODE_DIR = "code"
 
-#: Ours: what an exact resume needs beyond Determined's format.
+#: det_lightning's own: what an exact resume needs beyond Determined's format.
 RESUME_FILE = "resume.pth"
-#: Ours: what Lightning's own checkpoints hold beyond a trial, such as the state of callbacks.
+#: det_lightning's own: what Lightning's checkpoints hold beyond a trial, such as the state of callbacks.
 LIGHTNING_FILE = "lightning.pth"
-#: Ours: beside the checkpoints of a storage, what is known of them as a whole.
+#: det_lightning's own: the directory beside the checkpoints of a storage with indexes, marks and leases.
 BOOKKEEPING_DIR = ".det_lightning"
 #: In the staging directory of a writer to a remote storage; locked while the writer lives.
 STAGING_MARK = ".det_lightning-writer.json"
 
 #: Where releases put the state, the newest first.
 STATE_FILES = (STATE_FILE, f"determined/{STATE_FILE}", f"pedl/{STATE_FILE}", "checkpoint.pt")
-#: What stood in the place of ``trial_state.pkl`` in older releases.
+#: The name of ``trial_state.pkl`` in older releases.
 WORKLOAD_FILE = "workload_sequencer.pkl"
 
-#: What is read of a checkpoint, besides ``metadata.json``, to go on from it.
+#: The files that are read to resume from a checkpoint, besides ``metadata.json``.
 FILES_READ = (*STATE_FILES, TRIAL_STATE_FILE, LOAD_DATA_FILE, RESUME_FILE, LIGHTNING_FILE)
 
-# Far beyond what a trial needs; a larger one is damaged, or meant to fill the memory: parsed, it takes 20 times that.
+# Far more than a trial needs; a larger file is damaged, or meant to fill the memory: parsed, it takes 20 times that.
 _MAX_SMALL_FILE_BYTES = 16 * 1024 * 1024
-# Whoever goes through a value calls functions as deep as it is nested.
+# Code that walks a value calls functions as deep as it is nested.
 _MAX_JSON_DEPTH = 100
 
 
 def find_state_file(directory: pathlib.Path) -> pathlib.Path:
-    """Return the file with the weights, where it lies in this or an older release.
-
-    Raises:
-        CheckpointNotFound: there is none.
-    """
+    """Return the file with the weights, under its name in this or an older release."""
     for name in STATE_FILES:
         if (directory / name).is_file():
             return directory / name
@@ -58,14 +54,10 @@ def find_state_file(directory: pathlib.Path) -> pathlib.Path:
 
 
 def require_complete(directory: pathlib.Path) -> None:
-    """Raise unless ``directory`` holds a checkpoint that was written to its end.
+    """Raise unless ``directory`` holds a complete checkpoint.
 
-    The last file to be written is ``metadata.json``. Up to 0.17.7 Determined wrote none, and no ``load_data.json``
-    either: a checkpoint that has neither is taken for one of those.
-
-    Raises:
-        CheckpointNotFound: there is no checkpoint.
-        IncompleteCheckpointError: a file is missing.
+    The last file to be written is ``metadata.json``. Up to 0.17.7 Determined wrote neither that nor ``load_data.json``:
+    a checkpoint without both counts as one of those releases.
     """
     if not directory.is_dir():
         raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(directory)}.")
@@ -86,17 +78,13 @@ def require_complete(directory: pathlib.Path) -> None:
 
 
 def read_bytes(path: pathlib.Path) -> bytes:
-    """Read one of the small files whole.
-
-    Raises:
-        IncompleteCheckpointError: it cannot be read, or is absurdly large.
-    """
+    """Read one of the small files; raise an ``IncompleteCheckpointError`` if it is large or cannot be read."""
     try:
         size = path.stat().st_size
         if size > _MAX_SMALL_FILE_BYTES:
             raise errors.IncompleteCheckpointError(
                 f"{escape(path)} has {size:,} bytes; a checkpoint's file of that name has a few thousand. It is "
-                "damaged, or not what its name says."
+                "damaged, or another kind of file."
             )
         return path.read_bytes()
     except OSError as e:
@@ -104,11 +92,7 @@ def read_bytes(path: pathlib.Path) -> bytes:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
-
-    Raises:
-        IncompleteCheckpointError: the file is damaged or holds something else.
-    """
+    """Read a JSON file that holds an object; raise an ``IncompleteCheckpointError`` if it does not."""
     content = read_bytes(path)
     try:
         parsed = json.loads(content.decode("utf-8"))
@@ -126,7 +110,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def is_shallow(value: Any) -> bool:
-    """Tell whether JSON is nested so little that any code can go through it."""
+    """Return whether parsed JSON is nested so little that any code can walk it."""
     level = [value]
     for _ in range(_MAX_JSON_DEPTH):
         inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]

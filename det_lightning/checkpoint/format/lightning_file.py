@@ -1,7 +1,7 @@
-"""Between Determined's checkpoints, Lightning's ``.ckpt`` files and plain weights. Needs no Lightning.
+"""Conversion between Determined's checkpoints, Lightning's ``.ckpt`` files and plain weights. Needs no Lightning.
 
-What :func:`to_lightning` makes of a checkpoint :func:`from_lightning` takes apart again, without a loss. Of a ``.ckpt``
-that another ``LightningModule`` wrote only what Determined's format has a place for can be used by a trial.
+:func:`from_lightning` reverses :func:`to_lightning` without loss. From a ``.ckpt`` of another ``LightningModule`` a
+trial can use only what Determined's format has entries for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MODEL_NAME = re.compile(r"models\.(\d{1,6})(?:\.(.*))?", re.DOTALL)
 
 
 def join_models(models: list[dict[str, Any]]) -> OrderedDict[str, Any]:
-    """Return the state dicts of all models as the one that a TrialModule has: ``models.<index>.<name>``."""
+    """Return the state dicts of all models as that of a TrialModule, with the names ``models.<index>.<name>``."""
     joined: OrderedDict[str, Any] = OrderedDict()
     versions: OrderedDict[str, Any] = OrderedDict({"": {"version": 1}, "models": {"version": 1}})
     for index, weights in enumerate(models):
@@ -37,14 +37,7 @@ def join_models(models: list[dict[str, Any]]) -> OrderedDict[str, Any]:
 
 
 def split_models(joined: Mapping[str, Any]) -> tuple[list[OrderedDict[str, Any]], dict[str, Any]]:
-    """Take apart what :func:`join_models` returned.
-
-    Returns:
-        The state dict of each model, and what belongs to none.
-
-    Raises:
-        InvalidCheckpointException: a model is missing.
-    """
+    """Return the state dict of each model from that of a TrialModule, and the entries that belong to none."""
     values: dict[int, OrderedDict[str, Any]] = {}
     versions: dict[int, OrderedDict[str, Any]] = {}
     rest = {}
@@ -56,7 +49,7 @@ def split_models(joined: Mapping[str, Any]) -> tuple[list[OrderedDict[str, Any]]
             values.setdefault(int(match[1]), OrderedDict())[match[2]] = value
     for name, version in _versions_of(joined).items():
         if (match := _MODEL_NAME.fullmatch(str(name))) is not None:
-            # A model without any tensor is known by its version only.
+            # A model without tensors has a version only.
             values.setdefault(int(match[1]), OrderedDict())
             versions.setdefault(int(match[1]), OrderedDict())[match[2] or ""] = version
     if sorted(values) != list(range(len(values))):
@@ -79,7 +72,7 @@ def _set_versions(weights: OrderedDict[str, Any], versions: OrderedDict[str, Any
         weights._metadata = versions  # type: ignore[attr-defined]  # where torch looks for it
 
 
-#: Where a TrialModule keeps its own state in a checkpoint file of Lightning's.
+#: The entry of a TrialModule's own state in Lightning's checkpoint files.
 TRIAL_KEY = "det_lightning"
 
 _MODELS = "models_state_dict"
@@ -88,14 +81,7 @@ _SCHEDULERS = "lr_schedulers_state_dict"
 
 
 def to_lightning(content: CheckpointContent) -> dict[str, Any]:
-    """Return the content of a ``.ckpt`` file from which ``pl.Trainer.fit(TrialModule(...), ckpt_path=...)`` goes on.
-
-    Args:
-        content: a checkpoint of any release; stays as it is.
-
-    Raises:
-        InvalidCheckpointException: models, optimizers or schedulers are missing.
-    """
+    """Return the content of a ``.ckpt`` file that ``pl.Trainer.fit(TrialModule(...), ckpt_path=...)`` resumes."""
     state = _modern_state(content)
     models = state.pop(_MODELS)
     optimizers = state.pop(_OPTIMIZERS)
@@ -112,18 +98,14 @@ def to_lightning(content: CheckpointContent) -> dict[str, Any]:
         "global_step": batches if resume is None else resume.optimizer_steps,
         "state_dict": join_models(models),
         "optimizer_states": optimizers,
-        # Lightning counts the schedulers of torch only. A TrialModule loads all of them, from its own entry.
+        # Lightning counts torch's schedulers only. A TrialModule loads all of them, from its own entry.
         "lr_schedulers": [copy.deepcopy(one) for one in state[_SCHEDULERS] if "last_epoch" in one],
         TRIAL_KEY: to_entry(dataclasses.replace(content, state=state, load_data=load_data, resume=resume)),
     }
 
 
 def to_entry(content: CheckpointContent) -> dict[str, Any]:
-    """Return the entry of a ``.ckpt`` file that holds what Lightning does not know of.
-
-    Args:
-        content: with a state that holds neither models nor optimizers, which Lightning keeps itself.
-    """
+    """Return the entry of a ``.ckpt`` file for content without models and optimizers, which Lightning keeps itself."""
     return {
         "state": content.state,
         "trial_state": dict(vars(content.trial_state)),
@@ -135,15 +117,7 @@ def to_entry(content: CheckpointContent) -> dict[str, Any]:
 
 
 def from_entry(entry: Any, source: str = "the Lightning checkpoint") -> CheckpointContent:
-    """Return what :func:`to_entry` made an entry of; ``has_weights`` is False.
-
-    Args:
-        entry: of this or an earlier release.
-        source: where it was read, for messages.
-
-    Raises:
-        CheckpointError: values are missing or wrong; names them.
-    """
+    """Return the content of an entry that :func:`to_entry` of this or an earlier release made, without weights."""
     what = f"The entry {TRIAL_KEY!r} of {source}"
     if not isinstance(entry, dict) or not isinstance(entry.get("state"), dict):
         raise errors.InvalidCheckpointException(f"{what} has no state; it is {mask(entry)!r:.200}.")
@@ -160,7 +134,7 @@ def from_entry(entry: Any, source: str = "the Lightning checkpoint") -> Checkpoi
         found = TrialState(**trial_state)
     except TypeError as e:
         raise errors.InvalidCheckpointException(
-            f"{what} should say how far the trial had come; it has {trial_state!r:.200}: {e}"
+            f"{what} should hold the progress of the trial; it has {trial_state!r:.200}: {e}"
         ) from e
     wrong_counts = find_wrong_counts(vars(found))
     if wrong_counts is not None:
@@ -185,48 +159,42 @@ def _progress_in(entry: dict[str, Any]) -> tuple[Any, Any]:
     extra = entry["extra"]
     if not isinstance(extra, dict):
         return None, extra
-    # Of a checkpoint that Determined wrote, and a release of ours converted, nothing else was known.
+    # Earlier releases converted a checkpoint of Determined to this.
     return extra.get("trial_state"), None if extra.keys() == {"trial_state"} else extra
 
 
 def from_lightning(ckpt: Mapping[str, Any], *, any_module: bool = False) -> CheckpointContent:
-    """Return what Determined's files hold of the content of a ``.ckpt`` file; the rest goes to ``lightning.pth``.
+    """Convert the content of a ``.ckpt`` file; entries that Determined's files cannot hold go to ``lightning.pth``.
 
-    A ``.ckpt`` of a ``TrialModule`` is carried over whole. Of one that another ``LightningModule`` wrote the weights
-    become those of a single model, under the names that they have. Optimizers and schedulers are taken over, and how
-    far the training had come: batches as counted by Lightning's loop, or else optimizer steps, and epochs. There are
-    no states of callbacks or random generators and no position in the data for a trial; Lightning's own entries are
-    kept but not used.
+    A ``.ckpt`` of a ``TrialModule`` is converted whole. The weights of another ``LightningModule`` become those of a
+    single model, under the same names, with its optimizers, schedulers and progress: batches as counted by Lightning's
+    loop, or else optimizer steps, and epochs. It has no states of callbacks or random generators and no position in the
+    data for a trial; Lightning's own entries are kept but not used.
 
     Args:
         ckpt: the content of the file.
-        any_module: take a file that was not written by a ``TrialModule``, too.
+        any_module: accept a file that was not written by a ``TrialModule``.
 
     Raises:
-        InvalidCheckpointException: it is no checkpoint of Lightning's, of another module than asked for, or damaged.
+        InvalidCheckpointException: it is not a checkpoint of Lightning, of another module than asked for, or damaged.
     """
     if not isinstance(ckpt.get("state_dict"), Mapping):
         raise errors.InvalidCheckpointException(
-            f"A checkpoint of Lightning's has an entry 'state_dict'; this file has {sorted(map(str, ckpt))}."
+            f"A checkpoint of Lightning has an entry 'state_dict'; this file has {sorted(map(str, ckpt))}."
         )
     if TRIAL_KEY in ckpt:
         return _from_trial(ckpt)
     if any_module:
         return _from_other_module(ckpt)
     raise errors.InvalidCheckpointException(
-        f"The file has no entry {TRIAL_KEY!r}: a LightningModule wrote it that is no TrialModule. any_module=True "
-        "takes over its weights, optimizers and schedulers."
+        f"The file has no entry {TRIAL_KEY!r}: it was written by a LightningModule that is not a TrialModule. "
+        "any_module=True converts its weights, optimizers and schedulers."
     )
 
 
 def to_weights(content: CheckpointContent) -> dict[str, Any]:
-    """Return the weights of all models in one dict.
-
-    Those of a single model have the names that they have in the model; of several models each name begins with
-    ``models.<index>.``, in the order in which the trial wrapped them.
-
-    Raises:
-        InvalidCheckpointException: models are missing.
+    """Return the weights of all models in one dict, under their own names or, of several models, under
+    ``models.<index>.<name>``, in the order in which the trial wrapped them.
     """
     models = _modern_state(content)[_MODELS]
     return copy.copy(models[0]) if len(models) == 1 else join_models(models)
@@ -243,9 +211,6 @@ def _modern_state(content: CheckpointContent) -> dict[str, Any]:
                 f"{source} should hold a list of dicts {key!r}; it has {sorted(map(str, state))}."
             )
     return state
-
-
-# Files of Lightning's
 
 
 def _from_trial(ckpt: Mapping[str, Any]) -> CheckpointContent:
@@ -290,7 +255,7 @@ def _rest_of(ckpt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_secrets(resume: ResumeState | None) -> ResumeState | None:
-    """Return the state for an exact resume as it is written again; an older release may have written it."""
+    """Return the state for an exact resume, which an older release may have written with secrets, without them."""
     return None if resume is None else dataclasses.replace(resume, settings=mask(resume.settings))
 
 

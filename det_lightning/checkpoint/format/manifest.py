@@ -1,7 +1,7 @@
-"""Size and checksum of every file of a checkpoint, kept in its ``metadata.json``, and a checksum of that file itself.
+"""The manifest in ``metadata.json``: size and checksum of every file of a checkpoint, and of its own entries.
 
-Checkpoints that Determined wrote have neither, and those of earlier releases of det_lightning no checksum of
-``metadata.json``: what is not there is not compared.
+Checkpoints of Determined have neither, and those of earlier releases of det_lightning no checksum of the entries: what
+is missing is not compared.
 """
 
 from __future__ import annotations
@@ -25,49 +25,45 @@ _CHUNK_BYTES = 16 * 1024 * 1024
 
 
 def describe_files(directory: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """Return size and CRC-32C of every file below ``directory``, by its path from there.
+    """Return size and CRC-32C, the checksum of object stores, of every file below ``directory``, by its path there."""
+    found = {}
+    for folder, _, names in os.walk(directory, onerror=_raise):
+        for path in map(pathlib.Path(folder).joinpath, names):
+            name = path.relative_to(directory).as_posix()
+            if name != METADATA_FILE and path.is_file():
+                found[name] = {"bytes": path.stat().st_size, "crc32c": _checksum(path)}
+    return dict(sorted(found.items()))
 
-    CRC-32C is the checksum that object stores report too.
-    """
-    names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
-    return {
-        name: {"bytes": (directory / name).stat().st_size, "crc32c": _checksum(directory / name)}
-        for name in names
-        if name != METADATA_FILE
-    }
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the content of ``metadata.json`` with a checksum of its entries added."""
-    # As it will be read: JSON has fewer types, and keys are strings.
+    # In the form in which it will be read: JSON has fewer types, and keys are strings.
     entries = json.loads(json.dumps(metadata, default=str))
     return {**entries, CHECKSUM_KEY: _checksum_of_entries(entries)}
 
 
 def find_metadata_damage(metadata: Mapping[str, Any]) -> str | None:
-    """Return how the content of ``metadata.json`` differs from what was written; None if there is no checksum."""
+    """Return how the content of ``metadata.json`` differs from its checksum; None if it does not, or has none."""
     if CHECKSUM_KEY not in metadata:
         return None
     expected = metadata[CHECKSUM_KEY]
     try:
         found = _checksum_of_entries({name: value for name, value in metadata.items() if name != CHECKSUM_KEY})
-    except (RecursionError, ValueError):  # far deeper, or with larger numbers, than anything that was written
-        return f"{METADATA_FILE} holds what was never written there"
+    except (RecursionError, ValueError):  # deeper, or with larger numbers, than any that was written
+        return f"{METADATA_FILE} holds values that are never written there"
     if found == expected:
         return None
     return f"the entries of {METADATA_FILE} have the checksum {found} in place of {expected!r:.200}"
 
 
 def find_damage(directory: pathlib.Path, names: Sequence[str] | None = None) -> list[str]:
-    """Compare files, and ``metadata.json``, with what the latter says of them; return what differs, a sentence each.
+    """Compare the files ``names``, by default all that are listed, with the manifest; return what differs.
 
-    Args:
-        directory: the checkpoint's.
-        names: files to look at; by default all that are listed. Those that are not listed are passed over, and a
-            checkpoint that Determined wrote lists none.
-
-    Raises:
-        IncompleteCheckpointError: ``metadata.json`` cannot be read.
+    Files that are not listed are passed over; a checkpoint that Determined wrote lists none.
     """
     metadata = _read_metadata(directory)
     listed = _manifest_of(directory, metadata) or {}
@@ -77,11 +73,7 @@ def find_damage(directory: pathlib.Path, names: Sequence[str] | None = None) -> 
 
 
 def require_unchanged(directory: pathlib.Path, names: Sequence[str]) -> None:
-    """Raise if one of the files, or ``metadata.json``, is not what the latter says.
-
-    Raises:
-        IncompleteCheckpointError: names every such file, and what differs.
-    """
+    """Raise an ``IncompleteCheckpointError`` that names the files, and what differs, unless all fit the manifest."""
     damage = find_damage(directory, names)
     if damage:
         raise errors.IncompleteCheckpointError(
@@ -92,21 +84,13 @@ def require_unchanged(directory: pathlib.Path, names: Sequence[str]) -> None:
 
 
 def require_unchanged_code(directory: pathlib.Path) -> None:
-    """Raise if one of the files of ``code/`` is not what ``metadata.json`` says; see :func:`require_unchanged`."""
+    """Raise if a file of ``code/`` does not fit the manifest; see :func:`require_unchanged`."""
     listed = _manifest_of(directory, _read_metadata(directory)) or {}
     require_unchanged(directory, [name for name in listed if name.startswith(f"{CODE_DIR}/")])
 
 
 def find_unlisted(directory: pathlib.Path, names: Iterable[str] = ()) -> list[str]:
-    """Return the paths of what lies in a checkpoint without being listed in its manifest, where it has one.
-
-    Args:
-        directory: the checkpoint's.
-        names: paths to look for besides all in ``code/``.
-
-    Raises:
-        IncompleteCheckpointError: ``metadata.json`` cannot be read.
-    """
+    """Return those of ``names``, and of the paths in ``code/``, that exist and are not listed in a manifest."""
     listed = _manifest_of(directory, _read_metadata(directory))
     if listed is None:
         return []
@@ -115,12 +99,9 @@ def find_unlisted(directory: pathlib.Path, names: Iterable[str] = ()) -> list[st
 
 
 def split_code(directory: pathlib.Path) -> tuple[list[str], list[str]]:
-    """Return the paths of the files in ``code/`` that may be imported, and of what else lies there.
+    """Return the paths of the files in ``code/`` that may be imported, and those of everything else there.
 
-    The first are those in the manifest, or, of a checkpoint that has none, all that are there. Links are not followed.
-
-    Raises:
-        IncompleteCheckpointError: ``metadata.json`` cannot be read.
+    The former are listed in the manifest, if there is one. Links are not followed.
     """
     listed = _manifest_of(directory, _read_metadata(directory))
     present = _paths_in_code(directory)
@@ -129,7 +110,7 @@ def split_code(directory: pathlib.Path) -> tuple[list[str], list[str]]:
 
 
 def _paths_in_code(directory: pathlib.Path) -> dict[str, bool]:
-    """Return what lies in ``code/``, directories aside, and whether it is a file and not a link or the like."""
+    """Return the paths in ``code/``, without directories, and whether each is a regular file."""
     code = directory / CODE_DIR
     if code.is_symlink():
         return {CODE_DIR: False}

@@ -1,7 +1,4 @@
-"""What an exact resume needs beyond Determined's format, and whether a run can go on from it.
-
-The one module that knows the form of ``resume.pth``, which Lightning's ``.ckpt`` files hold too.
-"""
+"""The state for an exact resume: the content of ``resume.pth``, which Lightning's ``.ckpt`` files hold too."""
 
 from __future__ import annotations
 
@@ -16,10 +13,9 @@ from det_lightning import errors
 from det_lightning.checkpoint.format.content import MAX_COUNT, find_wrong_counts, short_text
 from det_lightning.checkpoint.format.layout import is_shallow
 
-#: Of the form that is written. The first one had no number, and held the settings as a text of JSON.
+#: Version of the written form. The first one had no number, and held the settings as JSON text.
 RESUME_VERSION = 2
 
-# A run has far fewer processes.
 _MAX_WORLD_SIZE = 1_000_000
 _MAX_SETTINGS_CHARS = 16 * 1024 * 1024
 
@@ -29,18 +25,18 @@ _SETTINGS = ("hparams", "experiment_config")
 
 @dataclasses.dataclass
 class ResumeState:
-    """What a run goes on from exactly, in addition to the files of Determined.
+    """The state for an exact resume, in addition to the files of Determined.
 
     Attributes:
         trial_state: the fields of the ``TrialState`` that it belongs to.
         rng_states: the random state of each rank.
-        journals: how the passes over the training data began, of each rank; see ``PassJournal``.
+        journals: the starts of each rank's passes over the training data; see ``PassJournal``.
         optimizer_steps: number of steps of all optimizers.
         gradients: those of an aggregation under way: of each model by parameter name, for a single rank; for several
             ranks a list with that of each rank, or only their average where models are sharded.
-        precision: what a precision has begun and not finished.
+        precision: unfinished state of the precision.
         world_size: number of ranks that wrote it.
-        settings: ``hparams`` and ``experiment_config``, as JSON knows them and without secrets; None if not known.
+        settings: ``hparams`` and ``experiment_config``, as JSON and without secrets; None if not known.
         best_value: the best value of the metric that checkpoints are chosen by.
         trial: name of the trial in its storage.
     """
@@ -66,7 +62,7 @@ class ResumeState:
 
         Args:
             values: the content.
-            source: where it was read, for messages.
+            source: the file, for messages.
 
         Raises:
             InvalidCheckpointException: a newer release wrote it.
@@ -75,16 +71,14 @@ class ResumeState:
         version = values.get("version", 1)
         if type(version) is int and version > RESUME_VERSION:
             raise errors.InvalidCheckpointException(
-                f"{source} has version {short_text(version)} of what an exact resume needs; this release of "
+                f"{source} has version {short_text(version)} of the state for an exact resume; this release of "
                 f"det_lightning reads versions up to {RESUME_VERSION}. Update det_lightning."
             )
         names = [field.name for field in dataclasses.fields(cls)]
         found = {name: values[name] for name in names if name in values}
-        mistakes = (
-            []
-            if type(version) is int and version >= 1
-            else [f"'version' should be a positive integer; got {_shown(version)}"]
-        )
+        mistakes = []
+        if type(version) is not int or version < 1:
+            mistakes.append(f"'version' should be a positive integer; got {_shown(version)}")
         if version == 1 and found.get("settings") is not None:
             try:
                 found["settings"] = _parse_settings(found["settings"])
@@ -95,16 +89,12 @@ class ResumeState:
         if mistakes:
             raise errors.IncompleteCheckpointError(
                 f"{source} is damaged, or the file of something else: {'; '.join(mistakes):.2000}. Use another "
-                "checkpoint; without this file a run goes on as Determined does, without its position in the data."
+                "checkpoint; without this file a run resumes as in Determined, without its position in the data."
             )
         return cls(**found)
 
     def require_journals(self, source: str) -> None:
-        """Raise unless the journals have all that a run goes on from.
-
-        Raises:
-            IncompleteCheckpointError: entries are missing or wrong; names all of them.
-        """
+        """Raise an ``IncompleteCheckpointError`` unless the journals have all entries that an exact resume needs."""
         starts = [start for journal in self.journals for start in journal]
         mistakes = [
             f"'journals' should have {name!r} of each pass over the data, {expected}; got {_shown(start.get(name))}"
@@ -119,14 +109,9 @@ class ResumeState:
 
 
 def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return hyperparameters and experiment configuration, None for what the trial did not have.
+    """Return hyperparameters and experiment configuration; None for those that the trial did not have.
 
-    Args:
-        resume: the state for an exact resume, if there is one.
-        load_data: content of ``load_data.json``, which holds neither where one of the two was missing.
-
-    Raises:
-        InvalidCheckpointException: ``load_data`` is damaged.
+    ``load_data.json`` holds neither where one of the two was missing; then ``resume`` has the other.
     """
     settings = {} if resume is None else resume.settings or {}
     found = {name: (load_data or {}).get(name) for name in _SETTINGS}
@@ -140,11 +125,7 @@ def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | Non
 
 
 def _parse_settings(text: Any) -> Any:
-    """Return the settings, which the first version kept as text.
-
-    Raises:
-        ValueError: they are not JSON.
-    """
+    """Return the settings, which the first version kept as text; raise a ``ValueError`` if they are not JSON."""
     if not isinstance(text, str) or len(text) > _MAX_SETTINGS_CHARS:
         raise ValueError(f"'settings' should be JSON; got {_shown(text)}")
     try:
@@ -205,29 +186,21 @@ def _is_json(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def _is_rng_states(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_dict, value))
+def _is_list(value: Any, is_right: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(is_right, value))
 
 
 def _is_pass_start(value: Any) -> bool:
     return isinstance(value, dict) and _is_count(value.get("first_batch", 0))
 
 
-def _is_journals(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(journal, list) and all(map(_is_pass_start, journal)) for journal in value)
-    )
+def _is_journal(value: Any) -> bool:
+    return _is_list(value, _is_pass_start)
 
 
 def _is_gradients(value: Any) -> bool:
     """Return whether a value is a list of the gradients of each model, or such a list of each rank."""
-    return isinstance(value, list) and (all(map(_is_of_model, value)) or all(map(_is_of_rank, value)))
-
-
-def _is_of_rank(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_of_model, value))
+    return _is_list(value, _is_of_model) or _is_list(value, lambda one: _is_list(one, _is_of_model))
 
 
 def _is_of_model(value: Any) -> bool:
@@ -240,8 +213,14 @@ _Expected = dict[str, tuple[str, Callable[[Any], bool]]]
 
 _EXPECTED: _Expected = {
     "trial_state": ("a dict of counts", _is_dict),
-    "rng_states": ("a list with a dict of random states for each rank", _is_rng_states),
-    "journals": ("a list, for each rank, of how passes over the data began", _is_journals),
+    "rng_states": (
+        "a list with a dict of random states for each rank",
+        lambda value: _is_list(value, _is_dict) and bool(value),
+    ),
+    "journals": (
+        "a list of the starts of passes over the data for each rank",
+        lambda value: _is_list(value, _is_journal) and bool(value),
+    ),
     "optimizer_steps": (f"an integer from 0 to {MAX_COUNT}", _is_count),
     "gradients": ("a list of dicts of tensors", _is_gradients),
     "precision": ("a dict", _is_dict),
@@ -254,5 +233,5 @@ _EXPECTED: _Expected = {
 _EXPECTED_OF_START: _Expected = {
     "first_batch": ("an integer", _is_count),
     "rng": ("a dict", _is_dict),
-    "samplers": ("a list of dicts", lambda value: isinstance(value, list) and all(map(_is_dict, value))),
+    "samplers": ("a list of dicts", lambda value: _is_list(value, _is_dict)),
 }

@@ -1,4 +1,4 @@
-"""The layouts of older releases, brought into the form of the newest."""
+"""The layouts of older releases, converted to that of the newest."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ _MAX_SPEC_CHARS = 100_000
 
 
 def modernize(state: dict[str, Any], source: str) -> None:
-    """Bring the keys of a state into today's form, in place.
-
-    Raises:
-        InvalidCheckpointException: a key is there in both forms, or holds something else than it should.
-    """
+    """Convert the keys of a state to today's, in place."""
     both = [f"{old!r} and {new!r}" for old, new in _SINGLE_KEYS.items() if old in state and new in state]
     if both:
         raise errors.InvalidCheckpointException(
@@ -50,7 +46,7 @@ def _require_kinds(state: dict[str, Any], source: str) -> None:
                 wrong.append(f"{inner!r} in {key!r} should be a list")
     if wrong:
         raise errors.InvalidCheckpointException(
-            f"{source} is damaged, or is no checkpoint of a trial: {'; '.join(wrong)}."
+            f"{source} is damaged, or is not a checkpoint of a trial: {'; '.join(wrong)}."
         )
 
 
@@ -63,12 +59,9 @@ class LoadData:
     """How to build the trial of a checkpoint again.
 
     Attributes:
-        source: the file that told it.
-        trial_cls_spec: the trial's class, as ``"module:QualName"``; None where nothing tells.
-        hparams: its hyperparameters.
-        experiment_config: its experiment configuration.
-        is_trainer: the script called ``Trainer`` itself; otherwise the platform built the trial, by the
-            configuration.
+        source: the file with this information.
+        trial_cls_spec: the trial's class, as ``"module:QualName"``; None if it is not known.
+        is_trainer: the script called ``Trainer`` itself; otherwise the platform built the trial, by the configuration.
         may_be_functional: it may be a trial of the interface before 0.12.13, with a ``build_model`` method.
     """
 
@@ -83,45 +76,40 @@ class LoadData:
 def read_load_data(directory: pathlib.Path) -> LoadData:
     """Read how to build the trial of the checkpoint in ``directory``.
 
-    Since 0.17.8 ``load_data.json`` tells it. Before, ``metadata.json`` did, which the download from the platform added.
-
-    Raises:
-        IncompleteCheckpointError: a file is damaged, or lacks an entry.
+    Since 0.17.8 ``load_data.json`` holds that; before, ``metadata.json`` did, which the platform's download added.
     """
-    load_data = directory / LOAD_DATA_FILE
-    metadata = directory / METADATA_FILE
-    if load_data.is_file():
-        content = read_json(load_data)
-        _require_entries(load_data, content, ("hparams", "experiment_config", "trial_cls_spec"))
-        spec = content["trial_cls_spec"]
-        source = load_data
-        is_trainer = content.get("is_trainer", False)
-    else:
-        content = read_json(metadata) if metadata.is_file() else {}
-        config = content.get("experiment_config")
-        spec = config.get("entrypoint") if isinstance(config, dict) else None
-        source = metadata
-        is_trainer = False
-    _require_load_data(source, content, spec)
-    return LoadData(
-        source=source,
-        trial_cls_spec=spec,
-        hparams=content.get("hparams"),
-        experiment_config=content.get("experiment_config"),
-        is_trainer=bool(is_trainer),
-        may_be_functional=not load_data.is_file(),
-    )
+    path = directory / LOAD_DATA_FILE
+    if path.is_file():
+        return _parse_load_data(path, read_json(path))
+    path = directory / METADATA_FILE
+    content = read_json(path) if path.is_file() else {}
+    config = content.get("experiment_config")
+    spec = config.get("entrypoint") if isinstance(config, dict) else None
+    hparams = content.get("hparams")
+    _require_load_data(path, content, spec)
+    return LoadData(path, spec, hparams, config, is_trainer=False, may_be_functional=True)
+
+
+def _parse_load_data(path: pathlib.Path, content: dict[str, Any]) -> LoadData:
+    missing = [name for name in ("hparams", "experiment_config", "trial_cls_spec") if name not in content]
+    if missing:
+        raise errors.IncompleteCheckpointError(
+            f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(content)):.300}."
+        )
+    spec = content["trial_cls_spec"]
+    _require_load_data(path, content, spec)
+    is_trainer = bool(content.get("is_trainer", False))
+    return LoadData(path, spec, content["hparams"], content["experiment_config"], is_trainer, may_be_functional=False)
 
 
 def collect_load_data(directory: pathlib.Path) -> dict[str, Any]:
-    """Return how to build the trial of the checkpoint in ``directory``, in the form of ``load_data.json``.
-
-    Raises:
-        IncompleteCheckpointError: a file is damaged, or lacks an entry.
-    """
+    """Return how to build the trial of the checkpoint in ``directory``, in the form of ``load_data.json``."""
+    path = directory / LOAD_DATA_FILE
+    if path.is_file():
+        content = read_json(path)
+        _parse_load_data(path, content)
+        return content
     found = read_load_data(directory)
-    if (directory / LOAD_DATA_FILE).is_file():
-        return read_json(directory / LOAD_DATA_FILE)
     return make_load_data(found.hparams, found.experiment_config, found.trial_cls_spec, found.is_trainer)
 
 
@@ -153,11 +141,3 @@ def _require_load_data(source: pathlib.Path, content: dict[str, Any], spec: Any)
         wrong.append(f"the trial's class should be named by module:Class; got {len(spec):,} characters")
     if wrong:
         raise errors.IncompleteCheckpointError(f"{source}: {'; '.join(wrong)}.")
-
-
-def _require_entries(path: pathlib.Path, content: dict[str, Any], names: tuple[str, ...]) -> None:
-    missing = [name for name in names if name not in content]
-    if missing:
-        raise errors.IncompleteCheckpointError(
-            f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(content)):.300}."
-        )

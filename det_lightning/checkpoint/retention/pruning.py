@@ -10,10 +10,10 @@ import time
 from det_lightning import errors
 from det_lightning.checkpoint.retention.rule import CheckpointRecord, Retention
 from det_lightning.checkpoint.retention.run_claims import delete_unless_used, is_trial_live, is_used
-from det_lightning.checkpoint.retention.trial_index import TrialIndex, read_indexes, record_from_metadata
+from det_lightning.checkpoint.retention.trial_index import TrialIndex, is_trial_name, read_indexes, record_from_metadata
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import explain_errors
-from det_lightning.checkpoint.storage.metadata import CheckpointNotes, notes_in
+from det_lightning.checkpoint.storage.metadata import notes_in
 from det_lightning.checkpoint.storage.staging import find_writers
 from det_lightning.escaping import escape
 
@@ -21,15 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 class RunRetention:
-    """Notes the checkpoints of one trial, and deletes those that its rule does not keep.
+    """Records the checkpoints of one trial, and deletes those that its rule does not keep.
 
-    Of other trials of the experiment it only reads the index: each deletes its own.
-
-    Args:
-        storage: where the checkpoints are.
-        index: the trial's.
-        retention: the rule.
-        run_id: of the run; what other live runs go on from is not deleted.
+    It only reads the indexes of other trials of the experiment: each trial deletes its own checkpoints. Those that live
+    runs other than ``run_id`` have resumed are not deleted.
     """
 
     def __init__(
@@ -41,15 +36,8 @@ class RunRetention:
         self._run_id = run_id
 
     def catch_up(self, resumed_from: str | None) -> None:
-        """Do what an earlier run was killed before: note its latest checkpoint, finish deletions.
-
-        Args:
-            resumed_from: id of the checkpoint that the run goes on from, if any.
-
-        Raises:
-            StorageError: the storage cannot be read.
-        """
-        # A run with nothing left to do writes nothing, after which the deletions would be tried again.
+        """Finish the work of an earlier run that was killed: record the checkpoint ``resumed_from``, and delete."""
+        # A run with nothing left to do writes no checkpoint, after which the deletions would be tried again.
         for record in self._index.records:
             if not self._storage.is_complete(record.id):
                 with contextlib.suppress(errors.CheckpointNotFound):
@@ -64,14 +52,14 @@ class RunRetention:
             self.note_written(resumed_from, notes.steps_completed or 0, notes.metric)
 
     def note_written(self, checkpoint_id: str, steps_completed: int, metric: float | None) -> list[str]:
-        """Note a complete checkpoint, then delete what need not be kept any more; return the ids."""
+        """Record a complete checkpoint, then delete those that need not be kept any more; return their ids."""
         latest = max((record.order for record in self._index.records), default=0.0)
         self._index.add(
             CheckpointRecord(
                 id=checkpoint_id,
                 trial=self._index.trial,
                 steps_completed=steps_completed,
-                # Clocks may be set back; the order must not be.
+                # Clocks may be set back; the order must still grow.
                 order=max(time.time(), latest + 1e-3),
                 metric=metric,
             )
@@ -79,7 +67,7 @@ class RunRetention:
         return self._delete_the_rest()
 
     def note_metric(self, steps_completed: int, metric: float) -> list[str]:
-        """Note the metric of a validation that came after the checkpoint of the same batch; return what was deleted."""
+        """Record the metric of a validation after the checkpoint of the same batch; return the ids of deleted ones."""
         return self._delete_the_rest() if self._index.note_metric(steps_completed, metric) else []
 
     def _delete_the_rest(self) -> list[str]:
@@ -91,7 +79,7 @@ class RunRetention:
                 continue
             try:
                 if not delete_unless_used(self._storage, checkpoint_id, self._run_id):
-                    logger.info("Checkpoint %s stays for now: another run goes on from it.", checkpoint_id)
+                    logger.info("Checkpoint %s stays for now: another run resumes from it.", checkpoint_id)
                     continue
             except errors.CheckpointNotFound:
                 logger.warning("Checkpoint %s was deleted by someone else.", checkpoint_id)
@@ -105,21 +93,21 @@ class RunRetention:
         return deleted
 
 
-# One that is younger may still be being written, by a program that leaves no mark.
+# A younger one may still be being written, by a program that leaves no mark.
 _INCOMPLETE_AFTER_S = 3600.0
 
 
 @dataclasses.dataclass
 class PrunePlan:
-    """What is to be deleted.
+    """Ids of checkpoints that are to be deleted, and of those that stay.
 
     Attributes:
         by_rule: each trial's index, with the ids in it that the rule does not keep.
-        kept: ids that the rule keeps.
-        incomplete: ids of checkpoints that were never finished.
-        maybe_unfinished: ids of incomplete ones that may still be being written, and stay.
-        unknown: ids of complete checkpoints of which neither an index nor their metadata tell the trial; they stay.
-        in_use: ids that the rule does not keep, but a live run has written or goes on from; they stay.
+        kept: those that the rule keeps.
+        incomplete: those that were never finished.
+        maybe_unfinished: incomplete ones that may still be being written, and stay.
+        unknown: complete ones whose trial neither an index nor their metadata name; they stay.
+        in_use: those that the rule does not keep, but a live run has written or resumed; they stay.
     """
 
     by_rule: list[tuple[TrialIndex, list[str]]]
@@ -136,16 +124,15 @@ class PrunePlan:
 
 
 def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: bool = False) -> PrunePlan:
-    """Decide what to delete; delete nothing.
+    """Decide what to delete by the rule, which is applied to each experiment; delete nothing.
 
     Args:
         storage: the checkpoints.
-        retention: the rule, applied to each experiment.
-        incomplete: delete checkpoints that were not written to their end, if their writer is known to be gone, or is
-            not known and wrote nothing for an hour.
+        retention: the rule.
+        incomplete: delete incomplete checkpoints too, if their writer is known to be gone, or is not known and wrote
+            nothing for an hour.
 
     Raises:
-        StorageError: the storage cannot be read.
         ValueError: trials of one experiment do not agree on which metrics are better.
     """
     complete = storage.list_ids()
@@ -157,15 +144,18 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
     kept: set[str] = set()
     in_use: list[str] = []
     for experiment, indexes in by_experiment.items():
-        # An index may name what is gone by now, or was never a checkpoint: that is neither counted nor deleted.
+        # An index may name directories that are gone, or never were checkpoints: those neither count nor are deleted.
         records = {index.trial: [r for r in index.records if r.id in there] for index in indexes}
         superfluous = set(_choose(experiment, indexes, [r for those in records.values() for r in those], retention))
         for index in indexes:
             ids = [record.id for record in records[index.trial]]
             kept.update(set(ids) - superfluous)
-            used = _find_used(storage, index, superfluous & there)
+            unwanted = [name for name in ids if name in superfluous]
+            # A live run counts on all of its own.
+            is_live = bool(unwanted) and is_trial_live(storage.root, index.experiment, index.trial)
+            used = [name for name in unwanted if is_live or is_used(storage.root, name)]
             in_use += used
-            by_rule.append((index, [name for name in ids if name in superfluous and name not in used]))
+            by_rule.append((index, [name for name in unwanted if name not in used]))
     known = kept.union(in_use, *(ids for _, ids in by_rule))
     abandoned, maybe_unfinished = _find_incomplete(storage, there) if incomplete else ([], [])
     return PrunePlan(
@@ -179,11 +169,7 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
 
 
 def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
-    """Delete what ``plan`` names, and take it out of the indexes; return the ids.
-
-    Raises:
-        StorageError: the storage refuses; what was deleted until then is taken out of its index.
-    """
+    """Delete the checkpoints that ``plan`` names, and remove them from the indexes; return the ids."""
     deleted = []
     for index, ids in plan.by_rule:
         gone: list[str] = []
@@ -202,7 +188,7 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
 
 
 def _indexes_of(storage: CheckpointStorage, complete: list[str]) -> list[TrialIndex]:
-    """Return the indexes of all trials, with what was written without retention, as far as its metadata tell."""
+    """Return the indexes of all trials, with checkpoints that were written without retention and name their trial."""
     indexes = {(index.experiment, index.trial): index for index in read_indexes(storage.root)}
     indexed = {record.id for index in indexes.values() for record in index.records}
     for checkpoint_id in complete:
@@ -210,24 +196,14 @@ def _indexes_of(storage: CheckpointStorage, complete: list[str]) -> list[TrialIn
         notes = notes_in(metadata)
         experiment = notes.experiment
         trial = notes.trial
-        if experiment is None or trial is None:
+        if experiment is None or trial is None or not (is_trial_name(experiment) and is_trial_name(trial)):
             continue
-        index = indexes.get((experiment, trial)) or _begin_index(storage, notes)
+        index = indexes.get((experiment, trial))
         if index is None:
-            continue
+            index = TrialIndex(storage.root, experiment, trial, notes.metric_name, notes.smaller_is_better)
+            indexes[experiment, trial] = index
         index.include(record_from_metadata(storage.root / checkpoint_id, trial, metadata))
-        indexes[experiment, trial] = index
     return list(indexes.values())
-
-
-def _begin_index(storage: CheckpointStorage, notes: CheckpointNotes) -> TrialIndex | None:
-    """Return an index for the trial that metadata name; None if the names cannot be those of files."""
-    assert notes.experiment is not None
-    assert notes.trial is not None
-    try:
-        return TrialIndex(storage.root, notes.experiment, notes.trial, notes.metric_name, notes.smaller_is_better)
-    except ValueError:
-        return None
 
 
 def _choose(
@@ -245,32 +221,24 @@ def _choose(
     return retention.choose_to_delete(records, directions.pop())
 
 
-def _find_used(storage: CheckpointStorage, index: TrialIndex, superfluous: set[str]) -> list[str]:
-    """Return those of the superfluous checkpoints of a trial that live runs need, or count on."""
-    ids = [record.id for record in index.records if record.id in superfluous]
-    if ids and is_trial_live(storage.root, index.experiment, index.trial):
-        return ids
-    return [checkpoint_id for checkpoint_id in ids if is_used(storage.root, checkpoint_id)]
-
-
 def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[list[str], list[str]]:
-    """Return the ids of incomplete checkpoints: those that nobody writes any more, and the others."""
-    with explain_errors(f"looking for incomplete checkpoints in {storage}"):
+    """Return the ids of incomplete checkpoints: those whose writer is gone, and the others."""
+    with explain_errors("looking for incomplete checkpoints in", storage):
         writers = find_writers(storage.root)
     ids = [checkpoint_id for checkpoint_id in storage.list_ids(complete=False) if checkpoint_id not in complete]
     latest = time.time() - _INCOMPLETE_AFTER_S
     unmarked = storage.describe([checkpoint_id for checkpoint_id in ids if checkpoint_id not in writers])
     old = {info.id for info in unmarked if not info.complete and info.written is not None and info.written < latest}
-    # Releases up to 0.17.7 wrote no file that says that a checkpoint is complete.
+    # Releases up to 0.17.7 wrote no file that shows that a checkpoint is complete.
     whole = {info.id for info in unmarked if info.complete}
     over = old | {checkpoint_id for checkpoint_id, lives in writers.items() if not lives}
     return [one for one in ids if one in over], [one for one in ids if one not in over | whole]
 
 
 def _delete(storage: CheckpointStorage, checkpoint_id: str) -> bool:
-    """Remove a checkpoint, unless a run has begun to use it; tell whether it was removed."""
+    """Remove a checkpoint, unless a run has begun to use it; return whether it was removed."""
     try:
         return delete_unless_used(storage, checkpoint_id)
-    except errors.CheckpointNotFound as e:  # someone else was faster, or it is none of ours
+    except errors.CheckpointNotFound as e:  # another process was faster, or another program's
         logger.warning("Not deleted: %s", e)
         return False

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointRecord:
-    """A checkpoint, as the rule sees it.
+    """The properties of a checkpoint that the rule looks at.
 
     Attributes:
         id: its id.
@@ -37,12 +37,12 @@ class Retention:
     """How many checkpoints to keep, as in the ``checkpoint_storage`` section of an experiment configuration.
 
     Attributes:
-        experiment_best: so many of the whole experiment's best.
-        trial_best: so many of each trial's best.
-        trial_latest: so many of each trial's latest.
+        experiment_best: number of the whole experiment's best.
+        trial_best: number of each trial's best.
+        trial_latest: number of each trial's latest.
 
     Raises:
-        ValueError: a number is negative or no integer; names all of them.
+        ValueError: a number is negative or not an integer; names all of them.
     """
 
     experiment_best: int = 0
@@ -61,7 +61,7 @@ class Retention:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Retention | None:
-        """Return what a ``checkpoint_storage`` section asks for; None if it says nothing, and all are to be kept."""
+        """Return the rule of a ``checkpoint_storage`` section; None if it has none, and all are to be kept."""
         given = {
             name: config[f"save_{name}"]
             for name in ("experiment_best", "trial_best", "trial_latest")

@@ -1,19 +1,17 @@
-"""What live runs that share a storage keep from one another: the names of trials, and what they go on from."""
+"""Claims of live runs that share a storage: on the names of trials, and on the checkpoints that they resume."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
 import os
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
-from det_lightning.checkpoint.retention.trial_index import is_trial_name, lock_folder
+from det_lightning.checkpoint.retention.trial_index import LOCKS_DIR, is_trial_name
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.leases import Lease, is_claimed
 from det_lightning.checkpoint.storage.location import Location, explain_errors
@@ -22,18 +20,13 @@ from det_lightning.checkpoint.storage.paths import bookkeeping_path, is_name
 
 logger = logging.getLogger(__name__)
 
+_TRIALS_DIR = "runs"
+_USES_DIR = "in_use"
 _DELETING = "deleting"
 
 
 class RunClaims:
-    """The claims of one run; they end with :meth:`release`, or with the process.
-
-    Args:
-        storage: where the run writes.
-
-    Attributes:
-        run_id: a new one with each :meth:`begin`.
-    """
+    """The claims of one run, ``run_id``; they end with :meth:`release`, which begins another, or with the process."""
 
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
@@ -42,78 +35,64 @@ class RunClaims:
         self.run_id = str(uuid.uuid4())
 
     def use(self, path: str | os.PathLike[str]) -> bool:
-        """Keep other runs from deleting a checkpoint; return False if one does so now, or it is gone.
+        """Keep other runs from deleting a checkpoint; return False if it is being deleted, or is gone.
 
-        In another storage than the run's own it is kept if that is one of det_lightning's, and can be written to.
-
-        Args:
-            path: path or URL of its directory; a file is Lightning's own, and left alone.
-
-        Raises:
-            StorageError: the run's own storage refuses.
+        In another storage than the run's own it is kept if det_lightning has written there, and can write again. A file
+        is Lightning's own, and left alone.
         """
         checkpoint = Location.parse(path, self._storage.options)
         if checkpoint.path in self._used:
             return True
-        root = _parent_of(checkpoint)
+        root = checkpoint.parent
         try:
             lease = self._use(root, checkpoint)
         except errors.StorageError as e:
             if root.path == self._storage.root.path:
                 raise
-            logger.warning("Other runs are not kept from deleting %s while this one goes on from it: %s", checkpoint, e)
+            logger.warning("Other runs are not kept from deleting %s while this one resumes from it: %s", checkpoint, e)
             return True
         if lease is None:
             return True
-        with explain_errors(f"looking for {checkpoint}"):
-            if is_claimed(_file_of_use(root, checkpoint.name, _DELETING)) or not checkpoint.is_dir():
+        with explain_errors("looking for", checkpoint):
+            if is_claimed(_use_file(root, checkpoint.name, _DELETING)) or not checkpoint.is_dir():
                 lease.release()
                 return False
         self._used[checkpoint.path] = lease
         return True
 
     def trace_back(self, path: str | os.PathLike[str] | None, parent_id: str | None) -> dict[str, Any]:
-        """Return what the metadata tell of the checkpoint that the run goes on from, which nobody may delete.
+        """Return the metadata notes on the checkpoint that the run resumes, and keep it from being deleted.
 
-        Args:
-            path: path or URL of the checkpoint that was asked for, if any.
-            parent_id: id of the one that was read, which may be an earlier one of the same storage; None if Lightning
-                wrote it.
-
-        Raises:
-            StorageError: the storage cannot be read.
+        ``path`` is that of the checkpoint that was asked for. The one that was read, ``parent_id``, may be an earlier
+        one of the same storage; it is None if Lightning wrote it.
         """
         if path is None or parent_id is None or not is_name(parent_id):
             return lineage_notes(self.run_id)
-        parent = _parent_of(Location.parse(path, self._storage.options)) / parent_id
+        parent = Location.parse(path, self._storage.options).parent / parent_id
         self.use(str(parent))
-        with explain_errors(f"reading {parent}"):
+        with explain_errors("reading", parent):
             return lineage_notes(self.run_id, parent_id, read_metadata(parent))
 
     def _use(self, root: Location, checkpoint: Location) -> Lease | None:
-        with explain_errors(f"looking for {checkpoint}"):
+        with explain_errors("looking for", checkpoint):
             own = root.path == self._storage.root.path
             if not checkpoint.is_dir() or not (own or (root / BOOKKEEPING_DIR).exists()):
                 return None
-        file = _file_of_use(root, checkpoint.name, self.run_id)
-        lease: Lease | None = self._storage.retry.call(f"claiming {checkpoint}", lambda: Lease.take(file))
+        file = _use_file(root, checkpoint.name, self.run_id)
+        lease: Lease | None = self._storage.retry.call("claiming", lambda: Lease.take(file), where=checkpoint)
         return lease
 
     def claim_trial(self, experiment: str | None, given: str | None, inherited: object) -> str:
         """Return the name of the trial that this run is, which no other live run has.
 
-        Args:
-            experiment: name of the experiment; None if the trial is alone.
-            given: the name that the user chose, if any.
-            inherited: the name in the checkpoint that the run goes on from, if any; another one is chosen if a live run
-                has it.
+        It is the one that the user gave, or that of the resumed checkpoint, or a new one if a live run has that.
 
         Raises:
             StorageError: a live run has the name ``given``, or the storage refuses.
         """
         if given is not None:
             if not self._claim(experiment, given):
-                holder = _describe_holder(_file_of_trial(self._storage.root, experiment or given, given))
+                holder = _describe_holder(_trial_file(self._storage.root, experiment or given, given))
                 raise errors.StorageError(
                     f"Trial {given!r} in {self._storage} belongs to another run, {holder}. Wait for its end, or give "
                     "this run a name of its own: trial=..."
@@ -123,72 +102,54 @@ class RunClaims:
             if self._claim(experiment, inherited):
                 return inherited
             logger.warning(
-                "The trial %s that this run goes on from belongs to another run, %s. This one is a trial of its own.",
+                "The trial %s that this run resumes belongs to another run, %s. This one is a trial of its own.",
                 inherited,
-                _describe_holder(_file_of_trial(self._storage.root, experiment or inherited, inherited)),
+                _describe_holder(_trial_file(self._storage.root, experiment or inherited, inherited)),
             )
         name = str(uuid.uuid4())
         self._claim(experiment, name)
         return name
 
     def _claim(self, experiment: str | None, trial: str) -> bool:
-        file = _file_of_trial(self._storage.root, experiment or trial, trial)
-        self._trial = self._storage.retry.call(f"claiming the name {trial}", lambda: Lease.take(file))
+        file = _trial_file(self._storage.root, experiment or trial, trial)
+        self._trial = self._storage.retry.call("claiming the name", lambda: Lease.take(file), where=trial)
         return self._trial is not None
 
     def renew(self) -> None:
-        """Say that the run lives, on storages where only that tells."""
+        """Renew the claims on storages without locks."""
         for lease in self._leases():
-            try:
-                self._storage.retry.call(f"renewing {lease.file}", lease.renew)
-            except errors.StorageError as e:  # it need not end the training
-                logger.warning("Other runs may believe that this one has ended: %s", e)
+            if lease.is_due():
+                try:
+                    self._storage.retry.call("renewing", lease.renew, where=lease.file)
+                except errors.StorageError as e:  # it need not end the training
+                    logger.warning("Other runs may take this one for ended: %s", e)
 
     def release(self) -> None:
-        """Give all claims up; the next ones are those of another run."""
+        """Give up all claims; the next ones are those of another run."""
         for lease in self._leases():
             try:
-                self._storage.retry.call(f"removing {lease.file}", lease.release)
+                self._storage.retry.call("removing", lease.release, where=lease.file)
             except errors.StorageError as e:
                 logger.warning("A claim of this run stays for some time: %s", e)
         self._used.clear()
         self._trial = None
         self.run_id = str(uuid.uuid4())
 
-    def _leases(self) -> Iterator[Lease]:
-        yield from self._used.values()
-        if self._trial is not None:
-            yield self._trial
-
-
-def _parent_of(checkpoint: Location) -> Location:
-    return dataclasses.replace(checkpoint, path=checkpoint.path.rpartition("/")[0])
+    def _leases(self) -> list[Lease]:
+        return [*self._used.values(), *([] if self._trial is None else [self._trial])]
 
 
 def is_trial_live(root: Location, experiment: str, trial: str) -> bool:
-    """Tell whether a live run writes the checkpoints of a trial.
-
-    Raises:
-        StorageError: the storage cannot be read.
-    """
-    with explain_errors(f"looking for runs in {root}"):
-        return is_claimed(_file_of_trial(root, experiment, trial))
+    """Return whether a live run writes the checkpoints of a trial."""
+    with explain_errors("looking for runs in", root):
+        return is_claimed(_trial_file(root, experiment, trial))
 
 
 def is_used(root: Location, checkpoint_id: str, by_others_than: str | None = None) -> bool:
-    """Tell whether a live run goes on from a checkpoint.
-
-    Args:
-        root: of the storage.
-        checkpoint_id: of the checkpoint.
-        by_others_than: id of a run that does not count.
-
-    Raises:
-        StorageError: the storage cannot be read.
-    """
-    folder = _folder_of_uses(root)
+    """Return whether a live run, other than the run ``by_others_than``, has resumed a checkpoint."""
+    folder = bookkeeping_path(root, _USES_DIR)
     ignored = (_DELETING, by_others_than)
-    with explain_errors(f"looking for runs in {root}"):
+    with explain_errors("looking for runs in", root):
         for name in folder.list_names():
             used, _, run_id = name.removesuffix(".json").rpartition(".")
             if used == checkpoint_id and run_id not in ignored and is_claimed(folder / name):
@@ -197,21 +158,12 @@ def is_used(root: Location, checkpoint_id: str, by_others_than: str | None = Non
 
 
 def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: str | None = None) -> bool:
-    """Remove a checkpoint, unless a live run goes on from it; return whether it was removed.
+    """Remove a checkpoint, unless a live run other than ``run_id`` has resumed it; return whether it was removed.
 
-    Who begins to use it meanwhile sees that it is being deleted, and who deletes it sees a use that began before.
-
-    Args:
-        storage: where it is.
-        checkpoint_id: of the checkpoint.
-        run_id: of the run that deletes it, which may have gone on from it itself.
-
-    Raises:
-        CheckpointNotFound: there is none of this id.
-        StorageError: the storage refuses.
+    A run that begins to use it meanwhile sees that it is being deleted, and the deleting one sees every earlier use.
     """
-    mark = _file_of_use(storage.root, checkpoint_id, _DELETING)
-    deleting: Lease | None = storage.retry.call(f"claiming {checkpoint_id}", lambda: Lease.take(mark))
+    mark = _use_file(storage.root, checkpoint_id, _DELETING)
+    deleting: Lease | None = storage.retry.call("claiming", lambda: Lease.take(mark), where=checkpoint_id)
     if deleting is None:
         return False
     with deleting:
@@ -222,34 +174,22 @@ def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: s
 
 
 def remove_dead_claims(root: Location) -> None:
-    """Remove the claims of runs that have ended without a word.
-
-    Raises:
-        StorageError: the storage refuses.
-    """
-    with explain_errors(f"looking for runs in {root}"):
-        for folder in (_folder_of_uses(root), _folder_of_trials(root), lock_folder(root)):
+    """Remove the claims of runs that were killed."""
+    with explain_errors("looking for runs in", root):
+        for folder in (bookkeeping_path(root, name) for name in (_USES_DIR, _TRIALS_DIR, LOCKS_DIR)):
             for file in (folder / name for name in folder.list_names()):
                 if not is_claimed(file) and not file.is_local:
                     file.remove()
 
 
-def _folder_of_trials(root: Location) -> Location:
-    return bookkeeping_path(root, "runs")
+def _use_file(root: Location, checkpoint_id: str, run_id: str) -> Location:
+    return bookkeeping_path(root, _USES_DIR, f"{checkpoint_id}.{run_id}.json")
 
 
-def _folder_of_uses(root: Location) -> Location:
-    return bookkeeping_path(root, "in_use")
-
-
-def _file_of_use(root: Location, checkpoint_id: str, run_id: str) -> Location:
-    return bookkeeping_path(root, "in_use", f"{checkpoint_id}.{run_id}.json")
-
-
-def _file_of_trial(root: Location, experiment: str, trial: str) -> Location:
-    # Not the names themselves, which need not be fit for files.
+def _trial_file(root: Location, experiment: str, trial: str) -> Location:
+    # The names themselves need not be valid file names.
     digest = hashlib.sha256(json.dumps([experiment, trial]).encode()).hexdigest()[:32]
-    return _folder_of_trials(root) / f"{digest}.json"
+    return bookkeeping_path(root, _TRIALS_DIR) / f"{digest}.json"
 
 
 def _describe_holder(file: Location) -> str:

@@ -1,4 +1,4 @@
-"""A small record of the checkpoints of a trial, kept beside them: what retention needs to know and no file tells."""
+"""The index of a trial: a file beside the checkpoints with what retention needs to know about them."""
 
 from __future__ import annotations
 
@@ -20,30 +20,21 @@ from det_lightning.checkpoint.storage.paths import bookkeeping_path
 
 logger = logging.getLogger(__name__)
 
+#: The directory of the locks that are held while an index is changed.
+LOCKS_DIR = "locks"
+_INDEX_DIR = "index"
+
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def is_trial_name(name: str) -> bool:
-    """Tell whether a trial or an experiment of this name can have an index, whose file is named like it."""
+    """Return whether a trial or an experiment of this name can have an index, whose file is named like it."""
     return _NAME.fullmatch(name) is not None and not name.startswith(".")
-
-
-def lock_folder(root: Location) -> Location:
-    """Return the directory of the locks that are held while an index is changed."""
-    return bookkeeping_path(root, "locks")
-
-
-def _index_dir(root: Location) -> Location:
-    return bookkeeping_path(root, "index")
-
-
-def _index_file(root: Location, experiment: str, trial: str) -> Location:
-    return bookkeeping_path(root, "index", experiment, f"{trial}.json")
 
 
 @dataclasses.dataclass
 class _IndexContent:
-    """What the file of an index holds."""
+    """The content of the file of an index."""
 
     metric_name: str | None
     smaller_is_better: bool
@@ -53,15 +44,7 @@ class _IndexContent:
 class TrialIndex:
     """The checkpoints of one trial, in ``<root>/.det_lightning/index/<experiment>/<trial>.json``.
 
-    Several processes may change it, one after another. Where its file is damaged it is made again from the metadata of
-    the checkpoints.
-
-    Args:
-        root: of the storage.
-        experiment: name of the experiment that the trial belongs to.
-        trial: name of the trial.
-        metric_name: name of the searcher metric.
-        smaller_is_better: whether a smaller value of it is an improvement.
+    Several processes may change it, one after another. A damaged file is rebuilt from the metadata of the checkpoints.
 
     Raises:
         ValueError: a name cannot be the name of a file.
@@ -75,6 +58,7 @@ class TrialIndex:
         trial: str,
         metric_name: str | None = None,
         smaller_is_better: bool = True,
+        content: _IndexContent | None = None,
     ) -> None:
         for what, name in (("experiment", experiment), ("trial", trial)):
             if not is_trial_name(name):
@@ -87,9 +71,9 @@ class TrialIndex:
         self.metric_name = metric_name
         self.smaller_is_better = smaller_is_better
         self._root = root
-        self._file = _index_file(root, experiment, trial)
+        self._file = bookkeeping_path(root, _INDEX_DIR, experiment, f"{trial}.json")
         self._included: dict[str, CheckpointRecord] = {}
-        self._records = _read(root, experiment, trial).records
+        self._records = (content or _read(root, experiment, trial)).records
 
     @property
     def records(self) -> list[CheckpointRecord]:
@@ -102,7 +86,7 @@ class TrialIndex:
         return [*self.records, *(record for index in others for record in index.records)]
 
     def include(self, record: CheckpointRecord) -> None:
-        """Take a checkpoint into account, without writing it down yet."""
+        """Add a checkpoint; it is written to the file with the next change."""
         self._included[record.id] = record
         self._records.setdefault(record.id, record)
 
@@ -112,23 +96,21 @@ class TrialIndex:
             self._records[record.id] = record
 
     def note_metric(self, steps_completed: int, metric: float) -> bool:
-        """Note the metric of a validation for the latest checkpoint, if it was written at the same batch.
-
-        Returns:
-            Whether it was.
-        """
-        if not self._may_take_metric(steps_completed):
+        """Note the metric of a validation for the latest checkpoint; return whether that is of the same batch."""
+        if self._latest_without_metric(steps_completed) is None:
             return False
         with self._changing():
-            if (record := self._may_take_metric(steps_completed)) is None:
+            record = self._latest_without_metric(steps_completed)
+            if record is None:
                 return False
             self._records[record.id] = dataclasses.replace(record, metric=metric)
         return True
 
-    def _may_take_metric(self, steps_completed: int) -> CheckpointRecord | None:
+    def _latest_without_metric(self, steps_completed: int) -> CheckpointRecord | None:
         latest = self.records[-1] if self._records else None
-        has_room = latest is not None and latest.steps_completed == steps_completed and latest.metric is None
-        return latest if has_room else None
+        if latest is None or latest.steps_completed != steps_completed or latest.metric is not None:
+            return None
+        return latest
 
     def remove(self, checkpoint_ids: list[str]) -> None:
         """Forget checkpoints."""
@@ -139,9 +121,10 @@ class TrialIndex:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Read what other processes have noted, and write the file when the block has changed the records."""
+        """Read the notes of other processes, and write the file after the block has changed the records."""
         digest = hashlib.sha256(self._file.path.encode()).hexdigest()[:32]
-        with explain_errors(f"writing {self._file}"), Lease.wait_for(lock_folder(self._root) / f"{digest}.json"):
+        lock = bookkeeping_path(self._root, LOCKS_DIR) / f"{digest}.json"
+        with explain_errors("writing", self._file), Lease.wait_for(lock):
             self._records = {**self._included, **_read(self._root, self.experiment, self.trial).records}
             yield
             self._write()
@@ -154,53 +137,46 @@ class TrialIndex:
             "smaller_is_better": self.smaller_is_better,
             "checkpoints": [dataclasses.asdict(record) for record in self.records],
         }
-        if self._file.is_local:  # what was left by earlier runs that were killed right here
+        if self._file.is_local:  # left by runs that were killed right here
             for unfinished in self._file.local_path.parent.glob(f".{self._file.name}.*.tmp"):
                 unfinished.unlink(missing_ok=True)
         self._file.write(json.dumps(content, indent=1).encode("utf-8"))
 
 
 def read_indexes(root: Location, experiment: str | None = None) -> list[TrialIndex]:
-    """Return the indexes of all trials in a storage, or of those of one experiment.
-
-    Raises:
-        StorageError: the storage cannot be read.
-    """
-    with explain_errors(f"reading the index in {root}"):
-        experiments = _index_dir(root).list_names() if experiment is None else [experiment]
+    """Return the indexes of all trials in a storage, or of those of one experiment."""
+    with explain_errors("reading the index in", root):
+        folder = bookkeeping_path(root, _INDEX_DIR)
         found = []
-        for name in filter(is_trial_name, experiments):
-            for file in (_index_dir(root) / name).list_names():
-                if file.endswith(".json") and is_trial_name(file.removesuffix(".json")):
-                    found.append(_read_whole(root, name, file.removesuffix(".json")))
+        for name in filter(is_trial_name, folder.list_names() if experiment is None else [experiment]):
+            for file in (folder / name).list_names():
+                trial = file.removesuffix(".json")
+                if file.endswith(".json") and is_trial_name(trial):
+                    content = _read(root, name, trial)
+                    found.append(TrialIndex(root, name, trial, content.metric_name, content.smaller_is_better, content))
     return found
 
 
-def _read_whole(root: Location, experiment: str, trial: str) -> TrialIndex:
-    content = _read(root, experiment, trial)
-    return TrialIndex(root, experiment, trial, content.metric_name, content.smaller_is_better)
-
-
 def _read(root: Location, experiment: str, trial: str) -> _IndexContent:
-    """Return what an index holds; if its file is damaged, what it should hold."""
-    file = _index_file(root, experiment, trial)
-    with explain_errors(f"reading {file}"):
+    """Return the content of an index; rebuild it if its file is damaged."""
+    file = bookkeeping_path(root, _INDEX_DIR, experiment, f"{trial}.json")
+    with explain_errors("reading", file):
         if not file.exists():
             return _IndexContent(None, True, {})
         content = file.read()
     try:
         return _parse(content)
     except (ValueError, TypeError, KeyError, RecursionError) as e:
-        logger.warning("The index %s is damaged (%s). It is made again from the checkpoints.", file, e)
-    with explain_errors(f"reading {root}"):
+        logger.warning("The index %s is damaged (%s). It is rebuilt from the checkpoints.", file, e)
+    with explain_errors("reading", root):
         return _rebuild(root, experiment, trial)
 
 
 def _parse(content: bytes) -> _IndexContent:
-    """Return what the file of an index holds; raise if it is no such file."""
+    """Return the content of an index; raise an error if it is something else."""
     parsed = json.loads(content)
     if not isinstance(parsed, dict):
-        raise TypeError("it holds no object")
+        raise TypeError("it does not hold an object")
     records = [_checked(CheckpointRecord(**entry)) for entry in parsed["checkpoints"]]
     metric_name = parsed.get("metric")
     return _IndexContent(
@@ -222,7 +198,7 @@ def _checked(record: CheckpointRecord) -> CheckpointRecord:
 
 
 def _rebuild(root: Location, experiment: str, trial: str) -> _IndexContent:
-    """Return what the index of a trial should hold, from the metadata of its checkpoints."""
+    """Return the content of an index from the metadata of the trial's checkpoints."""
     found = _IndexContent(None, True, {})
     for checkpoint in (root / name for name in root.list_names() if name != BOOKKEEPING_DIR):
         metadata = read_metadata(checkpoint)
@@ -238,7 +214,7 @@ def _rebuild(root: Location, experiment: str, trial: str) -> _IndexContent:
 
 
 def record_from_metadata(checkpoint: Location, trial: str, metadata: dict[str, Any]) -> CheckpointRecord:
-    """Return a checkpoint as retention sees it; values in ``metadata.json`` that make no sense count as missing."""
+    """Return the record of a checkpoint; impossible values in ``metadata.json`` count as missing."""
     notes = notes_in(metadata)
     written = modified(checkpoint / METADATA_FILE)
     time = plausible_time(notes.time_s, written)

@@ -1,4 +1,4 @@
-"""Reading checkpoints that nobody vouches for. Import from this package, not from its modules."""
+"""Reading untrusted checkpoints. Import from this package, not from its modules."""
 
 from det_lightning.checkpoint.safe_load.inspection import Verdict, inspect_checkpoint, verify_checkpoint
 from det_lightning.checkpoint.safe_load.numpy_values import allow_safe_values, finish

@@ -1,6 +1,6 @@
-"""What a pickle of ``torch.save`` may call, and with which arguments.
+"""The functions that a pickle of ``torch.save`` may call.
 
-Each function checks the arguments of the one that it stands for, and describes the result.
+Each function here checks the arguments of the one that it replaces, and describes the result.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NAMES = frozenset({*_QSCHEMES, *_TENSOR_CLASSES})
 
 def _require(condition: bool, what: str) -> None:
     if not condition:
-        raise ValueError(f"a call has other arguments than torch.save gives: {what}")
+        raise ValueError(f"a call has other arguments than those of torch.save: {what}")
 
 
 def _ordered_dict(interpreter: Interpreter, items: Any = ()) -> DescribedDict:
@@ -131,7 +131,7 @@ def _require_flags(metadata: Any) -> None:
 
 
 def _require_attributes(state: Any) -> None:
-    """Raise unless a state adds attributes to a tensor that have no meaning to torch."""
+    """Raise unless the attributes that a state adds to a tensor have no meaning to torch."""
     parts = state if type(state) is tuple else (state,)
     _require(len(parts) <= 2, "state")
     for part in parts:
@@ -210,7 +210,7 @@ def _quantized(
 
 
 def _sparse(_interpreter: Interpreter, layout: Any, data: Any) -> DescribedTensor:
-    """What the indices say is looked at when they are there; see ``safe_values.finish``."""
+    """The values of the indices are checked when they exist; see ``numpy_values.finish``."""
     parts = _LAYOUTS.get(layout.full, 0) if isinstance(layout, NamedGlobal) else 0
     _require(parts > 0 and type(data) is tuple and len(data) in (parts, 4), "layout and parts")
     tensors, size, coalesced = (data[:2], data[2], data[3:]) if parts == 3 else (data[:3], data[3], ())
@@ -249,7 +249,7 @@ def _from_type(interpreter: Interpreter, function: Any, kind: Any, args: Any, st
     return DescribedTensor((made, state))
 
 
-#: For each function, by its name, what checks its arguments.
+#: For each function, by its name, the one that checks its arguments.
 CALLS: dict[str, Callable[..., Any]] = {
     "collections.OrderedDict": _ordered_dict,
     "collections.Counter": _counter,

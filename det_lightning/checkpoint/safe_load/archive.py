@@ -1,8 +1,7 @@
-"""The zip archives that ``torch.save`` writes, read in one way only.
+"""Unambiguous reading of the zip archives that ``torch.save`` writes.
 
-Python and torch find the entries of an archive by different rules, and a made-up one can show each of them another
-list. So the entries are looked up once, and torch is given a :class:`PlainArchive` of them, with the content that was
-looked at and nothing else.
+Python and torch find the entries of an archive by different rules, and a made-up one can show each another list. So the
+entries are looked up once, and torch gets a :class:`PlainArchive` of them, with the checked content and nothing else.
 """
 
 from __future__ import annotations
@@ -36,14 +35,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A file in an archive.
-
-    Attributes:
-        name: its path below the one directory that the archive has.
-        begin: where its content begins in the archive's file.
-        size: bytes of content.
-        crc32: checksum of the content.
-    """
+    """A file in an archive: its path below the archive's directory, and position, size and checksum of its content."""
 
     name: str
     begin: int
@@ -52,24 +44,19 @@ class Entry:
 
 
 def read_entries(file: IO[bytes]) -> dict[str, Entry]:
-    """Return the entries of an archive by their names.
-
-    Raises:
-        ValueError: ``torch.save`` does not write such an archive; says why.
-        zipfile.BadZipFile: it is damaged.
-    """
+    """Return the entries of an archive by their names."""
     size = file.seek(0, io.SEEK_END)
     directory = _find_directory(file, size)
     with zipfile.ZipFile(file) as archive:
         listed = archive.infolist()
-    # torch does not tell capitals from small letters. A name that was cut off at a zero byte is another one to it.
+    # torch ignores the case of letters. A name that Python cuts off at a zero byte is another one to torch.
     if len({entry.filename.lower() for entry in listed}) < len(listed) or any(
         entry.orig_filename != entry.filename for entry in listed
     ):
         raise ValueError("torch.save does not use a name twice")
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size for entry in listed):
         unpacked = sum(entry.file_size for entry in listed)
-        raise ValueError(f"it has {size:,} bytes and promises {unpacked:,}; torch.save compresses nothing")
+        raise ValueError(f"it has {size:,} bytes and declares {unpacked:,}; torch.save compresses nothing")
     roots = {entry.filename.partition("/")[0] for entry in listed}
     if len(roots) != 1:
         raise ValueError(f"torch.save puts everything into one directory; the archive has {len(roots):,}")
@@ -78,27 +65,23 @@ def read_entries(file: IO[bytes]) -> dict[str, Entry]:
     for found in sorted(listed, key=lambda entry: entry.header_offset):
         entry = _locate(file, found)
         if found.header_offset < last_end:
-            raise ValueError(f"the entry {found.filename!r:.100} begins inside of another one")
+            raise ValueError(f"the entry {found.filename!r:.100} begins inside another one")
         last_end = entry.begin + entry.size
         entries[entry.name] = entry
     if last_end > directory:
-        raise ValueError(f"the archive promises {last_end:,} bytes of content; it has {directory:,}")
+        raise ValueError(f"the archive declares {last_end:,} bytes of content; it has {directory:,}")
     return entries
 
 
 def _find_directory(file: IO[bytes], size: int) -> int:
-    """Return where the list of entries begins.
-
-    Raises:
-        ValueError: the archive does not say so at its end, or says two different things.
-    """
+    """Return the position of the list of entries, if the end of the archive holds exactly one."""
     file.seek(max(0, size - _END_64.size - _LOCATOR.size - _END.size))
     tail = file.read(_END_64.size + _LOCATOR.size + _END.size)
     if len(tail) < _END.size or tail[-_END.size :][:4] != _END_MAGIC:
         raise ValueError("the end of the archive is missing")
     _, disk, first_disk, here, count, length, begin, comment = _END.unpack(tail[-_END.size :])
     if disk or first_disk or here != count or comment:
-        raise ValueError("the end of the archive is not as torch.save writes it")
+        raise ValueError("the end of the archive is not one of torch.save")
     end = size - _END.size
     if tail[: -_END.size][-_LOCATOR.size :][:4] == _LOCATOR_MAGIC:
         end -= _LOCATOR.size + _END_64.size
@@ -115,7 +98,7 @@ def _find_directory(file: IO[bytes], size: int) -> int:
 
 
 def _read_end_64(tail: bytes, position: int) -> tuple[int, int, int]:
-    """Return number of entries, length and begin of their list as the record for large archives says."""
+    """Return number of entries, length and begin of their list from the record for large archives."""
     if len(tail) < _END_64.size + _LOCATOR.size + _END.size:
         raise ValueError("the end of the archive is missing")
     _, locator_disk, located, disks = _LOCATOR.unpack(tail[_END_64.size :][: _LOCATOR.size])
@@ -130,11 +113,7 @@ def _read_end_64(tail: bytes, position: int) -> tuple[int, int, int]:
 
 
 def _locate(file: IO[bytes], found: zipfile.ZipInfo) -> Entry:
-    """Return an entry of the list, with the place of its content.
-
-    Raises:
-        ValueError: what stands before the content says something else than the list.
-    """
+    """Return an entry of the list with the position of its content, if the header before that agrees."""
     file.seek(found.header_offset)
     header = file.read(_LOCAL.size)
     if len(header) < _LOCAL.size:
@@ -143,7 +122,7 @@ def _locate(file: IO[bytes], found: zipfile.ZipInfo) -> Entry:
     name = file.read(name_length)
     listed = found.orig_filename.encode("utf-8" if flags & 0x800 else "cp437", "replace")
     if magic != _LOCAL_MAGIC or method != zipfile.ZIP_STORED or flags & _ENCRYPTED or name != listed:
-        raise ValueError(f"the entry {found.filename!r:.100} is another one than the archive's list says")
+        raise ValueError(f"the entry {found.filename!r:.100} differs from the archive's list")
     begin = found.header_offset + _LOCAL.size + name_length + extra_length
     return Entry(found.filename.partition("/")[2], begin, found.file_size, found.CRC)
 
@@ -152,13 +131,7 @@ def _locate(file: IO[bytes], found: zipfile.ZipInfo) -> Entry:
 class _Part:
     """Some bytes of a :class:`PlainArchive`: either given, or an entry's content, which lies in a file.
 
-    Attributes:
-        begin: where they begin in the plain archive.
-        size: how many.
-        content: what they are; None for those of an entry.
-        entry: whose content they are.
-        checked: so many of the entry's bytes were read, from the first on.
-        crc32: of those.
+    The first ``checked`` bytes of an entry were read, and have the checksum ``crc32``.
     """
 
     begin: int
@@ -170,22 +143,13 @@ class _Part:
 
 
 class PlainArchive(io.RawIOBase):
-    """An archive of given entries, without a copy of their content. Notes the checksums of what is read.
+    """An archive of given entries, without a copy of their content, that computes the checksums of all bytes read.
 
-    It is no file of the operating system: torch has to read it, and cannot look for another format in it.
-
-    Args:
-        file: with the content of the entries.
-        entries: of the new archive.
-        contents: of entries that were read and compared already, by their names.
+    It is not a file of the operating system: torch must read it, and cannot look for another format in it. ``contents``
+    has the content of those entries that were read and compared already.
     """
 
-    def __init__(
-        self,
-        file: IO[bytes],
-        entries: Mapping[str, Entry],
-        contents: Mapping[str, bytes],
-    ) -> None:
+    def __init__(self, file: IO[bytes], entries: Mapping[str, Entry], contents: Mapping[str, bytes]) -> None:
         super().__init__()
         self._file = file
         self._position = 0
@@ -235,16 +199,16 @@ class PlainArchive(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the position of the next byte that is read."""
+        """Return the position."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to another position, and return it."""
+        """Change the position, and return it."""
         self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Read as many bytes as there is room for, or as there are; return their number."""
+        """Fill ``buffer`` as far as there are bytes; return their number."""
         target = memoryview(buffer).cast("B")
         done = 0
         while done < len(target) and 0 <= self._position < self._size:
@@ -261,7 +225,7 @@ class PlainArchive(io.RawIOBase):
         return done
 
     def _read_entry(self, part: _Part, entry: Entry, offset: int, target: memoryview) -> bool:
-        """Fill ``target``; return whether there was enough. Checksums are made while the next bytes are read."""
+        """Fill ``target``; return whether it is full. Checksums are computed while the next bytes are read."""
         latest: Future[None] | None = None
         is_next = offset == part.checked
         self._file.seek(entry.begin + offset)
@@ -279,7 +243,7 @@ class PlainArchive(io.RawIOBase):
         return filled == len(target)
 
     def find_damage(self) -> list[str]:
-        """Return the names of entries whose content is not that of their checksum; reads what was not read yet."""
+        """Return the names of entries whose content does not match their checksum; read the rest for that."""
         buffer = memoryview(bytearray(_CHUNK_BYTES))
         damaged = []
         for part in self._parts:
@@ -291,7 +255,7 @@ class PlainArchive(io.RawIOBase):
         return damaged
 
     def close(self) -> None:
-        """End the thread that makes checksums; the file stays open."""
+        """End the thread that computes checksums; the file stays open."""
         if not self.closed:
             self._worker.shutdown()
         super().close()

@@ -1,4 +1,4 @@
-"""Descriptions that stand for the values of a pickle while it is looked through."""
+"""Descriptions in place of the values of a pickle while it is checked."""
 
 from __future__ import annotations
 
@@ -8,26 +8,20 @@ from typing import Any
 #: No tensor has so many elements.
 MAX_NUMEL = 2**60
 
-# So many values are gone through in no time.
+# Walking this many values takes no time.
 _MAX_VALUES = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class NamedGlobal:
-    """A class, function or constant that the pickle names."""
+    """A class, function or constant that a pickle names."""
 
     full: str
 
 
 @dataclasses.dataclass(eq=False)
 class DescribedDict:
-    """A dict, as keys and values one after another.
-
-    Attributes:
-        items: keys and values.
-        ordered: it is an ``OrderedDict``, which can have attributes.
-        attributes: values of those.
-    """
+    """A dict: its keys and values in turn, and the values of the attributes that an ``OrderedDict`` can have."""
 
     items: list[Any] = dataclasses.field(default_factory=list)
     ordered: bool = False
@@ -36,12 +30,7 @@ class DescribedDict:
 
 @dataclasses.dataclass(eq=False)
 class DescribedStorage:
-    """The memory of tensors.
-
-    Attributes:
-        itemsize: bytes of one element.
-        nbytes: bytes of all of them.
-    """
+    """The memory of tensors: bytes of one element, and of all."""
 
     itemsize: int
     nbytes: int
@@ -49,25 +38,21 @@ class DescribedStorage:
 
 @dataclasses.dataclass(eq=False)
 class DescribedTensor:
-    """A tensor of any kind.
-
-    Attributes:
-        attributes: what was added to it.
-    """
+    """A tensor of any kind, with attributes that were added to it."""
 
     attributes: Any = None
 
 
 class CheckedElsewhere:
-    """A value that is checked by those who make it: numpy's, or one of a class that the user declared safe."""
+    """A value that the code that makes it checks: numpy's, or one of a class that the user declared safe."""
 
 
 class PlainValue:
-    """A value without parts that can be a key: bytes, a size, a device, a data type."""
+    """A value without parts that can be a key: bytes, a device, a complex number."""
 
 
 def is_count(value: Any) -> bool:
-    """Tell whether a value can be a number of elements."""
+    """Return whether a value can be a number of elements."""
     return type(value) is int and 0 <= value < MAX_NUMEL
 
 
@@ -79,14 +64,11 @@ def shown(value: Any) -> str:
 
 
 def require_bounded(root: Any) -> None:
-    """Raise if whoever goes through a value, as optimizers do, may never come to its end.
+    """Raise a ``ValueError`` if walking a value, as optimizers do, may never end.
 
     A list that holds another one twice, which holds another one twice, and so on, takes few bytes.
-
-    Raises:
-        ValueError: the value holds itself, or the same parts far too often.
     """
-    # Of each container the number of values in it, as often as they are met; 0 while that is being counted.
+    # For each container the number of values in it, repetitions included; 0 while they are being counted.
     counts: dict[int, int] = {}
     pending = [root]
     distinct = 0
@@ -105,7 +87,7 @@ def require_bounded(root: Any) -> None:
             counts[id(value)] = 1 + sum(counts.get(id(part), 1) for part in parts)
         pending.pop()
     if counts[id(root)] > _MAX_VALUES + 10 * distinct:
-        raise ValueError("it holds the same values so often that nobody can go through them")
+        raise ValueError("it holds the same values too often to be walked")
 
 
 def _parts(value: Any) -> list[Any] | tuple[Any, ...]:

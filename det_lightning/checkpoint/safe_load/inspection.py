@@ -1,7 +1,8 @@
-"""What is inside of a checkpoint, told without building the trial, and whether it can be relied on."""
+"""Inspecting the content of a checkpoint without building the trial, and verifying that it is intact."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 from collections import Counter
@@ -11,21 +12,7 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import (
-    FILES_READ,
-    LIGHTNING_FILE,
-    METADATA_FILE,
-    find_state_file,
-    read_json,
-    require_complete,
-)
-from det_lightning.checkpoint.format.manifest import (
-    CHECKSUM_KEY,
-    MANIFEST_KEY,
-    find_damage,
-    find_metadata_damage,
-    find_unlisted,
-)
+from det_lightning.checkpoint.format import layout, manifest
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.format.upgrade import collect_load_data, modernize, read_load_data
 from det_lightning.checkpoint.safe_load.reading import read_resume, read_trial_state
@@ -35,12 +22,8 @@ from det_lightning.masking import mask
 
 @dataclasses.dataclass
 class Verdict:
-    """What :func:`verify_checkpoint` found.
-
-    Attributes:
-        files: number of files.
-        checksums: number of files of which ``metadata.json`` tells the checksum; 0 if Determined wrote the checkpoint.
-        problems: what is wrong, a sentence each.
+    """The result of :func:`verify_checkpoint`: number of files, number of those with a checksum in ``metadata.json``,
+    which is 0 if Determined wrote the checkpoint, and a sentence for each problem.
     """
 
     files: int
@@ -49,12 +32,7 @@ class Verdict:
 
 
 def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verdict:
-    """Look for all that may be wrong with a checkpoint: missing, changed, damaged and unsafe files.
-
-    Args:
-        directory: the checkpoint's, with ``code/`` in it.
-        trusted: unpickle anything, running whatever code the files ask for.
-    """
+    """Find all missing, changed, damaged and unsafe files of a checkpoint with its ``code/``."""
     verdict = Verdict(sum(path.is_file() for path in directory.rglob("*")))
 
     def attempt(check: Callable[[], Any]) -> None:
@@ -65,35 +43,29 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
             if str(e) not in verdict.problems:
                 verdict.problems.append(str(e))
 
-    attempt(lambda: require_complete(directory))
+    attempt(lambda: layout.require_complete(directory))
     attempt(lambda: _compare_checksums(directory, verdict))
     attempt(lambda: read_load_data(directory))
     attempt(lambda: read_trial_state(directory, trusted=trusted))
-    # Whether there is a state at all was the first check.
-    if (state_file := _state_file(directory)) is not None:
+    # The first check has reported a missing state.
+    with contextlib.suppress(errors.CheckpointNotFound):
+        state_file = layout.find_state_file(directory)
         attempt(lambda: read_state(state_file, trusted=trusted))
     attempt(lambda: read_resume(directory, trusted=trusted))
-    if (directory / LIGHTNING_FILE).is_file():
-        attempt(lambda: read_state(directory / LIGHTNING_FILE, trusted=trusted))
+    if (directory / layout.LIGHTNING_FILE).is_file():
+        attempt(lambda: read_state(directory / layout.LIGHTNING_FILE, trusted=trusted))
     return verdict
 
 
 def _compare_checksums(directory: pathlib.Path, verdict: Verdict) -> None:
-    metadata = directory / METADATA_FILE
+    metadata = directory / layout.METADATA_FILE
     if metadata.is_file():
-        verdict.problems += find_damage(directory)
+        verdict.problems += manifest.find_damage(directory)
         verdict.problems += [
-            f"{directory / name} is not listed in {METADATA_FILE}: it was added after the checkpoint was written"
-            for name in find_unlisted(directory, FILES_READ)
+            f"{directory / name} is not listed in {layout.METADATA_FILE}: it was added after the checkpoint was written"
+            for name in manifest.find_unlisted(directory, layout.FILES_READ)
         ]
-        verdict.checksums = len(read_json(metadata).get(MANIFEST_KEY, {}))
-
-
-def _state_file(directory: pathlib.Path) -> pathlib.Path | None:
-    try:
-        return find_state_file(directory)
-    except errors.CheckpointNotFound:
-        return None
+        verdict.checksums = len(layout.read_json(metadata).get(manifest.MANIFEST_KEY, {}))
 
 
 _RNG_NAMES = {
@@ -105,17 +77,12 @@ _RNG_NAMES = {
 
 
 def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dict[str, Any]:
-    """Return what a checkpoint holds, as far as its files can be read; values that JSON knows.
+    """Return the content of a checkpoint, as far as its files can be read, in values of JSON; secrets are masked.
 
-    Args:
-        directory: the checkpoint's.
-        trusted: unpickle anything, running whatever code the files ask for.
-
-    Returns:
-        ``problems`` lists what cannot be read, a sentence each; where it is empty all else is there: ``metadata``,
-        ``load_data``, ``hparams``, ``experiment_config``, ``trial_state``, ``models`` (with a list ``tensors`` each),
-        ``optimizers``, ``lr_schedulers``, ``callbacks``, ``rng_states``, ``gradient_scaler``, ``exact_resume``,
-        ``lightning``. Secrets of the configuration and the hyperparameters are masked.
+    ``problems`` has a sentence for each entry that cannot be read. If it is empty, all entries exist: ``metadata``,
+    ``load_data``, ``hparams``, ``experiment_config``, ``trial_state``, ``models`` (with a list ``tensors`` each),
+    ``optimizers``, ``lr_schedulers``, ``callbacks``, ``rng_states``, ``gradient_scaler``, ``exact_resume``,
+    ``lightning``.
     """
     problems: list[str] = []
     found: dict[str, Any] = {"problems": problems}
@@ -133,21 +100,21 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     attempt(lambda: _inspect_trial_state(directory, trusted))
     attempt(lambda: _inspect_state(directory, trusted))
     attempt(lambda: _inspect_resume(directory, found.get("load_data"), trusted))
-    attempt(lambda: {"lightning": _read_if_there(directory / LIGHTNING_FILE, trusted) is not None})
+    attempt(lambda: _inspect_lightning(directory, trusted))
     return found
 
 
 def _inspect_completeness(directory: pathlib.Path) -> dict[str, Any]:
-    require_complete(directory)
+    layout.require_complete(directory)
     return {"complete": True}
 
 
 def _inspect_metadata(directory: pathlib.Path) -> dict[str, Any]:
-    path = directory / METADATA_FILE
-    metadata = read_json(path) if path.is_file() else {}
-    if (damage := find_metadata_damage(metadata)) is not None:
+    path = directory / layout.METADATA_FILE
+    metadata = layout.read_json(path) if path.is_file() else {}
+    if (damage := manifest.find_metadata_damage(metadata)) is not None:
         raise errors.IncompleteCheckpointError(f"{path} is damaged: {damage}.")
-    hidden = (MANIFEST_KEY, CHECKSUM_KEY)
+    hidden = (manifest.MANIFEST_KEY, manifest.CHECKSUM_KEY)
     return {"metadata": mask({name: value for name, value in metadata.items() if name not in hidden})}
 
 
@@ -161,15 +128,16 @@ def _inspect_resume(directory: pathlib.Path, load_data: dict[str, Any] | None, t
     return {"exact_resume": resume is not None, **mask(read_settings(resume, load_data))}
 
 
-def _read_if_there(path: pathlib.Path, trusted: bool) -> dict[str, Any] | None:
-    return read_state(path, trusted=trusted) if path.is_file() else None
+def _inspect_lightning(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
+    path = directory / layout.LIGHTNING_FILE
+    return {"lightning": path.is_file() and read_state(path, trusted=trusted) is not None}
 
 
 def _inspect_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
     try:
-        path = find_state_file(directory)
+        path = layout.find_state_file(directory)
     except errors.CheckpointNotFound:
-        return {}  # reported already, as what makes the checkpoint incomplete
+        return {}  # reported already: the checkpoint is incomplete
     state = read_state(path, trusted=trusted)
     modernize(state, str(path))
     return {
@@ -218,7 +186,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a learning rate or count, which may be a tensor; None for what is not a number that can be shown."""
+    """Return a learning rate or count, which may be a tensor; None if it is not a number that can be shown."""
     if (
         isinstance(value, torch.Tensor)
         and value.numel() == 1

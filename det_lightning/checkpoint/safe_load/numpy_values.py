@@ -1,7 +1,7 @@
-"""What a state may hold beyond tensors: numpy's values, rebuilt by functions that check what they are given.
+"""Values of numpy in a state, rebuilt by functions that check their arguments.
 
-numpy's own functions for this trust their arguments: with made-up ones they crash the interpreter. So the pickles of
-arrays, scalars and data types are read into plain descriptions, which :func:`finish` turns into numpy's objects.
+numpy's own functions for this trust their arguments: made-up ones crash the process. So the pickles of arrays, scalars
+and data types are read into plain descriptions, which :func:`finish` turns into numpy's objects.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _OneCycle:
 
 
 def _attribute(owner: Any, name: Any) -> Any:
-    """Answer ``getattr``, by which torch before 2.0 pickled the ``anneal_func`` of ``OneCycleLR``."""
+    """Replace ``getattr``, with which torch before 2.0 pickled the ``anneal_func`` of ``OneCycleLR``."""
     if owner is not _OneCycle or name not in ("_annealing_cos", "_annealing_linear"):
         raise pickle.UnpicklingError(f"Unsupported global: GLOBAL getattr({_shown(owner)}, {_shown(name)})")
     return getattr(torch.optim.lr_scheduler.OneCycleLR, name)
@@ -107,9 +107,9 @@ _NAMES: dict[str, Any] = {
     "torch.optim.lr_scheduler.OneCycleLR": _OneCycle,
 }
 
-#: Names that are answered here.
+#: Names that are replaced here.
 STAND_INS = set(_NAMES)
-#: What a state may refer to beyond torch's own list, for ``torch.serialization.safe_globals``.
+#: The replacements, for ``torch.serialization.safe_globals``.
 SAFE_GLOBALS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     (stand_in, name) for name, stand_in in _NAMES.items()
 ]
@@ -117,22 +117,18 @@ SAFE_GLOBALS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
 
 @contextlib.contextmanager
 def allow_safe_values() -> Iterator[None]:
-    """Let ``torch.load(weights_only=True)`` read numpy's values inside; pass what it returns to :func:`finish`."""
+    """Let ``torch.load(weights_only=True)`` read numpy's values inside; pass its result to :func:`finish`."""
     with torch.serialization.safe_globals(SAFE_GLOBALS):
         yield
 
 
 def finish(value: Any) -> Any:
-    """Return ``value``, as read inside of :func:`allow_safe_values`, with numpy's objects in their places.
-
-    Raises:
-        ValueError: a description of an array has no content.
-    """
+    """Return ``value``, read inside :func:`allow_safe_values`, with numpy's objects in place of their descriptions."""
     return _finish(value, {})
 
 
 def _require_sparse_fits(tensor: torch.Tensor) -> None:
-    """Raise if a sparse tensor has indices beyond its size; torch believes them, and writes elsewhere."""
+    """Raise if a sparse tensor has indices beyond its size; torch trusts them, and writes elsewhere."""
     for attribute in vars(tensor).values():
         if isinstance(attribute, torch.Tensor):
             _require_sparse_fits(attribute)

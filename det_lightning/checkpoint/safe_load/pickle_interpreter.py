@@ -1,6 +1,6 @@
-"""Following a pickle with descriptions in place of values, so that nothing it asks for is made.
+"""An interpreter of pickles that makes descriptions in place of the values that a pickle asks for.
 
-The operations are those of protocol 2, in which ``torch.save`` writes; see the standard library's ``pickletools``.
+The operations are those of protocol 2, which ``torch.save`` uses; see the standard library's ``pickletools``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from det_lightning.checkpoint.safe_load.descriptions import (
     shown,
 )
 
-# A longer text is not looked at, but for its length.
+# Of a longer text only the length is checked.
 _SHORT_TEXT_BYTES = 4096
-# A key of a dict is a name or number, or a few of them.
+# A key of a dict is a name or number, or a tuple of a few.
 _MAX_KEY_PARTS = 256
-# Python's integers beyond this have the hashes of smaller ones. Many of one hash make a dict slow.
+# Integers beyond this have the hashes of smaller ones. Many with one hash make a dict slow.
 _MAX_OWN_HASH = 2**61 - 2
 _MAX_SAME_HASH = 100
 
@@ -44,20 +44,15 @@ _STORAGES["torch.storage.UntypedStorage"] = 1
 
 
 class Interpreter:
-    """Follows one pickle.
+    """Interprets one pickle.
 
     Args:
-        file: where it begins.
-        size: bytes that may follow.
-        claim: is told the key and the number of bytes of each storage, and says whether there is one.
-        safe_names: names of what may be called with anything.
-        calls: for each function that may be called, what checks its arguments and describes its result.
-        names: of classes and constants that a pickle may name and not call.
-
-    Attributes:
-        safe_names: as given.
-        stack: what was described and is not part of anything yet.
-        memo: what was described and may be referred to again.
+        file: at the beginning of the pickle.
+        size: number of bytes that may follow.
+        claim: gets the key and the number of bytes of each storage, and returns whether it exists.
+        safe_names: names that may be called with any arguments.
+        calls: for each function that may be called, one that checks its arguments and describes its result.
+        names: classes and constants that a pickle may name and not call.
     """
 
     def __init__(
@@ -83,12 +78,7 @@ class Interpreter:
         self._hashes: Counter[int] = Counter()
 
     def run(self) -> Any:
-        """Return what the pickle describes.
-
-        Raises:
-            pickle.UnpicklingError: it refers to something that is not known to be safe.
-            ValueError, and others: it is no pickle, or not one of ``torch.save``.
-        """
+        """Return the description of the pickled value."""
         while True:
             code = self.read(1)
             if code == pickle.STOP:
@@ -99,9 +89,7 @@ class Interpreter:
             step(self)
 
     def read(self, count: int) -> bytes:
-        if count > self._size:
-            raise EOFError("it ends in the middle of a value")
-        content = self._file.read(count)
+        content = self._file.read(count) if count <= self._size else b""
         if len(content) < count:
             raise EOFError("it ends in the middle of a value")
         return content
@@ -109,7 +97,7 @@ class Interpreter:
     def _read_line(self) -> str:
         line = self._file.readline(_SHORT_TEXT_BYTES)
         if not line.endswith(b"\n"):
-            raise ValueError("a name is not ended")
+            raise ValueError("a name has no end")
         return line[:-1].decode("utf-8")
 
     # Values without parts
@@ -122,12 +110,6 @@ class Interpreter:
         content = self.read(count)
         self.stack.append(content.decode("utf-8", "surrogatepass") if count <= _SHORT_TEXT_BYTES else "(a long text)")
 
-    def long(self) -> None:
-        self.stack.append(int.from_bytes(self.read(self.integer("<B")), "little", signed=True))
-
-    def old_text(self) -> None:
-        self.stack.append(self.read(self.integer("<B")).decode("latin-1"))
-
     def push_name(self) -> None:
         module = self._read_line()
         name = self._read_line()
@@ -135,7 +117,7 @@ class Interpreter:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         known = full in self._calls or full in self._names or is_dtype
         if not known and full not in self.safe_names:
-            # In the words of torch, which the caller understands.
+            # In torch's words, which the caller parses.
             raise pickle.UnpicklingError(f"Unsupported global: GLOBAL {full.removeprefix('builtins.')}")
         self.stack.append(NamedGlobal(full))
 
@@ -174,7 +156,7 @@ class Interpreter:
         target.items += items
 
     def require_key(self, key: Any) -> None:
-        """Raise unless a key is hashed in no time; a tuple of tuples can take any."""
+        """Raise unless hashing a key takes no time; that of nested tuples can take any."""
         pending = [key]
         parts = 1
         while pending:
@@ -231,7 +213,7 @@ class Interpreter:
         if not isinstance(target, DescribedDict) or not target.ordered or not isinstance(state, DescribedDict):
             raise ValueError(f"torch.save does not write attributes of {shown(target)}")
         names = state.items[::2]
-        # Such an attribute could stand before a method.
+        # Such an attribute could hide a method.
         wrong = [name for name in names if not isinstance(name, str) or hasattr(OrderedDict, name)]
         if wrong:
             raise ValueError(f"an OrderedDict can have no attribute {shown(wrong[0])}")
@@ -283,9 +265,9 @@ _STEPS: dict[bytes, Callable[[Interpreter], Any]] = {
     pickle.BININT1: lambda s: s.stack.append(s.integer("<B")),
     pickle.BININT2: lambda s: s.stack.append(s.integer("<H")),
     pickle.BINFLOAT: lambda s: s.stack.append(struct.unpack(">d", s.read(8))[0]),
-    pickle.LONG1: Interpreter.long,
+    pickle.LONG1: lambda s: s.stack.append(int.from_bytes(s.read(s.integer("<B")), "little", signed=True)),
     pickle.BINUNICODE: lambda s: s.text(s.integer("<I")),
-    pickle.SHORT_BINSTRING: Interpreter.old_text,
+    pickle.SHORT_BINSTRING: lambda s: s.stack.append(s.read(s.integer("<B")).decode("latin-1")),
     pickle.GLOBAL: Interpreter.push_name,
     pickle.EMPTY_TUPLE: lambda s: s.stack.append(()),
     pickle.EMPTY_LIST: lambda s: s.stack.append([]),

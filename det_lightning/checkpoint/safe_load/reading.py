@@ -13,17 +13,8 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from det_lightning import errors
+from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState, find_wrong_counts, short_text
-from det_lightning.checkpoint.format.layout import (
-    FILES_READ,
-    LIGHTNING_FILE,
-    RESUME_FILE,
-    TRIAL_STATE_FILE,
-    WORKLOAD_FILE,
-    find_state_file,
-    read_bytes,
-    require_complete,
-)
 from det_lightning.checkpoint.format.manifest import find_damage, require_unchanged
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.upgrade import collect_load_data
@@ -35,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 # A dict of a few numbers has some hundred bytes.
 _MAX_BYTES = 64 * 1024
-# With these a few bytes describe keys that take years to hash.
+# With these operations a few bytes describe keys that take years to hash.
 _NESTING = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET", "ADDITEMS", "DUP"}
-# At the first of these the unpickler stops by itself.
+# At the first of these operations the unpickler stops by itself.
 _REFERRING = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
 
 
@@ -56,21 +47,11 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple[TrialState, bool]:
-    """Read how far the trial of a checkpoint had come.
+    """Return the progress of a checkpoint's trial, and whether its ``epochs_trained`` is known.
 
-    Args:
-        directory: the checkpoint's.
-        trusted: unpickle anything, running whatever code the file asks for.
-
-    Returns:
-        The state, and whether ``epochs_trained`` is known: ``workload_sequencer.pkl`` of older releases does not tell
-        it, and a checkpoint with neither file tells nothing.
-
-    Raises:
-        UnsafeCheckpointError: the pickle refers to classes or functions and is not ``trusted``.
-        IncompleteCheckpointError: the file is damaged.
+    ``workload_sequencer.pkl`` of older releases lacks that; a checkpoint with neither file counts as new.
     """
-    for name in (TRIAL_STATE_FILE, WORKLOAD_FILE):
+    for name in (layout.TRIAL_STATE_FILE, layout.WORKLOAD_FILE):
         path = directory / name
         if path.is_file():
             values = _read_pickle(path, trusted)
@@ -79,7 +60,7 @@ def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple
 
 
 def _read_pickle(path: pathlib.Path, trusted: bool) -> dict[str, Any]:
-    content = read_bytes(path)
+    content = layout.read_bytes(path)
     try:
         if not trusted:
             _require_small(content)
@@ -94,7 +75,7 @@ def _read_pickle(path: pathlib.Path, trusted: bool) -> dict[str, Any]:
 
 
 def _require_small(content: bytes) -> None:
-    """Raise if a pickle would take much more memory or time than it has bytes."""
+    """Raise if a small pickle takes much memory or time."""
     if len(content) > _MAX_BYTES:
         raise ValueError(f"it has {len(content):,} bytes")
     for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
@@ -102,7 +83,7 @@ def _require_small(content: bytes) -> None:
             return
         if operation.name in _NESTING:
             raise ValueError("it holds more than numbers and names")
-        # Memory is taken for all places up to the one that is used.
+        # The unpickler allocates memory for all numbers up to the one that is used.
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > number:
             raise ValueError(f"it numbers its values up to {argument:,}")
 
@@ -114,7 +95,7 @@ def _checked(values: dict[str, Any], path: pathlib.Path) -> TrialState:
             f"{path} should hold {', '.join(names)}; it has {short_text(sorted(map(short_text, values)))}. It is "
             "damaged, or the file of something else."
         )
-    # Older releases counted in "steps_completed"; what they kept beyond our fields is of no use here.
+    # Older releases counted in "steps_completed"; their other fields are not used.
     values = {"batches_trained": values.get("steps_completed"), **values}
     known = {name: 0 if values.get(name) is None else values[name] for name in names}
     wrong = find_wrong_counts(known)
@@ -129,21 +110,21 @@ def load_checkpoint(
     """Read the checkpoint at a path or URL; see :func:`read_checkpoint`.
 
     Args:
-        url: of the checkpoint's own directory.
+        url: the checkpoint's own directory.
         options: see ``CheckpointStorage``.
-        trusted: unpickle anything, running whatever code the files ask for.
+        trusted: unpickle anything, and run any code that the files ask for.
 
     Raises:
         CheckpointNotFound: there is no checkpoint.
-        StorageError: the place cannot be reached.
+        StorageError: the storage cannot be read.
         IncompleteCheckpointError, UnsafeCheckpointError: see :func:`read_checkpoint`.
     """
     with open_checkpoint(url, options) as directory:
         content = read_checkpoint(directory, trusted=trusted)
-    place = Location.parse(url, options)
-    if place.is_local:
+    location = Location.parse(url, options)
+    if location.is_local:
         return content
-    return dataclasses.replace(content, source=f"{place}/{pathlib.Path(content.source).relative_to(directory)}")
+    return dataclasses.replace(content, source=f"{location}/{pathlib.Path(content.source).relative_to(directory)}")
 
 
 def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> CheckpointContent:
@@ -151,20 +132,20 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Checkp
 
     Args:
         directory: a checkpoint's own directory.
-        trusted: unpickle anything, running whatever code the files ask for.
+        trusted: unpickle anything, and run any code that the files ask for.
 
     Raises:
         CheckpointNotFound: there is no checkpoint.
         IncompleteCheckpointError: it was not written to its end, or is damaged.
         UnsafeCheckpointError: it refers to code and is not ``trusted``.
     """
-    require_complete(directory)
-    state_file = find_state_file(directory)
+    layout.require_complete(directory)
+    state_file = layout.find_state_file(directory)
     trial_state, epochs_known = read_trial_state(directory, trusted=trusted)
 
     state = read_state(state_file, trusted=trusted)
     warn_of_nan(state, str(state_file))
-    lightning = directory / LIGHTNING_FILE
+    lightning = directory / layout.LIGHTNING_FILE
     content = CheckpointContent(
         state=state,
         trial_state=trial_state,
@@ -176,29 +157,15 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Checkp
         source=str(state_file),
         directory=directory,
     )
-    # Last, for a file that was exchanged may be worse than damaged, and the readers tell.
-    _compare_with_manifest(directory, trusted)
+    # Last, because an exchanged file may be unsafe, which the readers report.
+    if not trusted:
+        require_unchanged(directory, layout.FILES_READ)
+    elif damage := find_damage(directory, layout.FILES_READ):
+        logger.warning("The trusted checkpoint %s differs from its manifest: %s.", directory, "; ".join(damage))
     return content
 
 
 def read_resume(directory: pathlib.Path, *, trusted: bool = False) -> ResumeState | None:
-    """Read what the checkpoint in ``directory`` has for an exact resume; None if Determined wrote it.
-
-    Args:
-        directory: a checkpoint's own directory.
-        trusted: unpickle anything, running whatever code the file asks for.
-
-    Raises:
-        InvalidCheckpointException: a newer release wrote it.
-        IncompleteCheckpointError: it is damaged.
-        UnsafeCheckpointError: it refers to code and is not ``trusted``.
-    """
-    path = directory / RESUME_FILE
+    """Read the state for an exact resume of the checkpoint in ``directory``; None if Determined wrote it."""
+    path = directory / layout.RESUME_FILE
     return ResumeState.from_dict(read_state(path, trusted=trusted), str(path)) if path.is_file() else None
-
-
-def _compare_with_manifest(directory: pathlib.Path, trusted: bool) -> None:
-    if not trusted:
-        require_unchanged(directory, FILES_READ)
-    elif damage := find_damage(directory, FILES_READ):
-        logger.warning("The trusted checkpoint %s is not as it was written: %s.", directory, "; ".join(damage))

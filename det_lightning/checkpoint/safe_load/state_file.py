@@ -1,8 +1,8 @@
-"""Reading the files that ``torch.save`` wrote, without running what they carry.
+"""Reading files of ``torch.save`` without running code that they carry.
 
-``torch.load(weights_only=True)`` runs no foreign code, but it trusts sizes and counts: ``bytearray`` of ten billion, a
-sparse tensor whose indices lead out of it, keys that take years to hash. The same pickle is followed here first with
-descriptions in place of values, and only what ``torch.save`` writes passes.
+``torch.load(weights_only=True)`` runs no foreign code, but it trusts sizes and counts: a ``bytearray`` of ten billion,
+a sparse tensor whose indices lie outside it, keys that take years to hash. So the pickle is interpreted first with
+descriptions in place of values, and only one that ``torch.save`` can have written passes.
 """
 
 from __future__ import annotations
@@ -27,21 +27,15 @@ from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
 
 logger = logging.getLogger(__name__)
 
-# What torch.save wrote before 1.6 begins with these two pickles.
+# Files of torch.save before 1.6 begin with these two pickles.
 _OLD_MAGIC = 0x1950A86A20F9469CFC6C
 _OLD_PROTOCOL = 1001
 
 
 def check_archived_pickle(pickled: bytes, storage_sizes: Mapping[str, int]) -> None:
-    """Raise unless ``torch.save`` can have written a pickle, or it is read in no time and little memory anyway.
+    """Raise unless ``torch.save`` can have written the pickle of an archive, or reading it is cheap anyway.
 
-    Args:
-        pickled: content of ``data.pkl`` of an archive.
-        storage_sizes: bytes of each storage in the archive, by its key.
-
-    Raises:
-        pickle.UnpicklingError: it refers to something that is not known to be safe.
-        ValueError, and others: it is damaged, or made up.
+    An ``UnpicklingError`` names a reference that is not known to be safe; any other error means damage.
     """
 
     def claim(key: str, nbytes: int) -> bool:
@@ -54,32 +48,24 @@ def check_archived_pickle(pickled: bytes, storage_sizes: Mapping[str, int]) -> N
 def _allowed_names() -> frozenset[str]:
     declared = torch.serialization.get_safe_globals()
     names = {one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}" for one in declared}
-    # torch declares its nested tensors safe, but checks nothing of what they are made of.
+    # torch declares its nested tensors safe, but does not check their parts.
     safe = {name for name in names if not name.startswith(("torch.nested.", "torch._dynamo."))}
     return frozenset(STAND_INS | safe) - frozenset(CALLS)
 
 
 def check_old_format(file: IO[bytes], size: int) -> None:
-    """Do the same for a file that ``torch.save`` wrote before 1.6.
-
-    Args:
-        file: at its beginning.
-        size: of the file in bytes.
-
-    Raises:
-        pickle.UnpicklingError, ValueError, and others: see :func:`check_archived_pickle`.
-    """
+    """Do the same for a file of ``torch.save`` before 1.6, which has ``size`` bytes."""
     claimed: set[str] = set()
     left = size
 
     def claim(key: str, nbytes: int) -> bool:
         nonlocal left
         claimed.add(key)
-        left -= nbytes + 8  # before each there is its length
+        left -= nbytes + 8  # each is preceded by its length
         return left >= 0
 
     if Interpreter(file, size).run() != _OLD_MAGIC or Interpreter(file, size).run() != _OLD_PROTOCOL:
-        raise ValueError("it does not begin as torch.save lets it")
+        raise ValueError("it does not begin like a file of torch.save")
     Interpreter(file, size).run()  # of the machine that wrote it
     require_bounded(Interpreter(file, size, claim, _allowed_names(), CALLS, NAMES).run())
     keys = Interpreter(file, size).run()
@@ -91,12 +77,7 @@ _FEW = 5
 
 
 def warn_of_nan(state: Mapping[str, Any], source: str) -> None:
-    """Log a warning that names weights which hold NaN.
-
-    Args:
-        state: content of ``state_dict.pth``, of any release.
-        source: where it was read.
-    """
+    """Log a warning that names the weights with NaN in a state of any release."""
     models = state.get("models_state_dict", [state.get("model_state_dict")])
     found = [
         f"{name} of model {index}"
@@ -111,28 +92,28 @@ def warn_of_nan(state: Mapping[str, Any], source: str) -> None:
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor holds NaN. A sum takes no memory, and mostly says that there is none."""
+    """Return whether a tensor holds NaN. A sum needs no memory, and mostly shows that there is none."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         return False
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return False
     flat = tensor.detach()
     if flat.numel() * flat.element_size() > flat.untyped_storage().nbytes():
-        return False  # the same few numbers again and again
-    if flat.element_size() == 1:  # in eight bits torch computes nothing
+        return False  # expanded from a few numbers
+    if flat.element_size() == 1:  # torch does not compute in eight bits
         flat = flat.to(torch.float32)
     return bool(flat.sum().isnan()) and bool(flat.isnan().any())
 
 
-# With these bytes a file begins that torch reads as a zip archive.
+# A file with these first bytes is a zip archive to torch.
 _ZIP_MAGIC = b"PK\x03\x04"
-# In an archive of torch.save: the pickle, and where the content of storages lies.
+# In an archive of torch.save: the pickle, and the directory of the storages' content.
 _PICKLE = "data.pkl"
 _STORAGES = "data/"
-# What torch reads beyond these. Another entry can make it take the archive for a program.
+# Other entries that torch reads. Any further one can make it take the archive for a program.
 _SMALL_ENTRIES = ("version", "byteorder")
 
-# What torch's reader says of things that are not on its list.
+# Messages of torch's reader about names that are not on its list.
 _UNSAFE = re.compile(
     r"Unsupported global: GLOBAL (?P<name>.+?)(?: was not|$)"
     r"|unsupported GLOBAL (?P<blocked>\S+)"
@@ -147,11 +128,11 @@ def read_state(path: pathlib.Path, *, trusted: bool = False, **torch_load_kwargs
 
     Args:
         path: the file.
-        trusted: unpickle anything, running whatever code the file asks for.
+        trusted: unpickle anything, and run any code that the file asks for.
         **torch_load_kwargs: arguments of ``torch.load``; tensors go to the CPU by default.
 
     Raises:
-        UnsafeCheckpointError: the file refers to other things and is not ``trusted``.
+        UnsafeCheckpointError: the file refers to other objects and is not ``trusted``.
         IncompleteCheckpointError: the file is damaged or holds no dict.
     """
     kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False, **torch_load_kwargs}
@@ -176,7 +157,7 @@ def _load(source: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _read_archive(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]) -> Any:
-    """Read the format of torch since 1.6. torch compares no checksums, and is given what was looked at."""
+    """Read the format of torch since 1.6. torch does not compare checksums, and gets the checked bytes."""
     entries = read_entries(file)
     pickled = _read_pickle(file, entries)
     if kwargs["weights_only"]:
@@ -184,7 +165,7 @@ def _read_archive(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]) -
         check_archived_pickle(pickled, {name.removeprefix(_STORAGES): entry.size for name, entry in storages.items()})
         entries = {name: entries[name] for name in (_PICKLE, *_SMALL_ENTRIES) if name in entries} | storages
     with PlainArchive(file, entries, {_PICKLE: pickled}) as archive:
-        # Mapping into memory needs the file itself. What it holds was found to be the same for every reader.
+        # Mapping into memory needs the file itself, which was found to be unambiguous.
         state = _load(path if kwargs["mmap"] else archive, kwargs)
         damaged = archive.find_damage()
     if damaged:
@@ -204,7 +185,7 @@ def _read_pickle(file: IO[bytes], entries: Mapping[str, Entry]) -> bytes:
 
 
 class _Stream(io.RawIOBase):
-    """The bytes of a file and nothing else of it: torch takes a file of the system for one of another format too."""
+    """The bytes of a file, without its descriptor: torch tries other formats on a file of the system."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__()

@@ -1,10 +1,9 @@
-"""Work beside the training: tasks in threads of their own, and copies of a state that may change meanwhile."""
+"""Writing beside the training: tasks in threads of their own, and copies of a state that changes meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import signal
 import threading
 from collections import defaultdict
@@ -19,15 +18,15 @@ from det_lightning.checkpoint.format.resume_state import ResumeState
 
 _Result = TypeVar("_Result")
 
-# So long a signal waits for its handler while the main thread waits for another one.
+# How long a signal waits for its handler while the main thread waits for another one.
 _POLL_S = 0.05
 
 
 @contextlib.contextmanager
 def signal_deferred(number: int) -> Iterator[None]:
-    """Run the handler of a signal that comes inside when the block has ended, however it ends.
+    """Run the handler of a signal that arrives inside after the block, however that ends.
 
-    Only handlers in Python can raise; without one, and outside of the main thread, nothing is done.
+    Only handlers in Python can raise: without one, and outside of the main thread, nothing is deferred.
     """
     handler: Any = signal.getsignal(number)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
@@ -42,7 +41,7 @@ def signal_deferred(number: int) -> Iterator[None]:
         signal.signal(number, note)
         yield
     finally:
-        if signal.getsignal(number) is note:  # otherwise someone has installed another one inside
+        if signal.getsignal(number) is note:  # otherwise another one was installed inside
             signal.signal(number, handler)
         if came:
             handler(*came[0])
@@ -50,7 +49,7 @@ def signal_deferred(number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def all_signals_deferred() -> Iterator[None]:
-    """Do the same for all signals; for what takes no time."""
+    """Do the same for all signals; for short blocks."""
     with contextlib.ExitStack() as stack:
         for number in sorted(signal.valid_signals()):
             if callable(signal.getsignal(number)):
@@ -59,30 +58,21 @@ def all_signals_deferred() -> Iterator[None]:
 
 
 def dead_workers_deferred() -> contextlib.AbstractContextManager[None]:
-    """Raise after the block what a worker of a ``DataLoader`` that dies inside of it raises.
+    """Raise the error of a worker of a ``DataLoader`` that dies inside the block after it.
 
-    torch raises that in the handler of SIGCHLD, wherever the main thread is: a writer would take it for an error of
-    its own.
+    torch raises it in the handler of SIGCHLD, wherever the main thread is: a writer would take it for its own error.
     """
     number = getattr(signal, "SIGCHLD", None)  # not on Windows
     return contextlib.nullcontext() if number is None else signal_deferred(number)
 
 
 class BackgroundTask(Generic[_Result]):
-    """Work that runs in a thread of its own, from its construction on.
+    """Work that runs in a thread of its own, from its construction on; a process that exits waits for it.
 
-    A process that exits waits for it. Nothing is shared with the thread but its end: a lock that both threads take
-    could be left locked by a main thread that is interrupted.
+    Nothing is shared with the thread but its end: an interrupted main thread could leave a common lock locked.
 
-    Construct it, and store it, where signals are deferred (:func:`all_signals_deferred`): only then is it there for
-    the caller if and only if its thread runs.
-
-    Args:
-        work: is called in the thread.
-        name: of the thread.
-
-    Raises:
-        RuntimeError: no thread can be started.
+    Construct it, and store it, where signals are deferred (:func:`all_signals_deferred`): only then does the caller
+    have it if and only if its thread runs.
     """
 
     def __init__(self, work: Callable[[], _Result], name: str) -> None:
@@ -101,12 +91,12 @@ class BackgroundTask(Generic[_Result]):
         self._done = True
 
     def is_done(self) -> bool:
-        """Tell whether the work is done."""
+        """Return whether the work is done."""
         return self._done
 
     def wait(self) -> None:
         """Wait until the thread has ended. An interrupted wait can be repeated."""
-        # An interrupted join() takes a thread that runs on for one that has ended, until Python 3.13.
+        # Until Python 3.13, an interrupted join() takes a running thread for one that has ended.
         while not self._done:
             with all_signals_deferred():
                 self._thread.join(_POLL_S)
@@ -114,7 +104,7 @@ class BackgroundTask(Generic[_Result]):
             self._thread.join()
 
     def result(self) -> _Result:
-        """Wait; return what the work returned, or raise what it raised."""
+        """Wait; return the result of the work, or raise its error."""
         self.wait()
         if self._error is not None:
             raise self._error
@@ -122,10 +112,10 @@ class BackgroundTask(Generic[_Result]):
 
 
 class Snapshotter:
-    """Copies states into the main memory, one after another into the same one.
+    """Copies states to main memory, each into the memory of the one before; a copy is valid until the next is made.
 
-    A copy is good until the next one is made. Memory that is asked for anew costs as much time as writing the state
-    to a disk's cache; used again it costs a tenth. So one copy of the state is kept for good, and never more.
+    New memory costs as much time as writing the state to a disk's cache; reused memory costs a tenth. So one copy of
+    the state is kept for good, and never more.
     """
 
     def __init__(self) -> None:
@@ -133,20 +123,20 @@ class Snapshotter:
         self._reserving: list[BackgroundTask[None]] = []
 
     def reserve(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Ask in another thread for the memory of a copy of ``tensors``; the first then costs no more than others."""
+        """Allocate the memory of a copy of ``tensors`` in another thread; the first then costs no more than others."""
         storages = {_key_of(tensor): _kind_of(tensor.untyped_storage()) for tensor in tensors if _is_plain(tensor)}
-        ask = functools.partial(self._ask_for, [*storages.values()])
-        with all_signals_deferred():
-            self._reserving.append(BackgroundTask(ask, name="checkpoint memory"))
 
-    def _ask_for(self, kinds: list[_Kind]) -> None:
-        # Where there is not enough the copy says so.
-        with contextlib.suppress(RuntimeError):
-            for kind in kinds:
-                self._free[kind].append(_memory(kind).zero_())
+        def allocate() -> None:
+            # If there is not enough, the copy will fail and say so.
+            with contextlib.suppress(RuntimeError):
+                for kind in storages.values():
+                    self._free[kind].append(_memory(kind).zero_())
+
+        with all_signals_deferred():
+            self._reserving.append(BackgroundTask(allocate, name="checkpoint memory"))
 
     def wait(self) -> None:
-        """Wait until what was reserved is there."""
+        """Wait until the reserved memory is allocated."""
         while self._reserving:
             self._reserving[-1].wait()
             self._reserving.pop().result()
@@ -154,15 +144,14 @@ class Snapshotter:
     def copy(self, state: Any, leave: Iterable[torch.Tensor] = ()) -> Any:
         """Return a copy of ``state``: nested containers, tensors of any device, and whatever can be deep-copied.
 
-        Tensors that share memory share it in the copy too, but for those that are more than type, size, stride and
-        memory: sparse, quantized, lazily conjugated, or of a class of their own. Those of ``leave`` are in the copy
-        themselves.
+        Tensors that share memory share it in the copy too, except sparse, quantized and lazily conjugated ones and
+        those of other classes. The tensors of ``leave`` are not copied.
         """
         self.wait()
         free = self._free
         self._free = defaultdict(list)
         storages: dict[tuple[torch.device, int, int], torch.Tensor] = {}
-        # deepcopy() takes the copies of tensors from here, and does the rest.
+        # From here deepcopy() takes the copies of tensors.
         memo: dict[int, Any] = {id(tensor): tensor for tensor in leave}
         for tensor in tensors_in(state):
             if id(tensor) in memo:
@@ -209,7 +198,7 @@ def _memory(kind: _Kind) -> torch.Tensor:
 
 
 def _key_of(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
-    """Return what tells the memory of a tensor from others; several may begin at one place, as numpy's views do."""
+    """Return what identifies the memory of a tensor; several may begin at one address, as numpy's views do."""
     storage = tensor.untyped_storage()
     return tensor.device, storage.data_ptr(), storage.nbytes()
 
@@ -229,7 +218,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether type, size, stride and memory are all there is to a tensor."""
+    """Return whether type, size, stride and memory are all there is to a tensor."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and not vars(tensor)

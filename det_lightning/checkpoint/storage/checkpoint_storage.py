@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import difflib
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,63 +12,40 @@ from typing import Any
 import platformdirs
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import (
-    LOAD_DATA_FILE,
-    METADATA_FILE,
-    RESUME_FILE,
-    STATE_FILES,
-    TRIAL_STATE_FILE,
-)
+from det_lightning.checkpoint.format import layout
+from det_lightning.checkpoint.storage import metadata, staging
 from det_lightning.checkpoint.storage.location import Location, explain_errors
-from det_lightning.checkpoint.storage.metadata import (
-    Ancestry,
-    CheckpointInfo,
-    describe,
-    modified,
-    newest_first,
-    read_metadata,
-)
 from det_lightning.checkpoint.storage.paths import bookkeeping_path, checkpoint_path, is_name, is_own_id, new_id
-from det_lightning.checkpoint.storage.staging import (
-    LocalStaging,
-    RemoteStaging,
-    StagingDirectory,
-    move_aside,
-    remove_abandoned,
-    remove_dead_stagings,
-    remove_tree,
-)
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
 
-logger = logging.getLogger(__name__)
-
-# A directory with none of these is no checkpoint, nor what is left of one.
-_MARKERS = (METADATA_FILE, LOAD_DATA_FILE, RESUME_FILE, TRIAL_STATE_FILE, *STATE_FILES)
 # Other programs too write a metadata.json, or a checkpoint.pt, into directories with names of their own.
-_OWN_MARKERS = (LOAD_DATA_FILE, RESUME_FILE, TRIAL_STATE_FILE)
+_OWN_MARKERS = {layout.LOAD_DATA_FILE, layout.RESUME_FILE, layout.TRIAL_STATE_FILE}
+# A directory with none of these is not a checkpoint, nor the rest of one.
+_MARKERS = {layout.METADATA_FILE, *layout.STATE_FILES, *_OWN_MARKERS}
 
-# Requests under way at a time; an object store answers each after some milliseconds.
+# Concurrent requests; an object store answers each after some milliseconds.
 _PARALLEL = 16
 
 
 class CheckpointStorage:
     """A directory of checkpoints, on this machine or on any file system that fsspec knows.
 
-    The layout is Determined's, so that a directory or bucket which it filled is simply opened.
+    The layout is Determined's: a directory or bucket that Determined filled can be opened as it is. Every method raises
+    ``StorageError`` if the storage cannot be read.
 
     Args:
         root: a directory, a URL such as ``s3://bucket/prefix``, or the ``checkpoint_storage`` section of an experiment
             configuration. By default the directory that Determined uses for local runs.
-        options: what the file system needs to know, such as ``{"endpoint_url": ...}`` or credentials; see the
-            documentation of s3fs, gcsfs, adlfs, ...
+        options: options of the file system, such as ``{"endpoint_url": ...}`` or credentials; see the documentation of
+            s3fs, gcsfs, adlfs, ...
         retry: how often a transfer is tried.
 
     Raises:
         StorageError: the URL cannot be opened, or the library for it is not installed.
-        ValueError: the configuration is wrong; names how.
+        ValueError: the configuration is wrong; names all mistakes.
     """
 
     def __init__(
@@ -83,50 +59,44 @@ class CheckpointStorage:
         if isinstance(root, Mapping):
             root, self.options = storage_from_config(root, self.options)
         self.root = Location.parse(platformdirs.user_data_dir("determined") if root is None else root, self.options)
+        self.is_local = self.root.is_local
         self.retry = retry or RetryPolicy()
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it is a directory of this machine."""
-        return self.root.is_local
 
     def __str__(self) -> str:
         return str(self.root)
 
     def hurry_when(self, is_ending: Callable[[], bool]) -> None:
-        """Give up soon on transfers that fail while ``is_ending`` tells that the process was asked to end."""
+        """Give up soon on transfers that fail while ``is_ending`` returns that the process was asked to end."""
         self.retry = dataclasses.replace(self.retry, is_ending=is_ending)
 
     # Writing and removing
 
-    def begin(self, checkpoint_id: str) -> StagingDirectory:
+    def begin(self, checkpoint_id: str) -> staging.StagingDirectory:
         """Return a directory to write the checkpoint ``checkpoint_id`` into.
 
         Raises:
             OSError: it cannot be made.
         """
         if self.is_local:
-            return LocalStaging(self.root, checkpoint_id)
-        return RemoteStaging(self.root, checkpoint_id, self.retry)
+            return staging.LocalStaging(self.root, checkpoint_id)
+        return staging.RemoteStaging(self.root, checkpoint_id, self.retry)
 
     def require_writable(self) -> None:
         """Raise if a remote storage cannot be written to, before hours of training are at stake.
 
         Raises:
-            StorageError: it cannot be; says why.
+            StorageError: it cannot be written to; says why.
         """
         if not self.is_local:
             probe = bookkeeping_path(self.root, f"probe-{new_id()}")
-            self.retry.call(
-                f"trying to write {escape(probe)}", lambda: probe.write(b"to see whether it can be written")
-            )
-            self.retry.call(f"removing {escape(probe)}", probe.remove)
+            self.retry.call("trying to write", lambda: probe.write(b"to see whether it can be written"), where=probe)
+            self.retry.call("removing", probe.remove, where=probe)
 
     def delete(self, checkpoint_id: str) -> None:
-        """Remove a checkpoint. Cut off in the middle it leaves an incomplete one, never a damaged one.
+        """Remove a checkpoint. If interrupted, it leaves an incomplete one, never a damaged one.
 
         Raises:
-            CheckpointNotFound: there is none of this id, or what is there is no checkpoint; nothing was removed.
+            CheckpointNotFound: there is none of this id, or the directory is not a checkpoint; nothing was removed.
             StorageError: the storage refuses.
         """
         directory = self._directory_of(checkpoint_id)
@@ -134,27 +104,27 @@ class CheckpointStorage:
             raise self._not_found(checkpoint_id)
         files = self._require_own_files(directory)
         if self.is_local:
-            with explain_errors(f"removing {escape(directory)}"):
-                remove_tree(move_aside(self.root, directory.local_path))
+            with explain_errors("removing", directory):
+                staging.remove_tree(staging.move_aside(self.root, directory.local_path))
             return
-        # In this order, for what is left of a checkpoint without its weights is never taken for one.
-        for name in (METADATA_FILE, *STATE_FILES):
+        # In this order: without its metadata and weights, the rest of a checkpoint is never taken for one.
+        for name in (layout.METADATA_FILE, *layout.STATE_FILES):
             if name in files:
-                self.retry.call(f"removing {escape(directory)}", (directory / name).remove)
-        self.retry.call(f"removing {escape(directory)}", directory.remove)
+                self.retry.call("removing", (directory / name).remove, where=directory)
+        self.retry.call("removing", directory.remove, where=directory)
 
     def replace(self, checkpoint_id: str, by: str) -> None:
-        """Give the complete checkpoint ``by`` another id. What has that is removed; of a link, only the link is.
+        """Give the complete checkpoint ``by`` another id. A checkpoint or link that has that id is removed.
 
-        On a local disk either of the two is there at any time; elsewhere both are until the first is removed.
+        On a local disk one of the two exists at any time; elsewhere both do until the first is removed.
 
         Raises:
-            CheckpointNotFound: an id is none, or what has ``checkpoint_id`` is no checkpoint.
+            CheckpointNotFound: an id is not one, or ``checkpoint_id`` is that of a directory that is not a checkpoint.
             StorageError: the storage refuses.
         """
         old = checkpoint_path(self.root, checkpoint_id)
         new = checkpoint_path(self.root, by)
-        with explain_errors(f"replacing {escape(old)} by {escape(new)}"):
+        with explain_errors(f"replacing {escape(old)} by", new):
             if not self.is_local:
                 self.delete(checkpoint_id)
                 new.fs.mv(new.path, old.path, recursive=True)
@@ -166,53 +136,44 @@ class CheckpointStorage:
             aside = None
             if old.is_dir():
                 self._require_own_files(old)
-                aside = move_aside(self.root, old.local_path)
+                aside = staging.move_aside(self.root, old.local_path)
             new.local_path.rename(old.local_path)
             if aside is not None:
-                remove_tree(aside)
+                staging.remove_tree(aside)
 
     def remove_abandoned(self) -> list[str]:
-        """Remove what writers left behind that were killed; return the ids."""
+        """Remove the incomplete checkpoints of writers that were killed; return the ids."""
         if not self.is_local:
-            remove_dead_stagings()
-        with explain_errors(f"looking for incomplete checkpoints in {escape(self)}"):
-            return remove_abandoned(self.root)
+            staging.remove_dead_stagings()
+        with explain_errors("looking for incomplete checkpoints in", self):
+            return staging.remove_abandoned(self.root)
 
     # Finding
 
     def list_ids(self, complete: bool = True) -> list[str]:
-        """Return the ids of the checkpoints, sorted. A link to one is not one of them.
+        """Return the ids of the checkpoints, sorted. Links are left out.
 
         Args:
-            complete: only of those that were written to their end.
-
-        Raises:
-            StorageError: the storage cannot be read.
+            complete: leave out incomplete ones.
         """
-        with explain_errors(f"listing {escape(self)}"):
+        with explain_errors("listing", self):
             names = [name for name in self.root.list_names() if is_name(name)]
-            marker_files = (METADATA_FILE,) if complete else (METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES)
-            known = self._in_parallel(lambda name: any((self.root / name / m).exists() for m in marker_files), names)
+            markers = [layout.METADATA_FILE, *([] if complete else [layout.LOAD_DATA_FILE, *layout.STATE_FILES])]
+            known = self._in_parallel(lambda name: any((self.root / name / m).exists() for m in markers), names)
         return [name for name, is_checkpoint in zip(names, known, strict=True) if is_checkpoint]
 
     def list_links(self) -> dict[str, str]:
-        """Return the links beside the checkpoints, such as ``latest``, and where each leads.
-
-        Raises:
-            StorageError: the storage cannot be read.
-        """
-        with explain_errors(f"listing {escape(self)}"):
+        """Return the links beside the checkpoints, such as ``latest``, and their targets."""
+        with explain_errors("listing", self):
             return {name: target for name, target in sorted(self.root.list_links().items()) if is_name(name)}
 
     def is_complete(self, checkpoint_id: str) -> bool:
-        """Tell whether there is a checkpoint of this id, not a link to one, that was written to its end.
-
-        Raises:
-            StorageError: the storage cannot be read.
-        """
-        with explain_errors(f"looking for {escape(checkpoint_id)} in {escape(self)}"):
+        """Return whether there is a complete checkpoint of this id, not a link to one."""
+        with explain_errors(f"looking for {escape(checkpoint_id)} in", self):
             directory = self._directory_of(checkpoint_id)
-            return directory is not None and directory.link_target() is None and (directory / METADATA_FILE).exists()
+            if directory is None or directory.link_target() is not None:
+                return False
+            return (directory / layout.METADATA_FILE).exists()
 
     def newest(self, job: str | None = None) -> str | None:
         """Return path or URL of the newest complete checkpoint; None if there is none. See :meth:`newest_first`."""
@@ -221,68 +182,58 @@ class CheckpointStorage:
     def newest_first(self, job: str | None = None) -> Iterator[str]:
         """Yield paths or URLs of the complete checkpoints, the newest first.
 
-        Of checkpoints that go on from one another it is the one with the most batches. Of runs that do not it is the
-        one that was written to last, as the storage's own file times tell.
+        Among runs that resume one another it is the checkpoint with the most batches; otherwise that of the run that
+        was written to last, by the storage's own file times.
 
         Args:
-            job: look only at those that a job of this name wrote.
-
-        Raises:
-            StorageError: the storage cannot be read.
+            job: look only at the checkpoints of a job of this name.
         """
-
-        def ancestry_of(checkpoint_id: str) -> Ancestry | None:
-            metadata = self.read_metadata(checkpoint_id)
-            if job is not None and metadata.get("job") != job:
-                return None
-            return Ancestry.from_metadata(checkpoint_id, metadata, self._written(checkpoint_id))
-
         ids = self.list_ids()
-        with explain_errors(f"reading {self}"):
-            known = self._in_parallel(ancestry_of, ids)
-        for checkpoint_id in newest_first(ancestry for ancestry in known if ancestry is not None):
+        with explain_errors("reading", self):
+            known = self._in_parallel(lambda name: metadata.read_ancestry(self.root / name, job), ids)
+        for checkpoint_id in metadata.newest_first(ancestry for ancestry in known if ancestry is not None):
             yield (self.root / checkpoint_id).url
 
-    def _written(self, checkpoint_id: str) -> float | None:
-        try:
-            return modified(self.root / checkpoint_id / METADATA_FILE)
-        except FileNotFoundError:  # another run has just deleted it
-            return None
-
     def find_missing(self, checkpoint_ids: Sequence[str]) -> list[str]:
-        """Return those of the ids of complete checkpoints that are not there.
+        """Return the ids of those complete checkpoints that do not exist any more.
 
-        Elsewhere than on a local disk all but the last are looked for in one listing, which does not tell whether they
-        are complete.
-
-        Raises:
-            StorageError: the storage cannot be read.
+        On a remote storage one listing is made, which shows whether a checkpoint exists; only the last one is checked
+        to be complete.
         """
-        looked_at = checkpoint_ids if self.is_local else checkpoint_ids[-1:]
 
         def find() -> list[str]:
-            names = self.root.list_names() if checkpoint_ids else []
-            torn = {name for name in looked_at if not (self.root / name / METADATA_FILE).exists()}
-            return sorted(set(checkpoint_ids) - set(names) | torn, key=checkpoint_ids.index)
+            if self.is_local:
+                return [checkpoint_id for checkpoint_id in checkpoint_ids if not self._has_metadata(checkpoint_id)]
+            names = {*self.root.list_names()} if checkpoint_ids else set()
+            torn = [name for name in checkpoint_ids[-1:] if not (self.root / name / layout.METADATA_FILE).exists()]
+            return [name for name in checkpoint_ids if name not in names or name in torn]
 
-        missing: list[str] = self.retry.call(f"looking for checkpoints in {self}", find)
+        missing: list[str] = self.retry.call("looking for checkpoints in", find, where=self)
         return missing
 
+    def _has_metadata(self, checkpoint_id: str) -> bool:
+        """Return whether a local checkpoint is complete, and not replaced by a link."""
+        directory = f"{self.root.path}/{checkpoint_id}"
+        try:
+            os.stat(f"{directory}/{layout.METADATA_FILE}")  # noqa: PTH116 (of a string)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return not os.path.islink(directory)  # noqa: PTH114
+
     def find(self, id_or_path: str | os.PathLike[str]) -> str:
-        """Return path or URL of a checkpoint; that of the checkpoint itself where a link to one is named.
+        """Return path or URL of a checkpoint; for a link to one, that of its target.
 
         Args:
             id_or_path: the id of a checkpoint in this storage, or path or URL of any checkpoint's directory.
 
         Raises:
-            CheckpointNotFound: there is none; similar ids are named.
-            StorageError: the storage cannot be read.
+            CheckpointNotFound: there is none; names similar ids.
         """
         name = os.fspath(id_or_path)
         directory = self._directory_of(name)
         if directory is None and "/" in name:
             elsewhere = Location.parse(name, self.options)
-            with explain_errors(f"looking for {escape(elsewhere)}"):
+            with explain_errors("looking for", elsewhere):
                 directory = elsewhere if elsewhere.is_dir() else None
         if directory is None:
             raise self._not_found(name)
@@ -290,23 +241,16 @@ class CheckpointStorage:
 
     def read_metadata(self, checkpoint_id: str) -> dict[str, Any]:
         """Return the content of ``metadata.json``; empty if it is missing or damaged."""
-        return read_metadata(checkpoint_path(self.root, checkpoint_id))
+        return metadata.read_metadata(checkpoint_path(self.root, checkpoint_id))
 
-    def describe(self, checkpoint_ids: list[str]) -> list[CheckpointInfo]:
-        """Return what can be told of checkpoints without reading them.
-
-        Raises:
-            StorageError: the storage cannot be read.
-        """
-
-        with explain_errors(f"reading {escape(self)}"):
-            return self._in_parallel(lambda name: describe(checkpoint_path(self.root, name)), checkpoint_ids)
-
-    # Parts
+    def describe(self, checkpoint_ids: list[str]) -> list[metadata.CheckpointInfo]:
+        """Return what is known of checkpoints without reading their state."""
+        with explain_errors("reading", self):
+            return self._in_parallel(lambda name: metadata.describe(checkpoint_path(self.root, name)), checkpoint_ids)
 
     def _require_own_files(self, directory: Location) -> set[str]:
-        """Return the names of the files of what is to be removed, which has to be a checkpoint itself."""
-        with explain_errors(f"looking for {escape(directory)}"):
+        """Return the names of the files of a directory that is to be removed, and must be a checkpoint itself."""
+        with explain_errors("looking for", directory):
             target = directory.link_target()
             files = set(directory.find_files()) if target is None else set()
         if target is not None:
@@ -314,15 +258,15 @@ class CheckpointStorage:
                 f"{escape(directory)} is a link{f' to {escape(target)}' if target else ''}, and nothing is deleted "
                 "through one. Delete the checkpoint itself by its id, or remove the link."
             )
-        if not files & set(_MARKERS if is_own_id(directory.name) else _OWN_MARKERS):
-            raise errors.CheckpointNotFound(f"{escape(directory)} is no checkpoint, but another directory: it stays.")
+        if not files & (_MARKERS if is_own_id(directory.name) else _OWN_MARKERS):
+            raise errors.CheckpointNotFound(f"{escape(directory)} is not a checkpoint, and is not deleted.")
         return files
 
     def _directory_of(self, name: str) -> Location | None:
         if not is_name(name):
             return None
         directory = checkpoint_path(self.root, name)
-        with explain_errors(f"looking for {escape(directory)}"):
+        with explain_errors("looking for", directory):
             return directory if directory.is_dir() else None
 
     def _not_found(self, name: str) -> errors.CheckpointNotFound:

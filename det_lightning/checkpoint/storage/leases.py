@@ -1,8 +1,8 @@
-"""Claims on what lies in a storage, by processes that live.
+"""Leases: claims of processes on something in a storage.
 
-On a local disk a claim is a locked file, which ends with its process. Elsewhere it is a file with host, process and
+On a local disk a lease is a locked file, which ends with its process. Elsewhere it is a file with host, process and
 time, which counts until it is removed, its process is known to have ended, or it was not renewed for some time. Two
-processes that make such a claim in the same instant may both get it.
+processes that take such a lease in the same instant may both get it.
 """
 
 from __future__ import annotations
@@ -23,23 +23,17 @@ from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.locks import make_directory, try_to_lock
 from det_lightning.checkpoint.storage.metadata import modified
 
-# How long a claim on a remote storage counts that nobody renews.
+# How long a lease on a remote storage counts without being renewed.
 _LASTS_S = 2 * 3600.0
 _RENEW_AFTER_S = 300.0
 _PAUSE_S = 0.02
 
-# Claims of this process, for its id alone may be that of an earlier one.
+# Leases of this process: its process id alone may be that of an earlier one.
 _own_tokens: set[str] = set()
 
 
 class Lease:
-    """A claim of this process.
-
-    Args:
-        file: stands for what is claimed.
-        lock: the locked file; None where there are no locks.
-        content: what the file tells of the process.
-    """
+    """A lease that this process holds; see :meth:`take`. ``lock`` is None where there are no locks."""
 
     def __init__(self, file: Location, lock: IO[bytes] | None, content: dict[str, Any]) -> None:
         self.file = file
@@ -49,16 +43,14 @@ class Lease:
 
     @classmethod
     def take(cls, file: Location, lasts_s: float = _LASTS_S) -> Lease | None:
-        """Return a claim on what ``file`` stands for; None if a live process has one.
-
-        Args:
-            file: its directories are made.
-            lasts_s: how long the claim of another process counts, where there are no locks.
-
-        Raises:
-            OSError: the storage refuses, or whatever its file system raises.
-        """
-        content = _describe_process()
+        """Return a lease; None if a live process holds one, which counts for ``lasts_s`` where there are no locks."""
+        content: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "machine": _this_machine(),
+            "pid": os.getpid(),
+            "token": str(uuid.uuid4()),
+            "renewed": time.time(),
+        }
         if file.is_local:
             with contextlib.suppress(_NoLocks):
                 if (lock := _lock_at(file.local_path)) is None:
@@ -76,11 +68,7 @@ class Lease:
 
     @classmethod
     def wait_for(cls, file: Location, timeout_s: float = 60.0) -> Lease:
-        """Return a claim that is held for moments only, once no other process has it.
-
-        Raises:
-            StorageError: another one has had it for ``timeout_s`` seconds.
-        """
+        """Return a lease that is held for moments only, once no other process has it."""
         until = time.monotonic() + timeout_s
         while (lease := cls.take(file, lasts_s=timeout_s)) is None:
             if time.monotonic() > until:
@@ -90,44 +78,43 @@ class Lease:
             time.sleep(_PAUSE_S if file.is_local else 10 * _PAUSE_S)
         return lease
 
+    def is_due(self) -> bool:
+        """Return whether the lease must be renewed to go on counting."""
+        return self._lock is None and time.monotonic() - self._renewed > _RENEW_AFTER_S
+
     def renew(self) -> None:
-        """Say that the process lives, if the last time was some minutes ago."""
-        if self._lock is None and time.monotonic() - self._renewed > _RENEW_AFTER_S:
-            self._renewed = time.monotonic()
-            self.file.write(_to_bytes({**self._content, "renewed": time.time()}))
+        """Write the current time."""
+        self._renewed = time.monotonic()
+        self.file.write(_to_bytes({**self._content, "renewed": time.time()}))
 
     def release(self) -> None:
-        """Give the claim up, and remove the directories that were made for it if nothing else is in them."""
+        """Give up the lease, and remove the directories that were made for it if they are empty."""
         _own_tokens.discard(self._content["token"])
         if self._lock is None:
             self.file.remove()
         else:
-            self.file.local_path.unlink(missing_ok=True)  # before the lock goes: it is ours until then
+            self.file.local_path.unlink(missing_ok=True)  # while the lock still protects it
             self._lock.close()
         if self.file.is_local:
             _remove_empty_parents(self.file.local_path)
 
     def __enter__(self) -> Lease:
-        """Hold the claim for the block."""
+        """Hold the lease for the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give it up."""
+        """Release it."""
         self.release()
 
 
 def is_claimed(file: Location, lasts_s: float = _LASTS_S) -> bool:
-    """Tell whether a live process has a claim; remove what one has left on a local disk that ended without a word.
-
-    Raises:
-        OSError: the storage refuses, or whatever its file system raises.
-    """
+    """Return whether a live process holds a lease; on a local disk, remove one whose process has ended."""
     if file.is_local:
         try:
             lock = _lock_at(file.local_path, create=False)
         except FileNotFoundError:
             return False
-        except (_NoLocks, PermissionError):  # or another user's; its age tells
+        except (_NoLocks, PermissionError):  # another user's, perhaps: its age decides
             pass
         else:
             if lock is not None:
@@ -142,7 +129,7 @@ def is_claimed(file: Location, lasts_s: float = _LASTS_S) -> bool:
 
 
 class _NoLocks(Exception):
-    """The system or the file system knows no locks."""
+    """The system or the file system has no locks."""
 
 
 def _lock_at(path: pathlib.Path, create: bool = True) -> IO[bytes] | None:
@@ -164,7 +151,7 @@ def _lock_at(path: pathlib.Path, create: bool = True) -> IO[bytes] | None:
             raise _NoLocks
         if not locked:
             return None
-        # Its holder removed it before we got the lock.
+        # Its holder removed it before it was locked here.
 
 
 def _is_at(path: pathlib.Path, file: IO[bytes]) -> bool:
@@ -183,7 +170,7 @@ def _remove_empty_parents(path: pathlib.Path) -> None:
 
 
 def _may_live(content: bytes, seen: float | None, lasts_s: float) -> bool:
-    """Tell whether a claim counts that no lock proves."""
+    """Return whether a lease counts that no lock proves."""
     if not content:
         return False
     try:
@@ -209,23 +196,13 @@ def _runs(pid: int, token: str) -> bool:
     return True
 
 
-def _describe_process() -> dict[str, Any]:
-    return {
-        "host": socket.gethostname(),
-        "machine": _this_machine(),
-        "pid": os.getpid(),
-        "token": str(uuid.uuid4()),
-        "renewed": time.time(),
-    }
-
-
 @functools.cache
 def _this_machine() -> str:
-    """Return what two processes have in common that can tell by an id whether the other one runs."""
+    """Return what two processes have in common if one can see by its id whether the other runs."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(str(pathlib.Path("/proc/self/ns/pid").readlink()))  # containers count processes of their own
+        parts.append(str(pathlib.Path("/proc/self/ns/pid").readlink()))  # containers number their own processes
     return " ".join(parts)
 
 

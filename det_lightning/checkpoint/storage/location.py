@@ -1,4 +1,4 @@
-"""Places on any file system that fsspec knows, and errors that tell what is wrong with one."""
+"""Locations on any file system that fsspec knows, and errors that explain what failed there."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from det_lightning import errors
+from det_lightning.escaping import escape
 from det_lightning.masking import MASK, cause_without_secrets, is_masked, mask_text, mask_url, secrets_in
 
 # Which extra of det-lightning brings the library for a protocol.
@@ -30,29 +31,23 @@ class Location:
 
     Attributes:
         fs: the file system.
-        path: the place in it.
-        origin: what stood before the path in the URL: protocol, and host where the file system has one.
+        path: the path in it.
+        origin: the part of the URL before the path: protocol, and host where the file system has one.
+        is_local: whether it is a path of this machine.
     """
 
     fs: Any
     path: str
     origin: str = ""
+    is_local: bool = False
 
     @classmethod
     def parse(cls, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Location:
-        """Return the place that ``url`` names.
-
-        Args:
-            url: a URL, or the path of a local file; ``~`` is the home directory.
-            options: what the file system needs to know, such as ``endpoint_url`` or credentials.
-
-        Raises:
-            StorageError: no library is known for the URL, or it is not installed; or its password is a mask.
-        """
+        """Return the location that ``url``, or the path of a local file, names; ``~`` is the home directory."""
         name = _with_password(os.fspath(url), options or {})
         if "://" not in name or name.startswith("file://"):
             local = pathlib.Path(name.removeprefix("file://")).expanduser()
-            return cls(LocalFileSystem(), os.path.abspath(local))  # noqa: PTH100 (keeps links as they are)
+            return cls(LocalFileSystem(), os.path.abspath(local), is_local=True)  # noqa: PTH100 (keeps links)
         try:
             fs, path = fsspec.core.url_to_fs(name, **(options or {}))
         except Exception as e:  # each file system has errors of its own
@@ -62,12 +57,8 @@ class Location:
             raise errors.StorageError(explained) from (cause_without_secrets(e) if shows_none else None)
         path = path.rstrip("/")
         trimmed = name.rstrip("/")
-        return cls(fs, path, trimmed.removesuffix(path) if path and trimmed.endswith(path) else "")
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it is a path of this machine."""
-        return isinstance(self.fs, LocalFileSystem)
+        origin = trimmed.removesuffix(path) if path and trimmed.endswith(path) else ""
+        return cls(fs, path, origin, isinstance(fs, LocalFileSystem))
 
     @property
     def local_path(self) -> pathlib.Path:
@@ -79,19 +70,24 @@ class Location:
         """The last part of the path."""
         return self.path.rpartition("/")[2]
 
+    @property
+    def parent(self) -> Location:
+        """The directory that this lies in."""
+        return dataclasses.replace(self, path=self.path.rpartition("/")[0])
+
     def __truediv__(self, name: str) -> Location:
-        return Location(self.fs, f"{self.path}/{name}", self.origin)
+        return Location(self.fs, f"{self.path}/{name}", self.origin, self.is_local)
 
     @property
     def url(self) -> str:
-        """The path, or the URL with all that it was given with: a password too."""
+        """The path, or the URL with everything that it was given with, including a password."""
         if self.is_local:
             return self.path
         return f"{self.origin}{self.path}" if self.origin else str(self.fs.unstrip_protocol(self.path))
 
     def __str__(self) -> str:
         """Return the path or URL as it may be shown: without its password."""
-        return self.url if self.is_local else mask_text(mask_url(self.url))
+        return self.path if self.is_local else mask_text(mask_url(self.url))
 
     def __repr__(self) -> str:
         return f"Location({str(self)!r})"
@@ -101,42 +97,39 @@ class Location:
         """Whether directories need not be made, and several requests at a time are fine (fsspec is async)."""
         return bool(getattr(self.fs, "async_impl", False))
 
-    # What follows sees the place as it is now; some file systems remember listings.
+    # The following methods see the current state; some file systems remember listings.
 
     def exists(self) -> bool:
-        """Tell whether there is anything here."""
+        """Return whether there is anything here."""
         self.fs.invalidate_cache()
         return bool(self.fs.exists(self.path))
 
     def is_dir(self) -> bool:
-        """Tell whether this is a directory; on an object store, one that holds anything."""
+        """Return whether this is a directory; on an object store, one that holds anything."""
         self.fs.invalidate_cache()
         return bool(self.fs.isdir(self.path))
 
     def list_names(self) -> list[str]:
-        """Return the names in this directory, those of links left out; none if there is no such directory."""
+        """Return the names in this directory, without those of links; none if there is no such directory."""
         return sorted(name for name, info in self._list().items() if not _is_link(info))
 
     def list_links(self) -> dict[str, str]:
-        """Return the names of the links in this directory, and where each leads; empty text if that is not known."""
+        """Return the names of the links in this directory, and their targets; empty text for an unknown one."""
         return {name: str(info.get("destination") or "") for name, info in self._list().items() if _is_link(info)}
 
     def link_target(self) -> str | None:
-        """Return where this leads if it is a link, or empty text if that is not known; None if it is none."""
+        """Return the target of a link, empty text if it is unknown; None if this is not a link."""
         if self.is_local:
-            return str(self.local_path.readlink()) if self.local_path.is_symlink() else None
-        if self.is_object_store:
-            return None
-        parent = dataclasses.replace(self, path=self.path.rpartition("/")[0])
-        return parent.list_links().get(self.name)
+            return os.readlink(self.path) if os.path.islink(self.path) else None  # noqa: PTH114, PTH115 (of a string)
+        return None if self.is_object_store else self.parent.list_links().get(self.name)
 
     def resolved(self) -> Location:
-        """Return what this leads to if it is a link on this machine, else this."""
-        if self.link_target() is None or not self.is_local:
+        """Return the target of a link on this machine, else this."""
+        if not self.is_local or self.link_target() is None:
             return self
         parent = self.local_path.parent
         target = self.local_path.resolve()
-        # A neighbour is named as this is.
+        # The path to a target in the same directory keeps the links above it.
         return dataclasses.replace(
             self, path=str(parent / target.name if target.parent == parent.resolve() else target)
         )
@@ -152,7 +145,7 @@ class Location:
         return {path.rpartition("/")[2]: info for path, info in found.items() if path != self.path and path}
 
     def find_files(self) -> dict[str, dict[str, Any]]:
-        """Return what the file system tells of all files below this directory, by their paths from here."""
+        """Return what the file system knows of all files below this directory, by their paths from here."""
         self.fs.invalidate_cache()
         prefix = f"{self.path}/"
         found: dict[str, dict[str, Any]] = self.fs.find(self.path, detail=True)
@@ -170,27 +163,15 @@ class Location:
 
     def write(self, content: bytes) -> None:
         """Put ``content`` into this file, whole or not at all."""
-        if not self.is_local:
-            if not self.is_object_store:
-                self.fs.makedirs(self.path.rpartition("/")[0], exist_ok=True)
-            self.fs.pipe_file(self.path, content)
+        if self.is_local:
+            write_whole(self.local_path, content)
             return
-        target = self.local_path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        temporary.unlink(missing_ok=True)  # a link, perhaps
-        try:
-            with temporary.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        if not self.is_object_store:
+            self.fs.makedirs(self.path.rpartition("/")[0], exist_ok=True)
+        self.fs.pipe_file(self.path, content)
 
     def remove(self) -> None:
-        """Remove this file, or this directory with all that is in it, if it is there."""
+        """Remove this file, or this directory with everything in it, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             if self.is_local or not glob.has_magic(self.path):
                 self.fs.rm(self.path, recursive=True)
@@ -207,37 +188,48 @@ def _is_link(info: Mapping[str, Any]) -> bool:
     return bool(info.get("islink")) or info.get("type") == "link"
 
 
+def write_whole(path: pathlib.Path, content: bytes) -> None:
+    """Put ``content`` into a local file, whole or not at all, and wait until the disk holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)  # a link, perhaps
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 @contextlib.contextmanager
-def explain_errors(what: str) -> Iterator[None]:
-    """Turn the errors that a file system raises inside into a ``StorageError`` that says what was being done.
+def explain_errors(action: str, where: object = "") -> Iterator[None]:
+    """Turn the errors that a file system raises inside into a ``StorageError`` that names the action.
 
     Args:
-        what: completes the sentence "The error came while ...".
+        action: completes the sentence "The error came while ...".
+        where: the location that ends the sentence; escaped only when it is needed.
     """
     try:
         yield
     except (errors.DetLightningError, AssertionError):
         raise
-    except PermissionError as e:
-        raise errors.StorageError(
-            f"Permission denied while {what}: {mask_text(str(e))}. Check the credentials and their rights."
-        ) from cause_without_secrets(e)
-    except FileNotFoundError as e:
-        raise errors.StorageError(
-            f"Not found while {what}: {mask_text(str(e))}. Check the bucket or directory."
-        ) from cause_without_secrets(e)
     except Exception as e:  # each file system has errors of its own
-        raise errors.StorageError(
-            f"Failed while {what}: {type(e).__name__}: {mask_text(str(e))}"
-        ) from cause_without_secrets(e)
+        doing = f"{action} {escape(where)}".strip()
+        shown = mask_text(str(e))
+        if isinstance(e, PermissionError):
+            message = f"Permission denied while {doing}: {shown}. Check the credentials and their rights."
+        elif isinstance(e, FileNotFoundError):
+            message = f"Not found while {doing}: {shown}. Check the bucket or directory."
+        else:
+            message = f"Failed while {doing}: {type(e).__name__}: {shown}"
+        raise errors.StorageError(message) from cause_without_secrets(e)
 
 
 def _with_password(url: str, options: Mapping[str, Any]) -> str:
-    """Return a URL that can be opened: where its password is a mask the options have to hold it.
-
-    Raises:
-        StorageError: they do not.
-    """
+    """Return a URL that can be opened; a masked password is left out if the options hold the real one."""
     masked = f":{MASK}@"
     if "://" not in url or masked not in url:
         return url

@@ -1,4 +1,4 @@
-"""Locked files that tell other processes that a checkpoint is being written, and whether its writer lives.
+"""Locked files that mark checkpoints that are being written, and show whether their writer lives.
 
 On a local disk the writer holds a lock on its mark, which ends with the process, however that ends. Elsewhere a mark
 counts as abandoned after a day.
@@ -23,17 +23,15 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-
 _MOST_ATTEMPTS = 100
-
 _held: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
 
 
 def try_to_lock(file: IO[bytes]) -> bool | None:
     """Lock a file until it is closed or the process ends; return False if something else has the lock.
 
-    None where the system, or the file system, knows no locks. Processes that are forked do not get the lock: a loader's
-    worker that outlives its parent by some seconds must not keep the next run from it.
+    None where the system, or the file system, has no locks. Forked processes do not get the lock: a loader's worker
+    that outlives its parent by some seconds must not lock out the next run.
     """
     if fcntl is None:
         return None
@@ -48,11 +46,7 @@ def try_to_lock(file: IO[bytes]) -> bool | None:
 
 
 def make_directory(path: pathlib.Path) -> None:
-    """Make a directory that other processes make and, while it is empty, remove at the same time.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a directory that other processes make and, while it is empty, remove at the same time."""
     for attempt in range(_MOST_ATTEMPTS):
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -78,7 +72,6 @@ def _leave_to_parent() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)
 
-
 MARK_SUFFIX = ".json"
 
 # No checkpoint takes so long to write.
@@ -86,25 +79,22 @@ _ABANDONED_AFTER_S = 24 * 3600.0
 
 
 def mark_content() -> bytes:
-    """Return what a mark tells of this process."""
+    """Return the content of a mark: host, process and time."""
     return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}).encode()
 
 
 def is_abandoned(mark: Location) -> bool:
-    """Tell whether the process that made this mark is known to be gone."""
+    """Return whether the process that made this mark is known to be gone."""
     try:
         if mark.is_local:
             with _open(mark.local_path, os.O_RDWR) as file:
                 lock_taken = try_to_lock(file)
             if lock_taken is not None:
                 return lock_taken
-        started = json.loads(mark.read())["started"]
-        age_s = time.time() - float(started)
-    except FileNotFoundError:  # its writer has just finished
+        age_s = time.time() - float(json.loads(mark.read())["started"])
+    except (FileNotFoundError, PermissionError, IsADirectoryError):  # just finished, or another user's, or not a mark
         return False
-    except PermissionError:  # another user's, who will see to it
-        return False
-    except (IsADirectoryError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return False
     return math.isfinite(age_s) and age_s > _ABANDONED_AFTER_S
 
@@ -131,9 +121,9 @@ def write_locked(mark: pathlib.Path) -> IO[bytes]:
             with contextlib.suppress(OSError):  # what could not be written yet
                 file.close()
             raise
-        file.close()  # another run has taken it for one that was left behind, before it was locked
+        file.close()  # another run took it for an abandoned one before it was locked
 
 
 def _open(path: pathlib.Path, flags: int) -> IO[bytes]:
-    """Open a mark for reading and writing, and nothing that a link in its place leads to."""
+    """Open a mark for reading and writing; do not follow a link."""
     return os.fdopen(os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666), "r+b")

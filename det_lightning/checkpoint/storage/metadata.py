@@ -1,4 +1,4 @@
-"""What a checkpoint's directory tells without its files being read, and which checkpoint is the newest."""
+"""What is known of a checkpoint without its state being read, and which checkpoint is the newest."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ logger = logging.getLogger(__name__)
 
 # Floats count exactly up to here.
 _MAX_STEPS = 2**53
-# No file is of the year 10000, and no clock is wrong by more than a day without anybody noticing.
+# The year 10000, and how far the clocks of a trial and of its storage may differ.
 _LATEST_TIME_S = 253402300800.0
 _TOLERANCE_S = 86400.0
+
+_RUN_KEY = "run"
+_PARENT_KEY = "resumed_from"
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointInfo:
-    """What can be told of a checkpoint from its directory and its ``metadata.json``.
+    """What is known of a checkpoint from its directory and its ``metadata.json``.
 
     Attributes:
         id: its id.
         complete: it was written to its end.
-        metadata: content of ``metadata.json``; empty if there is none, or none that can be read.
+        metadata: content of ``metadata.json``; empty if it is missing or cannot be read.
         size_bytes: size of all files.
-        written: when its latest file was written, in seconds since 1970; None if the storage does not tell.
+        written: when its latest file was written, in seconds since 1970; None if the storage does not know.
     """
 
     id: str
@@ -44,17 +47,7 @@ class CheckpointInfo:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointNotes:
-    """What ``metadata.json`` notes of a checkpoint; None for what it does not note, or notes in an impossible way.
-
-    Attributes:
-        steps_completed: number of batches trained on.
-        metric_name: name of the searcher metric.
-        metric: its value, which may be NaN.
-        smaller_is_better: whether a smaller value is an improvement.
-        time_s: when it was written, in seconds since 1970.
-        trial: name of the trial.
-        experiment: name of the experiment.
-    """
+    """The notes in ``metadata.json``; None for missing and impossible ones. ``time_s`` is in seconds since 1970."""
 
     steps_completed: int | None = None
     metric_name: str | None = None
@@ -66,7 +59,7 @@ class CheckpointNotes:
 
 
 def notes_in(metadata: Mapping[str, Any]) -> CheckpointNotes:
-    """Return what the content of ``metadata.json`` notes, with the types that it should have."""
+    """Return the notes in the content of ``metadata.json``, with the types that they should have."""
     steps = metadata.get("steps_completed")
     metric = metadata.get("metric")
     metric = metric if isinstance(metric, dict) else {}
@@ -96,8 +89,12 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def _count(value: Any) -> int:
+    return value if type(value) is int and value >= 0 else 0
+
+
 def describe(checkpoint: Location) -> CheckpointInfo:
-    """Return what can be told of the checkpoint in a directory."""
+    """Return what is known of the checkpoint in a directory."""
     files = checkpoint.find_files()
     times = [time for entry in files.values() if (time := _time_of(entry)) is not None]
     return CheckpointInfo(
@@ -112,7 +109,7 @@ def describe(checkpoint: Location) -> CheckpointInfo:
 
 
 def read_metadata(checkpoint: Location) -> dict[str, Any]:
-    """Return the content of ``metadata.json``; empty if it is missing or damaged, which its checksum tells."""
+    """Return the content of ``metadata.json``; empty if it is missing, or damaged as its checksum shows."""
     try:
         content = json.loads((checkpoint / METADATA_FILE).read())
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
@@ -126,21 +123,16 @@ def read_metadata(checkpoint: Location) -> dict[str, Any]:
 
 
 def modified(file: Location) -> float | None:
-    """Return when a file was modified, in seconds since 1970; None if the file system does not tell."""
+    """Return when a file was modified, in seconds since 1970; None if the file system does not know."""
     return _time_of(file.fs.info(file.path))
 
 
-def plausible_time(told: Any, written: float | None) -> float | None:
-    """Return the time that metadata tell, in seconds since 1970; None if the checkpoint cannot be of that time.
-
-    Args:
-        told: what stands there.
-        written: when the storage says that its files were written; None if it does not.
-    """
-    if not isinstance(told, int | float) or isinstance(told, bool):
+def plausible_time(noted: Any, written: float | None) -> float | None:
+    """Return the time that metadata note; None if a checkpoint with files of the time ``written`` cannot have it."""
+    if not isinstance(noted, int | float) or isinstance(noted, bool):
         return None
     latest = _LATEST_TIME_S if written is None else written + _TOLERANCE_S
-    return float(told) if 0 <= told <= latest else None
+    return float(noted) if 0 <= noted <= latest else None
 
 
 def _time_of(info: Mapping[str, Any]) -> float | None:
@@ -154,24 +146,14 @@ def _time_of(info: Mapping[str, Any]) -> float | None:
     return None
 
 
-_RUN_KEY = "run"
-_PARENT_KEY = "resumed_from"
-
-
 def lineage_notes(run_id: str, parent_id: str | None = None, parent: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return what the metadata of each checkpoint of a run tell of where it comes from.
-
-    Args:
-        run_id: of the run.
-        parent_id: id of the checkpoint that the run goes on from; None if it began anew.
-        parent: metadata of that checkpoint.
-    """
+    """Return the notes of a run that resumes the checkpoint ``parent_id``, whose metadata are ``parent``."""
     if parent_id is None:
         return {_RUN_KEY: run_id}
     known = parent or {}
     link = {
         "checkpoint": parent_id,
-        "run": _text_or_none(known.get(_RUN_KEY)),
+        "run": _text(known.get(_RUN_KEY)) or None,
         "steps_completed": _count(known.get("steps_completed")),
     }
     return {_RUN_KEY: run_id, _PARENT_KEY: link}
@@ -179,18 +161,14 @@ def lineage_notes(run_id: str, parent_id: str | None = None, parent: Mapping[str
 
 @dataclasses.dataclass(frozen=True)
 class Ancestry:
-    """A checkpoint, as far as its age goes.
+    """The age and origin of a checkpoint.
 
     Attributes:
-        id: its id.
-        run: tells its run from others. Of releases that noted none the trial counts as one; what another program
-            wrote is alone.
-        steps_completed: number of batches trained on.
-        written: when the storage says that it was written, in seconds since 1970.
-        time: when its metadata say so; None if they do not, or cannot be right.
-        parent: id of the checkpoint that its run goes on from, None if there is none.
-        parent_run: that checkpoint's run, None if it is not known.
-        parent_steps: that checkpoint's ``steps_completed``.
+        run: identifies its run. Of releases that noted none the trial counts as one; a checkpoint of another program
+            is a run of its own.
+        written: when it was written by the storage's clock, in seconds since 1970.
+        time: when it was written by its metadata; None if they do not say, or cannot be right.
+        parent: id of the checkpoint that its run resumed, if any, with ``parent_run`` and ``parent_steps``.
     """
 
     id: str
@@ -202,33 +180,42 @@ class Ancestry:
     parent_run: Hashable | None = None
     parent_steps: int = 0
 
-    @classmethod
-    def from_metadata(cls, checkpoint_id: str, metadata: Mapping[str, Any], written: float | None) -> Ancestry:
-        """Read what ``metadata.json`` tells; values that make no sense count as missing."""
-        link = metadata.get(_PARENT_KEY)
-        parent: Mapping[str, Any] = link if isinstance(link, dict) else {}
-        return cls(
-            id=checkpoint_id,
-            run=_run_of(checkpoint_id, metadata),
-            steps_completed=_count(metadata.get("steps_completed")),
-            written=written or 0.0,
-            time=plausible_time(metadata.get("time"), written),
-            parent=_text_or_none(parent.get("checkpoint")),
-            parent_run=_text_or_none(parent.get("run")),
-            parent_steps=_count(parent.get("steps_completed")),
-        )
-
     @property
     def age(self) -> tuple[int, float, float]:
         """Grows from one checkpoint of a run to the next."""
         return self.steps_completed, self.written, self.time or 0.0
 
 
+def read_ancestry(checkpoint: Location, job: str | None = None) -> Ancestry | None:
+    """Read age and origin from ``metadata.json``; None if a job of another name wrote it."""
+    metadata = read_metadata(checkpoint)
+    if job is not None and metadata.get("job") != job:
+        return None
+    try:
+        written = modified(checkpoint / METADATA_FILE)
+    except FileNotFoundError:  # another run has just deleted it
+        written = None
+    link = metadata.get(_PARENT_KEY)
+    parent: Mapping[str, Any] = link if isinstance(link, dict) else {}
+    trial = _text(metadata.get("trial"))
+    own = ("checkpoint", checkpoint.name) if not trial else ("trial", _text(metadata.get("experiment")) or None, trial)
+    return Ancestry(
+        id=checkpoint.name,
+        run=_text(metadata.get(_RUN_KEY)) or own,
+        steps_completed=_count(metadata.get("steps_completed")),
+        written=written or 0.0,
+        time=plausible_time(metadata.get("time"), written),
+        parent=_text(parent.get("checkpoint")) or None,
+        parent_run=_text(parent.get("run")) or None,
+        parent_steps=_count(parent.get("steps_completed")),
+    )
+
+
 def newest_first(checkpoints: Iterable[Ancestry]) -> Iterator[str]:
     """Yield the ids of checkpoints, each the newest of those that are left.
 
-    Within a run it is the one with the most steps; a run is newer than what it goes on from. Of runs that do not go on
-    from one another the one counts whose last write is the latest, by the storage's own file times.
+    Within a run it is the one with the most steps; a run is newer than what it resumed. Among runs that did not resume
+    one another the last write decides, by the storage's own file times.
     """
     left = {checkpoint.id: checkpoint for checkpoint in checkpoints}
     while left:
@@ -247,7 +234,7 @@ def _newest(checkpoints: Mapping[str, Ancestry]) -> Ancestry:
         before = _run_before(tip, checkpoints, tips)
         if before is not None and tips[before].steps_completed <= tip.parent_steps:
             continued.add(before)
-    # What says that it goes on from itself in a circle was not written by this library; then the times decide.
+    # This library writes no circles of runs that resume one another; among those the times decide.
     ends = [tip for run, tip in tips.items() if run not in continued] or [*tips.values()]
 
     def last_write(tip: Ancestry) -> tuple[float, float, float, int]:
@@ -263,7 +250,7 @@ def _writes_of(
     runs: Mapping[Hashable, list[Ancestry]],
     tips: Mapping[Hashable, Ancestry],
 ) -> Iterator[float]:
-    """Yield the times at which a run was written, and what it goes on from."""
+    """Yield the times at which a run, and the runs that it resumed, were written."""
     run: Hashable | None = tip.run
     seen: set[Hashable] = set()
     last_step = tip.steps_completed
@@ -277,25 +264,8 @@ def _writes_of(
 def _run_before(
     tip: Ancestry, checkpoints: Mapping[str, Ancestry], tips: Mapping[Hashable, Ancestry]
 ) -> Hashable | None:
-    """Return the run that another one goes on from, if anything is left of it."""
+    """Return the run that another one resumed, if anything is left of it."""
     if tip.parent_run in tips and tip.parent_run != tip.run:
         return tip.parent_run
     parent = checkpoints.get(tip.parent or "")
     return None if parent is None or parent.run == tip.run else parent.run
-
-
-def _run_of(checkpoint_id: str, metadata: Mapping[str, Any]) -> Hashable:
-    if run := _text_or_none(metadata.get(_RUN_KEY)):
-        return run
-    trial = _text_or_none(metadata.get("trial"))
-    return (
-        ("checkpoint", checkpoint_id) if trial is None else ("trial", _text_or_none(metadata.get("experiment")), trial)
-    )
-
-
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0

@@ -1,4 +1,4 @@
-"""Paths in a storage: the one module that makes them from names, which files and listings may hold in any form."""
+"""Paths in a storage. Only this module makes them from names, which files and listings may hold in any form."""
 
 from __future__ import annotations
 
@@ -19,23 +19,18 @@ def new_id() -> str:
 
 
 def is_name(name: str) -> bool:
-    """Tell whether a checkpoint's directory can have this name: it leads nowhere but into the storage."""
+    """Return whether a checkpoint's directory can have this name, which must not lead out of the storage."""
     return name not in ("", ".", "..") and name.casefold() != BOOKKEEPING_DIR and not {"/", "\\", "\0"} & set(name)
 
 
 def is_own_id(name: str) -> bool:
-    """Tell whether this is an id that :func:`new_id` made; a name of Lightning's may stand before it."""
+    """Return whether :func:`new_id` made this id; a name given by Lightning may precede it."""
     before = name[:-36]
-    own = name[-36:]
-    return _UUID.fullmatch(own) is not None and (not before or before.endswith("-")) and is_name(name)
+    return _UUID.fullmatch(name[-36:]) is not None and (not before or before.endswith("-")) and is_name(name)
 
 
 def checkpoint_path(root: Location, checkpoint_id: str) -> Location:
-    """Return the directory of the checkpoint with this id, whether there is one or not.
-
-    Raises:
-        CheckpointNotFound: no checkpoint can have this id.
-    """
+    """Return the directory of the checkpoint with this id, whether it exists or not."""
     if not is_name(checkpoint_id):
         raise errors.CheckpointNotFound(
             f"There is no checkpoint {checkpoint_id!r}: an id is the name of a directory in {escape(root)}."
@@ -44,25 +39,16 @@ def checkpoint_path(root: Location, checkpoint_id: str) -> Location:
 
 
 def bookkeeping_path(root: Location, *names: str) -> Location:
-    """Return the path of a file or directory that is kept beside the checkpoints.
-
-    Raises:
-        StorageError: a name would lead elsewhere, or the path leads through a link.
-    """
-    place = root / BOOKKEEPING_DIR
-    _require_no_link(place)
-    for name in names:
-        if not is_name(name):
-            raise errors.StorageError(f"{name!r} cannot be the name of a file in {escape(place)}.")
-        place = place / name
-        _require_no_link(place)
-    return place
-
-
-def _require_no_link(place: Location) -> None:
-    target = place.link_target()
-    if target is not None:
-        raise errors.StorageError(
-            f"{escape(place)} is a link{f' to {escape(target)}' if target else ''}, and nothing is written or deleted "
-            "through a link. Replace it by what it leads to, or remove it."
-        )
+    """Return the path of a file or directory that is kept beside the checkpoints."""
+    path = root
+    for name in (BOOKKEEPING_DIR, *names):
+        if path is not root and not is_name(name):
+            raise errors.StorageError(f"{name!r} cannot be the name of a file in {escape(path)}.")
+        path = path / name
+        target = path.link_target()
+        if target is not None:
+            raise errors.StorageError(
+                f"{escape(path)} is a link{f' to {escape(target)}' if target else ''}, and nothing is written or "
+                "deleted through a link. Replace it by its target, or remove it."
+            )
+    return path

@@ -1,9 +1,9 @@
-"""Where a checkpoint is written before it is complete, how it becomes so, and removing what never did.
+"""Staging directories: where a checkpoint is written before it is complete, and removing what never was completed.
 
-A mark in the storage's bookkeeping directory says that a checkpoint is being written. What it names and has no
-``metadata.json`` was never finished. On a local disk what is to go is renamed first: of a removal that is cut off
-nothing is left under the checkpoint's name, and the next run removes the rest. Only what det_lightning itself made is
-ever removed.
+A mark in the storage's bookkeeping directory names each checkpoint that is being written; if such a checkpoint has no
+``metadata.json``, it was never finished. On a local disk a directory is renamed before it is removed: an interrupted
+removal leaves nothing under the checkpoint's name, and the next run removes the rest. Only directories that
+det_lightning itself made are ever removed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import pathlib
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, LOAD_DATA_FILE, METADATA_FILE, STAGING_MARK
-from det_lightning.checkpoint.storage.location import Location
+from det_lightning.checkpoint.storage.location import Location, write_whole
 from det_lightning.checkpoint.storage.locks import MARK_SUFFIX, is_abandoned, mark_content, write_locked
 from det_lightning.checkpoint.storage.paths import bookkeeping_path, checkpoint_path, is_name, is_own_id, new_id
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, upload
@@ -29,78 +29,57 @@ from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
-#: Begins the names of the temporary directories of writers to remote storages.
-STAGING_PREFIX = "det_lightning-"
-
+# Prefix of the temporary directories of writers to remote storages.
+_STAGING_PREFIX = "det_lightning-"
 # "replaced" is the name of earlier releases.
 _REMOVED_DIRS = ("removed", "replaced")
-
-
-def marks_path(root: Location) -> Location:
-    """Return the directory of the marks of the checkpoints that are being written."""
-    return bookkeeping_path(root, "partial")
+_MARKS_DIR = "partial"
 
 
 def find_writers(root: Location) -> dict[str, bool]:
-    """Return the ids of the checkpoints that someone began to write, and whether that writer may still be at it."""
-    marks = marks_path(root)
+    """Return the ids of the checkpoints that were begun, and whether their writer may still live."""
+    marks = bookkeeping_path(root, _MARKS_DIR)
     ids = [name.removesuffix(MARK_SUFFIX) for name in marks.list_names() if name.endswith(MARK_SUFFIX)]
     return {name: not is_abandoned(marks / f"{name}{MARK_SUFFIX}") for name in ids if is_name(name)}
 
 
 def remove_abandoned(root: Location) -> list[str]:
-    """Remove what writers left behind that are gone: killed, or cut off. Return the ids.
-
-    Raises:
-        StorageError: the bookkeeping of the storage lies behind a link.
-    """
+    """Remove the incomplete checkpoints of writers that are gone: killed, or cut off. Return the ids."""
     if root.is_local:
         _finish_removals(root)
-    marks = marks_path(root)
+    marks = bookkeeping_path(root, _MARKS_DIR)
     removed_ids = []
     for name in marks.list_names():
         checkpoint_id, _, suffix = name.rpartition(".")
         if f".{suffix}" not in (MARK_SUFFIX, ".new") or not is_name(checkpoint_id) or not is_abandoned(marks / name):
             continue
         checkpoint = checkpoint_path(root, checkpoint_id)
-        # A mark that never got its final name is one whose writer had not begun.
-        if f".{suffix}" == MARK_SUFFIX and _is_incomplete(checkpoint):
+        # The writer of a mark that never got its final name had not begun.
+        if f".{suffix}" == MARK_SUFFIX and checkpoint.exists() and not (checkpoint / METADATA_FILE).exists():
             if not _is_own_partial(checkpoint):
                 continue
             logger.warning("Removing the incomplete checkpoint %s: its writer ended before it did.", escape(checkpoint))
-            _remove(root, checkpoint)
+            if root.is_local:
+                remove_tree(move_aside(root, checkpoint.local_path))
+            else:
+                checkpoint.remove()
             removed_ids.append(checkpoint_id)
         (marks / name).remove()
     if root.is_local:
-        remove_empty(marks.local_path)
+        _remove_empty(marks.local_path)
     return removed_ids
 
 
-def _is_incomplete(checkpoint: Location) -> bool:
-    return checkpoint.exists() and not (checkpoint / METADATA_FILE).exists()
-
-
 def _is_own_partial(checkpoint: Location) -> bool:
-    """Tell whether a directory is what a writer of ours leaves that is killed: first the code, then the load data."""
+    """Return whether a killed writer of det_lightning left this directory: it writes the code, then the load data."""
     if not is_own_id(checkpoint.name) or checkpoint.link_target() is not None or not checkpoint.is_dir():
         return False
     names = {*checkpoint.list_names(), *checkpoint.list_links()}
     return METADATA_FILE not in names and (LOAD_DATA_FILE in names or names <= {CODE_DIR})
 
 
-def _remove(root: Location, checkpoint: Location) -> None:
-    if checkpoint.is_local:
-        remove_tree(move_aside(root, checkpoint.local_path))
-    else:
-        checkpoint.remove()
-
-
 def move_aside(root: Location, directory: pathlib.Path) -> pathlib.Path:
-    """Rename a directory of a local storage that is to be removed; return where it is now.
-
-    Raises:
-        FileNotFoundError: it is not there.
-    """
+    """Rename a directory of a local storage that is to be removed; return its new path."""
     while True:
         aside = bookkeeping_path(root, _REMOVED_DIRS[0], new_id()).local_path
         try:
@@ -114,15 +93,15 @@ def move_aside(root: Location, directory: pathlib.Path) -> pathlib.Path:
 
 
 def remove_tree(directory: pathlib.Path) -> None:
-    """Remove a directory that others may be removing too; of links in it, only the links themselves."""
+    """Remove a directory that other processes may be removing too; of links in it, only the links themselves."""
     while directory.exists():
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(directory)
-    remove_empty(directory.parent)
+    _remove_empty(directory.parent)
 
 
 def _finish_removals(root: Location) -> None:
-    """Remove what was renamed for that, by processes that were killed then."""
+    """Remove what processes had renamed to be removed when they were killed."""
     for name in _REMOVED_DIRS:
         removed = bookkeeping_path(root, name)
         for one in removed.list_names():
@@ -131,13 +110,11 @@ def _finish_removals(root: Location) -> None:
             try:
                 remove_tree((removed / one).local_path)
             except OSError as e:  # another user's, perhaps; training need not wait for that
-                logger.warning("What is left of a removed checkpoint, %s, stays: %s", escape(removed / one), escape(e))
+                logger.warning("The rest of a removed checkpoint, %s, stays: %s", escape(removed / one), escape(e))
 
 
-def remove_empty(folder: pathlib.Path) -> None:
-    """Where nothing else is kept, leave nothing behind beside the checkpoints: remove a directory of the bookkeeping,
-    and the bookkeeping itself, if they are empty.
-    """
+def _remove_empty(folder: pathlib.Path) -> None:
+    """Remove a directory of the bookkeeping, and the bookkeeping itself, if they are empty."""
     for one in (folder, folder.parent):
         with contextlib.suppress(OSError):
             one.rmdir()
@@ -145,16 +122,16 @@ def remove_empty(folder: pathlib.Path) -> None:
 
 def remove_dead_stagings() -> None:
     """Remove temporary directories of this user's writers to remote storages that were killed."""
-    for directory in pathlib.Path(tempfile.gettempdir()).glob(f"{STAGING_PREFIX}*"):
+    for directory in pathlib.Path(tempfile.gettempdir()).glob(f"{_STAGING_PREFIX}*"):
         try:
             if _is_own_directory(directory) and is_abandoned(Location.parse(directory / STAGING_MARK)):
-                logger.warning("Removing %s, which a writer left that was killed.", escape(directory))
+                logger.warning("Removing %s, which a killed writer left behind.", escape(directory))
                 for path in directory.iterdir():
                     if path.is_dir() and not path.is_symlink():
                         shutil.rmtree(path)
                 shutil.rmtree(directory)  # with the mark, by which it is known
         except OSError as e:  # another process was faster, or it is not to be removed
-            logger.warning("%s, which a writer left that was killed, stays: %s", escape(directory), escape(e))
+            logger.warning("%s, which a killed writer left behind, stays: %s", escape(directory), escape(e))
 
 
 def _is_own_directory(path: pathlib.Path) -> bool:
@@ -167,60 +144,53 @@ class StagingDirectory(Protocol):
 
     directory: pathlib.Path
 
-    def commit(self, metadata: dict[str, Any]) -> None:
-        """Make the checkpoint a complete one: bring all of it into the storage, ``metadata.json`` last."""
+    def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
+        """Complete the checkpoint: bring ``names``, its files, into the storage, and ``metadata.json`` last."""
 
     def abandon(self) -> None:
         """Remove what was written."""
 
 
 class LocalStaging:
-    """The final directory, on a local disk. A lock on its mark tells others that the writer lives."""
+    """The final directory, on a local disk. A lock on its mark shows others that the writer lives."""
 
     def __init__(self, root: Location, checkpoint_id: str) -> None:
         self.directory = checkpoint_path(root, checkpoint_id).local_path
-        self._mark = (marks_path(root) / f"{checkpoint_id}{MARK_SUFFIX}").local_path
+        self._mark = bookkeeping_path(root, _MARKS_DIR).local_path / f"{checkpoint_id}{MARK_SUFFIX}"
         self._lock = write_locked(self._mark)
         try:
             self.directory.mkdir(parents=True)
         except BaseException:
-            self._forget()
+            self._remove_mark()
             raise
 
-    def commit(self, metadata: dict[str, Any]) -> None:
-        for path in _files_below(self.directory):
-            _sync(path)
-        for folder in [*_folders_below(self.directory), self.directory]:
-            _sync(folder)
-        Location.parse(self.directory / METADATA_FILE).write(_to_json(metadata))
-        for folder in (self.directory, self.directory.parent):
-            _sync(folder)
-        self._forget()
+    def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
+        folders = [folder for folder, _, _ in os.walk(self.directory, topdown=False)]
+        _sync([*map(self.directory.joinpath, names), *folders])
+        write_whole(self.directory / METADATA_FILE, _to_json(metadata))
+        _sync([self.directory, self.directory.parent])
+        self._remove_mark()
 
     def abandon(self) -> None:
-        # First what makes it a complete one: cut off in the middle, this must not leave a damaged one.
+        # First the file that makes it a complete one: an interruption must not leave a damaged checkpoint.
         (self.directory / METADATA_FILE).unlink(missing_ok=True)
         shutil.rmtree(self.directory, ignore_errors=True)
-        self._forget()
+        self._remove_mark()
 
-    def _forget(self) -> None:
+    def _remove_mark(self) -> None:
         self._mark.unlink(missing_ok=True)
         self._lock.close()
-        remove_empty(self._mark.parent)
+        _remove_empty(self._mark.parent)
 
 
 class RemoteStaging:
-    """A temporary directory, uploaded on :meth:`commit`. A lock on a file in it tells others that the writer lives.
-
-    Raises:
-        OSError: there is no room for it.
-    """
+    """A temporary directory, uploaded on :meth:`commit`. A lock on a file in it shows others that the writer lives."""
 
     def __init__(self, root: Location, checkpoint_id: str, retry: RetryPolicy) -> None:
         self._target = checkpoint_path(root, checkpoint_id)
-        self._mark = marks_path(root) / f"{checkpoint_id}{MARK_SUFFIX}"
+        self._mark = bookkeeping_path(root, _MARKS_DIR) / f"{checkpoint_id}{MARK_SUFFIX}"
         self._retry = retry
-        self._staging = pathlib.Path(tempfile.mkdtemp(prefix=STAGING_PREFIX))
+        self._staging = pathlib.Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX))
         self.directory = self._staging / checkpoint_id
         try:
             self._lock = write_locked(self._staging / STAGING_MARK)
@@ -229,27 +199,24 @@ class RemoteStaging:
             shutil.rmtree(self._staging, ignore_errors=True)
             raise
 
-    def commit(self, metadata: dict[str, Any]) -> None:
-        """Upload all files; where the storage fails for good, keep the local copy, which is complete.
-
-        Raises:
-            StorageError: the storage failed; names the place of the copy.
-        """
-        names = {path.relative_to(self.directory).as_posix() for path in _files_below(self.directory)}
-        # What is cut off is known by the load data, which come first.
+    def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
+        """Upload all files; where the storage fails for good, keep the local copy, which is complete."""
+        # The load data come first: by them an incomplete checkpoint is known.
         in_order = sorted(names, key=lambda name: (name != LOAD_DATA_FILE, name))
-        Location.parse(self.directory / METADATA_FILE).write(_to_json(metadata))
+        write_whole(self.directory / METADATA_FILE, _to_json(metadata))
         try:
-            self._retry.call(f"writing {escape(self._mark)}", lambda: self._mark.write(mark_content()))
+            self._retry.call("writing", lambda: self._mark.write(mark_content()), where=self._mark)
             upload(self.directory, [*in_order, METADATA_FILE], self._target, self._retry)
         except errors.StorageError as e:
-            self._keep_copy()
+            # Without its mark the directory is not taken for one that a killed writer left.
+            (self._staging / STAGING_MARK).unlink(missing_ok=True)
+            self._lock.close()
             raise errors.StorageError(
                 f"{e} The checkpoint is not in the storage; a complete copy is kept in {escape(self.directory)}."
             ) from e
         self.abandon()
         try:
-            self._retry.call(f"removing {escape(self._mark)}", self._mark.remove)
+            self._retry.call("removing", self._mark.remove, where=self._mark)
         except errors.StorageError as e:
             logger.warning(
                 "The checkpoint %s is complete, but the mark of its writing stays: %s", escape(self._target), e
@@ -259,27 +226,15 @@ class RemoteStaging:
         shutil.rmtree(self._staging, ignore_errors=True)
         self._lock.close()
 
-    def _keep_copy(self) -> None:
-        """Without its mark the directory is not taken for one that a killed writer left."""
-        (self._staging / STAGING_MARK).unlink(missing_ok=True)
-        self._lock.close()
 
-
-def _files_below(directory: pathlib.Path) -> Iterator[pathlib.Path]:
-    return (path for path in directory.rglob("*") if path.is_file())
-
-
-def _folders_below(directory: pathlib.Path) -> Iterator[pathlib.Path]:
-    return (path for path in directory.rglob("*") if path.is_dir())
-
-
-def _sync(path: pathlib.Path) -> None:
-    """Wait until the disk holds what was written to a file, or the entries of a directory."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _sync(paths: Iterable[str | os.PathLike[str]]) -> None:
+    """Wait until the disk holds the content of files and directories."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _to_json(content: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Determined's ``checkpoint_storage`` section, as a URL and what its file system needs to know."""
+"""Determined's ``checkpoint_storage`` section, as a URL and options of its file system."""
 
 from __future__ import annotations
 
@@ -14,18 +14,12 @@ from det_lightning.secret_names import is_secret_name
 _Settings = tuple[str, dict[str, Any]]
 
 # Entries that say which checkpoints to keep, or that only the platform needs.
-_NOT_FOR_STORAGE = {
-    "type",
-    "propagation",
-    "save_experiment_best",
-    "save_trial_best",
-    "save_trial_latest",
-}
+_NOT_FOR_STORAGE = {"type", "propagation", "save_experiment_best", "save_trial_best", "save_trial_latest"}
 
-# What shared_fs took in place of storage_path before.
+# Earlier names of storage_path in shared_fs.
 _OLD_NAMES = {"tensorboard_path", "checkpoint_path"}
 
-# Where a value comes from that is masked in the section: an option of the call, or a variable of the environment.
+# For a value that is masked in the section: an option of the call, and an environment variable.
 _SOURCES = {
     "access_key": ("key", "AWS_ACCESS_KEY_ID"),
     "secret_key": ("secret", "AWS_SECRET_ACCESS_KEY"),
@@ -42,14 +36,12 @@ def storage_from_config(config: Mapping[str, Any], options: Mapping[str, Any] | 
     The layout below that URL is Determined's: one directory for each checkpoint, named by its id.
 
     Args:
-        config: the ``checkpoint_storage`` section of an experiment configuration: ``type`` is ``shared_fs``,
-            ``directory``, ``s3``, ``gcs`` or ``azure``. A secret that is masked in there comes from ``options``, or
-            from the variable of the environment in which its file system would look for it.
-        options: what the file system is given besides; goes before what the section says.
+        config: the ``checkpoint_storage`` section; a secret that is masked there is taken from ``options``, or from the
+            environment variable that its file system reads.
+        options: further options of the file system, which take precedence over the section.
 
     Raises:
-        ValueError: the type is unknown, an entry is missing or unknown, a path lies outside of its parent, or a masked
-            secret is nowhere else; all that is wrong is named, with no value that may be a secret.
+        ValueError: entries are wrong, missing or unknown; names all of them, and no value that may be a secret.
     """
     kind = config.get("type")
     if not isinstance(kind, str) or kind not in _TYPES:
@@ -78,7 +70,7 @@ def storage_from_config(config: Mapping[str, Any], options: Mapping[str, Any] | 
 
 
 def _unmasked(given: dict[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the entries without masks, what is masked taken from elsewhere, and what is found nowhere."""
+    """Return the entries with masked ones filled in from elsewhere, and a sentence for each that cannot be."""
     kept = {name: value for name, value in given.items() if not is_masked(value)}
     missing = []
     for name in [name for name in given if name not in kept]:
@@ -95,7 +87,7 @@ def _unmasked(given: dict[str, Any], options: Mapping[str, Any]) -> tuple[dict[s
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    # Without its value, which may be that of a secret whose name somebody mistyped.
+    # Without its value, which may be a secret under a mistyped name.
     near = difflib.get_close_matches(str(name), known, n=1)
     return f"{name} is not known" + (f" (did you mean {near[0]}?)" if near else "")
 
@@ -118,7 +110,7 @@ def _wrong_paths(given: dict[str, Any]) -> list[str]:
 
 
 def _storage_path(given: dict[str, Any]) -> str | os.PathLike[str]:
-    # The order is Determined's.
+    # In Determined's order.
     names = ("storage_path", "tensorboard_path", "checkpoint_path")
     return next((given[name] for name in names if name in given), "")
 
@@ -128,21 +120,9 @@ def _inside_host_path(given: dict[str, Any]) -> pathlib.PurePosixPath:
     return pathlib.PurePosixPath(os.path.normpath(pathlib.PurePosixPath(given["host_path"]) / _storage_path(given)))
 
 
-def _shared_fs(given: dict[str, Any]) -> _Settings:
-    return str(_inside_host_path(given)), {}
-
-
-def _directory(given: dict[str, Any]) -> _Settings:
-    return str(given["container_path"]), {}
-
-
 def _s3(given: dict[str, Any]) -> _Settings:
     names = {"access_key": "key", "secret_key": "secret", "session_token": "token", "endpoint_url": "endpoint_url"}
     return _url("s3", given["bucket"], given.get("prefix", "")), _renamed(given, names)
-
-
-def _gcs(given: dict[str, Any]) -> _Settings:
-    return _url("gs", given["bucket"], given.get("prefix", "")), {}
 
 
 def _azure(given: dict[str, Any]) -> _Settings:
@@ -167,10 +147,10 @@ _TYPES: dict[Any, tuple[tuple[str, ...], tuple[str, ...], Callable[[dict[str, An
     "shared_fs": (
         ("host_path",),
         ("storage_path", "checkpoint_path", "tensorboard_path", "container_path"),
-        _shared_fs,
+        lambda given: (str(_inside_host_path(given)), {}),
     ),
-    "directory": (("container_path",), (), _directory),
+    "directory": (("container_path",), (), lambda given: (str(given["container_path"]), {})),
     "s3": (("bucket",), ("prefix", "endpoint_url", "access_key", "secret_key", "session_token"), _s3),
-    "gcs": (("bucket",), ("prefix",), _gcs),
+    "gcs": (("bucket",), ("prefix",), lambda given: (_url("gs", given["bucket"], given.get("prefix", "")), {})),
     "azure": (("container",), ("connection_string", "account_url", "credential"), _azure),
 }

@@ -1,4 +1,4 @@
-"""Bringing files to and from a storage, as often as it takes, and a checkpoint of any storage as a local directory."""
+"""Bringing files to and from a storage, with retries, and a checkpoint of any storage as a local directory."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from det_lightning.masking import mask_text
 
 logger = logging.getLogger(__name__)
 
-# How often a transfer that pauses looks whether the run ends, and how long it pauses then.
+# How often a pausing transfer checks whether the run ends, and its longest pause then.
 _POLL_S = 0.1
 _LAST_WAIT_S = 1.0
 
-# To try again would not help.
+# Another attempt would not help.
 _FINAL_ERRORS = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError, TypeError)
 _FINAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError")  # of botocore, which need not be installed
 
-# The global generator belongs to the trial: a transfer that is tried again must not change what is trained.
+# The global generator belongs to the trial: a retried transfer must not change what is trained.
 _OWN_RANDOM = random.Random()
 
 Progress = Callable[[str, int], None]
@@ -53,9 +53,9 @@ class RetryPolicy:
 
     Attributes:
         attempts: number of attempts at each file.
-        first_wait_s: pause after the first failure; each further one is twice as long, with some chance in it.
+        first_wait_s: pause after the first failure, in seconds; each further one is twice as long, with some jitter.
         longest_wait_s: longest pause.
-        is_ending: tells whether the process was asked to end. A transfer that fails is tried once more then, after a
+        is_ending: returns whether the process was asked to end. A failing transfer is then tried once more, after a
             pause of a second at most.
     """
 
@@ -64,28 +64,38 @@ class RetryPolicy:
     longest_wait_s: float = 30.0
     is_ending: Callable[[], bool] = dataclasses.field(default=_never, repr=False, compare=False)
 
-    def call(self, what: str, action: Callable[[], Any]) -> Any:
-        """Return what ``action`` returns, after as many attempts as it takes.
+    def call(self, what: str, action: Callable[[], Any], *, where: object = "") -> Any:
+        """Return the result of ``action``, after as many attempts as it takes.
+
+        Args:
+            what: the name of the action for messages, such as "writing".
+            action: the function that is tried.
+            where: the location that completes the name.
 
         Raises:
             StorageError: it failed for good; the last failure is its cause.
         """
         retrying = tenacity.Retrying(
-            stop=self._make_stop(),
+            stop=functools.partial(self._should_stop, itertools.count(1)),
             sleep=self._sleep,
             wait=self._wait,
             retry=tenacity.retry_if_exception(_may_pass),
-            before_sleep=functools.partial(_tell_of_retry, what),
+            before_sleep=functools.partial(_log_retry, what, where),
             reraise=True,
         )
-        with explain_errors(what), _undisturbed_random():
-            return retrying(action)
+        # Libraries draw from Python's generator for pauses of their own; in another thread, restoring it would undo
+        # draws of the trial, which trains at the same time.
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        before = random.getstate() if in_main_thread else None
+        try:
+            with explain_errors(what, where):
+                return retrying(action)
+        finally:
+            if before is not None:
+                random.setstate(before)
 
-    def _make_stop(self) -> Callable[[tenacity.RetryCallState], bool]:
-        failures_while_ending = itertools.count(1)
-        return lambda state: (
-            state.attempt_number >= self.attempts or (self.is_ending() and next(failures_while_ending) > 1)
-        )
+    def _should_stop(self, failures_while_ending: Iterator[int], state: tenacity.RetryCallState) -> bool:
+        return state.attempt_number >= self.attempts or (self.is_ending() and next(failures_while_ending) > 1)
 
     def _sleep(self, wait_s: float) -> None:
         since = time.monotonic()
@@ -98,7 +108,7 @@ class RetryPolicy:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Tell whether another attempt may go better."""
+    """Return whether another attempt may succeed."""
     return (
         isinstance(error, Exception)
         and not isinstance(error, _FINAL_ERRORS)
@@ -107,68 +117,31 @@ def _may_pass(error: BaseException) -> bool:
     )
 
 
-def _tell_of_retry(what: str, state: tenacity.RetryCallState) -> None:
+def _log_retry(what: str, where: object, state: tenacity.RetryCallState) -> None:
     error = state.outcome and state.outcome.exception()
     wait_s = state.next_action.sleep if state.next_action is not None else 0.0
-    told = mask_text(str(error))
-    logger.warning("Failed while %s: %s: %s. Trying again in %.1f s.", what, type(error).__name__, told, wait_s)
-
-
-@contextlib.contextmanager
-def _undisturbed_random() -> Iterator[None]:
-    """Undo the draws from Python's generator that libraries make for pauses of their own.
-
-    In another thread that would undo draws of the trial, which trains at the same time.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = random.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(before)
+    logger.warning(
+        "Failed while %s %s: %s: %s. Trying again in %.1f s.",
+        *(what, escape(where), type(error).__name__, mask_text(str(error)), wait_s),
+    )
 
 
 def upload(
     source: pathlib.Path, names: Iterable[str], target: Location, retry: RetryPolicy, progress: Progress | None = None
 ) -> None:
-    """Copy files of a local directory to ``target``.
-
-    Args:
-        source: the directory.
-        names: paths of the files below it.
-        target: the directory that gets them.
-        retry: what to do where a file fails.
-        progress: is told of each file that has arrived, with its size in bytes.
-
-    Raises:
-        StorageError: a file failed for good.
-    """
+    """Copy files of a local directory to ``target``; ``progress`` gets the name and size of each that has arrived."""
     for name in names:
-        file = source / name
-        place = target / name
-        retry.call(f"writing {escape(place)}", functools.partial(place.fs.put_file, str(file), place.path))
+        local = source / name
+        remote = target / name
+        retry.call("writing", functools.partial(remote.fs.put_file, str(local), remote.path), where=remote)
         if progress is not None:
-            progress(name, file.stat().st_size)
+            progress(name, local.stat().st_size)
 
 
 def download(
     source: Location, names: Iterable[str], target: pathlib.Path, retry: RetryPolicy, progress: Progress | None = None
 ) -> None:
-    """Copy files below ``source`` to a local directory.
-
-    Args:
-        source: the directory.
-        names: paths of the files below it.
-        target: the local directory.
-        retry: what to do where a file fails.
-        progress: is told of each file that has arrived, with its size in bytes.
-
-    Raises:
-        StorageError: a file failed for good.
-        UnsafeCheckpointError: a name would lie outside of ``target``, or is that of a file and of a directory.
-    """
+    """Copy files to a local directory; ``progress`` gets the name and size of each that has arrived."""
     names = list(names)
     outside = [name for name in names if not _is_inside(name)]
     if outside:
@@ -176,23 +149,20 @@ def download(
             f"{escape(source)} holds files whose names lead out of it: {', '.join(map(repr, outside))}. Nothing was "
             "copied."
         )
-    twofold = sorted({parent for name in names for parent in _parents_of(name)} & set(names))
-    if twofold:
+    parents = {parent.as_posix() for name in names for parent in pathlib.PurePosixPath(name).parents}
+    ambiguous = sorted(parents & set(names))
+    if ambiguous:
         raise errors.UnsafeCheckpointError(
-            f"{escape(source)} holds files that have the name of a directory there: {', '.join(map(repr, twofold))}. "
+            f"{escape(source)} holds files that have the name of a directory there: {', '.join(map(repr, ambiguous))}. "
             "An object store can hold both, a disk cannot; remove or rename one of them. Nothing was copied."
         )
     for name in names:
-        file = target / name
-        place = source / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        retry.call(f"reading {escape(place)}", functools.partial(place.fs.get_file, place.path, str(file)))
+        local = target / name
+        remote = source / name
+        local.parent.mkdir(parents=True, exist_ok=True)
+        retry.call("reading", functools.partial(remote.fs.get_file, remote.path, str(local)), where=remote)
         if progress is not None:
-            progress(name, file.stat().st_size)
-
-
-def _parents_of(name: str) -> Iterator[str]:
-    return (parent.as_posix() for parent in pathlib.PurePosixPath(name).parents)
+            progress(name, local.stat().st_size)
 
 
 def _is_inside(name: str) -> bool:
@@ -209,35 +179,35 @@ def open_checkpoint(
     retry: RetryPolicy | None = None,
     progress: Progress | None = None,
 ) -> Iterator[pathlib.Path]:
-    """Give a checkpoint as a local directory, inside of a ``with`` block; a remote one is copied for that time.
+    """Yield a checkpoint as a local directory; a remote one is copied for the time of the ``with`` block.
 
     Args:
         url: path or URL of the checkpoint's directory.
         options: see ``CheckpointStorage``.
         with_code: copy ``code/`` too.
         retry: how often a transfer is tried.
-        progress: is told of each file that has arrived, with its size in bytes.
+        progress: is called with the name and the size in bytes of each file that has arrived.
 
     Raises:
         CheckpointNotFound: there is no such directory.
         StorageError: it cannot be read.
         UnsafeCheckpointError: the names of its files lead out of it, or one is that of a file and of a directory.
     """
-    place = Location.parse(url, options)
-    if place.is_local:
-        if not place.local_path.is_dir():
-            raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(place)}.")
-        # What goes on from a link goes on from the checkpoint that it leads to.
-        yield place.resolved().local_path
+    location = Location.parse(url, options)
+    if location.is_local:
+        if not location.local_path.is_dir():
+            raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(location)}.")
+        # To resume from a link is to resume from its target.
+        yield location.resolved().local_path
         return
-    if not is_name(place.name):
-        raise errors.CheckpointNotFound(f"{place.name!r} in {escape(place)} cannot be the name of a checkpoint.")
-    with explain_errors(f"reading {escape(place)}"):
-        names = [name for name in place.find_files() if with_code or not name.startswith(f"{CODE_DIR}/")]
+    if not is_name(location.name):
+        raise errors.CheckpointNotFound(f"{location.name!r} in {escape(location)} cannot be the name of a checkpoint.")
+    with explain_errors("reading", location):
+        names = [name for name in location.find_files() if with_code or not name.startswith(f"{CODE_DIR}/")]
     if not names:
-        raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(place)}.")
+        raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(location)}.")
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
-        directory = pathlib.Path(folder) / place.name
+        directory = pathlib.Path(folder) / location.name
         directory.mkdir()
-        download(place, names, directory, retry or RetryPolicy(), progress)
+        download(location, names, directory, retry or RetryPolicy(), progress)
         yield directory

@@ -9,7 +9,6 @@ import pickle
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
@@ -34,10 +33,10 @@ class CheckpointWriter:
     """Writes checkpoints of one run into a storage.
 
     Args:
-        storage: where to.
-        code_dir: the directory whose files are copied to ``code/``, less what its ``.detignore`` names and what no
-            trial needs; see ``CodeCopier``.
-        code_with_secrets: copy files under whose names secrets are kept too, such as ``.env``.
+        storage: the storage.
+        code_dir: the directory whose files are copied to ``code/``, except those that its ``.detignore`` names and
+            those that no trial needs; by default the working directory.
+        code_with_secrets: copy files with the names of secrets, such as ``.env``, too.
     """
 
     def __init__(
@@ -55,12 +54,12 @@ class CheckpointWriter:
     ) -> str:
         """Write a checkpoint and return its id.
 
-        If anything fails what was written is removed, and earlier checkpoints stay as they are.
+        If anything fails the written files are removed, and earlier checkpoints stay untouched.
 
         Args:
-            content: what is written.
+            content: the content.
             checkpoint_id: the id; by default a new one.
-            report_written: gets the directory when all files but the last are there, and may add some.
+            report_written: is called with the directory when all files but the last are written, and may add some.
 
         Raises:
             CheckpointError: the files cannot be written.
@@ -96,9 +95,19 @@ class CheckpointWriter:
         """Write the last file and bring the checkpoint into the storage; see :meth:`write`."""
         try:
             with _writing_to(staging.directory):
-                staging.commit(_metadata_of(content, staging.directory))
+                files = describe_files(staging.directory)
+                entries = {
+                    "determined_version": _FORMAT_VERSION,
+                    "steps_completed": content.trial_state.batches_trained,
+                    "framework": f"torch-{torch.__version__}",
+                    "format": "pickle",
+                    "time": time.time(),
+                    **content.notes,
+                    MANIFEST_KEY: files,
+                }
+                staging.commit(with_checksum(entries), files)
         except errors.StorageError:
-            raise  # a copy is kept on this machine, and was named
+            raise  # a copy is kept on this machine, and the message names it
         except BaseException:
             staging.abandon()
             raise
@@ -110,24 +119,17 @@ def _writing_to(directory: pathlib.Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, pickle.PicklingError, AttributeError, TypeError) as e:
         room = ""
-        with contextlib.suppress(OSError):  # the directory itself may be what is gone
+        with contextlib.suppress(OSError):  # the directory itself may be missing
             free = shutil.disk_usage(directory.parent).free
             room = f" The disk is full: {free:,} bytes are free." if free < _LITTLE_ROOM_BYTES else ""
-        raise errors.CheckpointError(f"Checkpoint {escape(directory)} cannot be written: {_reason(e)}.{room}") from e
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, RuntimeError) and "inline_container" in str(error):
-        # torch does not tell what the system told it.
-        return f"torch.save() could not write all of a file, as on a full disk or beyond a quota ({error})"
-    return str(error)
+        reason = str(e)
+        if isinstance(e, RuntimeError) and "inline_container" in reason:  # torch hides the error of the system
+            reason = f"torch.save() could not write all of a file, as on a full disk or beyond a quota ({e})"
+        raise errors.CheckpointError(f"Checkpoint {escape(directory)} cannot be written: {reason}.{room}") from e
 
 
 def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
-    """Write all files but ``metadata.json``.
-
-    ``load_data.json`` comes first: where it is and ``metadata.json`` is not, a checkpoint was cut off.
-    """
+    """Write all files but ``metadata.json``; ``load_data.json``, which marks an incomplete checkpoint, first."""
     load_data = json.dumps(content.load_data or {}, default=describe_masked)
     (directory / layout.LOAD_DATA_FILE).write_text(load_data, encoding="utf-8")
     trial_state = dict(vars(content.trial_state))
@@ -139,17 +141,3 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
     if content.lightning is not None:
         torch.save(content.lightning, directory / layout.LIGHTNING_FILE)
     torch.save(content.state, directory / layout.STATE_FILE)
-
-
-def _metadata_of(content: CheckpointContent, directory: pathlib.Path) -> dict[str, Any]:
-    """Return the content of ``metadata.json`` for the files that lie in ``directory``."""
-    entries = {
-        "determined_version": _FORMAT_VERSION,
-        "steps_completed": content.trial_state.batches_trained,
-        "framework": f"torch-{torch.__version__}",
-        "format": "pickle",
-        "time": time.time(),
-        **content.notes,
-        MANIFEST_KEY: describe_files(directory),
-    }
-    return with_checksum(entries)

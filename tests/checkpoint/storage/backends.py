@@ -1,4 +1,4 @@
-"""Storages of every kind for the tests, real servers among them, and one that fails when it is told to."""
+"""Storages of every kind for the tests, real servers among them, and one that fails on demand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RESUME = make_resume()
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """A place for a storage: its URL, and what its file system needs to know."""
+    """A location for a storage: its URL, and the options of its file system."""
 
     url: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -67,7 +67,7 @@ def all_paths(storage: CheckpointStorage) -> list[str]:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Tell whether two nested values are the same to the type and the bit."""
+    """Return whether two nested values are the same to the type and the bit."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -273,7 +273,7 @@ def sftp_server() -> Iterator[dict[str, Any]]:
 
 
 def backend_of(kind: str, directory: Path, server: dict[str, Any]) -> Backend:
-    """Return an empty place of a kind."""
+    """Return an empty location of a kind."""
     if kind in ("s3", "gs", "az"):
         return Backend(f"{kind}://{new_bucket(kind, server)}/some/prefix", server)
     urls = {

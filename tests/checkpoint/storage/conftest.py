@@ -76,14 +76,14 @@ SLOW_OBJECT_STORES = [pytest.param(kind, marks=pytest.mark.slow) for kind in SER
 
 @pytest.fixture(params=["directory", "file URL", "memory", *SLOW_SERVERS])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    """An empty place for a storage, of every kind in turn."""
+    """An empty location for a storage, of every kind in turn."""
     yield _place(request, tmp_path)
     MemoryFileSystem.store.clear()
 
 
 @pytest.fixture(params=["memory", *SLOW_OBJECT_STORES])
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    """An empty place on a remote storage."""
+    """An empty location on a remote storage."""
     yield _place(request, tmp_path)
     MemoryFileSystem.store.clear()
 
@@ -95,7 +95,7 @@ def _place(request: pytest.FixtureRequest, directory: Path) -> Backend:
 
 @pytest.fixture
 def flaky() -> Iterator[Backend]:
-    """A storage that fails when it is told to; see :class:`FlakyFileSystem`."""
+    """A storage that fails on demand; see :class:`FlakyFileSystem`."""
     fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
     FlakyFileSystem.fail()
     yield Backend("flaky://storage")

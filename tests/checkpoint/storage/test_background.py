@@ -137,7 +137,7 @@ def test_a_snapshot_keeps_the_type(kind: str) -> None:
     assert equal(snapshot, state)
 
 
-def test_what_a_state_dict_knows_beyond_its_entries_is_kept() -> None:
+def test_attributes_of_a_state_dict_are_kept() -> None:
     state = torch.nn.BatchNorm1d(2).state_dict()
     assert Snapshotter().copy(state)._metadata == state._metadata  # type: ignore[attr-defined]
 
@@ -270,7 +270,7 @@ class Bare(torch.optim.Optimizer):
         self.inner, self.param_groups = inner, inner.param_groups
 
 
-def test_room_is_made_when_optimizers_have_stepped(tmp_path: Path) -> None:
+def test_memory_is_reserved_when_optimizers_have_stepped(tmp_path: Path) -> None:
     model = torch.nn.Linear(30, 30)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     saver = saver_for(CheckpointStorage(tmp_path))
@@ -288,7 +288,7 @@ def test_room_is_made_when_optimizers_have_stepped(tmp_path: Path) -> None:
     assert writing_threads() == []
 
 
-def test_a_second_run_needs_no_more_room_than_the_first(tmp_path: Path) -> None:
+def test_a_second_run_needs_no_more_memory_than_the_first(tmp_path: Path) -> None:
     model = torch.nn.Linear(31, 30)
     saver = saver_for(CheckpointStorage(tmp_path))
     for _ in range(2):
@@ -304,7 +304,7 @@ def test_at_most_one_is_under_way(gate: Gate) -> None:
     second = threading.Thread(target=saver.save, args=[files_of(2)])
     second.start()
     second.join(0.2)
-    assert second.is_alive(), "the second has to wait for the first"
+    assert second.is_alive(), "the second must wait for the first"
     assert len(gate.entered) == len(writing_threads()) == 1
     gate.open.set()
     second.join(30)
@@ -332,7 +332,7 @@ def test_an_error_is_raised_once_at_the_next_boundary(boundary: str, flaky: Back
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_what_can_be_neither_copied_nor_pickled_is_an_error_of_the_checkpoint(
+def test_a_value_that_can_be_neither_copied_nor_pickled_is_a_checkpoint_error(
     tmp_path: Path, in_background: bool
 ) -> None:
     saver = saver_for(CheckpointStorage(tmp_path), in_background)
@@ -354,9 +354,9 @@ def test_callbacks_may_add_files_to_a_written_checkpoint(in_background: bool, re
 
     checkpoint_id = saver.save(files_of(), report_written=add)
     assert saver.take_complete(wait=True) == [checkpoint_id]
-    place = remote.storage().root / checkpoint_id
-    assert (place / "added").read() == b"mine"
-    assert b'"added"' in (place / "metadata.json").read()
+    location = remote.storage().root / checkpoint_id
+    assert (location / "added").read() == b"mine"
+    assert b'"added"' in (location / "metadata.json").read()
 
 
 def test_both_ways_of_writing_write_the_same(tmp_path: Path) -> None:

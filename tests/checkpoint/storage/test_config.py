@@ -1,4 +1,4 @@
-"""Determined's ``checkpoint_storage`` section becomes a place and what its file system needs to know."""
+"""Determined's ``checkpoint_storage`` section becomes a URL and options of its file system."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_every_type_has_its_url(config: dict[str, Any], url: str, options: dict[
     ],
     ids=str,
 )
-def test_all_that_is_wrong_is_said_at_once(config: dict[str, Any], said: list[str]) -> None:
+def test_all_mistakes_are_reported_at_once(config: dict[str, Any], said: list[str]) -> None:
     with pytest.raises(ValueError, match="checkpoint_storage") as raised:
         CheckpointStorage(config)
     assert [part for part in said if part not in str(raised.value)] == []
@@ -147,22 +147,22 @@ def test_a_section_opens_a_directory(tmp_path: Path) -> None:
     assert storage.find(write(storage)).startswith(f"{tmp_path}/team/")
 
 
-def test_options_go_before_those_of_the_section() -> None:
+def test_options_take_precedence_over_the_section() -> None:
     config = {"type": "s3", "bucket": "b", "endpoint_url": "http://one", "access_key": "a"}
     storage = CheckpointStorage(config, options={"endpoint_url": "http://other"})
     assert storage.options == {"endpoint_url": "http://other", "key": "a"}
 
 
-def test_a_password_stands_in_the_url_or_among_the_options(sftp_options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_password_is_part_of_the_url_or_an_option(sftp_options: dict[str, Any], tmp_path: Path) -> None:
     rest = {name: value for name, value in sftp_options.items() if name not in ("port", "username", "password")}
-    place = f"127.0.0.1:{sftp_options['port']}{tmp_path}/storage"
-    storage = CheckpointStorage(f"sftp://me:the password@{place}", options=rest, retry=QUICK)
+    host_and_path = f"127.0.0.1:{sftp_options['port']}{tmp_path}/storage"
+    storage = CheckpointStorage(f"sftp://me:the password@{host_and_path}", options=rest, retry=QUICK)
     checkpoint_id = write(storage)
-    assert str(storage) == f"sftp://me:{MASK}@{place}"
+    assert str(storage) == f"sftp://me:{MASK}@{host_and_path}"
     load_checkpoint(storage.find(checkpoint_id), rest)
     shown = CheckpointStorage(str(storage), options={**rest, "password": "the password"})
     assert shown.list_ids() == [checkpoint_id]
     wrong = "a wrong one"
     with pytest.raises(StorageError) as raised:
-        CheckpointStorage(f"sftp://me:{wrong}@{place}", options=rest)
+        CheckpointStorage(f"sftp://me:{wrong}@{host_and_path}", options=rest)
     assert f"{wrong}@" not in "".join(traceback.format_exception(raised.value))

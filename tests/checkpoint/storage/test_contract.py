@@ -25,8 +25,8 @@ def test_what_was_written_is_found_and_read_back(backend: Backend) -> None:
     url = f"{backend.url}/{checkpoint_id}"
     found = {storage.find(name) for name in (checkpoint_id, url, f"{url}/", storage.find(checkpoint_id))}
     assert found == {storage.newest()} == {str(storage.root / checkpoint_id)}
-    for place in (url, *found):
-        with open_checkpoint(place, backend.options) as directory:
+    for location in (url, *found):
+        with open_checkpoint(location, backend.options) as directory:
             content = read_checkpoint(directory)
             assert directory.name == content.name == checkpoint_id
         assert equal(content.state, STATE)
@@ -45,7 +45,7 @@ def test_a_copy_is_gone_after_use_and_the_content_stays(backend: Backend) -> Non
     assert content.source == f"{url}/state_dict.pth"
 
 
-def test_the_code_comes_only_where_it_is_asked_for(backend: Backend) -> None:
+def test_code_is_downloaded_only_on_request(backend: Backend) -> None:
     Path("package").mkdir()
     Path("package/model[1].py").write_text("the code")
     storage = backend.storage()
@@ -59,10 +59,10 @@ def test_the_code_comes_only_where_it_is_asked_for(backend: Backend) -> None:
 
 def test_progress_is_reported_file_by_file(backend: Backend) -> None:
     storage = backend.storage()
-    told: dict[str, int] = {}
-    with open_checkpoint(storage.find(write(storage)), backend.options, progress=told.__setitem__) as directory:
+    arrived: dict[str, int] = {}
+    with open_checkpoint(storage.find(write(storage)), backend.options, progress=arrived.__setitem__) as directory:
         sizes = {path.name: path.stat().st_size for path in directory.iterdir() if path.is_file()}
-    assert told == ({} if storage.is_local else sizes)
+    assert arrived == ({} if storage.is_local else sizes)
 
 
 def test_a_checkpoint_leaves_nothing_beside_itself(backend: Backend) -> None:
@@ -86,7 +86,7 @@ def test_without_a_time_in_their_metadata_checkpoints_are_ordered_by_the_times_o
     ids = []
     for steps in ("7", None):
         ids.append(write(storage))
-        time.sleep(1.1 if backend.url.startswith(("s3", "sftp", "az")) else 0.02)  # they tell whole seconds
+        time.sleep(1.1 if backend.url.startswith(("s3", "sftp", "az")) else 0.02)  # their times are whole seconds
         (storage.root / ids[-1] / "metadata.json").write(json.dumps({"steps_completed": steps}).encode())
     assert storage.newest() == str(storage.root / ids[1])
 
@@ -214,7 +214,7 @@ def start() -> Start:
 
 
 @pytest.mark.slow
-def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path: Path, start: Start) -> None:
+def test_the_leftovers_of_killed_writers_only_are_removed(tmp_path: Path, start: Start) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
     complete = write(storage)
     with start(storage.root.path, "waits") as live, start(storage.root.path, "killed") as dead:
@@ -234,7 +234,7 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_writes_is_not(
 
 
 @pytest.mark.parametrize("age_h", [0, 1, 30])
-def test_what_was_left_on_a_remote_storage_is_removed_after_a_day(remote: Backend, age_h: int) -> None:
+def test_leftovers_on_a_remote_storage_are_removed_after_a_day(remote: Backend, age_h: int) -> None:
     storage = remote.storage()
     complete, torn = write(storage), write(storage)
     (storage.root / torn / "metadata.json").remove()
@@ -268,21 +268,21 @@ def test_files_of_others_are_never_removed(backend: Backend) -> None:
 # What others wrote
 
 
-def test_objects_that_stand_for_directories_are_no_files(remote: Backend) -> None:
+def test_objects_that_represent_directories_are_not_files(remote: Backend) -> None:
     """Determined, and the S3 console, make an empty object for each directory."""
     storage = remote.storage()
     checkpoint_id = write(storage)
-    place = storage.root / checkpoint_id
-    names = [*place.find_files()]
+    location = storage.root / checkpoint_id
+    names = [*location.find_files()]
     if remote.url.startswith("s3"):
         for folder in ("code/", "code/package/", "extra/", ""):
-            place.fs.pipe_file(f"{place.path}/{folder}", b"")
-        place.fs.pipe_file(f"{storage.root.path}/", b"")
-    (place / "extra/file").write(b"content")
-    (place / "code/package/model.py").write(b"content")
+            location.fs.pipe_file(f"{location.path}/{folder}", b"")
+        location.fs.pipe_file(f"{storage.root.path}/", b"")
+    (location / "extra/file").write(b"content")
+    (location / "code/package/model.py").write(b"content")
     assert storage.list_ids() == [checkpoint_id]
-    assert sorted(place.find_files()) == sorted([*names, "extra/file", "code/package/model.py"])
-    with open_checkpoint(str(place), remote.options, with_code=True) as directory:
+    assert sorted(location.find_files()) == sorted([*names, "extra/file", "code/package/model.py"])
+    with open_checkpoint(str(location), remote.options, with_code=True) as directory:
         assert (directory / "extra/file").read_bytes() == (directory / "code/package/model.py").read_bytes()
         read_checkpoint(directory)
     storage.delete(checkpoint_id)
@@ -296,11 +296,11 @@ def test_names_that_lead_out_are_refused_and_nothing_is_written(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     backend = backend_of("s3", tmp_path, s3_options)
     storage = backend.storage()
-    place = storage.root / write(storage)
-    place.fs.pipe_file(f"{place.path}/{name}", b"evil")
+    location = storage.root / write(storage)
+    location.fs.pipe_file(f"{location.path}/{name}", b"evil")
     with (
         pytest.raises(errors.UnsafeCheckpointError, match=r"lead out of it: .*evil|lead out of it: '..'"),
-        open_checkpoint(str(place), backend.options, with_code=True),
+        open_checkpoint(str(location), backend.options, with_code=True),
     ):
         pass
     assert [*tmp_path.rglob("*")] == []

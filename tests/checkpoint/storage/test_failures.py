@@ -1,4 +1,4 @@
-"""What goes wrong with a storage is tried again where that may help, and otherwise told; no checkpoint is lost."""
+"""Failed transfers are repeated where that may help, and otherwise reported; no checkpoint is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["state_dict.pth", "metadata.json", ".det_lightning", ""])
-def test_an_upload_that_fails_twice_and_then_works_is_tried_again(
+def test_an_upload_that_fails_twice_and_then_works_is_retried(
     flaky: Backend, staging: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = flaky.storage()
@@ -64,7 +64,7 @@ def test_pauses_grow_up_to_the_longest() -> None:
 
 
 @pytest.mark.parametrize("name", ["state_dict.pth", "metadata.json", ".det_lightning"])
-def test_where_the_storage_fails_for_good_a_complete_copy_is_kept(flaky: Backend, staging: Path, name: str) -> None:
+def test_a_complete_copy_is_kept_if_the_storage_fails_for_good(flaky: Backend, staging: Path, name: str) -> None:
     storage = flaky.storage()
     earlier = write(storage)
     FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named=name)
@@ -89,7 +89,7 @@ def test_where_the_storage_fails_for_good_a_complete_copy_is_kept(flaky: Backend
         (ValueError("bad name"), "Failed while writing .*ValueError: bad name"),
     ],
 )
-def test_what_would_fail_again_is_not_tried_again(flaky: Backend, staging: Path, failure: Exception, said: str) -> None:
+def test_a_permanent_error_is_not_retried(flaky: Backend, staging: Path, failure: Exception, said: str) -> None:
     FlakyFileSystem.fail(failure, only_named="state_dict.pth")
     with pytest.raises(errors.StorageError, match=said) as raised:
         write(flaky.storage())
@@ -105,7 +105,7 @@ def test_an_interrupt_is_passed_on_at_once(flaky: Backend, staging: Path, failur
     assert flaky.storage().list_ids() == []
 
 
-def test_a_complete_checkpoint_is_not_lost_because_its_mark_can_not_be_removed(
+def test_a_complete_checkpoint_is_not_lost_if_its_mark_cannot_be_removed(
     flaky: Backend, staging: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = flaky.storage()
@@ -117,7 +117,7 @@ def test_a_complete_checkpoint_is_not_lost_because_its_mark_can_not_be_removed(
     assert [*staging.iterdir()] == []
 
 
-def test_what_can_not_be_written_is_known_before_hours_of_training(s3_options: dict[str, Any], flaky: Backend) -> None:
+def test_a_storage_that_is_not_writable_is_noticed_before_training(s3_options: dict[str, Any], flaky: Backend) -> None:
     FlakyFileSystem.fail(PermissionError("read only"))
     with pytest.raises(errors.StorageError, match=r"Permission denied while trying to write .*read only"):
         flaky.storage().require_writable()
@@ -126,9 +126,7 @@ def test_what_can_not_be_written_is_known_before_hours_of_training(s3_options: d
     assert all_paths(flaky.storage()) == []
 
 
-def test_without_credentials_nothing_is_tried_again(
-    s3_options: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_credentials_are_not_retried(s3_options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     options = {"endpoint_url": s3_options["endpoint_url"]}
     with pytest.raises(errors.StorageError, match="NoCredentialsError: Unable to locate credentials"):
         CheckpointStorage("s3://bucket/x", options=options, retry=RetryPolicy(first_wait_s=60)).require_writable()
@@ -143,7 +141,7 @@ def test_a_missing_bucket_holds_no_checkpoints(s3_options: dict[str, Any]) -> No
         load_checkpoint("s3://no-such-bucket/x/id", s3_options)
 
 
-def test_a_download_that_fails_is_tried_again(flaky: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_download_is_retried(flaky: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = flaky.storage()
     url = storage.find(write(storage))
     failures = [OSError("try later"), ConnectionError("reset")]
@@ -188,9 +186,9 @@ try:
 except errors.StorageError as e:
     print(e)
 """
-    told = run(code)
-    assert told.startswith(f"{url} needs a library that is not installed: ")
-    assert (f"pip install 'det-lightning[{extra}]'" if extra else "paramiko") in told
+    printed = run(code)
+    assert printed.startswith(f"{url} needs a library that is not installed: ")
+    assert (f"pip install 'det-lightning[{extra}]'" if extra else "paramiko") in printed
 
 
 # Disks
@@ -255,13 +253,13 @@ def run(code: str, *arguments: str, before: tuple[str, ...] = ()) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["state", "resume", "load_data"])
 def test_a_limit_on_the_size_of_files_loses_no_earlier_checkpoint(what: str, tmp_path: Path) -> None:
-    told = json.loads(run(FILLS, str(tmp_path), what, "1000000"))
-    kind, message = told["error"]
+    printed = json.loads(run(FILLS, str(tmp_path), what, "1000000"))
+    kind, message = printed["error"]
     assert kind == "CheckpointError"
     assert re.search(
         r"Checkpoint .* cannot be written: .*(File too large|torch\.save\(\) could not write all)", message
     )
-    assert told["left"] == [told["earlier"]]
+    assert printed["left"] == [printed["earlier"]]
 
 
 ON_SMALL_DISK = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=8m none "$0" && shift 0 && exec "$@"')
@@ -279,8 +277,8 @@ def small_disks_are_allowed(tmp_path: Path) -> bool:
 def test_a_full_disk_loses_no_earlier_checkpoint_and_says_so(what: str, tmp_path: Path) -> None:
     if not small_disks_are_allowed(tmp_path):
         pytest.skip("NOT TESTED: a full disk. This machine lets no process mount a small file system of its own.")
-    told = json.loads(run(FILLS, str(tmp_path), what, "0", before=(*ON_SMALL_DISK, str(tmp_path))))
-    kind, message = told["error"]
+    printed = json.loads(run(FILLS, str(tmp_path), what, "0", before=(*ON_SMALL_DISK, str(tmp_path))))
+    kind, message = printed["error"]
     if what == "callback":
         assert kind == "OSError"
         assert "No space left on device" in message
@@ -289,16 +287,16 @@ def test_a_full_disk_loses_no_earlier_checkpoint_and_says_so(what: str, tmp_path
         assert re.search(r"cannot be written: .*\. The disk is full: [\d,]+ bytes are free\.$", message)
         assert re.search(r"No space left on device|torch\.save\(\) could not write all of a file", message)
         assert len(message) < 600
-    assert told["left"] == [told["earlier"]]
+    assert printed["left"] == [printed["earlier"]]
 
 
-def test_a_directory_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(errors.CheckpointError, match=f"No checkpoint can be written in {tmp_path}/file/storage"):
         write(CheckpointStorage(tmp_path / "file/storage"))
 
 
-def test_an_id_that_is_taken_is_left_as_it_is(tmp_path: Path) -> None:
+def test_an_existing_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     taken = write(storage)
     before = all_paths(storage)

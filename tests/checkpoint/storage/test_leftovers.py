@@ -1,4 +1,4 @@
-"""What killed writers leave is removed, and nothing else: not what is outside, not what is no checkpoint of ours."""
+"""Leftovers of killed writers are removed, and nothing else: nothing outside, and no checkpoint of another program."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def content(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "a\\b", "a\0b", ".det_lightning", ".Det_Lightning"])
-def test_a_name_that_leads_elsewhere_is_no_id(backend: Backend, name: str) -> None:
+def test_a_name_that_leads_elsewhere_is_not_an_id(backend: Backend, name: str) -> None:
     storage = backend.storage()
     kept = write(storage)
     for refused in (
@@ -73,7 +73,7 @@ def test_a_name_that_leads_elsewhere_is_no_id(backend: Backend, name: str) -> No
         (OWN_ID.upper(), False),
     ],
 )
-def test_own_ids_are_known_from_other_names(name: str, own: bool) -> None:
+def test_own_ids_are_distinguished_from_other_names(name: str, own: bool) -> None:
     assert is_own_id(name) == own
 
 
@@ -92,8 +92,8 @@ def test_a_bucket_may_hold_keys_that_lead_out(s3_options: dict[str, Any], tmp_pa
 
 
 @pytest.mark.parametrize("mark", ["...json", "..json", ".json", "datasets.json", "datasets.new", "{own}.json", "..new"])
-def test_a_mark_that_names_no_partial_checkpoint_of_ours_removes_nothing(tmp_path: Path, mark: str) -> None:
-    """The marks look like those of a writer that was killed: nobody holds a lock on them."""
+def test_a_mark_for_a_directory_of_another_program_removes_nothing(tmp_path: Path, mark: str) -> None:
+    """The marks look like those of a writer that was killed: no process holds a lock on them."""
     own = new_id()
     storage = CheckpointStorage(tmp_path / "storage")
     write(storage)
@@ -110,7 +110,7 @@ def test_a_mark_that_names_no_partial_checkpoint_of_ours_removes_nothing(tmp_pat
 
 
 @pytest.mark.parametrize("mark", ["...json", ".json", "datasets.json", "{own}.json"])
-def test_a_mark_on_a_remote_storage_that_names_no_partial_checkpoint_of_ours_removes_nothing(
+def test_a_mark_on_a_remote_storage_for_a_directory_of_another_program_removes_nothing(
     remote: Backend, mark: str
 ) -> None:
     own = new_id()
@@ -127,7 +127,7 @@ def test_a_mark_on_a_remote_storage_that_names_no_partial_checkpoint_of_ours_rem
 
 
 @pytest.mark.parametrize("held", [[], ["code/model_def.py"], ["code/model_def.py", "load_data.json", "state_dict.pth"]])
-def test_what_a_killed_writer_had_written_is_known_as_such(tmp_path: Path, held: list[str]) -> None:
+def test_the_leftovers_of_a_killed_writer_are_recognized(tmp_path: Path, held: list[str]) -> None:
     partial = tmp_path / new_id()
     for name in held:
         (partial / name).parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def test_what_a_killed_writer_had_written_is_known_as_such(tmp_path: Path, held:
 
 
 @pytest.mark.parametrize("started", [b"1e999", b"-1e999", b"NaN", b"1" + b"0" * 400, b"[" * 100_000, b'"x"', b"null"])
-def test_a_time_that_is_none_does_not_make_a_mark_an_abandoned_one(remote: Backend, started: bytes) -> None:
+def test_a_mark_with_an_impossible_time_is_not_abandoned(remote: Backend, started: bytes) -> None:
     storage = remote.storage()
     torn = write(storage)
     (storage.root / torn / "metadata.json").remove()
@@ -156,11 +156,11 @@ def test_a_time_that_is_none_does_not_make_a_mark_an_abandoned_one(remote: Backe
 def test_only_a_checkpoint_is_deleted_by_its_id(backend: Backend) -> None:
     storage = backend.storage()
     kept = write(storage)
-    told = {"experiment": "e", "trial": "t", "steps_completed": 1, "time": 1.0}
+    metadata = {"experiment": "e", "trial": "t", "steps_completed": 1, "time": 1.0}
     (storage.root / "datasets/images").write(b"precious")
-    (storage.root / "datasets/metadata.json").write(json.dumps(told).encode())
+    (storage.root / "datasets/metadata.json").write(json.dumps(metadata).encode())
     (storage.root / "datasets/checkpoint.pt").write(b"another program's")
-    with pytest.raises(errors.CheckpointNotFound, match="datasets is no checkpoint, but another directory: it stays"):
+    with pytest.raises(errors.CheckpointNotFound, match="datasets is not a checkpoint, and is not deleted"):
         storage.delete("datasets")
     index = TrialIndex(storage.root, "e", "t")
     for steps, name in enumerate(["datasets", "..", kept]):
@@ -187,7 +187,7 @@ CheckpointStorage(sys.argv[1]).delete(sys.argv[2])
     assert [path.name for path in tmp_path.iterdir()] == [kept]
 
 
-def test_what_is_not_ours_among_the_removed_stays(tmp_path: Path) -> None:
+def test_other_files_among_the_removed_stay(tmp_path: Path) -> None:
     (tmp_path / ".det_lightning/removed/datasets").mkdir(parents=True)
     (tmp_path / ".det_lightning/removed" / new_id()).symlink_to(tmp_path)
     (tmp_path / "precious").write_text("precious")
@@ -283,11 +283,11 @@ def test_a_key_that_is_file_and_directory_is_named(s3_options: dict[str, Any], t
     backend = backend_of("s3", tmp_path, s3_options)
     storage = backend.storage()
     odd, fine = write(storage), write(storage)
-    fs, place = storage.root.fs, storage.root / odd
+    fs, checkpoint = storage.root.fs, storage.root / odd
     for name in ("a", "a/b", "code/x", "code/x/y/z"):
-        fs.pipe_file((place / name).path, b"content")
+        fs.pipe_file((checkpoint / name).path, b"content")
     with pytest.raises(errors.UnsafeCheckpointError, match=r"files that have the name of a directory there: 'a'\. .*"):
-        load_checkpoint(str(place), s3_options)
+        load_checkpoint(str(checkpoint), s3_options)
     assert storage.list_ids() == sorted([odd, fine])
     load_checkpoint(storage.find(fine), s3_options)
     storage.delete(odd)

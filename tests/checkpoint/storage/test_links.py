@@ -84,28 +84,28 @@ def test_the_command_line_shows_links_as_links(tmp_path: Path) -> None:
         ["gone", "->", "nothing", "link"],
         ["latest", "->", ids[0], "link"],
     ]
-    told = json.loads(run("ls", tmp_path / "storage", "--json"))
-    assert [entry["uuid"] for entry in told["checkpoints"]] == ids[::-1]
-    assert told["links"] == {"gone": "nothing", "latest": ids[0]}
+    listed = json.loads(run("ls", tmp_path / "storage", "--json"))
+    assert [entry["uuid"] for entry in listed["checkpoints"]] == ids[::-1]
+    assert listed["links"] == {"gone": "nothing", "latest": ids[0]}
     assert "1 kept" not in run("prune", tmp_path / "storage", "--yes", "--trial-latest", 3)
     assert len(json.loads(run("verify", tmp_path / "storage", "--json"))["checkpoints"]) == 3
 
 
 @pytest.mark.parametrize("to_outside", [False, True])
-def test_a_link_is_read_by_its_name_as_the_checkpoint_that_it_leads_to(tmp_path: Path, to_outside: bool) -> None:
+def test_a_link_is_read_as_its_target(tmp_path: Path, to_outside: bool) -> None:
     storage, ids = written_with_a_link(tmp_path, to_outside)
     real = (tmp_path / "storage/latest").resolve()
     for name in ("latest", tmp_path / "storage/latest", f"{tmp_path}/storage/latest/"):
         assert storage.find(name) == str(real)
     assert real.name == ids[0] or to_outside
-    for place in (storage.find("latest"), tmp_path / "storage/latest"):
-        loaded = load_checkpoint(place)
+    for path in (storage.find("latest"), tmp_path / "storage/latest"):
+        loaded = load_checkpoint(path)
         assert equal(loaded.state, STATE)
         assert loaded.name == real.name
     assert "Checkpoint latest" in run("show", tmp_path / "storage/latest")
 
 
-def test_a_storage_that_is_itself_behind_a_link_is_used_as_any_other(tmp_path: Path) -> None:
+def test_a_storage_behind_a_link_is_used_like_any_other(tmp_path: Path) -> None:
     _, ids = written_with_a_link(tmp_path)
     (tmp_path / "data").symlink_to("storage")
     storage = CheckpointStorage(tmp_path / "data")
@@ -115,7 +115,7 @@ def test_a_storage_that_is_itself_behind_a_link_is_used_as_any_other(tmp_path: P
 
 
 @pytest.mark.parametrize("to_outside", [False, True])
-def test_a_link_can_not_be_deleted_by_its_name(tmp_path: Path, to_outside: bool) -> None:
+def test_a_link_cannot_be_deleted_by_its_name(tmp_path: Path, to_outside: bool) -> None:
     storage, _ = written_with_a_link(tmp_path, to_outside)
     before = content(tmp_path)
     with pytest.raises(errors.CheckpointNotFound, match=r"latest is a link to .*, and nothing is deleted through one"):
@@ -123,7 +123,7 @@ def test_a_link_can_not_be_deleted_by_its_name(tmp_path: Path, to_outside: bool)
     assert content(tmp_path) == before
 
 
-def test_an_index_that_names_a_link_deletes_nothing_by_it(tmp_path: Path) -> None:
+def test_a_link_in_an_index_deletes_nothing(tmp_path: Path) -> None:
     storage, ids = written_with_a_link(tmp_path, to_outside=True)
     index = TrialIndex(storage.root, "e", "t", "loss")
     for steps, name in enumerate(["latest", *ids], start=1):
@@ -138,7 +138,7 @@ def test_an_index_that_names_a_link_deletes_nothing_by_it(tmp_path: Path) -> Non
     assert (tmp_path / "storage/latest").is_symlink()
 
 
-def test_links_inside_of_a_checkpoint_go_with_it_and_what_they_lead_to_stays(tmp_path: Path) -> None:
+def test_links_inside_a_checkpoint_are_removed_with_it_and_their_targets_stay(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
     checkpoint = tmp_path / "storage" / write(storage)
     (tmp_path / "data/determined").mkdir(parents=True)
@@ -192,7 +192,7 @@ def test_an_index_behind_a_link_is_not_written(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("where", ["{id}", ".det_lightning/partial/{id}.new", "{id}/.metadata.json.{pid}.tmp"])
-def test_a_link_in_the_place_of_what_is_to_be_written_is_not_written_through(tmp_path: Path, where: str) -> None:
+def test_a_link_in_place_of_a_file_is_not_written_through(tmp_path: Path, where: str) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
     checkpoint_id = "epoch=1"
     precious = tmp_path / "precious"
@@ -213,7 +213,7 @@ def test_a_link_in_the_place_of_what_is_to_be_written_is_not_written_through(tmp
     assert precious.read_text() == "precious"
 
 
-def test_links_of_an_sftp_server_are_no_checkpoints_either(tmp_path: Path, sftp_options: dict[str, Any]) -> None:
+def test_links_of_an_sftp_server_are_not_checkpoints_either(tmp_path: Path, sftp_options: dict[str, Any]) -> None:
     backend: Backend = backend_of("sftp", tmp_path, sftp_options)
     storage = backend.storage()
     ids = [write(storage), write(storage)]

@@ -128,7 +128,7 @@ def test_a_remote_storage_gets_the_checkpoints_of_a_local_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("latest", ["last", "id", "URL"])
-def test_a_run_goes_on_from_a_remote_storage_as_if_it_had_not_stopped(
+def test_a_run_resumes_from_a_remote_storage_as_if_it_had_not_stopped(
     remote: Backend, tmp_path: Path, latest: str
 ) -> None:
     straight = train(tmp_path)
@@ -143,9 +143,7 @@ def test_a_run_goes_on_from_a_remote_storage_as_if_it_had_not_stopped(
 
 
 @pytest.mark.slow
-def test_a_section_of_a_configuration_is_enough_to_train_and_go_on_from(
-    s3_options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_section_of_a_configuration_is_enough_to_train_and_resume(s3_options: dict[str, Any], tmp_path: Path) -> None:
     section = {
         "type": "s3",
         "bucket": new_bucket("s3", s3_options),
@@ -164,7 +162,7 @@ def test_a_section_of_a_configuration_is_enough_to_train_and_go_on_from(
 
 
 @pytest.mark.slow
-def test_failures_that_pass_change_nothing_that_is_trained(flaky: Backend, tmp_path: Path) -> None:
+def test_temporary_failures_do_not_change_the_training(flaky: Backend, tmp_path: Path) -> None:
     straight = train(tmp_path)
     for in_background in (False, True):
         storage = flaky.storage(f"/{in_background}")
@@ -186,7 +184,7 @@ def test_a_storage_that_fails_for_good_ends_the_run(flaky: Backend, period: int)
     assert writing_threads() == []
 
 
-def test_a_storage_that_can_not_be_written_to_ends_the_run_before_the_first_batch(flaky: Backend) -> None:
+def test_a_storage_that_is_not_writable_ends_the_run_before_the_first_batch(flaky: Backend) -> None:
     FlakyFileSystem.fail(PermissionError("read only"))
     with pytest.raises(errors.StorageError, match="Permission denied while trying to write"):
         train(flaky.storage(), fail_at=0)

@@ -111,7 +111,7 @@ def test_a_wrong_value_of_resume_is_named_by_all_that_read_it(path: str, value: 
         ("gradients", [], "gradients"),
     ],
 )
-def test_what_a_run_can_not_go_on_from_is_named_before_it_trains(
+def test_a_checkpoint_that_cannot_be_resumed_is_named_before_training(
     path: str, value: Any, message: str, trained: Path
 ) -> None:
     change(trained / "resume.pth", path, value)
@@ -134,7 +134,7 @@ def nested(levels: int) -> list[Any]:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("optimizers_state_dict.0.state", {0: {"momentum_buffer": nested(40)}}, "the same values so often"),
+        ("optimizers_state_dict.0.state", {0: {"momentum_buffer": nested(40)}}, "the same values too often"),
         ("optimizers_state_dict.0.param_groups.0.lr", float("nan"), "optimizer 0 .*'lr' of group 0 .* got nan"),
         ("optimizers_state_dict.0.param_groups.0.lr", "fast", "'lr' of group 0 .* got 'fast'"),
         ("optimizers_state_dict.0.param_groups.0.lr", 10**400, "'lr' of group 0"),
@@ -165,7 +165,7 @@ def test_a_wrong_value_of_the_state_is_named_before_it_is_used(
         {"steps_completed": "3"},
     ],
 )
-def test_counts_that_are_none_are_named(counts: dict[str, Any], trained: Path) -> None:
+def test_values_that_are_not_counts_are_named(counts: dict[str, Any], trained: Path) -> None:
     (trained / "trial_state.pkl").write_bytes(pickle.dumps(counts))
     with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl should hold counts"):
         read_checkpoint(trained)
@@ -203,7 +203,7 @@ def test_settings_of_the_first_version_that_are_not_json_are_named(settings: str
     assert f"{file} is damaged, or the file of something else: 'settings' should be JSON" in problem
 
 
-def test_what_a_trial_module_added_to_a_file_is_checked() -> None:
+def test_the_entry_of_a_trial_module_is_checked() -> None:
     from det_lightning.checkpoint.format.lightning_file import from_entry
 
     entries: list[Any] = [
@@ -218,9 +218,7 @@ def test_what_a_trial_module_added_to_a_file_is_checked() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1.0])
-def test_weights_that_are_no_numbers_are_warned_of(
-    value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_warning_names_weights_that_are_nan(value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = {"fine": torch.ones(2), "head.weight": torch.tensor([1.0, value]), "count": torch.tensor(3)}
     state = {"models_state_dict": [model], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
     checkpoint = write_checkpoint(tmp_path, state=state)

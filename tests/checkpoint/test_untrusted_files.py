@@ -69,7 +69,7 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
 @pytest.mark.parametrize("name", VALUES)
-def test_what_torch_saves_is_read(tmp_path: Path, name: str, zipped: bool) -> None:
+def test_every_value_that_torch_saves_is_read(tmp_path: Path, name: str, zipped: bool) -> None:
     path = tmp_path / "state.pth"
     torch.save({"value": VALUES[name]}, path, _use_new_zipfile_serialization=zipped)
     found = read_state(path)["value"]
@@ -100,7 +100,7 @@ class Attributes(dict[str, Any]):
         (fractions.Fraction(1, 2), "refers to fractions.Fraction, and reading that could run code"),
     ],
 )
-def test_what_is_refused_is_named_in_a_sentence(value: Any, reason: str, tmp_path: Path) -> None:
+def test_a_refused_value_is_named_in_a_sentence(value: Any, reason: str, tmp_path: Path) -> None:
     torch.save({"value": value}, tmp_path / "state.pth")
     with pytest.raises(errors.UnsafeCheckpointError) as raised:
         read_state(tmp_path / "state.pth")
@@ -109,7 +109,7 @@ def test_what_is_refused_is_named_in_a_sentence(value: Any, reason: str, tmp_pat
     )
 
 
-def test_attributes_of_what_can_have_none_are_damage(tmp_path: Path) -> None:
+def test_attributes_of_a_value_that_can_have_none_are_damage(tmp_path: Path) -> None:
     pickled = b"\x80\x02}X\x01\0\0\0w}}X\x01\0\0\0aK\x01sbs."
     (tmp_path / "state.pth").write_bytes(mutations.made_up_archive(pickled))
     with pytest.raises(errors.IncompleteCheckpointError, match="does not write attributes of a dict"):

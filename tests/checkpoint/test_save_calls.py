@@ -1,0 +1,102 @@
+"""The number of Python calls and files of det_lightning that a save and a resume execute, independent of any clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from det_lightning import pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
+from det_lightning.checkpoint import CheckpointStorage
+from tests.engine.test_batch_calls import OURS, CallRecorder, PlainTrial, profiled
+
+# Of a save, and of a resume up to the first batch. Python before 3.12 counts each comprehension as a call.
+MOST_CALLS = 156
+MOST_CALLS_INSIDE = 98
+MOST_FILES = 30
+MOST_FILES_OF_A_RESUME = 68
+MOST_FILES_INSIDE = 26
+
+
+class SaveRecorder(CallRecorder):
+    """Records the code that each save executes, and the files that are executed before the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saves: list[list[CodeType]] = []
+        self.files_before_training: set[str] = set()
+        self._save: FrameType | None = None
+        self._trains = False
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "return" and frame is self._save:
+            self._save = None
+        if event != "call":
+            return
+        if code is DeterminedCheckpoint.save.__code__:
+            self._save = frame
+            self.saves.append([])
+        self._trains = self._trains or code is PlainTrial.train_batch.__code__
+        if code.co_filename.startswith(OURS):
+            if self._save is not None:
+                self.saves[-1].append(code)
+            if not self._trains:
+                self.files_before_training.add(code.co_filename)
+
+
+def train(directory: Path, batches: int, latest: str | None = None) -> SaveRecorder:
+    """Train with a checkpoint every four batches and a code directory of one file."""
+    code = directory / "code"
+    code.mkdir(exist_ok=True)
+    (code / "model.py").write_text("LAYERS = 1\n")
+    recorder = SaveRecorder()
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        trainer = pytorch.Trainer(PlainTrial(context, recorder), context, enable_progress_bar=False)
+        length, period = pytorch.Batch(batches), pytorch.Batch(4)
+        profiled(
+            recorder,
+            lambda: trainer.fit(
+                max_length=length,
+                checkpoint_period=period,
+                checkpoint_policy="none",
+                checkpoint_storage=directory / "checkpoints",
+                code_dir=code,
+                latest_checkpoint=latest,
+            ),
+        )
+    return recorder
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def saves(directory: Path) -> list[list[CodeType]]:
+    recorder = train(directory, 8)
+    assert len(recorder.saves) == 2
+    return recorder.saves
+
+
+def test_a_save_makes_few_calls_through_few_files(saves: list[list[CodeType]]) -> None:
+    calls = saves[-1]
+    names = [(Path(code.co_filename).name, code.co_name) for code in calls]
+    assert len(calls) <= MOST_CALLS, names
+    assert len({code.co_filename for code in calls}) <= MOST_FILES, names
+
+
+def test_a_save_makes_few_calls_in_the_checkpoint_package(saves: list[list[CodeType]]) -> None:
+    inside = [code for code in saves[-1] if "/det_lightning/checkpoint/" in code.co_filename]
+    assert len(inside) <= MOST_CALLS_INSIDE
+
+
+def test_a_resume_executes_few_files_before_the_first_batch(directory: Path, saves: list[list[CodeType]]) -> None:
+    recorder = train(directory, 12, CheckpointStorage(directory / "checkpoints").newest())
+    files = recorder.files_before_training
+    assert len([file for file in files if "/det_lightning/checkpoint/" in file]) <= MOST_FILES_INSIDE
+    assert len(files) <= MOST_FILES_OF_A_RESUME, sorted(files)
