@@ -53,7 +53,7 @@ class PerModelStrategy(DDPStrategy):
         raise NotImplementedError
 
     def make_distributed(self) -> DistributedContext:
-        """Return the place of this process among all."""
+        """Return the processes that Lightning has launched, with an exchange of objects."""
         environment = self.cluster_environment
         assert environment is not None
         return DistributedContext(
