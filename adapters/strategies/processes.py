@@ -13,7 +13,7 @@ from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.horovod import HorovodStrategy
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.distributed.backend import Backend
+from det_lightning.distributed.backend import Backend, LocalBackend
 from det_lightning.distributed.horovod import HorovodBackend
 from det_lightning.distributed.horovod_processes import (
     connect_horovod,
@@ -21,7 +21,6 @@ from det_lightning.distributed.horovod_processes import (
     horovod_is_wanted,
     refuse_horovod,
 )
-from det_lightning.distributed.local import LocalBackend
 from det_lightning.distributed.torch_processes import device_of, is_one_of_several, torchrun_context
 
 _PER_MODEL = (PerModelDDPStrategy, PerModelFSDPStrategy)
@@ -90,7 +89,7 @@ class TrainingProcesses:
         if isinstance(self.backend, HorovodBackend):
             return HorovodStrategy()
         kind = PerModelFSDPStrategy if self.backend.states.is_sharded else PerModelDDPStrategy
-        return kind(cluster_environment=ContextEnvironment(self.distributed))
+        return kind(cluster_environment=ContextEnvironment(self.distributed.topology))
 
 
 def _of_horovod(distributed: DistributedContext | None) -> TrainingProcesses:

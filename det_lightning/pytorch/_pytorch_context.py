@@ -13,8 +13,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.distributed.backend import Backend, parameters_of
-from det_lightning.distributed.local import LocalBackend
+from det_lightning.distributed.backend import Backend, LocalBackend, parameters_of
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.precision import ChosenPrecision, WholeModelPrecision
 from det_lightning.pytorch._data import to_device

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from det_lightning import errors
 from det_lightning.core import DistributedContext
-from det_lightning.distributed.local import LocalBackend
+from det_lightning.distributed.backend import LocalBackend
 from det_lightning.pytorch import LRScheduler, PyTorchTrialContext
 
 Mode = LRScheduler.StepMode
