@@ -81,13 +81,11 @@ def _cast_fields(value: Any, cast: TensorCast) -> Any:
 class CastingForward:
     """The forward pass of a model with casts around it; set as the model's ``forward``.
 
-    It is an object, and no closure, so that a deep copy of the model runs the copy.
+    It is an object, not a closure, so that a deep copy of the model runs the copy.
 
     Args:
-        forward: the model's own, bound to it.
-        inputs: how to cast arguments; None leaves them.
-        outputs: how to cast what is returned; None leaves it.
-        autocast: what to compute in where that is safe, by device type; None computes in the types of the tensors.
+        inputs, outputs: how to cast arguments and what is returned, of any shapes; None leaves them.
+        autocast: device type and what to compute in where that is safe; None computes in the types of the tensors.
     """
 
     def __init__(

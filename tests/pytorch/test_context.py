@@ -1,4 +1,4 @@
-"""The context: wrapping, stepping, and where training stands."""
+"""The context: wrapping, stepping, and the position of the training."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_a_reducer_is_wrapped_under_both_spellings() -> None:
     context = make_context()
     context.wrap_reducer(len, "count").update(1)
     context.experimental.wrap_reducer(sum, "total", for_training=False).update(2)
-    assert context.reducers.reduce(for_training=True) == {"count": 1}
-    assert context.reducers.reduce(for_training=False) == {"count": 1, "total": 2}
+    assert context.reduce_metrics(for_training=True) == {"count": 1}
+    assert context.reduce_metrics(for_training=False) == {"count": 1, "total": 2}
 
 
 def test_a_trial_with_one_of_each_can_ask_for_them() -> None:

@@ -24,13 +24,8 @@ from det_lightning.pytorch._random_state import (
     capture_rng,
     isolated_rng,
     restore_rng,
+    seed_everything,
 )
-
-
-def seed_everything(seed: int) -> None:
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
 
 
 def draw() -> tuple[float, float, float]:
