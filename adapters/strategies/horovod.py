@@ -108,7 +108,7 @@ class HorovodStrategy(ParallelStrategy):
             )
 
     # Collectives. Everything has a name: without one Horovod names an object by its type, and ranks whose types differ
-    # wait for each other for ever.
+    # wait for each other forever.
 
     def barrier(self, name: str | None = None) -> None:
         if self.world_size > 1:
@@ -121,7 +121,7 @@ class HorovodStrategy(ParallelStrategy):
         return found
 
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
-        """Reduce a tensor over the ranks. A mean of integers is a float; anything but a tensor is returned as it is.
+        """Reduce a tensor over the ranks. A mean of integers is a float; anything but a tensor is returned unchanged.
 
         Raises:
             ValueError: ``reduce_op`` is not the mean, sum, minimum, maximum or product.

@@ -30,11 +30,11 @@ TRIAL_STRATEGIES = (*_PER_MODEL, HorovodStrategy)
 
 @dataclasses.dataclass(frozen=True)
 class TrainingProcesses:
-    """The processes of a run, made from what a script says (:meth:`of_script`) or from Lightning's side.
+    """The processes of a run, made from the arguments of a script or from Lightning's strategy.
 
     Attributes:
         distributed: rank and size, and the exchange of objects.
-        backend: places models and keeps them equal.
+        backend: makes models ready for training and keeps them equal.
     """
 
     distributed: DistributedContext
@@ -83,7 +83,7 @@ class TrainingProcesses:
         return cls(DistributedContext(), LocalBackend(device))
 
     def make_strategy(self) -> Strategy | str:
-        """Return a new strategy for ``pl.Trainer`` that takes the processes as they are and launches none."""
+        """Return a new strategy for ``pl.Trainer`` that uses these processes and launches none."""
         if self.distributed.size == 1:
             return "auto"
         if isinstance(self.backend, HorovodBackend):
@@ -105,7 +105,7 @@ def _of_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
 
 
 def _is_horovod(strategy: str | Strategy) -> bool:
-    """Tell whether a run trains with Horovod: as chosen, or where nothing was, as the environment says."""
+    """Return whether a run trains with Horovod: as chosen, or by default as the environment asks."""
     if isinstance(strategy, HorovodStrategy) or strategy == HorovodStrategy.strategy_name:
         return True
     if strategy == PerModelDDPStrategy.strategy_name:  # the default

@@ -53,11 +53,7 @@ class Session:
 
     @property
     def store(self) -> Store:
-        """The keys of this session.
-
-        Raises:
-            RuntimeError: this rank has left.
-        """
+        """The keys of this session; a RuntimeError if this rank has left."""
         if self._store is None:
             raise RuntimeError(
                 f"This DistributedContext of rank {self.rank} exchanges nothing any more: {self._reason_left}."

@@ -40,11 +40,7 @@ class ProcessTopology:
 
 
 def validate_topology(numbers: dict[str, int | None], timeout_s: float) -> ProcessTopology:
-    """Return the topology with the given numbers; that of a single process if all of them are None.
-
-    Raises:
-        ValueError: some numbers are missing or impossible; names all of them.
-    """
+    """Return the topology with the given numbers, or that of a single process; an error names all that is wrong."""
     given = {name: number for name, number in numbers.items() if number is not None}
     if 0 < len(given) < len(numbers):
         missing = ", ".join(name for name in numbers if name not in given)
@@ -84,11 +80,7 @@ def contradictions(ranks: list[ProcessTopology]) -> list[str]:
 
 
 def topology_from_environment(need: str, variables: tuple[str, ...]) -> ProcessTopology:
-    """Read the numbers from environment variables, which are in the order of the fields.
-
-    Raises:
-        ValueError: variables are missing or not numbers; begins with ``need`` and names them.
-    """
+    """Read the numbers from variables, in the order of the fields; an error begins with ``need`` and names them."""
     missing = [name for name in variables if name not in os.environ]
     if missing:
         raise ValueError(f"{need}; {', '.join(missing)} are not in the environment.")

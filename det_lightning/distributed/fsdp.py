@@ -160,7 +160,7 @@ class ShardedGradients(GradientExchange):
         kept = self._placed.whole.hold_gradients(parameters)
         anywhere = torch.tensor([here, kept], dtype=torch.int32, device=self._placed.device)
         dist.all_reduce(anywhere)
-        # To read it a GPU has to be waited for. A parameter that this rank has used needs no answer.
+        # Reading it waits for the GPU. A parameter that this rank has used needs no answer.
         if not self.keeps_gradients and all(here):
             return
         for parameter, used, is_kept in zip(parameters, *anywhere.tolist(), strict=True):

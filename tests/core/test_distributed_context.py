@@ -81,7 +81,8 @@ def errors(results: list[Any]) -> dict[int, str]:
 def keys_of(context: DistributedContext) -> list[str]:
     """Every key of the store that the context uses."""
     assert context._session is not None
-    return sorted(context._session._shared_store.underlying_store.list_keys())
+    store: Any = context._session._shared_store
+    return sorted(store.underlying_store.list_keys())
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), LAYOUTS)
