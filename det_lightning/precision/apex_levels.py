@@ -116,7 +116,18 @@ class ApexLevels(LossScaling):
                 "The trial uses apex levels but the checkpoint has no 'amp_state'; loss scaling starts over."
             )
             return
-        _load_scalers(self.scalers, state["amp_state"])
+        saved = state["amp_state"]
+        if len(saved) != len(self.scalers):
+            logger.warning(
+                "The checkpoint has the states of %d loss scalers, and configure_apex_amp(num_losses=%d) made %d; the "
+                "states that fit are loaded.",
+                len(saved),
+                len(self.scalers),
+                len(self.scalers),
+            )
+        for index, scaler in enumerate(self.scalers):
+            if (entry := saved.get(f"loss_scaler{index}")) is not None:
+                scaler.load_state_dict(entry)
 
     def unfinished(self) -> dict[str, Any]:
         """Return the gradients of masters, and which optimizers are to skip a step."""
@@ -133,21 +144,6 @@ class ApexLevels(LossScaling):
             if overflow is not None:
                 self._overflows[optimizer] = torch.full((), overflow, device=self._device)
         self._gradients.load_masters(saved.get("masters", []))
-
-
-def _load_scalers(scalers: list[LossScaler], saved: dict[str, Any]) -> None:
-    """Load as many scalers as there are on both sides; a different number is warned of."""
-    if len(saved) != len(scalers):
-        logger.warning(
-            "The checkpoint has the states of %d loss scalers, and configure_apex_amp(num_losses=%d) made %d; those "
-            "that both have go on.",
-            len(saved),
-            len(scalers),
-            len(scalers),
-        )
-    for index, scaler in enumerate(scalers):
-        if (entry := saved.get(f"loss_scaler{index}")) is not None:
-            scaler.load_state_dict(entry)
 
 
 def refuse_scaler(scaler: Any | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -322,3 +323,11 @@ def test_the_files_for_tensorboard_go_where_the_context_says(tmp_path: Path, mon
     context.get_tensorboard_writer().close()
     assert len(list((tmp_path / "patched").iterdir())) == 2
     assert not (tmp_path / "given").exists()
+
+
+def test_methods_of_the_parts_show_their_documentation_and_parameters_on_the_context() -> None:
+    methods = inspect.getmembers(PyTorchTrialContext, inspect.isfunction)
+    assert [name for name, method in methods if not name.startswith("_") and not method.__doc__] == []
+    parameters = list(inspect.signature(PyTorchTrialContext.wrap_optimizer).parameters)
+    assert parameters[1:3] == ["optimizer", "backward_passes_per_step"]
+    assert "opt_level" in inspect.signature(make_context().configure_apex_amp).parameters

@@ -234,3 +234,11 @@ def test_isolated_draws_leave_no_trace_even_after_an_error() -> None:
     after = draw()
     restore_rng(expected)
     assert draw() == after
+
+
+def test_one_seed_makes_every_global_generator_repeat_its_draws() -> None:
+    with isolated_rng():
+        seed_everything(5)
+        first = draw()
+        seed_everything(5)
+        assert draw() == first
