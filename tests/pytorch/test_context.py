@@ -67,7 +67,7 @@ def test_a_trial_with_one_of_each_can_ask_for_them() -> None:
     assert (context.get_model(), context.get_optimizer(), context.get_lr_scheduler()) == (model, optimizer, scheduler)
 
 
-def test_a_trial_with_none_or_several_can_not() -> None:
+def test_a_trial_with_none_or_several_cannot() -> None:
     context = make_context()
     with pytest.raises(errors.InvalidExperimentException, match=r"get_model\(\) is for .* one wrapped model; .* has 0"):
         context.get_model()
@@ -100,7 +100,7 @@ def unwrapped(context: PyTorchTrialContext) -> Any:
         (step_lr, "STEP_EVERY_BATCH", TypeError, "must be an LRScheduler.StepMode"),
     ],
 )
-def test_a_scheduler_that_can_not_be_stepped_is_refused(
+def test_a_scheduler_that_cannot_be_stepped_is_refused(
     scheduler: Callable[[PyTorchTrialContext], Any], mode: Any, error: type[BaseException], message: str
 ) -> None:
     context = make_context()
@@ -182,7 +182,7 @@ def test_only_wrapped_optimizers_step() -> None:
         context.step_optimizer(torch.optim.SGD([make_weight()], lr=1))
 
 
-def test_gradients_that_are_aggregated_have_to_be_zeroed() -> None:
+def test_gradients_that_are_aggregated_must_be_zeroed() -> None:
     context = make_context(aggregation_frequency=2)
     optimizer = wrapped_sgd(context, make_weight())
     with pytest.raises(errors.InvalidExperimentException, match=r"auto_zero_grads=False.*aggregation_frequency=2"):

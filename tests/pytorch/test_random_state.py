@@ -183,7 +183,7 @@ def test_the_length_is_that_of_one_pass() -> None:
 
 
 @pytest.mark.parametrize("sampler", [BatchSampler(range(0), 4, False), BatchSampler(range(3), 4, True)])
-def test_a_sampler_without_batches_is_refused_instead_of_repeated_for_ever(sampler: BatchSampler) -> None:
+def test_a_sampler_without_batches_is_refused_instead_of_repeated_forever(sampler: BatchSampler) -> None:
     with pytest.raises(ValueError, match="BatchSampler of the training data yields no batches at all: the dataset is"):
         next(iter(ResumableBatchSampler(sampler, PassJournal())))
 

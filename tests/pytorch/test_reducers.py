@@ -140,7 +140,7 @@ def test_the_same_object_is_not_wrapped_twice(registry: ReducerRegistry, reducer
 
 
 @pytest.mark.parametrize("reducer", [None, 3, "mean", [sum]])
-def test_what_can_not_be_called_is_no_reducer(registry: ReducerRegistry, reducer: Any) -> None:
+def test_what_cannot_be_called_is_not_a_reducer(registry: ReducerRegistry, reducer: Any) -> None:
     with pytest.raises(AssertionError, match=rf"got .* of type {type(reducer).__name__} \(name='metric'\)"):
         wrap(registry, reducer, "metric")
 
