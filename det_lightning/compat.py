@@ -1,4 +1,4 @@
-"""Answering to the name ``determined``, for scripts whose import lines stay as they are."""
+"""Answering to the name ``determined``, for scripts whose import lines are not changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OURS = "det_lightning"
 
 
 class _AliasLoader(importlib.abc.Loader):
-    """Loads a module of ours in answer to the name that it has in Determined."""
+    """Loads one of our modules under the name that it has in Determined."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -35,7 +35,7 @@ class _AliasLoader(importlib.abc.Loader):
 
 
 class _AliasFinder(importlib.abc.MetaPathFinder):
-    """Finds ``determined`` and its submodules among ours."""
+    """Finds ``determined`` and its submodules among our modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -67,7 +67,7 @@ def install() -> None:
     imported = sys.modules.get(_THEIRS)
     if imported is not None:
         raise RuntimeError(
-            f"The real determined is imported already, from {getattr(imported, '__file__', 'an unknown place')}. Call "
+            f"The real determined is imported already, from {getattr(imported, '__file__', 'an unknown file')}. Call "
             "det_lightning.compat.install() before the first import of determined."
         )
     sys.meta_path.insert(0, _AliasFinder())

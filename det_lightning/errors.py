@@ -1,4 +1,4 @@
-"""The errors that det_lightning raises, all of them told apart by their type.
+"""The errors that det_lightning raises, each with a type of its own.
 
 Errors about a misused trial API keep the names and base classes that they have in Determined, so that an
 ``except`` clause in a ported script goes on working. Everything else derives from :class:`DetLightningError`.
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-#: What a process ends with that was asked to go and has saved its run: ``EX_TEMPFAIL`` of Unix's ``sysexits.h``, "try
+#: The exit code of a process that was preempted and has saved its run: ``EX_TEMPFAIL`` of Unix's ``sysexits.h``, "try
 #: again later". It is not 0, so that whatever restarts failed jobs restarts this one.
 PREEMPTED_EXIT_CODE = 75
 
@@ -67,7 +67,7 @@ class InvalidConfigurationException(InvalidExperimentException):
 
 
 class InternalException(Exception):
-    """Something was asked for before the run reached the point where it is known."""
+    """A value was requested before the run has reached the point where it is known."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -103,7 +103,7 @@ class InvalidCheckpointException(CheckpointError, RuntimeError):
 
 
 class CheckpointNotFound(CheckpointError):
-    """There is no checkpoint at the given place."""
+    """There is no checkpoint at the given location."""
 
 
 class IncompleteCheckpointError(CheckpointError):
@@ -115,7 +115,7 @@ class UnsafeCheckpointError(CheckpointError):
 
 
 class StorageError(CheckpointError):
-    """The place of the checkpoints cannot be reached, or refuses what is asked of it."""
+    """The storage of the checkpoints cannot be reached, or refuses an operation."""
 
 
 class ShouldExit(Exception):
@@ -131,7 +131,7 @@ class ShouldExit(Exception):
 
 
 class Preempted(SystemExit):
-    """Raised by ``fit`` when the process was asked to go, and the run is saved.
+    """Raised by ``fit`` when the process was preempted, and the run is saved.
 
     Unless a script catches it, the process ends with the code that it holds; an ``except Exception`` does not.
 

@@ -109,7 +109,7 @@ class _SourceLoader(SourceFileLoader):
     """Compiles the source, whatever bytecode there may be beside it."""
 
     def path_stats(self, path: Any) -> Any:
-        raise OSError(f"the bytecode of {path} is not asked for")  # what the import system takes for: there is none
+        raise OSError(f"the bytecode of {path} is not used")  # for the import system there is none
 
 
 _LOADERS = (

@@ -1,6 +1,6 @@
 """Secrets among settings and in texts: finding them, masking what is written, and refusing to use a mask.
 
-What is masked is a copy that goes into a file, a message or a log. What a trial reads stays as it was given.
+What is masked is a copy that goes into a file, a message or a log. A trial reads what it was given.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 from det_lightning.secret_names import is_secret_name
 
-#: What stands for a secret in files and messages; the platform of Determined writes the same.
+#: What replaces a secret in files and messages; the platform of Determined writes the same.
 MASK = "********"
 
 # A text would be unreadable without all that is as short as a secret of fewer characters.
 _SHORTEST = 4
 
 # Texts may come from anywhere, so no pattern goes back over more of one than these limits allow.
-# user:password@ after a scheme. A password may hold anything; a port is none.
+# user:password@ after a scheme. A password may hold anything; a port is not one.
 _USER = r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)([^\s/:]{0,200}):(?!\d{1,5}(?:[/?#]|$))"
 _URL = re.compile(rf"(?<![A-Za-z0-9+.-]){_USER}(\S{{0,1000}})@")
 _WHOLE_URL = re.compile(rf"{_USER}(.*)@", re.DOTALL)
@@ -44,10 +44,10 @@ _FORMATS = re.compile(
 
 
 def mask(value: Any) -> Any:
-    """Return settings with their secrets masked, as they may be written; ``value`` stays as it is.
+    """Return settings with their secrets masked, as they may be written; ``value`` is not changed.
 
     Masked are the values of names that are those of secrets, with all that is below them, and in strings what
-    :func:`mask_text` masks. Anything but dicts, lists, tuples and strings is returned as it is.
+    :func:`mask_text` masks. Anything but dicts, lists, tuples and strings is returned unchanged.
     """
     if isinstance(value, MaskedSettings):
         value = {**value, **dict.fromkeys(value.masked, MASK)}
@@ -189,7 +189,7 @@ class MaskedSettings(dict[Any, Any]):
 
 
 def is_masked(value: Any) -> bool:
-    """Tell whether a value is a mask, or has one in it."""
+    """Return whether a value is a mask, or has one in it."""
     return isinstance(value, str) and MASK in value
 
 
@@ -198,7 +198,7 @@ def leave_out_masked(settings: Any, where: str) -> Any:
 
     Args:
         settings: as they were given, or read from a checkpoint.
-        where: what they are, for the error that tells of a missing one.
+        where: what they are, for the error that names a missing one.
     """
     if isinstance(settings, dict):
         kept = {

@@ -14,13 +14,13 @@ _JOINED = re.compile(
     "((api|access|secret|account|private)key|conn(ection)?str(ing)?|(auth|access|api|session|identity|registry)token|"
     "accesssignature)$"
 )
-# What a key is for, if it is a secret: a sort_key or an image_key is none. Likewise for a pass, a short password.
+# What a key is for, if it is a secret: a sort_key or an image_key is not. Likewise for a pass, a short password.
 _OF_KEYS = re.compile(
     "access|account|api|app|auth|aws|azure|client|comet|consumer|deploy|encryption|gcp|hf|hmac|huggingface|kaggle|"
     "license|master|neptune|openai|private|s3|sas|service|session|shared|signing|ssh|storage|subscription|wandb"
 )
 _OF_PASS = re.compile("admin|db|database|email|ftp|login|mail|proxy|root|sftp|smtp|ssh|user")
-# A token of a text is no secret.
+# A token of a text is not a secret.
 _OF_TEXT = re.compile(
     "additional|audio|begin|blank|bo[is]|class|cls|dist|end|eo[is]|extra|fim|first|image|img|last|latent|mask|next|pad|"
     "patch|prefix|prompt|query|register|sep|sos|space|special|start|stop|suffix|system|text|unk|unknown|video|word"
@@ -44,7 +44,7 @@ _NO_WORD = re.compile(r"[^A-Za-z0-9]+")
 
 @functools.lru_cache(4096)
 def is_secret_name(name: object) -> bool:
-    """Tell whether a setting of this name is a secret: ``secret_key``, ``registry_auth``, ``WANDB_API_KEY``, ...
+    """Return whether a setting of this name is a secret: ``secret_key``, ``registry_auth``, ``WANDB_API_KEY``, ...
 
     Names that are nearly those of a configuration's secrets count too: somebody mistyped one.
     """

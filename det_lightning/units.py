@@ -19,7 +19,7 @@ class TrainUnit:
         self.value = value
 
     def should_stop(self, step_num: int) -> bool:
-        """Tell whether step ``step_num`` (counted from 1) is one that this unit names."""
+        """Return whether step ``step_num`` (counted from 1) is one that this unit names."""
         if isinstance(self.value, int):
             return self.value < 1 or (step_num != 0 and step_num % self.value == 0)
         return step_num in self.value

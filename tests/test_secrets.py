@@ -90,7 +90,7 @@ def test_settings_without_secrets_stay_as_they_are(settings: Any) -> None:
     wrap=st.sampled_from([lambda v: v, lambda v: [v], lambda v: {"a": v}, lambda v: {"a": [{"b": v}]}]),
     deep=st.lists(NAMES, max_size=3),
 )
-def test_wherever_a_secret_stands_it_is_masked(settings: Any, name: str, wrap: Any, deep: list[str]) -> None:
+def test_a_secret_in_any_position_is_masked(settings: Any, name: str, wrap: Any, deep: list[str]) -> None:
     inner: dict[str, Any] = {**settings, name: wrap(SECRET)}
     for outer in deep:
         inner = {outer: [inner]}
@@ -112,7 +112,7 @@ def test_whatever_the_password_of_a_url_it_is_masked(password: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://host:8080/a@b", "s3://bucket/a:b@c", "az://me@account/x:y", "/a/b:c@d"])
-def test_a_port_and_a_path_are_no_password(url: str) -> None:
+def test_a_port_and_a_path_are_not_a_password(url: str) -> None:
     assert mask_url(url) == mask_text(url) == url
 
 
@@ -140,7 +140,7 @@ def test_secrets_in_a_text_are_masked(text: str) -> None:
 @pytest.mark.parametrize(
     "part", ["a", "a://b:", "sk-", "eyJ-", "bearer ", "'a':'", "k=", "--k ", ",a: ", "{ ", "http://", "-", "\n-", "@"]
 )
-def test_no_text_is_so_long_that_it_can_not_be_masked(part: str) -> None:
+def test_no_text_is_so_long_that_it_cannot_be_masked(part: str) -> None:
     text = part * (200_000 // len(part))
     assert mask_text(text) == mask(text) == text
 
@@ -209,7 +209,7 @@ def test_lightnings_files_and_loggers_get_no_secrets(tmp_path: Path) -> None:
     assert (written["hparams_name"], written["hyper_parameters"]) == ("hparams", {**HPARAMS, "hf_token": MASK})
 
 
-def test_lightning_tells_where_it_goes_on_from_without_the_password(caplog: pytest.LogCaptureFixture) -> None:
+def test_lightning_logs_where_it_resumes_from_without_the_password(caplog: pytest.LogCaptureFixture) -> None:
     url = f"memory://me:{SECRET}@host/lightning"
     train(url)
     path = CheckpointStorage(url).newest()
@@ -354,7 +354,7 @@ def test_a_masked_secret_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("url", [f"nosuch://me:{SECRET}@host/x", f"sftp://me:{SECRET}@127.0.0.1:1/x"])
-def test_a_url_that_can_not_be_opened_is_named_without_its_password(url: str) -> None:
+def test_a_url_that_cannot_be_opened_is_named_without_its_password(url: str) -> None:
     with pytest.raises(errors.StorageError, match=re.escape(f"://me:{MASK}@")) as raised:
         CheckpointStorage(url)
     assert SECRET not in "".join(traceback.format_exception(raised.value))
@@ -372,7 +372,7 @@ def test_what_a_file_system_says_is_shown_without_passwords() -> None:
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
-def test_a_place_is_shown_without_its_password_and_still_works() -> None:
+def test_a_location_is_shown_without_its_password_and_still_works() -> None:
     place = Location.parse(f"memory://me:{SECRET}@host/storage")
     assert SECRET not in f"{place} {place!r} {place / 'x'}"
     assert (place / "x").url == f"memory://me:{SECRET}@host/storage/x"

@@ -9,15 +9,14 @@ import numpy as np
 import torch
 
 from det_lightning import pytorch
+from det_lightning.pytorch import _random_state
 
 SAMPLES, BATCH_SIZE = 50, 8
 EPOCH_LEN = -(-SAMPLES // BATCH_SIZE)
 
 
 def seed_everything(seed: int = 3) -> None:
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
+    _random_state.seed_everything(seed)
 
 
 def make_data() -> torch.utils.data.TensorDataset:

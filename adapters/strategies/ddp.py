@@ -11,7 +11,7 @@ from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.ddp import DDPBackend
 
-#: The name of the strategy with its option, in the way of Lightning's names.
+#: The name of the strategy with its option, as Lightning's names have it.
 FIND_UNUSED = "trial_ddp_find_unused_parameters_true"
 
 
@@ -23,7 +23,7 @@ class PerModelDDPStrategy(PerModelStrategy):
 
     Args:
         find_unused_parameters: look, in each forward pass, for parameters that get no gradient; for models that do not
-            use all of theirs in every batch. ``strategy="trial_ddp_find_unused_parameters_true"`` says the same.
+            use all of theirs in every batch. ``strategy="trial_ddp_find_unused_parameters_true"`` does the same.
         **kwargs: those of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``, ``start_method``,
             ``cluster_environment``.
     """

@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Protocol
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
-
-class Place(Protocol):
-    """Where a process stands, as a :class:`DistributedContext` knows it."""
-
-    @property
-    def rank(self) -> int:
-        """Index of the process among all."""
-
-    @property
-    def size(self) -> int:
-        """Number of all processes."""
-
-    @property
-    def local_rank(self) -> int:
-        """Index of the process on its node."""
-
-    @property
-    def cross_rank(self) -> int:
-        """Index of its node."""
+from det_lightning.core._topology import ProcessTopology
 
 
 class ContextEnvironment(ClusterEnvironment):
-    """Tells Lightning where a process stands, so that it launches nothing itself.
+    """The process topology, for Lightning, which then launches nothing itself."""
 
-    Args:
-        distributed: the place of this process among all.
-    """
-
-    def __init__(self, distributed: Place) -> None:
+    def __init__(self, topology: ProcessTopology) -> None:
         super().__init__()
-        self._distributed = distributed
+        self._topology = topology
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -56,19 +33,19 @@ class ContextEnvironment(ClusterEnvironment):
         return False  # it is passed to a strategy, never found
 
     def world_size(self) -> int:
-        return self._distributed.size
+        return self._topology.size
 
     def set_world_size(self, size: int) -> None:
-        """The context decides."""
+        """The topology is fixed."""
 
     def global_rank(self) -> int:
-        return self._distributed.rank
+        return self._topology.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """The context decides."""
+        """The topology is fixed."""
 
     def local_rank(self) -> int:
-        return self._distributed.local_rank
+        return self._topology.local_rank
 
     def node_rank(self) -> int:
-        return self._distributed.cross_rank
+        return self._topology.cross_rank

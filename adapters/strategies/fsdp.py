@@ -22,7 +22,7 @@ class PerModelFSDPStrategy(PerModelStrategy):
     """``pl.Trainer(strategy="trial_fsdp", devices=n)``: each wrapped model's parameters lie in shards on the ranks.
 
     Models are sharded in place by FSDP2; make each optimizer after ``wrap_model``. A model's parameters are whole only
-    while its ``forward`` and its backward passes run, so all ranks have to run it equally often; for methods other
+    while its ``forward`` and its backward passes run, so all ranks must run it equally often; for methods other
     than ``forward`` there is ``torch.distributed.fsdp.register_fsdp_forward_method``. If some ranks get more validation
     batches than others, the models are whole on every rank during validations.
 

@@ -13,9 +13,10 @@ from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.strategies.environment import ContextEnvironment
 from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._topology import topology_from_horovod
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.horovod import HorovodBackend
-from det_lightning.distributed.horovod_processes import connect_horovod, horovod_context, place_of
+from det_lightning.distributed.horovod_processes import connect_horovod, horovod_context
 
 _T = TypeVar("_T")
 _Collective = Callable[[torch.Tensor], torch.Tensor]
@@ -48,13 +49,12 @@ class HorovodStrategy(ParallelStrategy):
 
     def __init__(self, **kwargs: Any) -> None:
         self._hvd = connect_horovod()
-        self._place = place_of(self._hvd)
-        super().__init__(**kwargs, cluster_environment=ContextEnvironment(self._place))
+        super().__init__(**kwargs, cluster_environment=ContextEnvironment(topology_from_horovod(self._hvd)))
 
     # Processes and devices
 
     def set_world_ranks(self) -> None:
-        """Tell Lightning which process may print and log."""
+        """Set which process may print and log."""
         lightning_internals.set_printing_rank(self.global_rank)
 
     @property
@@ -84,15 +84,15 @@ class HorovodStrategy(ParallelStrategy):
         return HorovodBackend(device)
 
     def make_distributed(self) -> DistributedContext:
-        """Return the place of this process among all."""
+        """Return the processes that Horovod connects."""
         return horovod_context()
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Prepare a run.
 
         Raises:
-            UnsupportedTrainerFlags: ``sync_batchnorm`` is set, which needs ``torch.distributed``; or the module is no
-                ``TrialModule``, so that nothing would exchange its gradients.
+            UnsupportedTrainerFlags: ``sync_batchnorm`` is set, which needs ``torch.distributed``; or the module is
+                not a ``TrialModule``, so that nothing would exchange its gradients.
         """
         if lightning_internals.converts_batch_norms(self):
             raise errors.UnsupportedTrainerFlags(
@@ -108,7 +108,7 @@ class HorovodStrategy(ParallelStrategy):
             )
 
     # Collectives. Everything has a name: without one Horovod names an object by its type, and ranks whose types differ
-    # wait for each other for ever.
+    # wait for each other forever.
 
     def barrier(self, name: str | None = None) -> None:
         if self.world_size > 1:
@@ -121,7 +121,7 @@ class HorovodStrategy(ParallelStrategy):
         return found
 
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
-        """Reduce a tensor over the ranks. A mean of integers is a float; anything but a tensor is returned as it is.
+        """Reduce a tensor over the ranks. A mean of integers is a float; anything but a tensor is returned unchanged.
 
         Raises:
             ValueError: ``reduce_op`` is not the mean, sum, minimum, maximum or product.

@@ -43,17 +43,17 @@ class PerModelStrategy(DDPStrategy):
         super().setup_environment()
 
     def configure_ddp(self) -> None:
-        """Leave the module as it is: the trial's models are wrapped one by one."""
+        """Leave the module alone: the trial's models are wrapped one by one."""
 
     def on_exception(self, exception: BaseException) -> None:
-        """Leave messages as they are: Lightning's hint names settings that a trial does not have."""
+        """Change no message: Lightning's hint names settings that a trial does not have."""
 
     def make_backend(self, device: torch.device) -> Backend:
         """Return what a trial's context trains on."""
         raise NotImplementedError
 
     def make_distributed(self) -> DistributedContext:
-        """Return the place of this process among all."""
+        """Return the processes that Lightning has launched, with an exchange of objects."""
         environment = self.cluster_environment
         assert environment is not None
         return DistributedContext(

@@ -13,7 +13,7 @@ from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.horovod import HorovodStrategy
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.distributed.backend import Backend
+from det_lightning.distributed.backend import Backend, LocalBackend
 from det_lightning.distributed.horovod import HorovodBackend
 from det_lightning.distributed.horovod_processes import (
     connect_horovod,
@@ -21,7 +21,6 @@ from det_lightning.distributed.horovod_processes import (
     horovod_is_wanted,
     refuse_horovod,
 )
-from det_lightning.distributed.local import LocalBackend
 from det_lightning.distributed.torch_processes import device_of, is_one_of_several, torchrun_context
 
 _PER_MODEL = (PerModelDDPStrategy, PerModelFSDPStrategy)
@@ -31,11 +30,11 @@ TRIAL_STRATEGIES = (*_PER_MODEL, HorovodStrategy)
 
 @dataclasses.dataclass(frozen=True)
 class TrainingProcesses:
-    """The processes of a run, made from what a script says (:meth:`of_script`) or from Lightning's side.
+    """The processes of a run, made from the arguments of a script or from Lightning's strategy.
 
     Attributes:
         distributed: rank and size, and the exchange of objects.
-        backend: places models and keeps them equal.
+        backend: makes models ready for training and keeps them equal.
     """
 
     distributed: DistributedContext
@@ -84,13 +83,13 @@ class TrainingProcesses:
         return cls(DistributedContext(), LocalBackend(device))
 
     def make_strategy(self) -> Strategy | str:
-        """Return a new strategy for ``pl.Trainer`` that takes the processes as they are and launches none."""
+        """Return a new strategy for ``pl.Trainer`` that uses these processes and launches none."""
         if self.distributed.size == 1:
             return "auto"
         if isinstance(self.backend, HorovodBackend):
             return HorovodStrategy()
         kind = PerModelFSDPStrategy if self.backend.states.is_sharded else PerModelDDPStrategy
-        return kind(cluster_environment=ContextEnvironment(self.distributed))
+        return kind(cluster_environment=ContextEnvironment(self.distributed.topology))
 
 
 def _of_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
@@ -106,7 +105,7 @@ def _of_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
 
 
 def _is_horovod(strategy: str | Strategy) -> bool:
-    """Tell whether a run trains with Horovod: as chosen, or where nothing was, as the environment says."""
+    """Return whether a run trains with Horovod: as chosen, or by default as the environment asks."""
     if isinstance(strategy, HorovodStrategy) or strategy == HorovodStrategy.strategy_name:
         return True
     if strategy == PerModelDDPStrategy.strategy_name:  # the default

@@ -1,4 +1,4 @@
-"""What a script asks about the processes and the cluster that it runs on."""
+"""The processes and the cluster that a script runs on."""
 
 from det_lightning.core._cluster import ClusterInfo, TrialInfo, get_cluster_info
 from det_lightning.core._distributed import DistributedContext

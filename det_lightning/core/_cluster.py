@@ -1,4 +1,4 @@
-"""What Determined tells a script about the task that it runs in."""
+"""The cluster task that a script runs in, in Determined's terms."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ClusterInfo:
 
 
 def get_cluster_info() -> ClusterInfo | None:
-    """Return None: det_lightning runs without a Determined master, so no task is ever one of its cluster's.
+    """Return None: det_lightning runs without a Determined master, so a task is never one of its cluster's.
 
-    Scripts ask ``get_cluster_info() is None`` to choose their local branch; that branch is the right one here.
+    Scripts that branch on ``get_cluster_info() is None`` then choose their local branch, which is the right one.
     """
     return None

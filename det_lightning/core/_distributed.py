@@ -1,4 +1,4 @@
-"""Where this process stands among the processes of a run, and how they exchange objects."""
+"""The position of this process among those of a run, and the exchange of objects with the others."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from det_lightning.core._topology import (
-    OF_DEEPSPEED,
-    OF_TORCHRUN,
-    Place,
-    checked_place,
+    DEEPSPEED_VARIABLES,
+    TORCHRUN_VARIABLES,
+    ProcessTopology,
     contradictions,
-    place_in_environment,
+    topology_from_environment,
+    topology_from_horovod,
+    validate_topology,
 )
 
 if TYPE_CHECKING:
@@ -27,11 +28,11 @@ _DEFAULT_PORT = 12360
 class DistributedContext:
     """Rank and size of a run, and gathering and broadcasting of Python objects over its processes.
 
-    Without arguments it stands for a single process. Otherwise all six numbers are needed, and making the context
+    Without arguments it is that of a single process. Otherwise all six numbers are needed, and making the context
     waits until all ranks have made theirs. No process group is needed, and none is used or changed.
 
     Objects of any type that can be pickled are exchanged, of any size; they are meant for metrics, paths and states,
-    not for gradients. All ranks have to call the same operations in the same order; each operation returns when all
+    not for gradients. All ranks must call the same operations in the same order; each operation returns when all
     have called it. The ranks may be processes or threads.
 
     The objects travel as pickles through a key-value store (``torch.distributed.TCPStore``), between the processes of
@@ -52,8 +53,11 @@ class DistributedContext:
         pull_port: accepted for compatibility; one port is enough.
         port_offset: is added to ``pub_port``, for several runs on the same machines.
         force_tcp: accepted for compatibility; TCP is always used.
-        timeout_s: how long an operation, or making the context, waits for other ranks before it raises. It has to be
+        timeout_s: how long an operation, or making the context, waits for other ranks before it raises. It must be
             longer than what a rank may do while others wait, such as writing a checkpoint.
+
+    Attributes:
+        topology: the six numbers together; each is an attribute too.
 
     Raises:
         ValueError: some of the six numbers are missing, they contradict each other or those of other ranks, or the
@@ -78,29 +82,37 @@ class DistributedContext:
         force_tcp: bool = False,
         timeout_s: float = _DEFAULT_TIMEOUT_S,
     ) -> None:
-        place = checked_place(rank, size, local_rank, local_size, cross_rank, cross_size, timeout_s)
-        if place.cross_size > 1 and chief_ip is None:
+        numbers = {
+            "rank": rank,
+            "size": size,
+            "local_rank": local_rank,
+            "local_size": local_size,
+            "cross_rank": cross_rank,
+            "cross_size": cross_size,
+        }
+        self.topology = topology = validate_topology(numbers, timeout_s)
+        if topology.cross_size > 1 and chief_ip is None:
             raise AssertionError(
-                f"With several nodes (cross_size={place.cross_size}) DistributedContext needs chief_ip=, the address "
-                "of the node of rank 0; the environment variable DET_CHIEF_IP gives it to the from_... methods."
+                f"With several nodes (cross_size={topology.cross_size}) DistributedContext needs chief_ip=, the "
+                "address of the node of rank 0; the environment variable DET_CHIEF_IP gives it to the from_... methods."
             )
-        self.rank = place.rank
-        self.size = place.size
-        self.local_rank = place.local_rank
-        self.local_size = place.local_size
-        self.cross_rank = place.cross_rank
-        self.cross_size = place.cross_size
+        self.rank = topology.rank
+        self.size = topology.size
+        self.local_rank = topology.local_rank
+        self.local_size = topology.local_size
+        self.cross_rank = topology.cross_rank
+        self.cross_size = topology.cross_size
         self._session: Session | None = None
         self._all: Exchange | None = None
         self._local: Exchange | None = None
         if self.size > 1:
-            self._meet(place, _store_address(place, chief_ip, pub_port, port_offset), timeout_s)
+            self._meet(_store_address(topology, chief_ip, pub_port, port_offset), timeout_s)
 
     @classmethod
     def from_torch_distributed(
         cls, chief_ip: str | None = None, *, timeout_s: float = _DEFAULT_TIMEOUT_S
     ) -> DistributedContext:
-        """Read the place of this process from the environment that ``torchrun`` makes.
+        """Read the topology from the environment of a process that ``torchrun`` has started.
 
         Args:
             chief_ip: where the chief is reached from other nodes; by default the environment variables
@@ -109,18 +121,17 @@ class DistributedContext:
 
         Raises:
             ValueError: this process was not started by ``torchrun``; names what is missing. Or see the class.
-            AssertionError: see the class.
-            RuntimeError: see the class.
+            AssertionError, RuntimeError: see the class.
         """
-        place = place_in_environment("from_torch_distributed() needs torchrun", OF_TORCHRUN)
+        topology = topology_from_environment("from_torch_distributed() needs torchrun", TORCHRUN_VARIABLES)
         address = _chief_ip(chief_ip) or os.environ.get("MASTER_ADDR")
-        return cls(**vars(place), chief_ip=address, timeout_s=timeout_s)
+        return cls(**vars(topology), chief_ip=address, timeout_s=timeout_s)
 
     @classmethod
     def from_horovod(
         cls, hvd: Any, chief_ip: str | None = None, *, timeout_s: float = _DEFAULT_TIMEOUT_S
     ) -> DistributedContext:
-        """Ask Horovod for the place of this process.
+        """Ask Horovod for the topology.
 
         Args:
             hvd: the module ``horovod.torch``, after ``hvd.init()``.
@@ -128,26 +139,15 @@ class DistributedContext:
             timeout_s: see the class.
 
         Raises:
-            ValueError: see the class.
-            AssertionError: see the class.
-            RuntimeError: see the class.
+            ValueError, AssertionError, RuntimeError: see the class.
         """
-        return cls(
-            rank=hvd.rank(),
-            size=hvd.size(),
-            local_rank=hvd.local_rank(),
-            local_size=hvd.local_size(),
-            cross_rank=hvd.cross_rank(),
-            cross_size=hvd.cross_size(),
-            chief_ip=_chief_ip(chief_ip),
-            timeout_s=timeout_s,
-        )
+        return cls(**vars(topology_from_horovod(hvd)), chief_ip=_chief_ip(chief_ip), timeout_s=timeout_s)
 
     @classmethod
     def from_deepspeed(
         cls, chief_ip: str | None = None, *, timeout_s: float = _DEFAULT_TIMEOUT_S
     ) -> DistributedContext:
-        """Read the place of this process from the environment that Determined's DeepSpeed launcher makes.
+        """Read the topology from the environment of a process that Determined's DeepSpeed launcher has started.
 
         Args:
             chief_ip: where the chief is reached from other nodes; by default the variable ``DET_CHIEF_IP``.
@@ -155,11 +155,10 @@ class DistributedContext:
 
         Raises:
             ValueError: variables are missing; names them. Or see the class.
-            AssertionError: see the class.
-            RuntimeError: see the class.
+            AssertionError, RuntimeError: see the class.
         """
-        place = place_in_environment("from_deepspeed() needs the DeepSpeed launcher", OF_DEEPSPEED)
-        return cls(**vars(place), chief_ip=_chief_ip(chief_ip), timeout_s=timeout_s)
+        topology = topology_from_environment("from_deepspeed() needs the DeepSpeed launcher", DEEPSPEED_VARIABLES)
+        return cls(**vars(topology), chief_ip=_chief_ip(chief_ip), timeout_s=timeout_s)
 
     @classmethod
     def from_tf_config(cls) -> NoReturn:
@@ -220,47 +219,51 @@ class DistributedContext:
         return stuff if self._local is None else self._local.broadcast(stuff)
 
     def close(self) -> None:
-        """Take part in no further exchange, and tell the other ranks; a second call does nothing.
+        """Take part in no further exchange, and notify the other ranks; a second call does nothing.
 
-        If rank 0 runs the store, its process goes on running it until all ranks have closed, at most 30 s.
+        If rank 0 runs the store, its process keeps running it until all ranks have closed, at most 30 s.
         """
         if self._session is not None:
             self._session.leave("its context was closed")
 
     def abandon(self, error: BaseException) -> None:
-        """Like :meth:`close`, after an error of this rank: the others are told of it, and are not waited for."""
+        """Like :meth:`close`, after an error of this rank: the others get its message, and are not waited for."""
         if self._session is not None:
             self._session.leave(f"it has failed with {type(error).__name__}: {error}", failed=True)
 
-    def _meet(self, place: Place, address: StoreAddress, timeout_s: float) -> None:
-        """Wait for the other ranks, and check that all have the same idea of who is where."""
+    def _meet(self, address: StoreAddress, timeout_s: float) -> None:
+        """Wait for the other ranks, and check that the topologies of all agree."""
         from det_lightning.core._exchange import Exchange  # brings torch, which a single process does not need
         from det_lightning.core._session import Session
 
-        self._session = session = Session(address, place.rank, place.size, timeout_s)
+        self._session = session = Session(address, self.rank, self.size, timeout_s)
         try:
-            self._all = Exchange(session, "all", "", range(place.size))
-            places: list[Place] = self._all.allgather(place, operation="DistributedContext")
-            if problems := contradictions(places):
+            self._all = Exchange(session, "all", "", range(self.size))
+            ranks: list[ProcessTopology] = self._all.allgather(self.topology, operation="DistributedContext")
+            if problems := contradictions(ranks):
                 raise ValueError(f"The ranks do not agree: {'; '.join(problems)}.")
         except BaseException as error:
             session.leave(f"its context could not be made: {error}", failed=True)
             raise
-        if place.local_size > 1:
-            here = sorted((p for p in places if p.cross_rank == place.cross_rank), key=lambda p: p.local_rank)
-            self._local = Exchange(session, f"node{place.cross_rank}", "_local", [p.rank for p in here])
+        if self.local_size > 1:
+            on_this_node = [topology for topology in ranks if topology.cross_rank == self.cross_rank]
+            on_this_node.sort(key=lambda topology: topology.local_rank)
+            members = [topology.rank for topology in on_this_node]
+            self._local = Exchange(session, f"node{self.cross_rank}", "_local", members)
 
 
-def _store_address(place: Place, chief_ip: str | None, pub_port: int | None, port_offset: int) -> StoreAddress:
+def _store_address(
+    topology: ProcessTopology, chief_ip: str | None, pub_port: int | None, port_offset: int
+) -> StoreAddress:
     from det_lightning.core._store import StoreAddress, agent_store  # brings torch
 
-    one_node = place.cross_size == 1
-    if address := agent_store(place.rank, place.size, one_node):
+    one_node = topology.cross_size == 1
+    if address := agent_store(topology.rank, topology.size, one_node):
         return address
     port = int(os.environ.get(_PORT_VARIABLE, _DEFAULT_PORT)) if pub_port is None else pub_port
     if not 0 < port + port_offset < 2**16:
-        raise ValueError(f"pub_port={port} and port_offset={port_offset}: their sum has to be from 1 to {2**16 - 1}.")
-    host = "127.0.0.1" if one_node or place.rank == 0 or chief_ip is None else chief_ip
+        raise ValueError(f"pub_port={port} and port_offset={port_offset}: their sum must be from 1 to {2**16 - 1}.")
+    host = "127.0.0.1" if one_node or topology.rank == 0 or chief_ip is None else chief_ip
     return StoreAddress(host, port + port_offset, of_chief=True, one_node=one_node)
 
 

@@ -1,15 +1,15 @@
-"""What torchrun tells a process about the job that it may have been restarted in."""
+"""The job of torchrun that this process may have been restarted in."""
 
 from __future__ import annotations
 
 import os
 
-# torchrun's name for a job that was not given one; it says nothing.
+# torchrun's name for a job that was not given one.
 _UNNAMED = "none"
 
 
 def elastic_job() -> str | None:
-    """Return the id of torchrun's job, which stays over restarts; None if it has none, or this is no such job."""
+    """Return the id of torchrun's job, which restarts keep; None without torchrun, or if the job has none."""
     job = os.environ.get("TORCHELASTIC_RUN_ID")
     return None if job in (None, "", _UNNAMED) else job
 

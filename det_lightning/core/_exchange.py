@@ -1,4 +1,8 @@
-"""Exchanges of Python objects among a group of ranks, over the store of their session."""
+"""Exchanges of Python objects among a group of ranks, over the store of their session.
+
+The object collectives of a process group would not do: where a rank is missing, has left, or calls another operation,
+they wait for the timeout of the group and name nobody, and they must not cross the collectives of a backward pass.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from det_lightning.core._session import Session
+from det_lightning.core._session import Session, name_ranks
 from det_lightning.core._store import Store, look, pauses
 
 # The store refuses values of more than 8 MiB; small ones travel along with the name of the operation.
@@ -20,7 +24,7 @@ _ALARM = b"!"  # no pickle starts with it
 
 @dataclasses.dataclass(frozen=True)
 class _Contribution:
-    """What one rank brings to a round: which operation it calls, and its pickle, inline or in parts."""
+    """The part of one rank in a round: the operation that it calls, and its pickle, inline or in parts."""
 
     index: int
     operation: str
@@ -29,19 +33,19 @@ class _Contribution:
 
 
 class Exchange:
-    """Numbered rounds among a group of ranks; every rank of the group has to take part in every round.
+    """Numbered rounds among a group of ranks; every rank of the group must take part in every round.
 
     In a round each rank appends its contribution to one key and counts itself. The last one to come publishes all
-    contributions under another key, for which the others look. Everybody sees what everybody called, so differing
-    calls raise on every rank. The keys of a round go when the next one is complete, large objects when all have read
-    them. A rank that leaves puts an alarm where the others would look for its next round.
+    contributions under another key, which the others poll. Every rank sees which operation each has called, so
+    differing calls raise on every rank. The keys of a round are deleted when the next one is complete, large objects
+    when all have read them. A rank that leaves puts an alarm under the key that the others would poll next.
 
     The objects are pickled. Whoever reaches the store can run code in the ranks, as with ``torch.distributed``.
 
     Args:
-        session: where the ranks have met.
+        session: of all ranks.
         name: prefix of the group's keys.
-        suffix: what the group's operations have after their names, ``_local`` on a node.
+        suffix: of the names of the group's operations, ``_local`` on a node.
         members: the ranks of the group, in its order; the first one is its chief.
     """
 
@@ -51,8 +55,8 @@ class Exchange:
         self._suffix = suffix
         self._members = list(members)
         self._index = self._members.index(session.rank)
-        self._rounds = 0
-        session.groups[name] = self
+        session.rounds[name] = 0
+        session.on_leave.append(self._notify)
 
     def gather(self, stuff: Any) -> list[Any] | None:
         """Return all objects, in the order of the group, on its chief; None elsewhere."""
@@ -77,24 +81,24 @@ class Exchange:
         (found,) = self._run("broadcast", b"", (0,))
         return pickle.loads(found)
 
-    def leave(self, reason: str) -> None:
+    @property
+    def _round(self) -> int:
+        return self._session.rounds[self._name]
+
+    def _notify(self, reason: str) -> None:
         """Wake the ranks that wait for this one, now or in the next round, and delete the group's keys as the last."""
         store = self._session.store
         rank = self._session.rank
-        store.delete_key(f"doing/{rank}")
+        store.delete_key(f"waiting/{rank}")
         alarm = _ALARM + f"rank {rank} takes part no more, since {reason}".encode()
-        # Round self._rounds may have been joined already, if that is what failed.
-        for number in (self._rounds, self._rounds + 1):
+        # The present round may have been joined already, if that is what failed.
+        for number in (self._round, self._round + 1):
             store.compare_set(self._key("all", number), "", alarm)
         if store.add(f"{self._name}/left", 1) == len(self._members):
-            for number in range(max(self._rounds - 1, 0), self._rounds + 2):
+            for number in range(max(self._round - 1, 0), self._round + 2):
                 self._delete_round(store, number)
             for key in (f"{self._name}/left", f"{self._name}/came"):
                 store.delete_key(key)
-
-    def awaits_round(self, number: int) -> bool:
-        """Return whether this rank has not yet come to the given round."""
-        return self._rounds <= number
 
     def _run(self, operation: str, pickled: bytes, wanted: Iterable[int]) -> list[bytes]:
         """Take part in the next round, and return the pickles of the wanted members."""
@@ -111,7 +115,7 @@ class Exchange:
         except BaseException as error:
             session.leave(f"its {operation}() failed: {error or type(error).__name__}", failed=True)
             raise
-        self._rounds += 1
+        session.rounds[self._name] += 1
         return found
 
     def _contribute(self, store: Store, operation: str, pickled: bytes) -> None:
@@ -124,11 +128,11 @@ class Exchange:
                 store.set(self._part(self._index, parts), pickled[start : start + _PART_BYTES])
         contribution = _Contribution(self._index, operation, parts, inline)
         store.append(self._key("each"), pickle.dumps(dataclasses.astuple(contribution)))
-        if store.add(f"{self._name}/came", 1) == len(self._members) * (self._rounds + 1):
+        if store.add(f"{self._name}/came", 1) == len(self._members) * (self._round + 1):
             store.set(self._key("all"), look(store, self._key("each")) or b"")
             # All have come to this round, so none reads the one before.
-            if self._rounds:
-                self._delete_round(store, self._rounds - 1)
+            if self._round:
+                self._delete_round(store, self._round - 1)
 
     def _wait_for_all(self, store: Store, operation: str) -> list[_Contribution]:
         session = self._session
@@ -143,31 +147,29 @@ class Exchange:
             self._raise_for_missing(store, operation)
             found = store.get(self._key("all"))  # the last one has come after all
         if looks:
-            store.delete_key(f"doing/{session.rank}")
+            store.delete_key(f"waiting/{session.rank}")
         if found.startswith(_ALARM):
             raise RuntimeError(f"Rank {session.rank} is in {operation}(), but {found.removeprefix(_ALARM).decode()}.")
         return _read_contributions(found)
 
     def _look_for_deadlock(self, store: Store, operation: str) -> None:
-        """Raise if a rank that is waited for waits for this one elsewhere; what this one does stands in the store."""
-        store.set(f"doing/{self._session.rank}", f"{self._name} {self._rounds} {operation}".encode())
-        for rank, doing in self._doings(store).items():
-            name, number, other = doing
-            group = self._session.groups.get(name)
-            if isinstance(group, Exchange) and group is not self and group.awaits_round(number):
+        """Raise if a missing rank waits for this one in another group; note in the store where this one waits."""
+        store.set(f"waiting/{self._session.rank}", f"{self._name} {self._round} {operation}".encode())
+        for rank, (name, number, other) in self._waiting_elsewhere(store).items():
+            if name != self._name and self._session.rounds.get(name, number + 1) <= number:
                 raise RuntimeError(
                     f"Rank {self._session.rank} waits for rank {rank} in {operation}(), and rank {rank} for it in "
-                    f"{other}(). All ranks have to call the same operations in the same order."
+                    f"{other}(). All ranks must call the same operations in the same order."
                 )
 
-    def _doings(self, store: Store) -> dict[int, tuple[str, int, str]]:
-        """Return, of the ranks that have not come and wait elsewhere, group, round and operation."""
-        doings = {}
+    def _waiting_elsewhere(self, store: Store) -> dict[int, tuple[str, int, str]]:
+        """Return the group, round and operation of each rank that has not come and waits elsewhere."""
+        waiting = {}
         for rank in self._missing(store):
-            if found := look(store, f"doing/{rank}"):
+            if found := look(store, f"waiting/{rank}"):
                 name, number, operation = found.decode().split()
-                doings[rank] = (name, int(number), operation)
-        return doings
+                waiting[rank] = (name, int(number), operation)
+        return waiting
 
     def _missing(self, store: Store) -> list[int]:
         came = {found.index for found in _read_contributions(look(store, self._key("each")) or b"")}
@@ -175,21 +177,21 @@ class Exchange:
 
     def _raise_for_missing(self, store: Store, operation: str) -> None:
         missing = self._missing(store)
-        doings = self._doings(store)
+        waiting = self._waiting_elsewhere(store)
         if not missing:
             return
         came = sorted(set(self._members).difference(missing))
-        elsewhere = "".join(f" Rank {rank} waits in {doing[2]}()." for rank, doing in doings.items())
+        elsewhere = "".join(f" Rank {rank} waits in {other}()." for rank, (_, _, other) in waiting.items())
         raise RuntimeError(
-            f"{operation}() of {_ranks(came)} has waited {self._session.timeout_s:g} s for {_ranks(missing)}."
+            f"{operation}() of {name_ranks(came)} has waited {self._session.timeout_s:g} s for {name_ranks(missing)}."
             f"{elsewhere} A rank that does not come has died, hangs, or calls something else; timeout_s= of "
-            "DistributedContext says how long to wait."
+            "DistributedContext sets how long to wait."
         )
 
     def _check_same_operation(self, contributions: list[_Contribution]) -> None:
         if len({found.operation for found in contributions}) > 1:
             calls = ", ".join(f"rank {self._members[found.index]} {found.operation}()" for found in contributions)
-            raise RuntimeError(f"The ranks call different operations, where all have to call the same: {calls}.")
+            raise RuntimeError(f"The ranks call different operations, where all must call the same: {calls}.")
 
     def _read(self, store: Store, contribution: _Contribution) -> bytes:
         if not contribution.parts:
@@ -198,7 +200,7 @@ class Exchange:
         return b"".join(store.get(self._part(contribution.index, part)) for part in parts)
 
     def _release(self, store: Store, contributions: list[_Contribution]) -> None:
-        """Say that this rank has read the large objects; the last one to do so deletes them."""
+        """Count this rank as one that has read the large objects; the last one deletes them."""
         in_parts = [found for found in contributions if found.parts]
         if in_parts and store.add(self._key("read"), 1) == len(self._members):
             for found in in_parts:
@@ -211,7 +213,7 @@ class Exchange:
         store.delete_key(self._key("all", number))
 
     def _key(self, what: str, number: int | None = None) -> str:
-        return f"{self._name}/{self._rounds if number is None else number}/{what}"
+        return f"{self._name}/{self._round if number is None else number}/{what}"
 
     def _part(self, index: int, part: int) -> str:
         return self._key(f"part/{index}/{part}")
@@ -224,8 +226,3 @@ def _read_contributions(appended: bytes) -> list[_Contribution]:
     while stream.tell() < len(appended):
         found.append(_Contribution(*pickle.load(stream)))
     return sorted(found, key=lambda contribution: contribution.index)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    names = ", ".join(map(str, ranks))
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

@@ -6,11 +6,7 @@ import socket
 
 
 def free_port(host: str = "") -> int:
-    """Return a TCP port that nothing listens on.
-
-    Args:
-        host: address of the interface; by default all of them.
-    """
+    """Return a TCP port that nothing listens on, on one interface or by default on all."""
     with socket.socket() as found:
         found.bind((host, 0))
         port: int = found.getsockname()[1]

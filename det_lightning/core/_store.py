@@ -30,13 +30,9 @@ class Store(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class StoreAddress:
-    """Where the store is.
+    """The address of the store; ``one_node`` if no other nodes need to reach it.
 
-    Attributes:
-        host: name or address of the node.
-        port: port of the store.
-        of_chief: rank 0 runs the store; otherwise the agent of ``torchrun`` does.
-        one_node: all ranks are on this node, so that the store need not be seen from others.
+    Rank 0 runs the store if ``of_chief`` is true, otherwise the agent of ``torchrun`` does.
     """
 
     host: str
@@ -61,9 +57,9 @@ def agent_store(rank: int, size: int, one_node: bool) -> StoreAddress | None:
 def pauses(timeout_s: float, longest_s: float = LONGEST_PAUSE_S) -> Iterator[float]:
     """Yield the seconds that have passed, with a sleep after each, until the time is over.
 
-    Ranks ask the store again and again, with growing pauses, since its own ``wait`` cannot be interrupted by
-    signals, and writes warnings of the C++ side to stderr whenever its time is over. An eighth more is waited than
-    needed, at most ``longest_s``: 20 questions of 0.1 ms in a second.
+    Ranks poll the store with growing pauses, because its own ``wait`` cannot be interrupted by signals, and writes
+    warnings of the C++ side to stderr whenever its time is over. An eighth more is waited than needed, at most
+    ``longest_s``: 20 requests of 0.1 ms in a second.
     """
     started = time.monotonic()
     while (passed := time.monotonic() - started) < timeout_s:
@@ -84,11 +80,7 @@ def within(store: Store | None, prefix: str) -> Store:
 
 
 def serve(address: StoreAddress) -> Store:
-    """Start the store in this process, or take up one that it still runs at the same port.
-
-    Raises:
-        RuntimeError: the port cannot be had.
-    """
+    """Start the store in this process, or reuse one that it still runs at the same port."""
     listening = _listen_on_this_node(address) if address.one_node else None
     try:
         store = TCPStore(
@@ -110,7 +102,7 @@ def serve(address: StoreAddress) -> Store:
 
 
 def _listen_on_this_node(address: StoreAddress) -> int | None:
-    """Return a socket that other machines cannot reach; None if there is one, which torch then takes up or refuses."""
+    """Return a socket that other machines cannot reach; None if there is one, which torch then reuses or refuses."""
     try:
         return socket.create_server(("127.0.0.1", address.port)).detach()
     except OSError:
@@ -118,11 +110,7 @@ def _listen_on_this_node(address: StoreAddress) -> int | None:
 
 
 def reach(address: StoreAddress, rank: int, timeout_s: float) -> Store:
-    """Connect to the store of the chief, or of the agent.
-
-    Raises:
-        RuntimeError: it is not to be reached in that time.
-    """
+    """Connect to the store of the chief, or of the agent; a RuntimeError if that takes longer than ``timeout_s``."""
     problem: Exception | None = None
     for _ in pauses(timeout_s):
         try:

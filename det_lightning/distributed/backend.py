@@ -1,4 +1,4 @@
-"""What trains a trial's models on the devices and processes that there are: an interface for each purpose."""
+"""What trains a trial's models: on one device here, on several processes in the modules beside this one."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from det_lightning.distributed.weight_cast import WeightCast
 DDP_PREFIX = "module."
 
 
-class ModelPlacement(Protocol):
-    """Makes models and optimizers ready for training."""
+class ModelPlacement:
+    """Makes models and optimizers ready for training: here it moves models to a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """Move ``model`` to the device and make it ready for training."""
+        return model.to(self.device)
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
         """Make ``optimizer`` ready for training. ``options`` are those of ``context.wrap_optimizer``."""
+        return optimizer
 
     def cast_weights(self, model: torch.nn.Module, casting: WeightCast) -> torch.nn.Module:
         """Let ``casting`` change the type of a wrapped model's parameters; return what to train with from now on.
 
-        Optimizers go on with those in float32.
-
-        Raises:
-            InvalidExperimentException: they cannot be changed, or not any more.
+        Optimizers keep those in float32.
         """
+        casting.renew(model)
+        return model
 
     def change_optimizer(
         self, optimizer: torch.optim.Optimizer, change: Callable[[torch.optim.Optimizer], None]
     ) -> None:
-        """Let ``change`` give an optimizer other parameters.
-
-        Raises:
-            InvalidExperimentException: its parameters cannot be changed any more.
-        """
+        """Let ``change`` give an optimizer other parameters."""
+        change(optimizer)
 
 
 class GradientPath(Protocol):
@@ -46,7 +47,7 @@ class GradientPath(Protocol):
 
     @property
     def exchanges(self) -> bool:
-        """Whether :meth:`begin_batch` and :meth:`synchronize` have to be called."""
+        """Whether :meth:`begin_batch` and :meth:`synchronize` must be called."""
 
     def begin_batch(self, communicate: bool) -> None:
         """Begin a training batch; its gradients are exchanged over ranks only if ``communicate`` is true."""
@@ -54,7 +55,7 @@ class GradientPath(Protocol):
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        """Run ``loss.backward``."""
+        """Run ``loss.backward``. A ``loss`` has the shape ``()``, or that of ``gradient``."""
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the gradients of ``optimizer`` those of all ranks, before they are looked at."""
@@ -63,18 +64,37 @@ class GradientPath(Protocol):
         """Run one step of ``optimizer``, through ``scaler`` if there is one."""
 
 
-class GradientExchange(GradientPath, Protocol):
-    """A :class:`GradientPath` that is the device's own, with what scaling losses by the backward pass needs."""
+class GradientExchange:
+    """A :class:`GradientPath` without loss scaling: here that of a single process, which exchanges nothing."""
+
+    exchanges = False
+
+    def begin_batch(self, communicate: bool) -> None:
+        """There is nobody to exchange gradients with."""
+
+    def backward(
+        self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
+    ) -> None:
+        loss.backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
+
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradients of the only rank are those of all."""
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
 
     def average_rest(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Average over ranks those gradients of ``parameters``, of wrapped models, that no backward pass averages."""
 
     def agree(self, flag: torch.Tensor) -> None:
-        """Make a scalar on the device the greatest that any rank has."""
+        """Make a scalar on the device, of shape ``()``, the greatest that any rank has."""
 
 
-class Phases(Protocol):
-    """What has to happen between batches."""
+class Phases:
+    """What must happen between batches: nothing where every rank can run its models by itself."""
 
     def begin_training(self) -> None:
         """Begin a run, when everything is wrapped and loaded."""
@@ -86,52 +106,53 @@ class Phases(Protocol):
         """End a validation."""
 
 
-class ModelStates(Protocol):
-    """Reads and loads the states of wrapped models and optimizers."""
+class ModelStates:
+    """Reads and loads the states of wrapped models and optimizers: here every rank holds all of them.
 
-    @property
-    def is_sharded(self) -> bool:
-        """The ranks hold different parts of the states.
+    Where ``is_sharded`` is true the ranks hold different parts. Then all ranks must ask for a state or gradients
+    together; the chief gets them whole, and the others an empty dict. Gradients are averaged over the ranks.
+    """
 
-        Then all ranks have to ask for a state or gradients, together; the chief gets them, and the others an empty
-        dict. Gradients are those of all ranks, averaged.
-        """
+    is_sharded = False
 
     def model_state(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the whole state of a wrapped model."""
+        return model.state_dict()
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the whole state of an optimizer."""
+        return optimizer.state_dict()
 
     def load_model(self, model: torch.nn.Module, weights: dict[str, Any]) -> None:
         """Load a whole state into a wrapped model."""
+        model.load_state_dict(weights)
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Load a whole state into an optimizer."""
+        optimizer.load_state_dict(state)
 
     def gradients(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Return the gradients that a wrapped model holds, by parameter, each in the shape of the whole parameter."""
+        named = model.named_parameters()
+        return {name.removeprefix(DDP_PREFIX): p.grad for name, p in named if p.grad is not None}
 
     def load_gradients(self, model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
         """Put back what :meth:`gradients` returned, and take away all others."""
+        for name, parameter in model.named_parameters():
+            grad = saved.get(name.removeprefix(DDP_PREFIX))
+            parameter.grad = None if grad is None else self.place_like(parameter, grad)
 
     def gather(self, tensors: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
-        """Return tensors that are as parameters are, whole."""
+        """Return whole tensors in place of those that are sharded as parameters are."""
+        return tensors
 
     def place_like(self, parameter: torch.nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
-        """Return a whole tensor as ``parameter`` is: on its device, in shards if that is in shards."""
+        """Return a whole tensor on the device of ``parameter``, sharded like it; both have the same whole shape."""
+        return whole.to(parameter.device)
 
 
 class Backend:
-    """What a context trains on, as one object for each purpose.
-
-    Args:
-        device: of this process.
-        placement: makes models and optimizers ready.
-        gradients: runs backward passes and steps.
-        phases: begins runs and validations.
-        states: reads and loads the states of models and optimizers.
-    """
+    """What a context trains on: the device of this process, and one object for each purpose."""
 
     def __init__(
         self,
@@ -146,6 +167,14 @@ class Backend:
         self.gradients = gradients
         self.phases = phases
         self.states = states
+
+
+class LocalBackend(Backend):
+    """One process on one device: by default the first CUDA device if there is one, else the CPU."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        device = device or torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        super().__init__(device, ModelPlacement(device), GradientExchange(), Phases(), ModelStates())
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:

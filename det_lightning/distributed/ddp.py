@@ -11,8 +11,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from det_lightning import errors
-from det_lightning.distributed.backend import Backend, parameters_of
-from det_lightning.distributed.local import LocalGradients, LocalPhases, LocalPlacement, WholeStates
+from det_lightning.distributed.backend import (
+    Backend,
+    GradientExchange,
+    ModelPlacement,
+    ModelStates,
+    Phases,
+    parameters_of,
+)
 from det_lightning.distributed.weight_cast import WeightCast
 
 # How torch ends its message when a backward pass has left parameters out.
@@ -23,12 +29,8 @@ class ModelDDP(DistributedDataParallel):
     """A model whose gradients are averaged over ranks during the backward pass; attributes are those of the model.
 
     Any order of forward and backward passes keeps the ranks equal. ``DistributedDataParallel`` averages a gradient once
-    after each forward pass, and silently leaves alone what further backward passes add; here that is noticed, and
+    after each forward pass, and silently ignores what further backward passes add; here that is noticed, and
     :meth:`average_rest` makes up for it.
-
-    Args:
-        module: the model, on its device.
-        find_unused_parameters: look, in each forward pass, for parameters that get no gradient.
 
     Attributes:
         communicates: gradients are averaged; otherwise they are kept, for an aggregation over batches.
@@ -64,7 +66,7 @@ class ModelDDP(DistributedDataParallel):
         return module[key]
 
     def _watch(self, parameter: torch.nn.Parameter, averaged_by_ddp: bool) -> None:
-        """Note for a parameter whether its gradient differs between ranks after it has changed."""
+        """Record for a parameter whether its gradient differs between ranks after it has changed."""
 
         def note(changed: torch.nn.Parameter) -> None:
             if averaged_by_ddp and self._will_average:
@@ -80,11 +82,7 @@ class ModelDDP(DistributedDataParallel):
         parameter.requires_grad_(not frozen)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the model; its next backward pass averages the gradients, if any are wanted.
-
-        Raises:
-            InvalidExperimentException: parameters got no gradient since the forward pass before; names them.
-        """
+        """Run the model; its next backward pass averages the gradients, if any are wanted."""
         if self._evaluates:
             return self.module(*inputs, **kwargs)
         wanted = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.module.parameters())
@@ -110,8 +108,8 @@ class ModelDDP(DistributedDataParallel):
     def begin_evaluation(self) -> None:
         """Give all ranks the first one's buffers; from now on no forward pass waits for another rank.
 
-        Ranks may have different numbers of batches to validate, and ``DistributedDataParallel`` would exchange the
-        buffers, such as the statistics of batch norms, in each forward pass.
+        Ranks may validate different numbers of batches, and ``DistributedDataParallel`` would exchange the buffers,
+        such as the statistics of batch norms, in each forward pass.
         """
         self.require_forward_param_sync = True  # also in the middle of an aggregation
         if self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
@@ -123,7 +121,7 @@ class ModelDDP(DistributedDataParallel):
         self._evaluates = False
 
     def end_backward(self) -> None:
-        """Note that a backward pass is over, and whether it averaged this model's gradients."""
+        """Record that a backward pass is over, and whether it averaged this model's gradients."""
         if self._was_averaged:
             self._will_average = self._was_averaged = False
 
@@ -147,16 +145,8 @@ def _average(gradients: list[torch.Tensor]) -> None:
             gradient.copy_(values.view_as(gradient))
 
 
-class ReplicatedPlacement(LocalPlacement):
-    """Makes each wrapped model a :class:`ModelDDP`.
-
-    Args:
-        device: of this rank.
-        find_unused_parameters: see :class:`ModelDDP`.
-
-    Attributes:
-        models: those that have something to average.
-    """
+class ReplicatedPlacement(ModelPlacement):
+    """Makes each model that has something to average a :class:`ModelDDP`, listed in ``models``."""
 
     def __init__(self, device: torch.device, find_unused_parameters: bool) -> None:
         super().__init__(device)
@@ -181,12 +171,8 @@ class ReplicatedPlacement(LocalPlacement):
         return changed
 
 
-class ReplicatedGradients(LocalGradients):
-    """Averages over ranks what the backward passes of :class:`ModelDDP` leave.
-
-    Args:
-        models: all that are wrapped.
-    """
+class ReplicatedGradients(GradientExchange):
+    """Averages over ranks what the backward passes of :class:`ModelDDP` leave."""
 
     exchanges = True
 
@@ -216,12 +202,8 @@ class ReplicatedGradients(LocalGradients):
         dist.all_reduce(flag, dist.ReduceOp.MAX)
 
 
-class ReplicatedPhases(LocalPhases):
-    """Keeps ranks from waiting for each other during validations.
-
-    Args:
-        models: all that are wrapped.
-    """
+class ReplicatedPhases(Phases):
+    """Keeps ranks from waiting for each other during validations."""
 
     def __init__(self, models: list[ModelDDP]) -> None:
         self._models = models
@@ -236,14 +218,9 @@ class ReplicatedPhases(LocalPhases):
 
 
 class DDPBackend(Backend):
-    """Trains each wrapped model as a :class:`ModelDDP`.
-
-    Args:
-        device: of this rank.
-        find_unused_parameters: see :class:`ModelDDP`.
-    """
+    """Trains each wrapped model as a :class:`ModelDDP`."""
 
     def __init__(self, device: torch.device, find_unused_parameters: bool = False) -> None:
         placement = ReplicatedPlacement(device, find_unused_parameters)
         gradients = ReplicatedGradients(placement.models)
-        super().__init__(device, placement, gradients, ReplicatedPhases(placement.models), WholeStates())
+        super().__init__(device, placement, gradients, ReplicatedPhases(placement.models), ModelStates())

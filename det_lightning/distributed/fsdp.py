@@ -13,8 +13,14 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from det_lightning import errors
-from det_lightning.distributed.backend import Backend, parameters_of
-from det_lightning.distributed.local import LocalGradients
+from det_lightning.distributed.backend import (
+    Backend,
+    GradientExchange,
+    ModelPlacement,
+    ModelStates,
+    Phases,
+    parameters_of,
+)
 from det_lightning.distributed.sharded_states import (
     gather_optimizer,
     gather_tensors,
@@ -29,22 +35,15 @@ from det_lightning.distributed.whole_parameters import WholeParameters, clear_fi
 Policy = Iterable[type[torch.nn.Module]] | Callable[[torch.nn.Module], bool]
 
 
-class ShardedPlacement:
+class ShardedPlacement(ModelPlacement):
     """Shards each wrapped model with ``fully_shard``, in place.
 
-    Args:
-        device: of this rank.
-        policy: modules that are units of their own, whose parameters are whole only while they run; by default a model
-            is one unit. All ranks have to run the same units in the same order.
-
-    Attributes:
-        device: of this rank.
-        models, optimizers: what is wrapped.
-        whole: the whole parameters that FSDP2 has for the sharded ones.
+    The parameters of a unit are whole only while it runs; by default a model is one unit. All ranks must run the same
+    units in the same order.
     """
 
     def __init__(self, device: torch.device, policy: Policy | None) -> None:
-        self.device = device
+        super().__init__(device)
         self._is_unit = _as_predicate(policy)
         self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         self.models: list[torch.nn.Module] = []
@@ -54,11 +53,7 @@ class ShardedPlacement:
         self._replaced: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Shard ``model``, with the weights that it has on the chief.
-
-        Raises:
-            InvalidExperimentException: it shares parameters with a model that is sharded already.
-        """
+        """Shard ``model``, with the weights that it has on the chief."""
         for parameter in model.parameters():
             if isinstance(parameter, DTensor) or self._replaced.get(id(parameter)) is parameter:
                 raise errors.InvalidExperimentException(
@@ -82,11 +77,7 @@ class ShardedPlacement:
         return model
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
-        """Make ``optimizer`` ready for training.
-
-        Raises:
-            InvalidExperimentException: it has parameters that no wrapped model has.
-        """
+        """Make ``optimizer`` ready for training."""
         parameters = parameters_of(optimizer)
         sharded = {parameter for model in self.models for parameter in model.parameters()}
         strange = [tuple(parameter.shape) for parameter in parameters if parameter not in sharded]
@@ -101,12 +92,7 @@ class ShardedPlacement:
         return optimizer
 
     def cast_weights(self, model: torch.nn.Module, casting: WeightCast) -> torch.nn.Module:
-        """Cast the shards of ``model``, and give its optimizers new ones in float32.
-
-        Raises:
-            InvalidExperimentException: batch norms are to keep their type and share a unit with others, or the model
-                has run already.
-        """
+        """Cast the shards of ``model``, and give its optimizers new ones in float32."""
         joint = [type(m).__name__ for m in model.modules() if casting.keeps(m) and not isinstance(m, FSDPModule)]
         if joint:
             kinds = ", ".join(sorted(set(joint)))
@@ -122,7 +108,7 @@ class ShardedPlacement:
             )
         former = casting.convert(model)
         self.whole.find()
-        self.whole.stand_in(former)
+        self.whole.add_replacements(former)
         for optimizer in self.optimizers:
             replace_parameters(optimizer, former)
         return model
@@ -136,13 +122,10 @@ class ShardedPlacement:
         self.whole.forget(parameter for parameter in before if parameter not in held)
 
 
-class ShardedGradients(LocalGradients):
+class ShardedGradients(GradientExchange):
     """Exchanges what FSDP2 leaves to its user: gradients that are kept over batches, and those of unused parameters.
 
-    FSDP2 exchanges what each backward pass adds, in whatever order passes come.
-
-    Args:
-        placed: the wrapped models.
+    FSDP2 averages all that a backward pass adds, in whatever order passes come.
 
     Attributes:
         keeps_gradients: some batch of the run was not to exchange its gradients.
@@ -177,7 +160,7 @@ class ShardedGradients(LocalGradients):
         kept = self._placed.whole.hold_gradients(parameters)
         anywhere = torch.tensor([here, kept], dtype=torch.int32, device=self._placed.device)
         dist.all_reduce(anywhere)
-        # To read it a GPU has to be waited for. A parameter that this rank has used needs no answer.
+        # Reading it waits for the GPU. A parameter that this rank has used needs no answer.
         if not self.keeps_gradients and all(here):
             return
         for parameter, used, is_kept in zip(parameters, *anywhere.tolist(), strict=True):
@@ -201,19 +184,12 @@ class ShardedGradients(LocalGradients):
         dist.all_reduce(average.div_(dist.get_world_size()))
         return average
 
-    def average_rest(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Every backward pass averages all gradients."""
-
     def agree(self, flag: torch.Tensor) -> None:
         dist.all_reduce(flag, dist.ReduceOp.MAX)
 
 
-class ShardedPhases:
-    """Makes models whole where ranks will not run them equally often.
-
-    Args:
-        placed: the wrapped models.
-    """
+class ShardedPhases(Phases):
+    """Makes models whole where ranks will not run them equally often."""
 
     def __init__(self, placed: ShardedPlacement) -> None:
         self._placed = placed
@@ -255,13 +231,8 @@ def share_buffers(models: list[torch.nn.Module]) -> None:
             buffer.copy_(values.view_as(buffer))
 
 
-class ShardedStates:
-    """The states of models and optimizers that are sharded: gathered on the chief, loaded in shards.
-
-    Args:
-        placed: the wrapped models.
-        gradients: what exchanges their gradients.
-    """
+class ShardedStates(ModelStates):
+    """The states of models and optimizers that are sharded: gathered on the chief, loaded in shards."""
 
     is_sharded = True
 
@@ -311,12 +282,7 @@ class ShardedStates:
 
 
 class FSDPBackend(Backend):
-    """Trains models that are sharded by FSDP2.
-
-    Args:
-        device: of this rank.
-        policy: see :class:`ShardedPlacement`.
-    """
+    """Trains models that are sharded by FSDP2."""
 
     def __init__(self, device: torch.device, policy: Policy | None = None) -> None:
         placed = ShardedPlacement(device, policy)

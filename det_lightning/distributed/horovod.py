@@ -9,25 +9,23 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.distributed.backend import Backend, parameters_of
+from det_lightning.distributed.backend import (
+    Backend,
+    GradientExchange,
+    ModelPlacement,
+    ModelStates,
+    Phases,
+    parameters_of,
+)
 from det_lightning.distributed.horovod_broadcast import share_state, share_tensors
 from det_lightning.distributed.horovod_processes import connect_horovod
-from det_lightning.distributed.local import LocalGradients, LocalPhases, LocalPlacement, WholeStates
 
 # More backward passes than there will ever be, so that none of them exchanges gradients.
 _NEVER = sys.maxsize
 
 
-class HorovodPlacement(LocalPlacement):
-    """Makes each wrapped optimizer one of Horovod's.
-
-    Args:
-        device: of this rank.
-        hvd: ``horovod.torch``.
-
-    Attributes:
-        models, optimizers: what is wrapped.
-    """
+class HorovodPlacement(ModelPlacement):
+    """Makes each wrapped optimizer one of Horovod's."""
 
     def __init__(self, device: torch.device, hvd: Any) -> None:
         super().__init__(device)
@@ -41,12 +39,7 @@ class HorovodPlacement(LocalPlacement):
         return model
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
-        """Make Horovod's optimizer of ``optimizer``.
-
-        Raises:
-            InvalidExperimentException: a parameter belongs to another optimizer too, or its gradients cannot be
-                exchanged; or an optimizer of this class cannot be made from its parameter groups alone.
-        """
+        """Make Horovod's optimizer of ``optimizer``."""
         wrapped = _Wrapped(
             self.hvd,
             optimizer,
@@ -80,23 +73,15 @@ class HorovodPlacement(LocalPlacement):
     def change_optimizer(
         self, optimizer: torch.optim.Optimizer, change: Callable[[torch.optim.Optimizer], None]
     ) -> None:
-        """Refuse to.
-
-        Raises:
-            InvalidExperimentException: always; Horovod exchanges the gradients of the parameters that it was given.
-        """
+        """Refuse to: Horovod exchanges the gradients of the parameters that it was given."""
         raise errors.InvalidExperimentException(
             f"Horovod knows the parameters of the {type(optimizer).__name__} since wrap_optimizer(), and would not "
             "exchange the gradients of others. Use opt_level='O2', which keeps them as masters, or master_weights=True."
         )
 
 
-class HorovodGradients(LocalGradients):
-    """Finishes the exchange that Horovod's optimizers begin while a backward pass runs.
-
-    Args:
-        placed: the wrapped optimizers.
-    """
+class HorovodGradients(GradientExchange):
+    """Finishes the exchange that Horovod's optimizers begin while a backward pass runs."""
 
     exchanges = True
 
@@ -113,11 +98,7 @@ class HorovodGradients(LocalGradients):
             wrapped.optimizer.set_backward_passes_per_step(wrapped.passes if communicate else _NEVER)
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Finish the exchange of gradients.
-
-        Raises:
-            InvalidExperimentException: the optimizer has got parameters since it was wrapped.
-        """
+        """Finish the exchange of gradients."""
         self._wrapped(optimizer).synchronize()
 
     def agree(self, flag: torch.Tensor) -> None:
@@ -132,12 +113,8 @@ class HorovodGradients(LocalGradients):
         return next(wrapped for wrapped in self._placed.optimizers if wrapped.optimizer is optimizer)
 
 
-class HorovodPhases(LocalPhases):
-    """Makes ranks equal when a run begins.
-
-    Args:
-        placed: the wrapped models and optimizers.
-    """
+class HorovodPhases(Phases):
+    """Makes ranks equal when a run begins."""
 
     def __init__(self, placed: HorovodPlacement) -> None:
         self._placed = placed
@@ -153,12 +130,8 @@ class HorovodPhases(LocalPhases):
             share_state(self._placed.hvd, wrapped.optimizer, self._placed.device, f"det_lightning.optimizer{index}")
 
 
-class HorovodStates(WholeStates):
-    """The states of every rank's models and optimizers, read when no exchange is under way.
-
-    Args:
-        placed: the wrapped optimizers.
-    """
+class HorovodStates(ModelStates):
+    """The states of every rank's models and optimizers, read when no exchange is under way."""
 
     def __init__(self, placed: HorovodPlacement) -> None:
         self._placed = placed
@@ -172,15 +145,8 @@ class HorovodStates(WholeStates):
 class HorovodBackend(Backend):
     """Trains with Horovod's own ``DistributedOptimizer``, which averages gradients while a backward pass runs.
 
-    A parameter may get gradients from ``backward_passes_per_step`` backward passes before each step. More of them are
-    an error of Horovod's.
-
-    Args:
-        device: of this rank.
-
-    Raises:
-        ImportError, ValueError: Horovod is missing, another launcher is in use too, or the device is a GPU and Horovod
-            was built for the CPU.
+    A parameter may get gradients from ``backward_passes_per_step`` backward passes before each step; Horovod raises an
+    error if there are more.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -195,11 +161,9 @@ class HorovodBackend(Backend):
 
 
 class _Wrapped:
-    """An optimizer of Horovod's, made from one of torch's, and put right where it differs from that.
+    """One of Horovod's optimizers, made from one of torch's and corrected where it differs from that.
 
     Attributes:
-        optimizer: Horovod's.
-        parameters: all that it updates.
         passes: how many backward passes add to a gradient before it is exchanged.
     """
 
@@ -277,7 +241,7 @@ class _Wrapped:
             setattr(kind, name, _always_of(getattr(wrapped, name)))
 
     def is_exchanging(self) -> bool:
-        """Tell whether the exchange of some gradient is under way."""
+        """Return whether the exchange of some gradient is under way."""
         # Horovod has no public word for it.
         return any(handle is not None for handle, _ in self.optimizer._handles.values())
 
@@ -287,9 +251,9 @@ class _Wrapped:
             self.synchronize()
 
     def synchronize(self) -> None:
-        """Average all gradients; those of parameters that no rank has used stay away.
+        """Average all gradients; those of parameters that no rank has used are taken away again.
 
-        Horovod fills in zeros, by which weight decay and momentum would go on.
+        Horovod fills in zeros for them, by which weight decay and momentum would act.
         """
         if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self.parameters):
             raise errors.InvalidExperimentException(
@@ -307,7 +271,7 @@ class _Wrapped:
 
 
 def _always_of(method: Any) -> Any:
-    """Return a method that runs ``method``, which is bound already, whatever it is called on."""
+    """Return a method that calls ``method``, which is bound already, whatever object it is called on."""
 
     def run(_: Any, *args: Any, **kwargs: Any) -> Any:
         return method(*args, **kwargs)

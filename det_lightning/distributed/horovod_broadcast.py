@@ -10,7 +10,7 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class _Outline:
-    """What a tensor is, without its values."""
+    """Shape, type and device of a tensor, without its values."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -25,13 +25,7 @@ class _Outline:
 
 
 def share_tensors(hvd: Any, tensors: list[torch.Tensor], name: str) -> None:
-    """Overwrite tensors, which all ranks give in the same order, with the chief's.
-
-    Args:
-        hvd: ``horovod.torch``.
-        tensors: of any type.
-        name: of the exchange, the same on all ranks.
-    """
+    """Overwrite tensors of any shape and type, which all ranks give in the same order, with the chief's."""
     under_way = []
     for number, tensor in enumerate(tensors):
         if tensor.numel() == 0:
@@ -51,12 +45,6 @@ def share_state(hvd: Any, optimizer: torch.optim.Optimizer, device: torch.device
 
     Horovod's own function gives an optimizer without a state one by a step with gradients of zero, which changes the
     weights by weight decay. Here a new optimizer stays new.
-
-    Args:
-        hvd: ``horovod.torch``.
-        optimizer: the same one on all ranks.
-        device: of this rank.
-        name: of the exchange, the same on all ranks.
     """
     state = optimizer.state_dict()
     outlined = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from typing import Any
@@ -11,7 +10,7 @@ import torch.distributed as dist
 
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._ports import free_port
-from det_lightning.core._topology import Place
+from det_lightning.core._topology import topology_from_horovod
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +21,9 @@ _OF_LAUNCHERS = (_OF_HOROVODRUN, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def horovod_is_wanted() -> bool:
-    """Tell whether the environment asks for Horovod: ``USE_HOROVOD`` is set, or ``horovodrun`` started the process.
+    """Return whether the environment asks for Horovod: ``USE_HOROVOD`` is set, or ``horovodrun`` started the process.
 
-    A process of ``horovodrun`` that has connected ``torch.distributed`` itself is left alone.
+    A process of ``horovodrun`` that has connected ``torch.distributed`` itself does not count.
     """
     return bool(os.environ.get(_WANTED)) or (_OF_HOROVODRUN in os.environ and not dist.is_initialized())
 
@@ -62,11 +61,7 @@ def connect_horovod() -> Any:
 
 
 def refuse_horovod(strategy: str) -> None:
-    """Raise if the environment asks for Horovod where another strategy was chosen.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Raise a ValueError if the environment asks for Horovod where another strategy was chosen."""
     if horovod_is_wanted():
         raise ValueError(
             f"The strategy is {strategy!r}, and the environment asks for Horovod "
@@ -75,22 +70,13 @@ def refuse_horovod(strategy: str) -> None:
         )
 
 
-def place_of(hvd: Any) -> Place:
-    """Return where this process stands among those that ``horovod.torch`` connects."""
-    return Place(**{field.name: getattr(hvd, field.name)() for field in dataclasses.fields(Place)})
-
-
 def horovod_context() -> DistributedContext:
-    """Return the processes that Horovod connects, all of which have to call this.
-
-    Raises:
-        ImportError, ValueError: see :func:`connect_horovod`.
-    """
+    """Return the context of the processes that Horovod connects, all of which must call this."""
     hvd = connect_horovod()
-    place = place_of(hvd)
-    if place.size == 1:
+    topology = topology_from_horovod(hvd)
+    if topology.size == 1:
         return DistributedContext()
     port = hvd.broadcast_object(free_port(), 0, name="det_lightning.port")
     # Where horovodrun was started, which is on the first of its nodes.
     chief_ip = os.environ.get("DET_CHIEF_IP") or os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
-    return DistributedContext(**dataclasses.asdict(place), chief_ip=chief_ip, pub_port=port)
+    return DistributedContext(**vars(topology), chief_ip=chief_ip, pub_port=port)

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 def gather_tensors(values: dict[Any, Any]) -> dict[Any, Any]:
     """Return a dict with whole tensors in main memory on the chief, and an empty one elsewhere; all ranks call it.
 
-    One tensor at a time is gathered, so other ranks never hold more than one that is whole. What is returned shares
-    no memory with what is trained.
+    One tensor at a time is gathered, so other ranks never hold more than one that is whole. The returned tensors share
+    no memory with those that are trained.
     """
     chief = dist.get_rank() == 0
     gathered = {}
@@ -42,7 +42,7 @@ def gather_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def shard_like(whole: torch.Tensor, parameter: DTensor) -> DTensor:
-    """Return this rank's part of a tensor that every rank holds, cut as ``parameter`` is; it is a copy."""
+    """Return a copy of this rank's part of a tensor that every rank holds, sharded as ``parameter`` is."""
     # What an optimizer keeps in another shape, every rank needs as a whole.
     placements = parameter.placements if whole.shape == parameter.shape else [Replicate()] * parameter.device_mesh.ndim
     sharded = distribute_tensor(whole.detach(), parameter.device_mesh, placements, src_data_rank=None)
@@ -50,11 +50,7 @@ def shard_like(whole: torch.Tensor, parameter: DTensor) -> DTensor:
 
 
 def load_into_model(model: torch.nn.Module, weights: dict[str, Any]) -> None:
-    """Load whole weights into a model that may be sharded; they are the same on all ranks.
-
-    Raises:
-        RuntimeError: names or shapes differ.
-    """
+    """Load whole weights into a model that may be sharded; they are the same on all ranks."""
     current = model.state_dict()
     fitted = {}
     for name, value in weights.items():
@@ -65,11 +61,7 @@ def load_into_model(model: torch.nn.Module, weights: dict[str, Any]) -> None:
 
 
 def load_into_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the whole state of an optimizer whose parameters may be sharded.
-
-    Raises:
-        ValueError: the groups differ.
-    """
+    """Load the whole state of an optimizer whose parameters may be sharded."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     indices = [index for group in state["param_groups"] for index in group["params"]]
     # Where their numbers differ the optimizer says so itself.

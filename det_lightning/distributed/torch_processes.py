@@ -13,17 +13,14 @@ _OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 
 
 def is_one_of_several() -> bool:
-    """Tell whether torchrun, or a launcher made of it, has started this process and others."""
+    """Return whether torchrun, or a launcher made of it, has started this process and others."""
     return all(name in os.environ for name in _OF_TORCHRUN) and os.environ["WORLD_SIZE"] != "1"
 
 
 def torchrun_context() -> DistributedContext:
-    """Return the processes of torchrun, with ``torch.distributed`` between them; all of them have to call this.
+    """Return the processes of torchrun, with ``torch.distributed`` between them; all of them must call this.
 
-    A process group that the script has made is taken as it is. One that is made here is left for the next ``init()``.
-
-    Raises:
-        ValueError: a node has more processes than GPUs; or see ``DistributedContext.from_torch_distributed``.
+    A process group that the script has made is used. One that is made here stays for the next ``init()``.
     """
     if not dist.is_initialized():
         on_gpu = device_of(int(os.environ["LOCAL_RANK"])).type == "cuda"
@@ -32,11 +29,7 @@ def torchrun_context() -> DistributedContext:
 
 
 def device_of(local_rank: int) -> torch.device:
-    """Return the device of a process, and make it torch's current one.
-
-    Raises:
-        ValueError: there are GPUs, and fewer than processes.
-    """
+    """Return the device of a process, and make it torch's current one; a ValueError if there are too few GPUs."""
     count = torch.cuda.device_count()
     if count == 0:
         return torch.device("cpu")

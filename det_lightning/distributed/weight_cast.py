@@ -9,14 +9,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class WeightCast:
-    """Casts the weights of models to half precision, each parameter once, and knows it in both types.
-
-    Args:
-        dtype: what floating-point parameters and buffers become.
-        keep_batchnorm: leave batch norms as they are.
+    """Casts the weights of models to ``dtype``, each parameter once, and knows it in both types.
 
     Attributes:
-        halves: of each parameter in float32, what models have in its place.
+        halves: for each parameter in float32, what models have in its place.
     """
 
     def __init__(self, dtype: torch.dtype, keep_batchnorm: bool) -> None:
@@ -25,11 +21,11 @@ class WeightCast:
         self.halves: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
 
     def keeps(self, module: torch.nn.Module) -> bool:
-        """Tell whether a module's own parameters and buffers stay as they are."""
+        """Return whether a module's own parameters and buffers keep their type."""
         return self._keep_batchnorm and isinstance(module, _BatchNorm)
 
     def renew(self, model: torch.nn.Module) -> None:
-        """Give ``model`` new parameters; the former live on, for an optimizer that has them."""
+        """Give ``model`` new parameters; an optimizer may still hold the former ones."""
         for module in model.modules():
             if self.keeps(module):
                 continue
@@ -49,7 +45,7 @@ class WeightCast:
         return self.halves[parameter]
 
     def convert(self, model: torch.nn.Module) -> dict[torch.nn.Parameter, torch.nn.Parameter]:
-        """Cast the parameters of ``model`` in place; return the new float32 one that takes over the value of each."""
+        """Cast the parameters of ``model`` in place; return for each the new float32 one with its value."""
         kept = {module: _copies(module) for module in model.modules() if self.keeps(module)}
         values = {
             p: torch.nn.Parameter(p.detach().clone(), p.requires_grad) for p in model.parameters() if self._casts(p)
@@ -86,6 +82,6 @@ def replace_parameters(optimizer: torch.optim.Optimizer, others: dict[torch.nn.P
 
 
 def named_tensors(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    """Yield the names and tensors of all parameters and buffers, those that are shared under each of their names."""
+    """Yield the names and tensors of all parameters and buffers, shared ones under each of their names."""
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)

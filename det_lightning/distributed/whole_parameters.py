@@ -11,17 +11,17 @@ from torch.utils.hooks import RemovableHandle
 
 
 class WholeParameters:
-    """Finds, of each sharded parameter, the whole one: there a gradient stays that is not exchanged yet."""
+    """Finds the whole parameter of each sharded one; it holds a gradient that is not exchanged yet."""
 
     def __init__(self) -> None:
         self._whole: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
         self._used: set[torch.nn.Parameter] = set()
-        # New models, with the hooks that tell of a first run.
+        # New models, with the hooks that notice a first run.
         self._unseen: dict[torch.nn.Module, list[RemovableHandle]] = {}
         self._ran: set[torch.nn.Module] = set()
 
     def add(self, model: torch.nn.Module) -> None:
-        """Take up a sharded model.
+        """Add a sharded model.
 
         Its parameters are looked for when they are first needed: once one was whole, its type cannot change any more.
         """
@@ -31,7 +31,7 @@ class WholeParameters:
         ]
 
     def can_be_cast(self, model: torch.nn.Module) -> bool:
-        """Tell whether no parameter of ``model`` was whole since it was sharded."""
+        """Return whether no parameter of ``model`` was whole since it was sharded."""
         return model in self._unseen and model not in self._ran
 
     def find(self) -> None:
@@ -62,23 +62,23 @@ class WholeParameters:
     def __getitem__(self, sharded: torch.nn.Parameter) -> torch.nn.Parameter:
         return self._whole[sharded]
 
-    def stand_in(self, others: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
-        """Take up what an optimizer has in the place of sharded parameters, by those: it has the same whole one."""
+    def add_replacements(self, others: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
+        """Add what an optimizer has in place of sharded parameters; each has the same whole one."""
         self._whole.update({other: self._whole[sharded] for sharded, other in others.items()})
 
     def forget(self, others: Iterable[torch.nn.Parameter]) -> None:
-        """Let go of what :meth:`stand_in` took up, when no optimizer has it any more."""
+        """Remove what :meth:`add_replacements` added, when no optimizer has it any more."""
         for other in others:
             del self._whole[other]
 
     def take_used(self, sharded: Iterable[torch.nn.Parameter]) -> list[bool]:
-        """Tell which parameters got gradients on this rank, and forget it."""
+        """Return which parameters got gradients on this rank, and clear that record."""
         used = [self._whole[parameter] in self._used for parameter in sharded]
         self._used.difference_update(self._whole[parameter] for parameter in sharded)
         return used
 
     def hold_gradients(self, sharded: Iterable[torch.nn.Parameter]) -> list[bool]:
-        """Tell which parameters have gradients on this rank that are not exchanged."""
+        """Return which parameters have gradients on this rank that are not exchanged."""
         return [self._whole[parameter].grad is not None for parameter in sharded]
 
     def clear(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -93,12 +93,12 @@ def units_of(model: torch.nn.Module) -> Iterator[FSDPModule]:
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
-def clear_first(owner: Any, clear: Callable[[], None]) -> None:
-    """Make ``owner.zero_grad()`` call ``clear`` too, for sharded parameters do not know of gradients that are kept."""
-    zero_grad = owner.zero_grad
+def clear_first(holder: Any, clear: Callable[[], None]) -> None:
+    """Make ``holder.zero_grad()`` call ``clear`` too: sharded parameters do not know of gradients that are kept."""
+    zero_grad = holder.zero_grad
 
     def clear_all(set_to_none: bool = True) -> None:
         clear()
         zero_grad(set_to_none)
 
-    owner.zero_grad = clear_all
+    holder.zero_grad = clear_all

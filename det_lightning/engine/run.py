@@ -160,7 +160,7 @@ class TrialRun:
     def _begin_workload(self) -> None:
         for model in self.context.models:
             model.train()
-        self.context.reducers.reset()
+        self.context.reducers.reset_reducers()
         self._in_workload = True
 
     def _train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
@@ -216,7 +216,7 @@ class TrialRun:
         self._in_workload = False
         batch_metrics = average_over_ranks(self._window.close(), self.context.distributed)
         avg_metrics: dict[str, Any] = average_metrics(batch_metrics)
-        avg_metrics.update(to_numpy(self.context.reducers.reduce(for_training=True)))
+        avg_metrics.update(to_numpy(self.context.reducers.reduce_metrics(for_training=True)))
         for reporter in self._reporters:
             reporter.report_training(self.state.batches_trained, avg_metrics, batch_metrics)
         self._add_position(avg_metrics)
@@ -235,7 +235,7 @@ class TrialRun:
 
     def begin_validation(self) -> None:
         """Prepare reducers and models for a validation, and notify the callbacks."""
-        self.context.reducers.reset()
+        self.context.reducers.reset_reducers()
         for model in self.context.models:
             model.eval()
         self.context.backend.phases.begin_validation(self._validates_in_step)
@@ -254,7 +254,7 @@ class TrialRun:
             metrics = reduce_validation_metrics(batches, self.trial.evaluation_reducer(), self.context.distributed)
         else:
             metrics = self.context.distributed.broadcast(self.evaluation.full_metrics)
-        metrics.update(to_numpy(self.context.reducers.reduce(for_training=False)))
+        metrics.update(to_numpy(self.context.reducers.reduce_metrics(for_training=False)))
         self.events.emit("on_validation_end", metrics)
         for hook in self.events.overriding("on_validation_step_end"):
             hook(metrics)

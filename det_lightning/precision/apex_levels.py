@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from det_lightning.distributed.backend import Backend
 from det_lightning.precision.levels import DYNAMIC, Level
 from det_lightning.precision.loss_scaler import LossScaler
 from det_lightning.precision.scaled_gradients import ScaledGradients
-from det_lightning.precision.scaling import LossScaling
+from det_lightning.precision.scaling import LossNumbers, LossScaling
 from det_lightning.precision.stepping import StepUnless
 
 logger = logging.getLogger(__name__)
@@ -27,15 +26,8 @@ class ApexLevels(LossScaling):
     optimizer that got gradients from the pass is skipped.
 
     Args:
-        level: what was configured.
-        backend: what the context trains on.
-        optimizers: all that are wrapped.
         masters: the float32 parameter that an optimizer has in place of one in half precision.
-        window: after how many passes without an overflow a scale is doubled.
-
-    Attributes:
-        level: what was configured.
-        scalers: one for each loss of a batch, or one for all.
+        window: number of passes without an overflow after which a scale is doubled.
     """
 
     def __init__(
@@ -64,7 +56,7 @@ class ApexLevels(LossScaling):
             )
             for _ in range(level.num_losses)
         ]
-        self._losses: list[weakref.ref[torch.Tensor]] = []
+        self._losses = LossNumbers()
         self._overflows: dict[torch.optim.Optimizer, torch.Tensor] = {}
 
     def begin_batch(self, communicate: bool) -> None:
@@ -75,11 +67,7 @@ class ApexLevels(LossScaling):
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        """Run ``loss.backward``, scaled; the gradients are those of the loss afterwards.
-
-        Raises:
-            InvalidExperimentException: the batch has more losses than ``num_losses``.
-        """
+        """Run ``loss.backward``, scaled; the gradients are those of the loss afterwards."""
         if not self.level.scales:
             super().backward(loss.float(), gradient, retain_graph, create_graph)
             return
@@ -96,17 +84,14 @@ class ApexLevels(LossScaling):
     def _scaler_of(self, loss: torch.Tensor) -> LossScaler:
         if len(self.scalers) == 1:
             return self.scalers[0]
-        for index, seen in enumerate(self._losses):
-            if seen() is loss:
-                return self.scalers[index]
-        if len(self._losses) == len(self.scalers):
+        number = self._losses.number_of(loss)
+        if number >= len(self.scalers):
             raise errors.InvalidExperimentException(
                 f"A batch called context.backward() with more than {len(self.scalers)} losses, and "
-                f"configure_apex_amp(num_losses={len(self.scalers)}) has made a scaler for each of so many. Raise it, "
+                f"configure_apex_amp(num_losses={len(self.scalers)}) has made that number of scalers. Raise it, "
                 "or leave it at 1 to scale all losses alike."
             )
-        self._losses.append(weakref.ref(loss))
-        return self.scalers[len(self._losses) - 1]
+        return self.scalers[number]
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Exchange gradients, unless each backward pass has done so."""
@@ -114,11 +99,7 @@ class ApexLevels(LossScaling):
             super().synchronize(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
-        """Run one step of ``optimizer``, unless its gradients overflowed.
-
-        Raises:
-            InvalidExperimentException: ``scaler`` is given.
-        """
+        """Run one step of ``optimizer``, unless its gradients overflowed."""
         refuse_scaler(scaler)
         overflow = self._overflows.pop(optimizer, None)
         super().step(optimizer, None if overflow is None else StepUnless(overflow))
@@ -129,17 +110,24 @@ class ApexLevels(LossScaling):
         return {"amp_state": {f"loss_scaler{index}": s.state_dict() for index, s in enumerate(self.scalers)}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load apex's state; what is missing is warned of.
-
-        Raises:
-            KeyError: an entry is no state of a loss scaler.
-        """
+        """Load apex's state; what is missing is warned of."""
         if "amp_state" not in state:
             logger.warning(
                 "The trial uses apex levels but the checkpoint has no 'amp_state'; loss scaling starts over."
             )
             return
-        _load_scalers(self.scalers, state["amp_state"])
+        saved = state["amp_state"]
+        if len(saved) != len(self.scalers):
+            logger.warning(
+                "The checkpoint has the states of %d loss scalers, and configure_apex_amp(num_losses=%d) made %d; the "
+                "states that fit are loaded.",
+                len(saved),
+                len(self.scalers),
+                len(self.scalers),
+            )
+        for index, scaler in enumerate(self.scalers):
+            if (entry := saved.get(f"loss_scaler{index}")) is not None:
+                scaler.load_state_dict(entry)
 
     def unfinished(self) -> dict[str, Any]:
         """Return the gradients of masters, and which optimizers are to skip a step."""
@@ -158,27 +146,8 @@ class ApexLevels(LossScaling):
         self._gradients.load_masters(saved.get("masters", []))
 
 
-def _load_scalers(scalers: list[LossScaler], saved: dict[str, Any]) -> None:
-    """Load as many scalers as there are on both sides; a different number is warned of."""
-    if len(saved) != len(scalers):
-        logger.warning(
-            "The checkpoint has the states of %d loss scalers, and configure_apex_amp(num_losses=%d) made %d; those "
-            "that both have go on.",
-            len(saved),
-            len(scalers),
-            len(scalers),
-        )
-    for index, scaler in enumerate(scalers):
-        if (entry := saved.get(f"loss_scaler{index}")) is not None:
-            scaler.load_state_dict(entry)
-
-
 def refuse_scaler(scaler: Any | None) -> None:
-    """Raise if torch's scaler comes together with apex levels.
-
-    Raises:
-        InvalidExperimentException: ``scaler`` is given.
-    """
+    """Raise if torch's scaler is used together with apex levels."""
     if scaler is not None:
         raise errors.InvalidExperimentException(
             f"step_optimizer(scaler=...) got a {type(scaler).__name__} after configure_apex_amp(), which scales losses "

@@ -37,10 +37,11 @@ def floats_of(dtype: torch.dtype) -> TensorCast:
 
 
 def cast_floats(value: Any, cast: TensorCast) -> Any:
-    """Return ``value`` with its tensors cast.
+    """Return ``value`` with its tensors, of any shapes, cast.
 
-    Containers keep their types: lists, tuples, named tuples, dicts and other mutable mappings, also those that are
-    dataclasses too (as Hugging Face's outputs are), and dataclasses. In anything else tensors stay; a warning says so.
+    Containers keep their types: lists, tuples, named tuples, sets, dicts and other mutable mappings, also those that
+    are dataclasses too (as Hugging Face's outputs are), and dataclasses, frozen ones included (Lightning's
+    ``apply_to_collection`` leaves those, and sets). In anything else tensors stay; a warning says so.
     """
     if isinstance(value, torch.Tensor):
         return cast(value)
@@ -53,20 +54,16 @@ def cast_floats(value: Any, cast: TensorCast) -> Any:
     if type(value) is dict:
         return {key: cast_floats(item, cast) for key, item in value.items()}
     if isinstance(value, collections.abc.MutableMapping):
-        return _cast_mapping(value, cast)
+        done = copy.copy(value)
+        for key, item in value.items():
+            done[key] = cast_floats(item, cast)
+        return done
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _cast_fields(value, cast)
     if type(value) not in _warned:
         _warned.add(type(value))
         logger.warning("A model in mixed precision takes or returns a %s; tensors in it stay.", type(value).__name__)
     return value
-
-
-def _cast_mapping(mapping: Any, cast: TensorCast) -> Any:
-    done = copy.copy(mapping)
-    for key, item in mapping.items():
-        done[key] = cast_floats(item, cast)
-    return done
 
 
 def _cast_fields(value: Any, cast: TensorCast) -> Any:
@@ -81,13 +78,11 @@ def _cast_fields(value: Any, cast: TensorCast) -> Any:
 class CastingForward:
     """The forward pass of a model with casts around it; set as the model's ``forward``.
 
-    It is an object, and no closure, so that a deep copy of the model runs the copy.
+    It is an object, not a closure, so that a deep copy of the model runs the copy.
 
     Args:
-        forward: the model's own, bound to it.
-        inputs: how to cast arguments; None leaves them.
-        outputs: how to cast what is returned; None leaves it.
-        autocast: what to compute in where that is safe, by device type; None computes in the types of the tensors.
+        inputs, outputs: how to cast arguments and what is returned, of any shapes; None leaves them.
+        autocast: device type and what to compute in where that is safe; None computes in the types of the tensors.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from det_lightning.precision.apex_levels import ApexLevels
 from det_lightning.precision.casting import CastingForward, halves_to_float
 from det_lightning.precision.installed_apex import InstalledApex, apex_is_wanted
 from det_lightning.precision.level_models import apply_level, check_parts, configured_parts, put_back, wrapped_ones
-from det_lightning.precision.levels import Level, resolve_level
+from det_lightning.precision.levels import resolve_level
 from det_lightning.precision.scaling import LossScaling
 from det_lightning.precision.torch_amp import TorchAmp, make_scaler
 from det_lightning.precision.whole_models import WholeModelPrecision
@@ -24,22 +24,21 @@ logger = logging.getLogger(__name__)
 class ChosenPrecision:
     """The precision that a trial trains in: float32 until something else is chosen, which can be done once.
 
-    Args:
-        backend: what the trial trains on.
-        processes: how many train together.
-
     Attributes:
+        models, optimizers: all that are wrapped.
         path: the way from a loss to updated parameters.
         scaling: ``path`` where losses are scaled; None in float32.
-        scaler: the trial's ``GradScaler``; checkpoints hold its state.
     """
 
-    def __init__(self, backend: Backend, processes: int = 1) -> None:
+    def __init__(self, backend: Backend, processes: int = 1, loading_only: bool = False) -> None:
         self._backend = backend
         self._processes = processes
+        self._loading_only = loading_only
+        self.models: list[torch.nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
         self.path: GradientPath = backend.gradients
         self.scaling: LossScaling | None = None
-        self.scaler: Any = None
+        self._scaler: Any = None
         self._whole_models: WholeModelPrecision | None = None
         self._chosen_by: str | None = None
         self._autocasts = False
@@ -50,17 +49,22 @@ class ChosenPrecision:
         self.path = scaling
         self.scaling = scaling
 
+    def _use_levels(self, scaling: LossScaling) -> None:
+        self.use_scaling(scaling)
+        self._chosen_by = "configure_apex_amp()"
+        self._has_levels = True
+
     # torch.amp
 
-    def register_scaler(self, scaler: Any, models: list[torch.nn.Module]) -> Any:
-        """Register a gradient scaler that the trial uses itself, and return it.
+    def wrap_scaler(self, scaler: Any) -> Any:
+        """Register a gradient scaler so that checkpoints hold its state; scaling and updating stay with the trial.
 
         Args:
-            scaler: a ``torch.amp.GradScaler``.
-            models: those that are wrapped already; there may be none.
+            scaler: a ``torch.amp.GradScaler`` or ``torch.cuda.amp.GradScaler``. Pass it to ``step_optimizer`` too.
 
         Raises:
-            InvalidExperimentException: see ``PyTorchTrialContext.wrap_scaler``.
+            InvalidExperimentException: there is a scaler already, a model was wrapped before, apex is in use, or the
+                precision was chosen outside of the trial.
         """
         self._refuse_two_precisions("wrap_scaler() or experimental.use_amp()")
         if self._has_levels:
@@ -71,7 +75,7 @@ class ChosenPrecision:
             raise errors.InvalidExperimentException(
                 "There is a gradient scaler already: call wrap_scaler() or experimental.use_amp() once."
             )
-        if models:
+        if self.models:
             raise errors.InvalidExperimentException(
                 "Call wrap_scaler() or experimental.use_amp() before the first wrap_model()."
             )
@@ -79,47 +83,41 @@ class ChosenPrecision:
         self._chosen_by = "wrap_scaler()"
         return scaler
 
-    def use_amp(self, models: list[torch.nn.Module]) -> None:
-        """Run forward passes of models to come under autocast, and scale losses and steps.
-
-        Args:
-            models: those that are wrapped already; there may be none.
-
-        Raises:
-            InvalidExperimentException: see ``PyTorchTrialContext.wrap_scaler``.
-        """
-        self.register_scaler(make_scaler(), models)
+    def use_amp(self) -> None:
+        """Run forward passes of models to come under autocast, and scale losses and steps."""
+        self.wrap_scaler(make_scaler())
         self._chosen_by = "experimental.use_amp()"
         self._autocasts = True
-        self.replace_scaler(self.scaler)
+        self.use_scaling(TorchAmp(self.scaler, self._backend.gradients))
 
-    def replace_scaler(self, scaler: Any) -> None:
-        """Use another gradient scaler, also in the place of the one that :meth:`use_amp` made."""
-        self.scaler = scaler
+    @property
+    def scaler(self) -> Any:
+        """The gradient scaler, of ``wrap_scaler`` or ``use_amp``, which another can replace; None if there is none."""
+        return self._scaler
+
+    @scaler.setter
+    def scaler(self, scaler: Any) -> None:
+        self._scaler = scaler
         if self._autocasts:
             self.use_scaling(TorchAmp(scaler, self._backend.gradients))
 
-    def autocast_forward(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Make a model's forward pass run under autocast on a CUDA device, and return float32; return the model.
+    def autocast_forward_pass(self, to_wrap: torch.nn.Module) -> torch.nn.Module:
+        """Make a model's forward pass run under autocast, and what it returns in half precision float32.
 
-        Raises:
-            InvalidExperimentException: the precision was chosen outside of the trial.
+        The model itself is changed and returned, so that parameters, hooks and attributes stay where they are. Where
+        there is no CUDA device autocast changes nothing, as in Determined.
         """
         self._refuse_two_precisions("autocast_forward_pass()")
         self._chosen_by = self._chosen_by or "autocast_forward_pass()"
-        cuda = self._backend.device.type == "cuda"
-        autocast = ("cuda", torch.get_autocast_dtype("cuda")) if cuda else None
-        model.forward = CastingForward(model.forward, outputs=halves_to_float, autocast=autocast)
-        return model
+        on_cuda = self._backend.device.type == "cuda"
+        autocast = ("cuda", torch.get_autocast_dtype("cuda")) if on_cuda else None
+        to_wrap.forward = CastingForward(to_wrap.forward, outputs=halves_to_float, autocast=autocast)
+        return to_wrap
 
     # Models that are wrapped
 
     def require_no_levels(self, method: str) -> None:
-        """Raise if an apex level was configured, after which nothing can be wrapped any more.
-
-        Raises:
-            InvalidExperimentException: one was; names ``method``.
-        """
+        """Raise if an apex level was configured, after which nothing can be wrapped any more; names ``method``."""
         if self._has_levels:
             raise errors.InvalidExperimentException(f"Call {method}() before configure_apex_amp(), not after it.")
 
@@ -131,19 +129,15 @@ class ChosenPrecision:
     def surround(self, model: torch.nn.Module) -> torch.nn.Module:
         """Make the forward pass of a model that was wrapped compute in the precision; return the model."""
         if self._autocasts:
-            return self.autocast_forward(model)
+            return self.autocast_forward_pass(model)
         if self._whole_models is not None:
             self._whole_models.surround(model, self._backend.device)
         return model
 
     # Chosen outside of the trial
 
-    def use_for_whole_models(self, precision: WholeModelPrecision, models: list[torch.nn.Module]) -> None:
-        """Make all models compute in a precision.
-
-        Args:
-            precision: for all models.
-            models: those that are wrapped already.
+    def use_whole_model_precision(self, precision: WholeModelPrecision) -> None:
+        """Make all models compute in a precision, those that are wrapped already too.
 
         Raises:
             InvalidExperimentException: the trial has chosen one itself, or trained in another one before, or wrapped
@@ -151,27 +145,24 @@ class ChosenPrecision:
         """
         if self._whole_models == precision:
             return
-        self._require_changeable(precision, models)
+        self._require_changeable(precision)
         self._whole_models = precision
-        for model in models:
+        for model in self.models:
             precision.cast(model)
             precision.surround(model, self._backend.device)
         if precision.scales:
             self.scaler = make_scaler(precision.scaler)
             self.use_scaling(TorchAmp(self.scaler, self._backend.gradients))
 
-    def _require_changeable(self, precision: WholeModelPrecision, models: list[torch.nn.Module]) -> None:
+    def _require_changeable(self, precision: WholeModelPrecision) -> None:
         if self._whole_models is not None:
             raise errors.InvalidExperimentException(
                 f"The trial was trained with {self._whole_models.name}, and cannot change to {precision.name}. Build "
                 "it again, with the weights of a checkpoint."
             )
         if self._chosen_by is not None:
-            raise errors.InvalidExperimentException(
-                f"The trial calls {self._chosen_by}, and {precision.name} asks for a precision too. Leave one of "
-                "them out."
-            )
-        if models and precision.casts_weights and self._processes > 1:
+            raise _two_precisions(self._chosen_by, precision)
+        if self.models and precision.casts_weights and self._processes > 1:
             raise errors.InvalidExperimentException(
                 f"{precision.name} casts weights, and the trial's models are made ready for {self._processes} "
                 "processes already. Give the trial's class to a TrialModule, or cast the models in the trial."
@@ -179,66 +170,83 @@ class ChosenPrecision:
 
     def _refuse_two_precisions(self, call: str) -> None:
         if self._whole_models is not None:
-            raise errors.InvalidExperimentException(
-                f"The trial calls {call}, and {self._whole_models.name} asks for a precision too. Leave one of them "
-                "out."
-            )
+            raise _two_precisions(call, self._whole_models)
 
     # apex
 
-    def configure_level(
+    def configure_apex_amp(
         self,
-        given: tuple[Any, Any],
-        wrapped: tuple[list[torch.nn.Module], list[torch.optim.Optimizer]],
-        opt_level: str | None,
-        verbosity: int | None,
-        overrides: dict[str, Any],
+        models: Any,
+        optimizers: Any,
+        enabled: bool | None = True,
+        opt_level: str | None = "O1",
+        cast_model_type: torch.dtype | None = None,
+        patch_torch_functions: bool | None = None,
+        keep_batchnorm_fp32: bool | str | None = None,
+        master_weights: bool | None = None,
+        loss_scale: float | str | None = None,
+        cast_model_outputs: torch.dtype | None = None,
+        num_losses: int | None = 1,
+        verbosity: int | None = 1,
+        min_loss_scale: float | None = None,
+        max_loss_scale: float | None = 2.0**24,
     ) -> tuple[Any, Any]:
-        """Train at one of apex's levels from now on; see ``PyTorchTrialContext.configure_apex_amp``.
+        """Configure the precision of models and optimizers by apex's levels; docs/precision.md describes them.
+
+        Use what is returned. On the CPU bfloat16 takes the place of float16, with a warning.
 
         Args:
-            given: models and optimizers to configure, each alone or in a list.
-            wrapped: all models and optimizers that are wrapped; models that were replaced are replaced in the list.
-            opt_level: ``"O0"`` to ``"O3"``.
+            models: what ``wrap_model`` returned, one or a list.
+            optimizers: what ``wrap_optimizer`` returned, one or a list.
+            enabled: False changes nothing.
+            opt_level: ``"O0"`` (float32), ``"O1"`` (autocast), ``"O2"`` (half precision with float32 masters and batch
+                norms), ``"O3"`` (half precision).
+            cast_model_type: what weights and inputs are cast to.
+            patch_torch_functions: run forward passes under autocast.
+            keep_batchnorm_fp32: leave batch norms in float32; also as a string.
+            master_weights: make optimizers update float32 copies.
+            loss_scale: a number, also as a string, or ``"dynamic"``.
+            cast_model_outputs: what outputs are cast to; float32 by default.
+            num_losses: number of losses in a batch with a scaler of their own; 1 scales all losses alike.
             verbosity: 0 keeps the log free of what was configured.
-            overrides: the other arguments of ``configure_apex_amp`` by name; None leaves what the level says.
+            min_loss_scale: where a dynamic scale ends to be halved.
+            max_loss_scale: where a dynamic scale ends to be doubled.
 
         Returns:
-            Models and optimizers as they were given, alone or in a list, with what replaced them.
+            Models and optimizers, each alone or as a list, as given.
 
         Raises:
-            InvalidExperimentException: see ``PyTorchTrialContext.configure_apex_amp``.
+            InvalidExperimentException: an argument is wrong, a model or an optimizer is not wrapped or does not belong
+                to the others, a model is in half precision already; it is a second call, or torch.amp is in use.
         """
+        if not enabled or self._loading_only:
+            return models, optimizers
+        # None is apex's word for an argument that was left out, and there the property stays as the level has it.
+        overrides = {
+            "cast_model_type": cast_model_type,
+            "patch_torch_functions": patch_torch_functions,
+            "keep_batchnorm_fp32": keep_batchnorm_fp32,
+            "master_weights": master_weights,
+            "loss_scale": loss_scale,
+            "cast_model_outputs": cast_model_outputs,
+            "num_losses": num_losses,
+            "min_loss_scale": min_loss_scale,
+            "max_loss_scale": max_loss_scale,
+        }
         self._require_no_other_amp()
         level = resolve_level(opt_level, overrides)
-        all_models, all_optimizers = wrapped
-        models, optimizers = configured_parts(*given)
-        check_parts(models, optimizers, all_models, all_optimizers)
+        chosen_models, chosen_optimizers = configured_parts(models, optimizers)
+        check_parts(chosen_models, chosen_optimizers, self.models, self.optimizers)
         if apex_is_wanted():
-            return self._initialize_apex(given, opt_level, verbosity, overrides)
-        level = self._on_device(level)
-        inner = wrapped_ones(models, all_models)
-        changed, masters = apply_level(level, self._backend, inner, optimizers)
-        self._use_levels(ApexLevels(level, self._backend, all_optimizers, masters))
-        all_models[:] = [changed.get(model, model) for model in all_models]
+            return self._initialize_apex((models, optimizers), opt_level=opt_level, verbosity=verbosity, **overrides)
+        level = level.on_device(self._backend.device)
+        inner = wrapped_ones(chosen_models, self.models)
+        changed, masters = apply_level(level, self._backend, inner, chosen_optimizers)
+        self._use_levels(ApexLevels(level, self._backend, self.optimizers, masters))
+        self.models[:] = [changed.get(model, model) for model in self.models]
         if verbosity:
             logger.info("Mixed precision is configured: %s.", level)
-        return put_back(given[0], inner, changed), given[1]
-
-    def _on_device(self, level: Level) -> Level:
-        if self._backend.device.type != "cpu" or not level.halves:
-            return level
-        logger.warning(
-            "configure_apex_amp(opt_level=%r) on the CPU: bfloat16 takes the place of float16. Loss scaling goes "
-            "on as on a GPU; numbers are coarser, and nothing gets faster.",
-            level.opt_level,
-        )
-        return level.on_cpu()
-
-    def _use_levels(self, scaling: LossScaling) -> None:
-        self.use_scaling(scaling)
-        self._chosen_by = "configure_apex_amp()"
-        self._has_levels = True
+        return put_back(models, inner, changed), optimizers
 
     def _require_no_other_amp(self) -> None:
         self._refuse_two_precisions("configure_apex_amp()")
@@ -249,19 +257,16 @@ class ChosenPrecision:
         if self._has_levels:
             raise errors.InvalidExperimentException("configure_apex_amp() was called a second time; call it once.")
 
-    def _initialize_apex(
-        self, given: tuple[Any, Any], opt_level: Any, verbosity: Any, overrides: dict[str, Any]
-    ) -> tuple[Any, Any]:
+    def _initialize_apex(self, given: tuple[Any, Any], **arguments: Any) -> tuple[Any, Any]:
         if self._processes > 1:
             raise errors.InvalidExperimentException(
-                f"DET_LIGHTNING_AMP=apex trains in one process, and this run has {self._processes}: apex has to "
+                f"DET_LIGHTNING_AMP=apex trains in one process, and this run has {self._processes}: apex must "
                 "cast models before they are wrapped. Unset it to have the levels on torch.amp."
             )
         apex = InstalledApex(self._backend.gradients)
-        arguments = {**overrides, "num_losses": overrides["num_losses"] or 1}
-        models, optimizers = apex.initialize(*given, opt_level=opt_level, verbosity=verbosity, **arguments)
+        configured = apex.initialize(*given, **arguments)
         self._use_levels(apex)
-        return models, optimizers
+        return configured
 
     # States
 
@@ -284,3 +289,9 @@ class ChosenPrecision:
         """Load what :meth:`unfinished` returned; empty if there was no such thing."""
         if self.scaling is not None:
             self.scaling.load_unfinished(saved)
+
+
+def _two_precisions(call: str, precision: WholeModelPrecision) -> errors.InvalidExperimentException:
+    return errors.InvalidExperimentException(
+        f"The trial calls {call}, and {precision.name} asks for a precision too. Leave one of them out."
+    )

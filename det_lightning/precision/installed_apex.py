@@ -1,11 +1,10 @@
-"""A build of NVIDIA's apex that still has ``apex.amp``, where one is installed and asked for."""
+"""A build of NVIDIA's apex that still has ``apex.amp``, where one is installed and wanted."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 import os
-import weakref
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from det_lightning import errors
 from det_lightning.distributed.backend import GradientPath
 from det_lightning.precision.apex_levels import refuse_scaler
-from det_lightning.precision.scaling import LossScaling
+from det_lightning.precision.scaling import LossNumbers, LossScaling
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +21,7 @@ VARIABLE = "DET_LIGHTNING_AMP"
 
 
 def apex_is_wanted() -> bool:
-    """Tell whether the environment asks for NVIDIA's apex.
-
-    Raises:
-        ValueError: it asks for something unknown.
-    """
+    """Return whether the environment asks for NVIDIA's apex; a ValueError if it asks for something unknown."""
     choice = os.environ.get(VARIABLE) or "torch"
     if choice not in ("torch", "apex"):
         raise ValueError(f"{VARIABLE}={choice!r} in the environment: it may be 'torch' (the default) or 'apex'.")
@@ -34,11 +29,6 @@ def apex_is_wanted() -> bool:
 
 
 def _import_amp() -> Any:
-    """Import ``apex.amp``.
-
-    Raises:
-        InvalidExperimentException: there is none; names what is installed.
-    """
     advice = f"Unset {VARIABLE} to have the levels on torch.amp, or install a build of NVIDIA's apex from before 2025."
     try:
         apex = importlib.import_module("apex")
@@ -59,11 +49,7 @@ def _import_amp() -> Any:
 class InstalledApex(LossScaling):
     """Leaves loss scaling and casts to ``apex.amp``, which unscales gradients at the end of each backward pass.
 
-    Args:
-        path: runs backward passes and steps, of one process, for apex patches models that are not wrapped yet.
-
-    Raises:
-        InvalidExperimentException: no build with ``apex.amp`` is installed.
+    It trains in one process, because apex patches models that are not wrapped yet.
     """
 
     def __init__(self, path: GradientPath) -> None:
@@ -72,12 +58,12 @@ class InstalledApex(LossScaling):
         self._amp = _import_amp()
         self._optimizers: list[torch.optim.Optimizer] = []
         self._count = 1
-        self._losses: list[weakref.ref[torch.Tensor]] = []
+        self._losses = LossNumbers()
 
-    def initialize(self, models: Any, optimizers: Any, num_losses: int, **arguments: Any) -> tuple[Any, Any]:
+    def initialize(self, models: Any, optimizers: Any, num_losses: int | None, **arguments: Any) -> tuple[Any, Any]:
         """Run ``apex.amp.initialize`` and keep its optimizers for :meth:`backward`."""
-        self._count = num_losses
-        models, optimizers = self._amp.initialize(models, optimizers, num_losses=num_losses, **arguments)
+        self._count = num_losses or 1
+        models, optimizers = self._amp.initialize(models, optimizers, num_losses=self._count, **arguments)
         self._optimizers = list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
         return models, optimizers
 
@@ -88,24 +74,12 @@ class InstalledApex(LossScaling):
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        with self._amp.scale_loss(loss, self._optimizers, loss_id=self._number(loss)) as scaled:
+        loss_id = 0 if self._count == 1 else self._losses.number_of(loss)
+        with self._amp.scale_loss(loss, self._optimizers, loss_id=loss_id) as scaled:
             super().backward(scaled, gradient, retain_graph, create_graph)
 
-    def _number(self, loss: torch.Tensor) -> int:
-        if self._count == 1:
-            return 0
-        for index, seen in enumerate(self._losses):
-            if seen() is loss:
-                return index
-        self._losses.append(weakref.ref(loss))
-        return len(self._losses) - 1
-
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
-        """Run one step of ``optimizer``, which apex may have patched to skip it.
-
-        Raises:
-            InvalidExperimentException: ``scaler`` is given.
-        """
+        """Run one step of ``optimizer``, which apex may have patched to skip it."""
         refuse_scaler(scaler)
         super().step(optimizer, None)
 

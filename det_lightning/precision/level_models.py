@@ -8,18 +8,13 @@ import torch
 
 from det_lightning import errors
 from det_lightning.distributed.backend import Backend
-from det_lightning.distributed.weight_cast import WeightCast, replace_parameters
+from det_lightning.distributed.weight_cast import WeightCast, named_tensors, replace_parameters
 from det_lightning.precision.casting import CastingForward, TensorCast, floats_of, halves_to_float
 from det_lightning.precision.levels import HALF_TYPES, Level
-from det_lightning.precision.masters import keep_masters
 
 
 def configured_parts(models: Any, optimizers: Any) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
-    """Return what was given alone or in a list or tuple as two lists.
-
-    Raises:
-        InvalidExperimentException: something else was given.
-    """
+    """Return what was given, each alone or in a list or tuple, as two lists."""
     parts: list[list[Any]] = []
     for name, given, kind in (("models", models, torch.nn.Module), ("optimizers", optimizers, torch.optim.Optimizer)):
         alone = isinstance(given, kind)
@@ -41,11 +36,9 @@ def check_parts(
     wrapped_models: list[torch.nn.Module],
     wrapped_optimizers: list[torch.optim.Optimizer],
 ) -> None:
-    """Raise if models and optimizers cannot be configured.
+    """Raise if models and optimizers cannot be configured; the message names all reasons.
 
-    Raises:
-        InvalidExperimentException: one was not wrapped, an optimizer has no parameters of the models, or a model is in
-            half precision already; names all of it.
+    One may not be wrapped, an optimizer may have no parameters of the models, a model may be in half precision.
     """
     mistakes = [
         f"model {index} ({type(model).__name__}) was not wrapped: pass what wrap_model() returned"
@@ -83,7 +76,7 @@ def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def wrapped_ones(models: list[torch.nn.Module], wrapped: list[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Return the models as they were wrapped; what is given may have been compiled since."""
+    """Return the models that were wrapped; the given ones may have been compiled since."""
     by_inner = {uncompiled(model): model for model in wrapped}
     return [by_inner[uncompiled(model)] for model in models]
 
@@ -94,11 +87,8 @@ def apply_level(
     """Cast models, and what goes into them and comes out.
 
     Returns:
-        What took the place of each model, if anything did; and the float32 parameter, which its optimizer has, of each
-        one in half precision.
-
-    Raises:
-        InvalidExperimentException: parameters cannot be changed any more.
+        The replacement of each model that has one; and the float32 parameter, which its optimizer has, of each
+        parameter in half precision.
     """
     changed: dict[torch.nn.Module, torch.nn.Module] = {}
     halves: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
@@ -110,13 +100,37 @@ def apply_level(
     if level.master_weights:
         masters = {half: master for master, half in halves.items()}
         for model in models:
-            keep_masters(changed.get(model, model), masters)
+            _keep_masters(changed.get(model, model), masters)
     elif halves:
         for optimizer in optimizers:
             backend.placement.change_optimizer(optimizer, lambda changed: replace_parameters(changed, halves))
     for model in models:
         _surround(changed.get(model, model), level, backend.device)
     return changed, masters
+
+
+def _keep_masters(model: torch.nn.Module, masters: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
+    """Make the state of ``model`` one in float32, with the values of the masters: a checkpoint loses nothing.
+
+    Loading such a state, or that of a model in any precision, sets masters and weights. ``masters`` has, for parameters
+    in half precision, float32 ones of the same shapes.
+    """
+
+    def in_float32(module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+        for name, tensor in named_tensors(module):
+            if prefix + name in state and tensor.is_floating_point():
+                state[prefix + name] = masters.get(tensor, tensor).detach().float()  # type: ignore[call-overload]
+
+    def set_masters(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        for name, tensor in named_tensors(module):
+            saved = state.get(prefix + name)
+            master = masters.get(tensor)  # type: ignore[call-overload]
+            if master is not None and saved is not None and saved.shape == master.shape:
+                with torch.no_grad():
+                    master.copy_(saved)
+
+    model.register_state_dict_post_hook(in_float32)  # type: ignore[no-untyped-call]
+    model.register_load_state_dict_pre_hook(set_masters)  # type: ignore[no-untyped-call]
 
 
 def _surround(model: torch.nn.Module, level: Level, device: torch.device) -> None:
@@ -135,15 +149,11 @@ def _surround(model: torch.nn.Module, level: Level, device: torch.device) -> Non
 
 
 def put_back(given: Any, wrapped: list[torch.nn.Module], changed: dict[torch.nn.Module, torch.nn.Module]) -> Any:
-    """Return ``given``, one model or several in a container, with what took their places.
+    """Return ``given``, one model or several in a container, with replacements.
 
     Args:
-        given: as the trial gave it.
         wrapped: the same models as they were wrapped.
-        changed: what took the place of those.
-
-    Raises:
-        InvalidExperimentException: something took the place of a model that was compiled after it was wrapped.
+        changed: the replacements of those.
     """
     alone = isinstance(given, torch.nn.Module)
     results = []

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from typing import Any
 
 import torch
 
 from det_lightning import errors
+
+logger = logging.getLogger(__name__)
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
@@ -30,18 +33,9 @@ _LEVELS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """A level with all of its properties decided.
+    """A level with all of its properties decided; they are the arguments of ``configure_apex_amp``.
 
-    Attributes:
-        opt_level: its name.
-        cast_model_type: what weights and inputs become; None leaves them.
-        patch_torch_functions: run forward passes under autocast.
-        keep_batchnorm_fp32: leave batch norms in float32 where weights are cast.
-        master_weights: optimizers update float32 copies of weights in half precision.
-        loss_scale: a number, or ``"dynamic"``.
-        cast_model_outputs: what outputs become; None makes those in half precision float32.
-        num_losses: how many losses have a scaler of their own.
-        min_loss_scale, max_loss_scale: between which a dynamic scale stays.
+    As ``cast_model_type`` None leaves weights and inputs; as ``cast_model_outputs`` it makes halves float32.
     """
 
     opt_level: str
@@ -70,8 +64,15 @@ class Level:
         """Whether losses are scaled, or gradients go to master weights: then each backward pass needs work."""
         return self.loss_scale != 1.0 or self.master_weights
 
-    def on_cpu(self) -> Level:
-        """Return the level with bfloat16 in place of float16."""
+    def on_device(self, device: torch.device) -> Level:
+        """Return the level, on the CPU with bfloat16 in place of float16."""
+        if device.type != "cpu" or not self.halves:
+            return self
+        logger.warning(
+            "configure_apex_amp(opt_level=%r) on the CPU: bfloat16 takes the place of float16. Losses are scaled as on "
+            "a GPU; numbers are coarser, and nothing gets faster.",
+            self.opt_level,
+        )
         return dataclasses.replace(
             self,
             cast_model_type=_without_float16(self.cast_model_type),
@@ -84,15 +85,7 @@ def _without_float16(dtype: torch.dtype | None) -> torch.dtype | None:
 
 
 def resolve_level(opt_level: Any, overrides: dict[str, Any]) -> Level:
-    """Return a level with its properties overridden.
-
-    Args:
-        opt_level: ``"O0"``, ``"O1"``, ``"O2"`` or ``"O3"``.
-        overrides: other arguments of ``apex.amp.initialize`` by name; None leaves a property as it is.
-
-    Raises:
-        InvalidExperimentException: the level is unknown, or something does not go with it; names all of it.
-    """
+    """Return a level with its properties overridden."""
     if opt_level not in _LEVELS:
         raise errors.InvalidExperimentException(
             f"configure_apex_amp(opt_level={opt_level!r}): the levels are 'O0', 'O1', 'O2' and 'O3', with the letter O."

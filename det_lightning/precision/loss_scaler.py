@@ -10,15 +10,12 @@ import torch
 class LossScaler:
     """Scales a loss so that small gradients do not vanish in half precision.
 
-    Nothing but :meth:`state_dict` waits for the device.
+    Only :meth:`state_dict` waits for the device. Scale, inverse and overflow have the shape ``()``.
 
     Args:
-        device: where losses are.
         dynamic: adapt the scale; otherwise it stays at ``initial``.
-        initial: the first scale.
-        factor: what an overflow divides the scale by, and ``window`` backward passes without one multiply it by.
-        window: number of backward passes.
-        minimum, maximum: between which a dynamic scale stays; None is no bound.
+        factor: an overflow divides the scale by it; ``window`` backward passes without one multiply it.
+        minimum, maximum: bounds of a dynamic scale.
     """
 
     def __init__(
@@ -45,15 +42,11 @@ class LossScaler:
         return loss.float() * self._scale
 
     def inverse(self) -> torch.Tensor:
-        """Return what gradients have to be multiplied with, a scalar on the device."""
+        """Return what gradients must be multiplied by."""
         return self._scale.reciprocal()
 
     def update(self, overflow: torch.Tensor) -> None:
-        """Adapt the scale after a backward pass.
-
-        Args:
-            overflow: a float32 scalar on the device, other than 0 if a gradient was not finite.
-        """
+        """Adapt the scale after a backward pass; ``overflow`` is not 0 if a gradient was not finite."""
         if not self.dynamic:
             self._unskipped += 1
             return
@@ -70,10 +63,6 @@ class LossScaler:
         return {"loss_scale": float(self._scale), "unskipped": int(self._unskipped)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned.
-
-        Raises:
-            KeyError: something is missing.
-        """
+        """Load what :meth:`state_dict` returned; a KeyError if an entry is missing."""
         self._scale.fill_(float(state["loss_scale"]))
         self._unskipped.fill_(int(state["unskipped"]))

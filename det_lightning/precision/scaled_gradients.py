@@ -16,8 +16,6 @@ class ScaledGradients:
     """Unscales what each backward pass adds, so that passes with different scales can add to the same gradients.
 
     Args:
-        backend: exchanges gradients, and gathers those that are sharded.
-        optimizers: all of the run.
         masters: the float32 parameter that an optimizer has in place of one in half precision.
     """
 
@@ -36,8 +34,8 @@ class ScaledGradients:
         self._earlier: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
 
     def begin_pass(self) -> None:
-        """Lay earlier gradients aside."""
-        # Asked for at each pass, for parameters may be added to an optimizer.
+        """Set earlier gradients aside."""
+        # Collected at each pass, because parameters may be added to an optimizer.
         self._parameters = _distinct_parameters(self._optimizers)
         for parameter in self._parameters:
             if parameter.grad is not None:
@@ -49,11 +47,11 @@ class ScaledGradients:
         """Exchange and unscale what the pass has added, and add earlier gradients again.
 
         Args:
-            inverse: what to multiply gradients with, a scalar on the device.
+            inverse: what to multiply gradients by, of shape ``()``.
 
         Returns:
-            The optimizers whose parameters got gradients, and a scalar on the device that is not 0 if any of them,
-            on any rank, is not finite.
+            The optimizers whose parameters got gradients, and a tensor of shape ``()`` that is not 0 if any of them, on
+            any rank, is not finite.
         """
         self._take_from_halves()
         touched = [optimizer for optimizer in self._optimizers if _has_gradients(optimizer)]
@@ -130,7 +128,7 @@ def _values_of_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     if isinstance(gradient, DTensor):
         return gradient.to_local()
     if gradient.is_sparse:
-        # Values of one place have to be added before they are looked at.
+        # Values of one index must be added before they are looked at.
         parameter.grad = summed = gradient.coalesce()
         return summed.values()
     return gradient

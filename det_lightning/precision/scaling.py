@@ -1,7 +1,8 @@
-"""What stands between a context and its devices where losses are scaled."""
+"""Loss scaling, between a context and the exchange of gradients."""
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -10,15 +11,10 @@ from det_lightning.distributed.backend import GradientPath
 
 
 class LossScaling:
-    """A way from a loss to updated parameters on which losses are scaled; in float32 there is none.
-
-    What is not overridden goes to ``path``.
-
-    Args:
-        path: runs backward passes and steps, and exchanges gradients.
+    """A way from a loss to updated parameters on which losses are scaled; what is not overridden goes to ``path``.
 
     Attributes:
-        exchanges: whether :meth:`begin_batch` and :meth:`synchronize` have to be called.
+        exchanges: whether :meth:`begin_batch` and :meth:`synchronize` must be called.
     """
 
     def __init__(self, path: GradientPath) -> None:
@@ -62,3 +58,22 @@ class LossScaling:
 
     def load_unfinished(self, saved: dict[str, Any]) -> None:
         """Load what :meth:`unfinished` returned; empty if there was no such thing."""
+
+
+class LossNumbers:
+    """Numbers the losses of a batch in the order of their first backward passes."""
+
+    def __init__(self) -> None:
+        self._losses: list[weakref.ref[torch.Tensor]] = []
+
+    def clear(self) -> None:
+        """Begin a batch."""
+        self._losses.clear()
+
+    def number_of(self, loss: torch.Tensor) -> int:
+        """Return the number of a loss, which may run backward more than once."""
+        for number, seen in enumerate(self._losses):
+            if seen() is loss:
+                return number
+        self._losses.append(weakref.ref(loss))
+        return len(self._losses) - 1

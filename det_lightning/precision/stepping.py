@@ -16,11 +16,7 @@ _warned: set[type] = set()
 
 
 class StepUnless:
-    """Takes the place of a gradient scaler where gradients are unscaled already.
-
-    Args:
-        overflow: see :func:`step_unless`.
-    """
+    """Steps through :func:`step_unless`, in place of a gradient scaler where gradients are unscaled already."""
 
     def __init__(self, overflow: torch.Tensor) -> None:
         self._overflow = overflow
@@ -31,14 +27,10 @@ class StepUnless:
 
 
 def step_unless(overflow: torch.Tensor, optimizer: Any) -> None:
-    """Step ``optimizer`` if ``overflow`` is 0; otherwise leave parameters and state as they are.
+    """Step ``optimizer`` if ``overflow``, of shape ``()``, is 0; otherwise leave parameters and state unchanged.
 
     A fused optimizer decides on the device. On a GPU those of torch that have a fused implementation are switched to
-    it, unless the trial chose one by ``foreach=`` or ``fused=``. For any other the host has to wait for the flag.
-
-    Args:
-        overflow: a float32 scalar on the device.
-        optimizer: its gradients are unscaled.
+    it, unless the trial chose one by ``foreach=`` or ``fused=``. For any other the host must wait for the flag.
     """
     if not _decides_on_device(optimizer):
         if overflow.is_cuda and type(optimizer) not in _warned:
@@ -73,7 +65,7 @@ def _decides_on_device(optimizer: Any) -> bool:
 
 def _can_fuse(group: dict[str, Any]) -> bool:
     if group.get("momentum") and group.get("dampening"):
-        return False  # momentum has to begin with a whole gradient, which a skipped first step does not know
+        return False  # momentum must begin with a whole gradient, which a skipped first step does not have
     if group.get("fused") is not None:
         return bool(group["fused"])
     open_choice = group.get("foreach") is None and not group.get("differentiable") and "fused" in group

@@ -13,7 +13,7 @@ from det_lightning.precision.stepping import step_unless
 
 
 class _Scaler(torch.amp.GradScaler):
-    """torch's scaler, but one that skips a step on the device where the optimizer can."""
+    """torch's scaler, which skips a step on the device where the optimizer can."""
 
     def _maybe_opt_step(
         self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
@@ -41,12 +41,7 @@ def make_scaler(like: torch.amp.GradScaler | None = None, device: str = "cuda") 
 
 
 class TorchAmp(LossScaling):
-    """Scales each loss and steps through one scaler, which is updated once a batch, if any optimizer has stepped.
-
-    Args:
-        scaler: a ``torch.amp.GradScaler``.
-        path: runs backward passes and steps.
-    """
+    """Scales each loss and steps through one scaler, which is updated once a batch, if any optimizer has stepped."""
 
     def __init__(self, scaler: Any, path: GradientPath) -> None:
         super().__init__(path)

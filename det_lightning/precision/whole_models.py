@@ -11,12 +11,11 @@ from det_lightning.precision.casting import CastingForward, floats_of, halves_to
 
 @dataclasses.dataclass(frozen=True)
 class WholeModelPrecision:
-    """What every wrapped model computes in, while the trial knows nothing of it.
+    """The precision of every wrapped model where the trial does not choose one.
 
     Attributes:
-        name: who asks for it, for messages, such as ``"pl.Trainer(precision='bf16-mixed')"``.
-        dtype: a type of half precision.
-        casts_weights: models have their weights in it; otherwise they compute in it under autocast.
+        name: of the choice, for messages, such as ``"pl.Trainer(precision='bf16-mixed')"``.
+        casts_weights: weights have the type ``dtype`` too; otherwise models compute in it under autocast.
         scales: scale losses, as float16 needs under autocast.
         scaler: one whose settings to use for that; by default torch's.
     """
@@ -28,7 +27,7 @@ class WholeModelPrecision:
     scaler: torch.amp.GradScaler | None = dataclasses.field(default=None, compare=False)
 
     def cast(self, model: torch.nn.Module) -> None:
-        """Cast the weights of ``model`` in place, if that is asked for."""
+        """Cast the weights of ``model`` in place, if that was chosen."""
         if self.casts_weights:
             model.to(self.dtype)
 

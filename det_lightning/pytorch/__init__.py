@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Any
 from det_lightning.errors import ShouldExit
 from det_lightning.pytorch import samplers
 from det_lightning.pytorch._callback import PyTorchCallback
-from det_lightning.pytorch._clipping import ClipGradsL2Norm, ClipGradsL2Value
 from det_lightning.pytorch._data import DataLoader, TorchData, adapt_batch_sampler, data_length, to_device
 from det_lightning.pytorch._experimental import PyTorchExperimentalContext
-from det_lightning.pytorch._initialization import reset_parameters
 from det_lightning.pytorch._load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from det_lightning.pytorch._lr_scheduler import LRScheduler
+from det_lightning.pytorch._older_names import ClipGradsL2Norm, ClipGradsL2Value, reset_parameters
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.pytorch._reducer import MetricReducer, Reducer
-from det_lightning.pytorch._reducer import StandaloneReducers as _PyTorchReducerContext  # noqa: F401 (tests import it)
+from det_lightning.pytorch._reducer import ReducerRegistry as _PyTorchReducerContext  # noqa: F401 (tests import it)
 from det_lightning.pytorch._reducer import simple_reduce as _simple_reduce_metrics  # noqa: F401
 from det_lightning.pytorch.samplers import (
     DistributedBatchSampler,

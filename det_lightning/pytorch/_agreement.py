@@ -1,4 +1,4 @@
-"""Checks that all ranks build the same trial; without them some would wait for the others for ever."""
+"""Checks that all ranks build the same trial; without them some would wait for the others forever."""
 
 from __future__ import annotations
 
@@ -10,21 +10,15 @@ from det_lightning import errors
 from det_lightning.core._distributed import DistributedContext
 
 _WAY_OUT = (
-    "Every rank has to build the same trial: nothing in its __init__ may depend on the rank, or on random numbers that "
+    "Every rank must build the same trial: nothing in its __init__ may depend on the rank, or on random numbers that "
     "are not seeded alike."
 )
 
 
 def require_same_model(distributed: DistributedContext, index: int, model: torch.nn.Module) -> None:
-    """Raise, on every rank, if the ranks do not all wrap such a model now; all ranks have to call it.
+    """Raise, on every rank, if the ranks do not all wrap such a model now; all ranks must call it.
 
-    Args:
-        distributed: the ranks.
-        index: how many models were wrapped before.
-        model: not yet wrapped.
-
-    Raises:
-        InvalidExperimentException: they do not; names what each does, and the first parameter that differs.
+    The message names what each wraps, and the first parameter that differs. ``index`` models were wrapped before.
     """
     if distributed.size > 1:
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -32,15 +26,7 @@ def require_same_model(distributed: DistributedContext, index: int, model: torch
 
 
 def require_same_counts(distributed: DistributedContext, models: int, optimizers: int, schedulers: int) -> None:
-    """Raise, on every rank, if the ranks have not wrapped equally much when the trial is built; all have to call it.
-
-    Args:
-        distributed: the ranks.
-        models, optimizers, schedulers: how many this rank has wrapped.
-
-    Raises:
-        InvalidExperimentException: they have not; names what each has.
-    """
+    """Raise, on every rank, if the ranks have wrapped different numbers of parts; all ranks must call it."""
     if distributed.size > 1:
         has = f"{models} model(s), {optimizers} optimizer(s), {schedulers} scheduler(s)"
         _require_same(distributed, f"trains {has}", {})
@@ -60,7 +46,7 @@ def _require_same(distributed: DistributedContext, does: str, shapes: dict[str, 
 
 
 def _checked(entry: Any) -> tuple[str, dict[str, tuple[int, ...]]]:
-    """Return what a rank does; one that is elsewhere may have given anything."""
+    """Return what a rank does; one that is elsewhere may have sent anything."""
     if isinstance(entry, tuple) and len(entry) == 3 and entry[0] == "det_lightning":
         return entry[1], entry[2]
     return f"exchanges {entry!r:.100}", {}

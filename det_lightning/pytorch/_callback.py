@@ -79,7 +79,7 @@ class PyTorchCallback:
         """Run after a validation. From Determined 0.13; prefer :meth:`on_validation_end`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what has to survive a checkpoint; must be picklable."""
+        """Return what must survive a checkpoint; must be picklable."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

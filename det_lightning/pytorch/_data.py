@@ -129,11 +129,7 @@ class DataLoader:
     ) -> data.DataLoader[Any]:
         """Build torch's loader for training: endless, from this rank's batch ``first_batch`` on.
 
-        Args:
-            journal: how the passes began that an interrupted run had begun; see :class:`PassJournal`.
-            first_batch: number of batches, of this rank, that were trained on.
-            num_replicas: number of ranks to share the batches out to.
-            rank: the rank whose share is loaded.
+        ``journal`` has the passes that an interrupted run had begun; see :class:`PassJournal`.
         """
         # Prefetching workers ask the sampler for that many batches before they are trained on.
         journal.keep = 2 + self.num_workers * (self.prefetch_factor or 0)
@@ -166,8 +162,8 @@ class DataLoader:
 def _begin_worker(init: Callable[[int], None] | None, worker_id: int) -> None:
     """Begin a worker that loads batches.
 
-    Its process leaves the group of the one that trains. Schedulers signal whole groups, and a worker that died of that
-    would take the training with it before it is saved.
+    Its process leaves the group of the one that trains. Schedulers signal whole groups, and a worker killed by that
+    would end the training before it is saved.
     """
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
@@ -208,10 +204,10 @@ def data_length(batch: Any) -> int:
 
 
 def to_device(data: Any, device: torch.device | str, warned_types: set[type] | None = None) -> Any:
-    """Move a batch, nested in dicts, lists and tuples in any way, to ``device``.
+    """Move a batch, nested in dicts, lists and tuples in any way, to ``device``; shapes are kept.
 
-    numpy arrays of numbers become tensors, and any object with a method ``to`` is asked. What cannot be moved is
-    passed through, with one warning for each type.
+    numpy arrays of numbers become tensors, and any object with a method ``to`` is asked. Anything else is passed
+    through, with one warning for each type.
 
     Args:
         data: what to move.
@@ -221,7 +217,7 @@ def to_device(data: Any, device: torch.device | str, warned_types: set[type] | N
     if not isinstance(device, torch.device):
         device = torch.device(device)
     if isinstance(data, torch.Tensor):
-        # Without waiting for the copy, which work on the device comes after anyway. What comes from there has to wait.
+        # A copy to a device is not waited for, since work on the device comes after it anyway; one from there is.
         return data if data.device == device else data.to(device, non_blocking=device.type != "cpu")
     warned_types = set() if warned_types is None else warned_types
     if isinstance(data, dict):

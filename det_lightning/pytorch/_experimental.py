@@ -10,12 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 class PyTorchExperimentalContext:
-    """Reached as ``context.experimental``.
-
-    Args:
-        use_amp: makes the context use torch.amp.
-        wrap_reducer: the context's method of this name.
-    """
+    """The object ``context.experimental``."""
 
     def __init__(self, use_amp: Callable[[], None], wrap_reducer: Callable[..., Any]) -> None:
         self._use_amp = use_amp
@@ -34,7 +29,7 @@ class PyTorchExperimentalContext:
         self._use_amp()
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Allow loaders other than ``det_lightning.pytorch.DataLoader``: sharding, repeating, skipping are yours."""
+        """Allow loaders other than ``det_lightning.pytorch.DataLoader``, which shard, repeat and skip by themselves."""
         self.reproducibility_checks = False
         logger.info("Dataset reproducibility checks are disabled.")
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _BUILDERS = ("build_model", "optimizer")
 
-# A context that is used for a second run holds what the first one wrapped; this tells it from what a trial wrapped.
+# A context that is used for a second run holds what the first one wrapped, which is not what a trial wrapped itself.
 _adapted: weakref.WeakKeyDictionary[PyTorchTrialContext, weakref.ref[PyTorchTrial]] = weakref.WeakKeyDictionary()
 
 
@@ -46,17 +46,7 @@ class _LegacyInterface(Protocol):
 
 
 class LegacyTrialAdapter(PyTorchTrial):
-    """An old trial behind today's interface.
-
-    :func:`adapt_legacy_trial` makes these; what the old trial builds is wrapped before.
-
-    Args:
-        context: holds the wrapped model and optimizer.
-        trial: the old trial.
-
-    Attributes:
-        trial: the old trial.
-    """
+    """An old trial, as ``trial``, behind today's interface; what it builds is wrapped already."""
 
     def __init__(self, context: PyTorchTrialContext, trial: PyTorchTrial) -> None:
         self.trial = trial
@@ -66,12 +56,7 @@ class LegacyTrialAdapter(PyTorchTrial):
         self._optimizer = context.get_optimizer()
 
     def train_batch(self, batch: TorchData, epoch_idx: int, batch_idx: int) -> torch.Tensor | dict[str, Any]:
-        """Let the trial compute the loss, then do the backward pass and the optimizer step.
-
-        Raises:
-            TypeError: the trial returned neither a tensor nor a dict, or a loss that is no tensor.
-            ValueError: it returned a dict without ``"loss"``.
-        """
+        """Let the trial compute the loss, then do the backward pass and the optimizer step."""
         metrics = self._legacy.train_batch(batch=batch, model=self._model, epoch_idx=epoch_idx, batch_idx=batch_idx)
         self._context.backward(self._loss_of(metrics, batch_idx))
         self._context.step_optimizer(self._optimizer)
@@ -122,7 +107,7 @@ class LegacyTrialAdapter(PyTorchTrial):
 
 
 def is_legacy_trial(trial: type[PyTorchTrial] | PyTorchTrial) -> bool:
-    """Tell whether a trial, or its class, has the interface before Determined 0.12.13.
+    """Return whether a trial, or its class, has the interface before Determined 0.12.13.
 
     It has if it defines ``build_model`` and ``optimizer`` and its ``train_batch`` takes a ``model``: today's training
     loop does not pass one, so methods that happen to have those names do not make a trial an old one.
@@ -135,19 +120,10 @@ def is_legacy_trial(trial: type[PyTorchTrial] | PyTorchTrial) -> bool:
 
 
 def adapt_legacy_trial(trial: PyTorchTrial, context: PyTorchTrialContext) -> PyTorchTrial:
-    """Wrap what an old trial builds, and return it behind today's interface; return any other trial as it is.
+    """Wrap what an old trial builds, and return it behind today's interface; return any other trial unchanged.
 
-    A trial that wrapped something itself is not taken for an old one. Adapting a trial again, for a second run, goes
-    on with the model and the optimizer of the first one.
-
-    Args:
-        trial: of either interface, built with ``context``.
-        context: where model, optimizer and learning rate scheduler are wrapped.
-
-    Raises:
-        TypeError: ``build_model``, ``optimizer`` or ``create_lr_scheduler`` returned something of another type.
-        InvalidExperimentException: the scheduler is not one of the optimizer that the trial was given, or the
-            experiment configuration asks for a precision that is not available.
+    A trial that wrapped something itself is not an old one. Adapting a trial again, for a second run, uses the model
+    and the optimizer of the first one.
     """
     if not is_legacy_trial(trial):
         return trial
@@ -190,7 +166,7 @@ def _missing_builders(trial_class: type[PyTorchTrial]) -> list[str]:
 def _parameters_of_train_batch(trial_class: type[PyTorchTrial]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(trial_class.train_batch).parameters
-    except ValueError:  # compiled code may not tell
+    except ValueError:  # compiled code may have no signature
         return {}
 
 

@@ -26,14 +26,14 @@ from det_lightning.pytorch._weights import load_models
 
 logger = logging.getLogger(__name__)
 
-# So many files are named in a message.
+# The number of files named in a message.
 _FEW = 5
 
 
 class CheckpointLoadContext(PyTorchTrialContext):
     """A context for building a trial to hold weights, outside of training.
 
-    Models are left on the device on which the trial makes them.
+    Models stay on the device on which the trial makes them.
 
     Args:
         hparams: hyperparameters that the trial asks for.
@@ -142,7 +142,7 @@ def _import_trial_class(directory: pathlib.Path, load_data: LoadData, trusted: b
     spec = load_data.trial_cls_spec
     if spec is None:
         raise ValueError(
-            f"{directory} does not tell the trial's class: up to 0.17.7 only Determined's platform knew it, and added "
+            f"{directory} does not name the trial's class: up to 0.17.7 only Determined's platform knew it, and added "
             "it to what it downloaded. Pass trial_class=, and hparams= if the trial asks for any."
         )
     if not trusted:
@@ -151,7 +151,7 @@ def _import_trial_class(directory: pathlib.Path, load_data: LoadData, trusted: b
     unused = ", ".join(map(ascii, others[:_FEW])) + (f" and {len(others) - _FEW} more" if len(others) > _FEW else "")
     if unused:
         logger.warning(
-            "Not imported from the checkpoint %s, as it is a link or %s does not list it: %s.",
+            "Not imported from the checkpoint %s, because they are links or %s does not list them: %s.",
             *(directory, layout.METADATA_FILE, unused),
         )
     try:
@@ -165,6 +165,6 @@ def _import_trial_class(directory: pathlib.Path, load_data: LoadData, trusted: b
         ) from e
     if not (isinstance(trial_class, type) and issubclass(trial_class, PyTorchTrial)):
         raise errors.InvalidCheckpointException(
-            f"{spec} in {code} is no det_lightning.pytorch.PyTorchTrial but {trial_class!r}. Pass trial_class=."
+            f"{spec} in {code} is not a det_lightning.pytorch.PyTorchTrial; it is {trial_class!r}. Pass trial_class=."
         )
     return trial_class

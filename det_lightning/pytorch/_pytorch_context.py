@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import pathlib
@@ -13,14 +12,13 @@ import torch
 
 from det_lightning import errors
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.distributed.backend import Backend, parameters_of
-from det_lightning.distributed.local import LocalBackend
+from det_lightning.distributed.backend import Backend, LocalBackend, parameters_of
 from det_lightning.hyperparameters import chosen_hparams
-from det_lightning.precision import ChosenPrecision, WholeModelPrecision
+from det_lightning.precision import ChosenPrecision
 from det_lightning.pytorch._data import to_device
 from det_lightning.pytorch._experimental import PyTorchExperimentalContext
-from det_lightning.pytorch._lr_scheduler import LRScheduler
-from det_lightning.pytorch._position import PositionName, TrainingPosition
+from det_lightning.pytorch._forwarding import ForwardedAttribute, forward
+from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._reducer import ReducerRegistry
 from det_lightning.pytorch._settings import TrialSettings
 from det_lightning.pytorch._tensorboard import TensorBoardOutput, default_directory
@@ -52,12 +50,8 @@ class PyTorchTrialContext:
         models, optimizers, lr_schedulers: what the trial wrapped, in that order.
         device: where batches and models go.
         distributed: rank and size.
-        settings: see :class:`TrialSettings`.
-        wrapped: see :class:`WrappedParts`.
-        precision: see :class:`ChosenPrecision`.
-        backend: see :class:`Backend`.
-        position: the current batch, and the length of an epoch; see :class:`TrainingPosition`.
-        experimental: see :class:`PyTorchExperimentalContext`.
+        settings, wrapped, reducers, precision, backend, position, tensorboard, experimental: the objects that it is
+            made of; its methods are theirs.
     """
 
     def __init__(
@@ -80,15 +74,15 @@ class PyTorchTrialContext:
         )
         self.backend = backend or LocalBackend()
         self.device = self.backend.device
-        self.precision = ChosenPrecision(self.backend, self.distributed.size)
-        self.wrapped = WrappedParts(self.distributed, None if loading_only else self.backend, self.precision)
+        self.precision = ChosenPrecision(self.backend, self.distributed.size, loading_only)
+        backend = None if loading_only else self.backend
+        self.wrapped = WrappedParts(self.distributed, backend, self.precision, self.settings)
         self.models = self.wrapped.models
         self.optimizers = self.wrapped.optimizers
         self.lr_schedulers = self.wrapped.lr_schedulers
-        self.reducers = ReducerRegistry(self.distributed.allgather, self.distributed.size)
-        self.experimental = PyTorchExperimentalContext(
-            functools.partial(self.precision.use_amp, self.models), self.wrap_reducer
-        )
+        reducer_device = None if loading_only else self.device
+        self.reducers = ReducerRegistry(self.distributed.allgather, self.distributed.size, reducer_device)
+        self.experimental = PyTorchExperimentalContext(self.precision.use_amp, self.reducers.wrap_reducer)
         self.profiler: Any = None
         self.position = TrainingPosition()
         self._tensorboard_path = pathlib.Path(tensorboard_path) if tensorboard_path else default_directory()
@@ -121,45 +115,13 @@ class PyTorchTrialContext:
 
     # Settings
 
-    def get_hparams(self) -> dict[str, Any]:
-        """Return all hyperparameters; raise ValueError if none were given."""
-        return self.settings.get_hparams()
-
-    def get_hparam(self, name: str) -> Any:
-        """Return the hyperparameter ``name``; raise ValueError if there is no such one, or none were given at all."""
-        return self.settings.get_hparam(name)
-
-    def get_experiment_config(self) -> dict[str, Any]:
-        """Return the experiment configuration; raise ValueError if none was given."""
-        return self.settings.get_experiment_config()
-
-    def get_data_config(self) -> dict[str, Any]:
-        """Return the ``data`` section of the experiment configuration, empty if there is no such section.
-
-        Raises:
-            ValueError: there is no experiment configuration.
-        """
-        return self.settings.get_data_config()
-
-    def get_global_batch_size(self) -> int:
-        """Return the number of records in a batch over all slots.
-
-        Raises:
-            ValueError: hparams has no ``global_batch_size``.
-        """
-        return self.settings.get_global_batch_size()
-
-    def get_per_slot_batch_size(self) -> int:
-        """Return the number of records in a batch on one slot: ``global_batch_size // slots``.
-
-        Raises:
-            ValueError: hparams has no ``global_batch_size``.
-        """
-        return self.settings.get_per_slot_batch_size()
-
-    def get_trial_seed(self) -> int:
-        """Return the seed of the trial; raise InternalException if it has none."""
-        return self.settings.get_trial_seed()
+    get_hparams = forward("settings", TrialSettings.get_hparams)
+    get_hparam = forward("settings", TrialSettings.get_hparam)
+    get_experiment_config = forward("settings", TrialSettings.get_experiment_config)
+    get_data_config = forward("settings", TrialSettings.get_data_config)
+    get_global_batch_size = forward("settings", TrialSettings.get_global_batch_size)
+    get_per_slot_batch_size = forward("settings", TrialSettings.get_per_slot_batch_size)
+    get_trial_seed = forward("settings", TrialSettings.get_trial_seed)
 
     @property
     def aggregation_frequency(self) -> int:
@@ -170,209 +132,25 @@ class PyTorchTrialContext:
 
     # Wrapping
 
-    def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Make a model ready for training, on its device; use what is returned.
-
-        Raises:
-            InvalidExperimentException: called after ``configure_apex_amp``; or the ranks wrap different models.
-        """
-        return self.wrapped.wrap_model(model)
-
-    def wrap_optimizer(
-        self,
-        optimizer: torch.optim.Optimizer,
-        backward_passes_per_step: int = 1,
-        fp16_compression: bool | None = None,
-        average_aggregated_gradients: bool | None = None,
-    ) -> torch.optim.Optimizer:
-        """Register an optimizer; use what is returned.
-
-        Args:
-            optimizer: over parameters of wrapped models.
-            backward_passes_per_step: number of backward passes per parameter in one batch (used by Horovod).
-            fp16_compression: exchange gradients in half precision (used by Horovod); by default as
-                ``optimizations.gradient_compression`` of the experiment configuration says.
-            average_aggregated_gradients: divide the gradients of an update by the aggregation frequency; by default
-                as for the whole context.
-
-        Raises:
-            InvalidExperimentException: called after ``configure_apex_amp``, or ``backward_passes_per_step`` below 1.
-        """
-        if fp16_compression is None:
-            fp16_compression = self.settings.compresses_gradients()
-        if average_aggregated_gradients is None:
-            average_aggregated_gradients = self.settings.average_aggregated_gradients
-        return self.wrapped.wrap_optimizer(
-            optimizer, backward_passes_per_step, fp16_compression, average_aggregated_gradients
-        )
-
-    def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int = 1) -> Any:
-        """Register a learning rate scheduler, and return it as it is.
-
-        Args:
-            lr_scheduler: its optimizer must be what ``wrap_optimizer`` returned.
-            step_mode: when the training loop steps it.
-            frequency: step at every ``frequency``-th of those moments.
-
-        Raises:
-            InvalidExperimentException: the optimizer was not wrapped, or a ``ReduceLROnPlateau`` is to be stepped
-                automatically.
-            TypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
-        """
-        return self.wrapped.wrap_lr_scheduler(lr_scheduler, step_mode, frequency)
-
-    def wrap_reducer(
-        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
-    ) -> Any:
-        """Register a metric that is computed over all batches and ranks together.
-
-        Args:
-            reducer: a function of the list of all values given to ``update()``; a :class:`MetricReducer`; or a
-                torchmetrics ``Metric`` or ``MetricCollection``.
-            name: the name of the metric; None if the reducer returns a dict of metrics.
-            for_training: reduce at the end of training workloads.
-            for_validation: reduce at the end of validations.
-
-        Returns:
-            What to update: ``reducer`` itself, or for a function an object with the method ``update(value)``.
-
-        Raises:
-            AssertionError: the object was wrapped before, or is none of these.
-        """
-        if isinstance(reducer, torch.nn.Module) and not self._loading_only:
-            reducer.to(self.device)  # the state of a torchmetrics metric has to be where the batches are
-        return self.reducers.wrap_reducer(reducer, name, for_training, for_validation)
-
-    def reset_reducers(self) -> None:
-        """Reset every wrapped reducer; the training loop does so before each workload."""
-        self.reducers.reset()
-
-    def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
-        """Return the metrics of the wrapped reducers, over all ranks; the training loop reports them.
-
-        Raises:
-            ValueError, AssertionError: a reducer failed, or its result does not fit its name; names it.
-        """
-        return self.reducers.reduce(for_training)
-
-    def get_model(self) -> torch.nn.Module:
-        """Return the wrapped model of a trial that has one."""
-        return self.wrapped.only_model()
-
-    def get_optimizer(self) -> torch.optim.Optimizer:
-        """Return the wrapped optimizer of a trial that has one."""
-        return self.wrapped.only_optimizer()
-
-    def get_lr_scheduler(self) -> Any:
-        """Return the wrapped learning rate scheduler of a trial that has one, None if it has none."""
-        return self.wrapped.only_lr_scheduler()
+    wrap_model = forward("wrapped", WrappedParts.wrap_model)
+    wrap_optimizer = forward("wrapped", WrappedParts.wrap_optimizer)
+    wrap_lr_scheduler = forward("wrapped", WrappedParts.wrap_lr_scheduler)
+    get_model = forward("wrapped", WrappedParts.get_model)
+    get_optimizer = forward("wrapped", WrappedParts.get_optimizer)
+    get_lr_scheduler = forward("wrapped", WrappedParts.get_lr_scheduler)
+    wrap_reducer = forward("reducers", ReducerRegistry.wrap_reducer)
+    reset_reducers = forward("reducers", ReducerRegistry.reset_reducers)
+    reduce_metrics = forward("reducers", ReducerRegistry.reduce_metrics)
 
     # Precision
 
-    def wrap_scaler(self, scaler: Any) -> Any:
-        """Register a gradient scaler so that checkpoints hold its state; scaling and updating stay with the trial.
-
-        Args:
-            scaler: a ``torch.amp.GradScaler`` or ``torch.cuda.amp.GradScaler``. Pass it to ``step_optimizer`` too.
-
-        Raises:
-            InvalidExperimentException: there is a scaler already, a model was wrapped before, apex is in use, or the
-                precision was chosen outside of the trial.
-        """
-        return self.precision.register_scaler(scaler, self.models)
-
-    def autocast_forward_pass(self, to_wrap: torch.nn.Module) -> torch.nn.Module:
-        """Make a model's forward pass run under autocast, and what it returns in half precision float32.
-
-        The model itself is changed and returned, so that parameters, hooks and attributes stay where they are. Where
-        there is no CUDA device autocast changes nothing, as in Determined.
-        """
-        return self.precision.autocast_forward(to_wrap)
-
-    def use_whole_model_precision(self, precision: WholeModelPrecision) -> None:
-        """Make all models compute in a precision, those that are wrapped already too.
-
-        Raises:
-            InvalidExperimentException: the trial has chosen one itself, or trained in another one before, or wrapped
-                models cannot be cast any more.
-        """
-        self.precision.use_for_whole_models(precision, self.models)
-
-    def configure_apex_amp(
-        self,
-        models: Any,
-        optimizers: Any,
-        enabled: bool | None = True,
-        opt_level: str | None = "O1",
-        cast_model_type: torch.dtype | None = None,
-        patch_torch_functions: bool | None = None,
-        keep_batchnorm_fp32: bool | str | None = None,
-        master_weights: bool | None = None,
-        loss_scale: float | str | None = None,
-        cast_model_outputs: torch.dtype | None = None,
-        num_losses: int | None = 1,
-        verbosity: int | None = 1,
-        min_loss_scale: float | None = None,
-        max_loss_scale: float | None = 2.0**24,
-    ) -> tuple[Any, Any]:
-        """Configure the precision of models and optimizers by apex's levels; docs/precision.md describes them.
-
-        Use what is returned. On the CPU bfloat16 takes the place of float16, with a warning.
-
-        Args:
-            models: what ``wrap_model`` returned, one or a list.
-            optimizers: what ``wrap_optimizer`` returned, one or a list.
-            enabled: False leaves everything as it is.
-            opt_level: ``"O0"`` (float32), ``"O1"`` (autocast), ``"O2"`` (half precision with float32 masters and batch
-                norms), ``"O3"`` (half precision).
-            cast_model_type: what weights and inputs are cast to.
-            patch_torch_functions: run forward passes under autocast.
-            keep_batchnorm_fp32: leave batch norms in float32; also as a string.
-            master_weights: make optimizers update float32 copies.
-            loss_scale: a number, also as a string, or ``"dynamic"``.
-            cast_model_outputs: what outputs are cast to; float32 by default.
-            num_losses: number of losses in a batch with a scaler of their own; 1 scales all losses alike.
-            verbosity: 0 keeps the log free of what was configured.
-            min_loss_scale: where a dynamic scale ends to be halved.
-            max_loss_scale: where a dynamic scale ends to be doubled.
-
-        Returns:
-            Models and optimizers, each alone or as a list, as given.
-
-        Raises:
-            InvalidExperimentException: an argument is wrong, a model or an optimizer is not wrapped or does not belong
-                to the others, a model is in half precision already; it is a second call, or torch.amp is in use.
-        """
-        if not enabled or self._loading_only:
-            return models, optimizers
-        # None is apex's word for an argument that was left out, and there the property stays as the level has it.
-        overrides = {
-            "cast_model_type": cast_model_type,
-            "patch_torch_functions": patch_torch_functions,
-            "keep_batchnorm_fp32": keep_batchnorm_fp32,
-            "master_weights": master_weights,
-            "loss_scale": loss_scale,
-            "cast_model_outputs": cast_model_outputs,
-            "num_losses": num_losses,
-            "min_loss_scale": min_loss_scale,
-            "max_loss_scale": max_loss_scale,
-        }
-        wrapped = (self.models, self.optimizers)
-        return self.precision.configure_level((models, optimizers), wrapped, opt_level, verbosity, overrides)
-
-    @property
-    def scaler(self) -> Any:
-        """The gradient scaler, of ``wrap_scaler`` or ``use_amp``; None if there is none."""
-        return self.precision.scaler
-
-    @property
-    def _scaler(self) -> Any:
-        # Setting this was the one way to use_amp() with a scaler of other arguments.
-        return self.precision.scaler
-
-    @_scaler.setter
-    def _scaler(self, scaler: Any) -> None:
-        self.precision.replace_scaler(scaler)
+    wrap_scaler = forward("precision", ChosenPrecision.wrap_scaler)
+    autocast_forward_pass = forward("precision", ChosenPrecision.autocast_forward_pass)
+    configure_apex_amp = forward("precision", ChosenPrecision.configure_apex_amp)
+    use_whole_model_precision = forward("precision", ChosenPrecision.use_whole_model_precision)
+    scaler = ForwardedAttribute("precision", "scaler")
+    # Setting this was the one way to use_amp() with a scaler of other arguments.
+    _scaler = scaler
 
     # Training
 
@@ -383,7 +161,7 @@ class PyTorchTrialContext:
         retain_graph: bool = False,
         create_graph: bool = False,
     ) -> None:
-        """Compute gradients; the arguments are those of ``torch.Tensor.backward``.
+        """Compute the gradients of ``loss``, of shape ``()`` or that of ``gradient``, like ``torch.Tensor.backward``.
 
         With several ranks gradients are exchanged only on batches that update the optimizers.
         """
@@ -422,7 +200,7 @@ class PyTorchTrialContext:
             if not auto_zero_grads:
                 raise errors.InvalidExperimentException(
                     f"step_optimizer(auto_zero_grads=False) with aggregation_frequency={frequency}: gradients of "
-                    "several batches are summed, so they have to be zeroed after each update."
+                    "several batches are summed, so they must be zeroed after each update."
                 )
             if not self.is_update_batch():
                 return
@@ -448,8 +226,9 @@ class PyTorchTrialContext:
             hook(parameters)
 
     def is_update_batch(self) -> bool:
-        """Tell whether the current batch closes an aggregation, so that optimizers step on it."""
-        return self._loading_only or (self.position.batch() + 1) % self.settings.aggregation_frequency == 0
+        """Return whether the current batch closes an aggregation, so that optimizers step on it."""
+        frequency = self.settings.aggregation_frequency
+        return self._loading_only or (self.position.current_train_batch() + 1) % frequency == 0
 
     def to_device(self, data: Any) -> Any:
         """Move data that the trial made itself to the device; batches of the loader are moved already."""
@@ -467,39 +246,20 @@ class PyTorchTrialContext:
         self._stop_requested = stop_requested
 
     def get_stop_requested(self) -> bool:
-        """Tell whether the trial asked for the run to end."""
+        """Return whether the trial asked for the run to end."""
         return self._stop_requested
 
     # Position
 
-    def is_epoch_start(self) -> bool:
-        """Tell whether the current batch is the first of its epoch."""
-        return self.position.batch() % self.position.epoch_length() == 0
-
-    def is_epoch_end(self) -> bool:
-        """Tell whether the current batch is the last of its epoch."""
-        return (self.position.batch() + 1) % self.position.epoch_length() == 0
-
-    def current_train_epoch(self) -> int:
-        """Return the index of the current epoch, from 0."""
-        return self.position.batch() // self.position.epoch_length()
-
-    def current_train_batch(self) -> int:
-        """Return the index of the current batch over the whole run, from 0.
-
-        Raises:
-            InternalException: training has not started.
-        """
-        return self.position.batch()
-
-    # Trials look at these in their evaluation, and tests that run a trial by hand set them.
-    _current_batch_idx = PositionName("batch_idx")
-    _epoch_len = PositionName("epoch_len")
+    is_epoch_start = forward("position", TrainingPosition.is_epoch_start)
+    is_epoch_end = forward("position", TrainingPosition.is_epoch_end)
+    current_train_epoch = forward("position", TrainingPosition.current_train_epoch)
+    current_train_batch = forward("position", TrainingPosition.current_train_batch)
+    get_initial_batch = forward("position", TrainingPosition.get_initial_batch)
+    # Trials read these in their evaluation, and tests that run a trial by hand set them.
+    _current_batch_idx = ForwardedAttribute("position", "batch_idx")
+    _epoch_len = ForwardedAttribute("position", "epoch_len")
     _should_communicate_and_update = is_update_batch
-
-    def get_initial_batch(self) -> int:
-        """Return the index of the first batch of this run: 0, or where the checkpoint it goes on from stopped."""
-        return self.position.initial_batch
 
     def get_experiment_id(self) -> int:
         """Return 0: there are no experiments without a master."""
@@ -511,19 +271,8 @@ class PyTorchTrialContext:
 
     # Outputs
 
-    def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
-        """Switch the writing of metrics as TensorBoard files on or off.
-
-        Raises:
-            AssertionError: the argument is not a bool.
-        """
-        if not isinstance(enable_tensorboard_logging, bool):
-            raise AssertionError(f"set_enable_tensorboard_logging() takes a bool; got {enable_tensorboard_logging!r}.")
-        self.tensorboard.enabled = enable_tensorboard_logging
-
-    def get_enable_tensorboard_logging(self) -> bool:
-        """Tell whether metrics are written as TensorBoard files."""
-        return self.tensorboard.enabled
+    set_enable_tensorboard_logging = forward("tensorboard", TensorBoardOutput.set_enable_tensorboard_logging)
+    get_enable_tensorboard_logging = forward("tensorboard", TensorBoardOutput.get_enable_tensorboard_logging)
 
     def get_tensorboard_path(self) -> pathlib.Path:
         """Return the directory of this run's TensorBoard files."""

@@ -48,7 +48,7 @@ class PyTorchTrial(abc.ABC):
         """Return the loader of the training data.
 
         A ``torch.utils.data.DataLoader`` needs ``context.experimental.disable_dataset_reproducibility_checks()``, and
-        has to repeat its data and shard them over the ranks itself.
+        must repeat its data and shard them over the ranks itself.
         """
 
     @abc.abstractmethod

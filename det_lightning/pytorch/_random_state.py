@@ -17,11 +17,17 @@ from torch.utils.data import BatchSampler, Sampler
 from det_lightning import errors
 
 
+def seed_everything(seed: int) -> None:
+    """Seed torch's, numpy's and Python's global generators."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def capture_rng(device: torch.device | None = None) -> dict[str, Any]:
     """Return the state of torch's, numpy's and Python's global generators, under the keys that a checkpoint has.
 
-    Args:
-        device: a CUDA device whose generator is captured too, as ``gpu_rng_state``.
+    The generator of a CUDA device is captured too, as ``gpu_rng_state``.
     """
     state: dict[str, Any] = {
         "cpu_rng_state": torch.get_rng_state(),
@@ -44,11 +50,7 @@ def restore_rng(state: dict[str, Any], device: torch.device | None = None) -> No
 
 
 def require_rng(state: Any, source: str) -> None:
-    """Raise unless :func:`restore_rng` can put a state back; the global generators stay as they are.
-
-    Raises:
-        InvalidCheckpointException: an entry is missing or wrong; names all of them.
-    """
+    """Raise unless :func:`restore_rng` can use a state; the global generators keep theirs. All mistakes are named."""
     mistakes = []
     for name, attempt in _ATTEMPTS.items():
         try:
@@ -63,7 +65,7 @@ def _try_numpy(state: Any) -> None:
     generator = np.random.RandomState()
     generator.set_state(state)
     position = generator.get_state(legacy=False)["state"]["pos"]
-    # numpy believes it, and reads beyond its memory.
+    # numpy does not check it, and would read beyond its memory.
     if not 0 <= position <= _WORDS:
         raise ValueError(f"the position should be from 0 to {_WORDS}; got {position}")
 
@@ -95,7 +97,7 @@ def isolated_rng() -> Iterator[None]:
 
 
 def _attributes_of(sampler: Any) -> dict[str, Any]:
-    """Return the attributes of a sampler; torch takes any iterable for one, also a list, which has none."""
+    """Return the attributes of a sampler; torch accepts any iterable as one, also a list, which has none."""
     attributes: dict[str, Any] = getattr(sampler, "__dict__", {})
     return attributes
 
@@ -166,7 +168,7 @@ def _are_alike(one: Any, other: Any) -> bool:
 class PassStart:
     """The random state just before a pass over the training sampler drew its first index.
 
-    ``first_batch`` counts batches over the whole run and all ranks; it tells the passes apart.
+    ``first_batch`` counts batches over the whole run and all ranks, and so identifies the pass.
     """
 
     first_batch: int
@@ -179,7 +181,7 @@ class PassJournal:
 
     Args:
         starts: what :meth:`state_dict` returned when the checkpoint was written; empty for a run from the start.
-        keep: how many passes to remember; workers that prefetch can be that many passes ahead of the training.
+        keep: number of passes to remember; workers that prefetch can be that many passes ahead of the training.
     """
 
     def __init__(self, starts: list[dict[str, Any]] | None = None, keep: int = 2) -> None:
@@ -210,14 +212,14 @@ class PassJournal:
 
 
 class ResumableBatchSampler(BatchSampler):
-    """Goes over ``batch_sampler`` without end, from batch ``first_batch`` on, in the order that ``journal`` knows.
+    """Iterates over ``batch_sampler`` endlessly, from batch ``first_batch`` on, in the order that ``journal`` has.
 
-    A pass that the journal has recorded is begun in the recorded random state and leaves the global generators as
-    they were; a new pass draws from them as it comes, and is recorded. The length is that of one pass.
+    A recorded pass is begun in the recorded random state and leaves the global generators unchanged; a new pass draws
+    from them and is recorded. The length is that of one pass.
 
-    A sampler fits if all that changes its order from pass to pass is the state of the global generators when a pass
-    begins, generators in its attributes that nothing else draws from, or numbers in its attributes. One that draws
-    from a global generator for every sample, or that changes a list of its own, is resumed in another order.
+    A sampler fits if its order changes from pass to pass only with the state of the global generators when a pass
+    begins, generators in its attributes that nothing else draws from, or numbers in its attributes. One that draws from
+    a global generator for every sample, or that changes a list of its own, is resumed in another order.
     """
 
     def __init__(self, batch_sampler: Any, journal: PassJournal, first_batch: int = 0) -> None:
@@ -262,6 +264,6 @@ class ResumableBatchSampler(BatchSampler):
         with isolated_rng():
             restore_rng(start.rng)
             batches = iter(self.batch_sampler)
-            # One more than is skipped: samplers draw when they are first asked.
+            # One more than is skipped: samplers draw with their first batch.
             ready = list(itertools.islice(batches, skip + 1))
         return batches, ready, skip

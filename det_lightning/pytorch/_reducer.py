@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import enum
 import itertools
 from collections.abc import Callable
@@ -118,15 +119,15 @@ class TorchMetricReducer(MetricReducer):
         return per_slot_metrics[0]
 
 
+@dataclasses.dataclass
 class _Registration:
     """A reducer with the name and the workloads that it was registered for."""
 
-    def __init__(self, source: object, reducer: MetricReducer, name: str | None, training: bool, validation: bool):
-        self.source = source
-        self.reducer = reducer
-        self.name = name
-        self.training = training
-        self.validation = validation
+    source: object
+    reducer: MetricReducer
+    name: str | None
+    training: bool
+    validation: bool
 
     def collects_for_a_function(self) -> bool:
         return isinstance(self.reducer, FunctionReducer) and self.reducer is not self.source
@@ -161,17 +162,39 @@ class ReducerRegistry:
     """The reducers of one trial, reset and reduced together.
 
     Args:
-        allgather: gives each rank a list of what all ranks call it with, in the order of ranks.
+        allgather_fn: returns on each rank the list of what all ranks pass it, in the order of the ranks.
         size: number of ranks.
+        device: of the batches; the states of torchmetrics metrics are moved there.
     """
 
-    def __init__(self, allgather: AllGather = lambda own: [own], size: int = 1) -> None:
-        self._allgather = allgather
+    def __init__(
+        self, allgather_fn: AllGather = lambda own: [own], size: int = 1, device: torch.device | None = None
+    ) -> None:
+        self._allgather = allgather_fn
         self._size = size
+        self._device = device
         self._registrations: list[_Registration] = []
 
-    def wrap_reducer(self, reducer: Any, name: str | None, for_training: bool, for_validation: bool) -> Any:
-        """Register ``reducer`` and return the object that the trial updates; see ``context.wrap_reducer``."""
+    def wrap_reducer(
+        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> Any:
+        """Register a metric that is computed over all batches and ranks together.
+
+        Args:
+            reducer: a function of the list of all values given to ``update()``; a :class:`MetricReducer`; or a
+                torchmetrics ``Metric`` or ``MetricCollection``.
+            name: the name of the metric; None if the reducer returns a dict of metrics.
+            for_training: reduce at the end of training workloads.
+            for_validation: reduce at the end of validations.
+
+        Returns:
+            What to update: ``reducer`` itself, or for a function an object with the method ``update(value)``.
+
+        Raises:
+            AssertionError: the object was wrapped before, or is none of these.
+        """
+        if isinstance(reducer, torch.nn.Module) and self._device is not None:
+            reducer.to(self._device)
         # A function gets a collector of its own each time, so it may serve several metrics.
         if any(known.source is reducer and not known.collects_for_a_function() for known in self._registrations):
             raise AssertionError(
@@ -196,13 +219,13 @@ class ReducerRegistry:
         self._registrations.append(_Registration(reducer, registered, name, for_training, for_validation))
         return wrapped
 
-    def reset(self) -> None:
-        """Reset every reducer, whichever workload it is for."""
+    def reset_reducers(self) -> None:
+        """Reset every wrapped reducer; the training loop does so before each workload."""
         for registration in self._registrations:
             registration.run("reset")
 
-    def reduce(self, for_training: bool) -> dict[str, Any]:
-        """Reduce over all ranks; the result is the same on each of them.
+    def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
+        """Return the metrics of the wrapped reducers, over all ranks; the training loop reports them.
 
         Raises:
             ValueError: a reducer failed; names it, the method and what it was given.
@@ -216,28 +239,3 @@ class ReducerRegistry:
         for registration, per_slot in zip(due, zip(*per_rank, strict=True), strict=True):
             metrics.update(registration.as_metrics(registration.run("cross_slot_reduce", cast("Any", per_slot))))
         return metrics
-
-
-class StandaloneReducers:
-    """Reducers without a context, with the methods that a context has for them.
-
-    Args:
-        allgather_fn: gives each rank a list of what all ranks call it with; by default there is one rank.
-    """
-
-    def __init__(self, allgather_fn: AllGather = lambda own: [own]) -> None:
-        self._registry = ReducerRegistry(allgather_fn)
-
-    def wrap_reducer(
-        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
-    ) -> Any:
-        """Do the same as ``context.wrap_reducer``."""
-        return self._registry.wrap_reducer(reducer, name, for_training, for_validation)
-
-    def reset_reducers(self) -> None:
-        """Forget what was collected."""
-        self._registry.reset()
-
-    def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
-        """Reduce over all ranks; see :meth:`ReducerRegistry.reduce`."""
-        return self._registry.reduce(for_training)

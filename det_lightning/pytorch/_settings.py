@@ -1,4 +1,4 @@
-"""What is known about a run before its trial is built: hyperparameters, configuration, batch sizes, aggregation."""
+"""The settings of a run: hyperparameters, configuration, batch sizes, aggregation."""
 
 from __future__ import annotations
 
@@ -14,15 +14,10 @@ logger = logging.getLogger(__name__)
 class TrialSettings:
     """Hyperparameters and configuration of a trial, and the lookups that a context offers.
 
+    A secret that is masked in either is left out, and an error names it where the trial looks it up.
+
     Args:
-        hparams: hyperparameters; ``global_batch_size`` among them is split over the slots.
-        exp_conf: an experiment configuration, as in Determined's YAML files. A secret that is masked in there, or among
-            the hyperparameters, is left out, and an error names it where the trial looks it up.
-        trial_seed: the seed of the trial, if it has one.
-        slots: number of processes that train together.
-        aggregation_frequency: number of batches whose gradients make one optimizer update.
-        average_aggregated_gradients: divide the gradients of an update by ``aggregation_frequency``, unless an
-            optimizer is wrapped with its own choice.
+        slots: number of processes that train together and share ``global_batch_size``.
 
     Raises:
         InvalidExperimentException: ``global_batch_size`` is not an integer, or smaller than the number of slots.
@@ -59,7 +54,7 @@ class TrialSettings:
         if global_batch_size < slots:
             raise errors.InvalidExperimentException(
                 f"hparams['global_batch_size'] is {global_batch_size}, less than the {slots} slots that share it. "
-                "It has to be greater or equal, for each slot needs at least one record per batch."
+                "It must be greater or equal, because each slot needs at least one record per batch."
             )
         self._per_slot_batch_size = global_batch_size // slots
         self._global_batch_size = self._per_slot_batch_size * slots
@@ -72,22 +67,13 @@ class TrialSettings:
             )
 
     def get_hparams(self) -> dict[str, Any]:
-        """Return all hyperparameters.
-
-        Raises:
-            ValueError: none were given.
-        """
+        """Return all hyperparameters; raise a ValueError if none were given."""
         if self._hparams is None:
             raise ValueError("This trial has no hparams; pass hparams={...} to init() or to TrialModule.")
         return self._hparams
 
     def get_hparam(self, name: str) -> Any:
-        """Return the hyperparameter ``name``.
-
-        Raises:
-            ValueError: there is no such hyperparameter, or none were given at all; or all that is known of it is a
-                mask, see :mod:`det_lightning.masking`.
-        """
+        """Return the hyperparameter ``name``; raise a ValueError if there is no such one, or it was masked."""
         hparams = self.get_hparams()
         if isinstance(hparams, MaskedSettings) and name in hparams.masked:
             raise ValueError(hparams.explain(name))
@@ -98,35 +84,23 @@ class TrialSettings:
         return hparams[name]
 
     def get_experiment_config(self) -> dict[str, Any]:
-        """Return the experiment configuration.
-
-        Raises:
-            ValueError: none was given.
-        """
+        """Return the experiment configuration; raise a ValueError if none was given."""
         if self._exp_conf is None:
             raise ValueError("This trial has no experiment configuration; pass exp_conf={...} to init().")
         return self._exp_conf
 
     def get_data_config(self) -> dict[str, Any]:
-        """Return the ``data`` section of the experiment configuration, empty if there is no such section.
-
-        Raises:
-            ValueError: there is no experiment configuration.
-        """
+        """Return ``data`` of the experiment configuration, which may be empty; raise a ValueError if none was given."""
         data: dict[str, Any] = self.get_experiment_config().get("data", {})
         return data
 
     def compresses_gradients(self) -> bool:
-        """Tell whether ``optimizations.gradient_compression`` of the experiment configuration is set."""
+        """Return whether ``optimizations.gradient_compression`` of the experiment configuration is set."""
         optimizations = (self._exp_conf or {}).get("optimizations") or {}
         return bool(optimizations.get("gradient_compression"))
 
     def get_global_batch_size(self) -> int:
-        """Return the number of records in a batch over all slots.
-
-        Raises:
-            ValueError: hparams has no ``global_batch_size``.
-        """
+        """Return the number of records in a batch over all slots; raise a ValueError if hparams has none."""
         return self._require_batch_size(self._global_batch_size)
 
     def get_per_slot_batch_size(self) -> int:
@@ -143,11 +117,7 @@ class TrialSettings:
         return size
 
     def get_trial_seed(self) -> int:
-        """Return the seed of the trial.
-
-        Raises:
-            InternalException: the trial has none.
-        """
+        """Return the seed of the trial; raise an InternalException if it has none."""
         if self._trial_seed is None:
             raise errors.InternalException("The trial has no seed; pass trial_seed= to init() or to TrialModule.")
         return self._trial_seed

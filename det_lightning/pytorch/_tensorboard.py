@@ -17,17 +17,29 @@ from tensorboard.compat.proto import event_pb2
 
 
 class TensorBoardOutput:
-    """The place of a run's TensorBoard files, and their writer, made when it is first used.
+    """The directory of a run's TensorBoard files, and their writer, both made when they are first used.
 
     Args:
-        enabled: write metrics at all.
-        locate: says, when the first file is made, in which directory; by default ``runs/<time>_<host>``, as
-            ``SummaryWriter`` has it.
+        locate: returns the directory; by default ``runs/<time>_<host>``, as ``SummaryWriter`` has it.
     """
 
     def __init__(self, enabled: bool, locate: Callable[[], pathlib.Path] | None = None) -> None:
         self.enabled = enabled
         self._locate = locate or default_directory
+
+    def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
+        """Switch the writing of metrics as TensorBoard files on or off.
+
+        Raises:
+            AssertionError: the argument is not a bool.
+        """
+        if not isinstance(enable_tensorboard_logging, bool):
+            raise AssertionError(f"set_enable_tensorboard_logging() takes a bool; got {enable_tensorboard_logging!r}.")
+        self.enabled = enable_tensorboard_logging
+
+    def get_enable_tensorboard_logging(self) -> bool:
+        """Return whether metrics are written as TensorBoard files."""
+        return self.enabled
 
     @functools.cached_property
     def path(self) -> pathlib.Path:
@@ -44,9 +56,9 @@ class TensorBoardOutput:
     def add_scalars(self, scalars: list[tuple[str, float, int]]) -> None:
         """Write ``(tag, value, step)`` triples and flush them.
 
-        As long as nobody has asked for :attr:`writer` they go to a file of their own, in one piece: a
-        ``SummaryWriter`` reopens its file for each value. Once there is one it is used, since TensorBoard follows
-        only the latest file of a directory.
+        Until :attr:`writer` is used they go to a file of their own, in one piece: a ``SummaryWriter``
+        reopens its file for each value. Once there is one it is used, since TensorBoard follows only the latest file of
+        a directory.
         """
         if not scalars:
             return
@@ -69,11 +81,7 @@ def default_directory() -> pathlib.Path:
 
 
 class EventFile:
-    """A TensorBoard file that takes many scalars at once.
-
-    Args:
-        directory: where to make the file.
-    """
+    """A new TensorBoard file in a directory, which takes many scalars at once."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)

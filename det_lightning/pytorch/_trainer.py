@@ -6,14 +6,11 @@ import contextlib
 import itertools
 import logging
 import os
-import random
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.strategies import Strategy
 
@@ -33,7 +30,7 @@ from det_lightning.core._elastic import elastic_job
 from det_lightning.pytorch._latest_checkpoint import choose_checkpoints
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
-from det_lightning.pytorch._random_state import isolated_rng
+from det_lightning.pytorch._random_state import isolated_rng, seed_everything
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 logger = logging.getLogger(__name__)
@@ -76,9 +73,7 @@ def init(
         ImportError: Horovod is chosen, and not installed.
     """
     if trial_seed is not None:
-        random.seed(trial_seed)
-        np.random.seed(trial_seed)
-        torch.manual_seed(trial_seed)
+        seed_everything(trial_seed)
     processes = TrainingProcesses.of_script(distributed, strategy)
     context = PyTorchTrialContext(
         hparams=hparams,

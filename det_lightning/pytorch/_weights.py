@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def collect_weights(context: PyTorchTrialContext) -> dict[str, Any]:
-    """Return the states of models and optimizers, under Determined's keys; see ``ModelStates.is_sharded``."""
+    """Return the states of models and optimizers, under Determined's keys; see :class:`ModelStates`."""
     states = context.backend.states
     return {
         "models_state_dict": [states.model_state(model) for model in context.models],
@@ -43,7 +43,7 @@ def collect_rest(
 
 
 def collect_gradients(context: PyTorchTrialContext) -> list[dict[str, torch.Tensor]]:
-    """Return the gradients that each model holds, by parameter; those of an aggregation that is under way."""
+    """Return the gradients that each model holds, by parameter and in its shape, of an aggregation under way."""
     return [context.backend.states.gradients(model) for model in context.models]
 
 
@@ -72,18 +72,7 @@ def load_state(
     source: str,
     trial_class: str | None = None,
 ) -> None:
-    """Load everything but the random state into the trial.
-
-    Args:
-        context: the trial's.
-        callbacks: the trial's.
-        state: what :func:`collect_weights` and :func:`collect_rest` returned, in one dict.
-        source: where it was read, for messages.
-        trial_class: the class that wrote it, for messages.
-
-    Raises:
-        InvalidCheckpointException: something does not fit; names everything that does not.
-    """
+    """Load everything but the random state into the trial; an error names everything that does not fit."""
 
     def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         _require_numbers(saved)
@@ -102,11 +91,7 @@ def load_state(
 
 
 def load_schedulers(context: PyTorchTrialContext, state: dict[str, Any], source: str) -> None:
-    """Load the learning rate schedulers.
-
-    Raises:
-        InvalidCheckpointException: their number differs, or one does not take its state.
-    """
+    """Load the learning rate schedulers."""
     _raise_if_any(_load_schedulers(context, state), source)
 
 
@@ -132,11 +117,7 @@ def load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback
 def load_models(
     context: PyTorchTrialContext, state: dict[str, Any], source: str, trial_class: str | None = None
 ) -> None:
-    """Load the weights of all models. The prefix that DDP gives to names is added or taken away as needed.
-
-    Raises:
-        InvalidCheckpointException: number, names or shapes differ; names what.
-    """
+    """Load the weights of all models. The prefix that DDP gives to names is added or taken away as needed."""
     _raise_if_any(_load_models(context, state), source, trial_class)
 
 
@@ -166,7 +147,7 @@ def _fit_prefix(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str, An
 def _load_each(
     what: str, targets: list[Any], state: dict[str, Any], key: str, load: Callable[[Any, Any], None]
 ) -> list[str]:
-    """Load what stands under ``key`` into ``targets``; return what does not fit, a sentence each."""
+    """Load the list ``state[key]`` into ``targets``; return what does not fit, a sentence each."""
     states = state.get(key)
     if isinstance(states, list) and not all(isinstance(one, dict) for one in states):
         return [f"{key!r} should be a list of dicts; got {', '.join(type(one).__name__ for one in states):.200}"]
@@ -196,11 +177,7 @@ def _raise_if_any(mismatches: list[str], source: str, trial_class: str | None = 
 
 @contextlib.contextmanager
 def explaining(what: str) -> Iterator[None]:
-    """Turn what torch raises about a state inside into an error that names it.
-
-    Raises:
-        InvalidCheckpointException: the state has wrong values.
-    """
+    """Raise an InvalidCheckpointException that names the state in place of what torch raises about it."""
     try:
         yield
     except errors.CheckpointError:
@@ -212,7 +189,7 @@ def explaining(what: str) -> Iterator[None]:
 
 
 def _require_numbers(saved: dict[str, Any]) -> None:
-    """Raise if the learning rate or another number of an optimizer's group is none that it could step with."""
+    """Raise if the learning rate or another number of an optimizer's group cannot be used in a step."""
     for index, group in enumerate(saved.get("param_groups") or []):
         if not isinstance(group, dict):
             raise ValueError(f"group {index} should be a dict; got a {type(group).__name__}")

@@ -12,6 +12,7 @@ from det_lightning.distributed.backend import Backend
 from det_lightning.precision import ChosenPrecision
 from det_lightning.pytorch._agreement import require_same_counts, require_same_model
 from det_lightning.pytorch._lr_scheduler import LRScheduler
+from det_lightning.pytorch._settings import TrialSettings
 
 _T = TypeVar("_T")
 
@@ -20,29 +21,37 @@ class WrappedParts:
     """Models, optimizers and learning rate schedulers, made ready for training as they are wrapped.
 
     Args:
-        distributed: the processes of the run, which have to wrap the same models.
-        backend: what to train on; None leaves everything where the trial makes it.
+        distributed: the processes of the run, which must wrap the same models.
+        backend: what to train on; None leaves everything on the device where the trial makes it.
         precision: what models compute in.
+        settings: of the trial.
 
     Attributes:
         models, optimizers, lr_schedulers: what the trial wrapped, in that order.
         averages: for each optimizer, whether aggregated gradients are divided by the number of their batches.
     """
 
-    def __init__(self, distributed: DistributedContext, backend: Backend | None, precision: ChosenPrecision) -> None:
+    def __init__(
+        self,
+        distributed: DistributedContext,
+        backend: Backend | None,
+        precision: ChosenPrecision,
+        settings: TrialSettings,
+    ) -> None:
         self._distributed = distributed
         self._backend = backend
         self._precision = precision
-        self.models: list[torch.nn.Module] = []
-        self.optimizers: list[torch.optim.Optimizer] = []
+        self._settings = settings
+        self.models = precision.models
+        self.optimizers = precision.optimizers
         self.lr_schedulers: list[LRScheduler] = []
         self.averages: dict[torch.optim.Optimizer, bool] = {}
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Make a model ready for training; return what to use.
+        """Make a model ready for training, on its device; use what is returned.
 
         Raises:
-            InvalidExperimentException: a level of apex is configured already; or the ranks wrap different models.
+            InvalidExperimentException: called after ``configure_apex_amp``; or the ranks wrap different models.
         """
         self._precision.require_no_levels("wrap_model")
         if self._backend is not None:
@@ -54,37 +63,54 @@ class WrappedParts:
         return model
 
     def wrap_optimizer(
-        self, optimizer: torch.optim.Optimizer, backward_passes_per_step: int, fp16_compression: bool, average: bool
+        self,
+        optimizer: torch.optim.Optimizer,
+        backward_passes_per_step: int = 1,
+        fp16_compression: bool | None = None,
+        average_aggregated_gradients: bool | None = None,
     ) -> torch.optim.Optimizer:
-        """Make an optimizer ready for training; return what to use.
+        """Register an optimizer; use what is returned.
 
         Args:
             optimizer: over parameters of wrapped models.
-            backward_passes_per_step, fp16_compression: see ``PyTorchTrialContext.wrap_optimizer``.
-            average: see :attr:`averages`.
+            backward_passes_per_step: number of backward passes per parameter in one batch (used by Horovod).
+            fp16_compression: exchange gradients in half precision (used by Horovod); by default as
+                ``optimizations.gradient_compression`` of the experiment configuration says.
+            average_aggregated_gradients: divide the gradients of an update by the aggregation frequency; by default
+                as for the whole context.
 
         Raises:
-            InvalidExperimentException: a level of apex is configured already; or ``backward_passes_per_step`` is
-                below 1.
+            InvalidExperimentException: called after ``configure_apex_amp``, or ``backward_passes_per_step`` below 1.
         """
         self._precision.require_no_levels("wrap_optimizer")
         if backward_passes_per_step < 1:
             raise errors.InvalidExperimentException(
                 f"wrap_optimizer(backward_passes_per_step=...) must be at least 1; got {backward_passes_per_step}."
             )
+        if fp16_compression is None:
+            fp16_compression = self._settings.compresses_gradients()
+        if average_aggregated_gradients is None:
+            average_aggregated_gradients = self._settings.average_aggregated_gradients
         if self._backend is not None:
             optimizer = self._backend.placement.wrap_optimizer(
                 optimizer, backward_passes_per_step=backward_passes_per_step, fp16_compression=fp16_compression
             )
-        self.averages[optimizer] = average
+        self.averages[optimizer] = average_aggregated_gradients
         self.optimizers.append(optimizer)
         return optimizer
 
-    def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int) -> Any:
-        """Register a learning rate scheduler, and return it as it is.
+    def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int = 1) -> Any:
+        """Register a learning rate scheduler, and return it.
+
+        Args:
+            lr_scheduler: its optimizer must be what ``wrap_optimizer`` returned.
+            step_mode: when the training loop steps it.
+            frequency: step at every ``frequency``-th of those moments.
 
         Raises:
-            InvalidExperimentException, TypeError: see ``PyTorchTrialContext.wrap_lr_scheduler``.
+            InvalidExperimentException: the optimizer was not wrapped, or a ``ReduceLROnPlateau`` is to be stepped
+                automatically.
+            TypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
         """
         plateau = isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if plateau and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
@@ -103,25 +129,21 @@ class WrappedParts:
         return lr_scheduler
 
     def require_same_on_all_ranks(self) -> None:
-        """Raise, on every rank, if the ranks have not wrapped equally much; all have to call it.
-
-        Raises:
-            InvalidExperimentException: they have not; names what each has.
-        """
+        """Raise, on every rank, if the ranks have wrapped different numbers of parts; all ranks must call it."""
         require_same_counts(self._distributed, len(self.models), len(self.optimizers), len(self.lr_schedulers))
 
     # The single model, optimizer and scheduler of a trial, as in Determined 0.13
 
-    def only_model(self) -> torch.nn.Module:
-        """Return the one model; raise if there is another number of them."""
+    def get_model(self) -> torch.nn.Module:
+        """Return the wrapped model of a trial that has one."""
         return _only(self.models, "model")
 
-    def only_optimizer(self) -> torch.optim.Optimizer:
-        """Return the one optimizer; raise if there is another number of them."""
+    def get_optimizer(self) -> torch.optim.Optimizer:
+        """Return the wrapped optimizer of a trial that has one."""
         return _only(self.optimizers, "optimizer")
 
-    def only_lr_scheduler(self) -> Any:
-        """Return the one scheduler, None if there is none; raise if there are several."""
+    def get_lr_scheduler(self) -> Any:
+        """Return the wrapped learning rate scheduler of a trial that has one, None if it has none."""
         return _only(self.lr_schedulers, "learning rate scheduler").scheduler if self.lr_schedulers else None
 
 

@@ -68,7 +68,7 @@ def test_the_trial_is_built_from_the_code_in_the_checkpoint(layout: Layout, tmp_
     before = sys.modules.get("model_def")
     directory = layouts.write(tmp_path / "old", layout, BATCHES)
     if layout.described_by is None:
-        with pytest.raises(ValueError, match=r"does not tell the trial's class.*trial_class=.*hparams="):
+        with pytest.raises(ValueError, match=r"does not name the trial's class.*trial_class=.*hparams="):
             load_trial_from_checkpoint_path(directory)
         trial_class = layouts.import_trial(directory)
         trial = load_trial_from_checkpoint_path(directory, trial_class=trial_class, hparams=HPARAMS)

@@ -81,7 +81,8 @@ def errors(results: list[Any]) -> dict[int, str]:
 def keys_of(context: DistributedContext) -> list[str]:
     """Every key of the store that the context uses."""
     assert context._session is not None
-    return sorted(context._session._lobby.underlying_store.list_keys())
+    store: Any = context._session._shared_store
+    return sorted(store.underlying_store.list_keys())
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), LAYOUTS)
@@ -245,9 +246,9 @@ def test_ranks_that_disagree_are_refused_on_every_rank() -> None:
     port = free_port()
 
     def on_rank(rank: int) -> str:
-        place = {**numbers(rank, 1, 4), "local_rank": 0, "local_size": 2, "cross_rank": rank // 2, "cross_size": 2}
+        topology = {**numbers(rank, 1, 4), "local_rank": 0, "local_size": 2, "cross_rank": rank // 2, "cross_size": 2}
         with pytest.raises(ValueError) as caught:
-            DistributedContext(**place, pub_port=port, timeout_s=TIMEOUT_S)
+            DistributedContext(**topology, pub_port=port, timeout_s=TIMEOUT_S)
         return str(caught.value)
 
     with ThreadPoolExecutor(4) as pool:
@@ -270,7 +271,7 @@ def test_port_offset_is_added_and_the_other_transport_arguments_are_accepted() -
         assert list(pool.map(on_rank, range(2))) == [[0, 1], [0, 1]]
 
 
-def test_the_store_of_a_single_node_can_not_be_reached_from_others() -> None:
+def test_the_store_of_a_single_node_cannot_be_reached_from_others() -> None:
     def do(context: DistributedContext) -> bool:
         assert context._session is not None
         port = context._session.address.port
@@ -287,14 +288,14 @@ def test_the_store_of_a_single_node_can_not_be_reached_from_others() -> None:
     assert on_ranks(1, 2, do) == [False, False]
 
 
-def test_horovod_says_where_a_process_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_topology_comes_from_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INTER_TRAIN_PROCESS_COMM_PORT_1", str(free_port()))
     monkeypatch.setenv("DET_CHIEF_IP", "127.0.0.1")
 
     def on_rank(rank: int) -> Any:
-        place = numbers(rank, 2, 1)
-        del place["chief_ip"]
-        hvd = SimpleNamespace(**{name: (lambda value=value: value) for name, value in place.items()})
+        topology = numbers(rank, 2, 1)
+        del topology["chief_ip"]
+        hvd = SimpleNamespace(**{name: (lambda value=value: value) for name, value in topology.items()})
         with contextlib.closing(DistributedContext.from_horovod(hvd, timeout_s=TIMEOUT_S)) as context:
             return context.allgather(context.cross_rank)
 
@@ -302,14 +303,14 @@ def test_horovod_says_where_a_process_stands(monkeypatch: pytest.MonkeyPatch) ->
         assert list(pool.map(on_rank, range(2))) == [[0, 1], [0, 1]]
 
 
-def test_deepspeed_says_where_a_process_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_topology_comes_from_the_deepspeed_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"]
     for name, value in zip(names, "010101", strict=True):
         monkeypatch.setenv(name, value)
     assert DistributedContext.from_deepspeed().size == 1
     monkeypatch.setenv("CROSS_SIZE", "two")
     monkeypatch.setenv("LOCAL_RANK", "")
-    with pytest.raises(ValueError, match="LOCAL_RANK='', CROSS_SIZE='two' are no numbers"):
+    with pytest.raises(ValueError, match="LOCAL_RANK='', CROSS_SIZE='two' are not numbers"):
         DistributedContext.from_deepspeed()
 
 
@@ -421,7 +422,7 @@ def test_after_closing_an_exchange_raises() -> None:
         assert "exchanges nothing any more: its context was closed" in text
 
 
-def test_an_object_that_can_not_be_pickled_breaks_nothing() -> None:
+def test_an_object_that_cannot_be_pickled_breaks_nothing() -> None:
     def do(context: DistributedContext) -> Any:
         with contextlib.suppress(Exception):
             context.allgather(lambda: None)
@@ -542,7 +543,7 @@ def test_under_torchrun_the_store_of_the_agent_is_used_before_and_beside_a_proce
         tensor = torch.tensor([context.rank + 1])
         dist.all_reduce(tensor)
         after = context.broadcast_local({"from": context.rank})
-        store = context._session._lobby.underlying_store
+        store = context._session._shared_store.underlying_store
         context.close()
         dist.barrier()
         left = [key for key in store.list_keys() if "det_lightning" in key]

@@ -1,4 +1,4 @@
-"""Trials of tests/distributed/test_fsdp.py, whose weights are told as a whole."""
+"""Trials of tests/distributed/test_fsdp.py, whose weights are compared as a whole."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ class Frozen(Plain):
         self.optimizer = self.context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05))
 
     def train_on(self, batch: Any) -> torch.Tensor:
-        first = next(self.model.children())
-        first.requires_grad_(len(self.updates) >= 4)
+        layers: Any = self.model
+        layers[0].requires_grad_(len(self.updates) >= 4)  # of the network, which DDP wraps
         return super().train_on(batch)
 
 

@@ -129,8 +129,8 @@ def test_a_backward_pass_and_a_step_in_float32_have_no_layer_between_context_and
     profiled(recorder, train)
     assert [call for call in recorder.calls if call[1] in ("backward", "step_optimizer", "step")] == [
         ("_pytorch_context.py", "backward"),
-        ("local.py", "backward"),
+        ("backend.py", "backward"),
         ("_pytorch_context.py", "step_optimizer"),
-        ("local.py", "step"),
+        ("backend.py", "step"),
     ]
     assert aggregation_frequency > 1 or len(recorder.calls) == 4

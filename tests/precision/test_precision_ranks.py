@@ -98,7 +98,7 @@ def test_a_checkpoint_of_sharded_masters_holds_float32(folder: Path) -> None:
         ("Hasty", ["ran before its weights were cast", "right after wrap_model() and wrap_optimizer()"]),
     ],
 )
-def test_what_can_not_be_cast_in_shards_is_named_on_every_rank(folder: Path, kind: str, parts: list[str]) -> None:
+def test_what_cannot_be_cast_in_shards_is_named_on_every_rank(folder: Path, kind: str, parts: list[str]) -> None:
     for rank in (0, 1):
         message = (folder / f"refusal-{kind}-{rank}.txt").read_text()
         assert all(part in message for part in parts), message

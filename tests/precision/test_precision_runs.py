@@ -290,7 +290,7 @@ def test_outputs_in_half_precision_come_back_as_float32_in_any_nesting(dtype: to
     assert before["output"].keys() == done["output"].keys()
 
 
-def test_what_can_not_be_looked_into_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_looked_into_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     class Opaque:
         pass
 

@@ -1,7 +1,8 @@
-"""The context: wrapping, stepping, and where training stands."""
+"""The context: wrapping, stepping, and the position of the training."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from det_lightning import errors
 from det_lightning.core import DistributedContext
-from det_lightning.distributed.local import LocalBackend
+from det_lightning.distributed.backend import LocalBackend
 from det_lightning.pytorch import LRScheduler, PyTorchTrialContext
 
 Mode = LRScheduler.StepMode
@@ -53,8 +54,8 @@ def test_a_reducer_is_wrapped_under_both_spellings() -> None:
     context = make_context()
     context.wrap_reducer(len, "count").update(1)
     context.experimental.wrap_reducer(sum, "total", for_training=False).update(2)
-    assert context.reducers.reduce(for_training=True) == {"count": 1}
-    assert context.reducers.reduce(for_training=False) == {"count": 1, "total": 2}
+    assert context.reduce_metrics(for_training=True) == {"count": 1}
+    assert context.reduce_metrics(for_training=False) == {"count": 1, "total": 2}
 
 
 def test_a_trial_with_one_of_each_can_ask_for_them() -> None:
@@ -66,7 +67,7 @@ def test_a_trial_with_one_of_each_can_ask_for_them() -> None:
     assert (context.get_model(), context.get_optimizer(), context.get_lr_scheduler()) == (model, optimizer, scheduler)
 
 
-def test_a_trial_with_none_or_several_can_not() -> None:
+def test_a_trial_with_none_or_several_cannot() -> None:
     context = make_context()
     with pytest.raises(errors.InvalidExperimentException, match=r"get_model\(\) is for .* one wrapped model; .* has 0"):
         context.get_model()
@@ -99,7 +100,7 @@ def unwrapped(context: PyTorchTrialContext) -> Any:
         (step_lr, "STEP_EVERY_BATCH", TypeError, "must be an LRScheduler.StepMode"),
     ],
 )
-def test_a_scheduler_that_can_not_be_stepped_is_refused(
+def test_a_scheduler_that_cannot_be_stepped_is_refused(
     scheduler: Callable[[PyTorchTrialContext], Any], mode: Any, error: type[BaseException], message: str
 ) -> None:
     context = make_context()
@@ -181,7 +182,7 @@ def test_only_wrapped_optimizers_step() -> None:
         context.step_optimizer(torch.optim.SGD([make_weight()], lr=1))
 
 
-def test_gradients_that_are_aggregated_have_to_be_zeroed() -> None:
+def test_gradients_that_are_aggregated_must_be_zeroed() -> None:
     context = make_context(aggregation_frequency=2)
     optimizer = wrapped_sgd(context, make_weight())
     with pytest.raises(errors.InvalidExperimentException, match=r"auto_zero_grads=False.*aggregation_frequency=2"):
@@ -322,3 +323,11 @@ def test_the_files_for_tensorboard_go_where_the_context_says(tmp_path: Path, mon
     context.get_tensorboard_writer().close()
     assert len(list((tmp_path / "patched").iterdir())) == 2
     assert not (tmp_path / "given").exists()
+
+
+def test_methods_of_the_parts_show_their_documentation_and_parameters_on_the_context() -> None:
+    methods = inspect.getmembers(PyTorchTrialContext, inspect.isfunction)
+    assert [name for name, method in methods if not name.startswith("_") and not method.__doc__] == []
+    parameters = list(inspect.signature(PyTorchTrialContext.wrap_optimizer).parameters)
+    assert parameters[1:3] == ["optimizer", "backward_passes_per_step"]
+    assert "opt_level" in inspect.signature(make_context().configure_apex_amp).parameters

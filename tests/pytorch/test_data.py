@@ -70,7 +70,7 @@ def test_shuffling_draws_what_torch_draws() -> None:
         ({"dataset": TEN, "prefetch_factor": 3}, "prefetch_factor option could only be specified in multiprocessing"),
     ],
 )
-def test_arguments_that_can_not_work_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_arguments_that_cannot_work_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DataLoader(**arguments)
 
@@ -135,7 +135,7 @@ def test_arrays_of_numbers_become_tensors(dtype: str) -> None:
     assert moved.numpy().dtype == np.dtype(dtype)
 
 
-def test_what_can_not_be_moved_is_passed_on_with_one_warning_a_type(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_moved_is_passed_on_with_one_warning_a_type(caplog: pytest.LogCaptureFixture) -> None:
     words = np.array(["a", "b"])
     warned: set[type] = set()
     with caplog.at_level(logging.WARNING, logger="det_lightning.pytorch"):

@@ -24,13 +24,8 @@ from det_lightning.pytorch._random_state import (
     capture_rng,
     isolated_rng,
     restore_rng,
+    seed_everything,
 )
-
-
-def seed_everything(seed: int) -> None:
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
 
 
 def draw() -> tuple[float, float, float]:
@@ -188,7 +183,7 @@ def test_the_length_is_that_of_one_pass() -> None:
 
 
 @pytest.mark.parametrize("sampler", [BatchSampler(range(0), 4, False), BatchSampler(range(3), 4, True)])
-def test_a_sampler_without_batches_is_refused_instead_of_repeated_for_ever(sampler: BatchSampler) -> None:
+def test_a_sampler_without_batches_is_refused_instead_of_repeated_forever(sampler: BatchSampler) -> None:
     with pytest.raises(ValueError, match="BatchSampler of the training data yields no batches at all: the dataset is"):
         next(iter(ResumableBatchSampler(sampler, PassJournal())))
 
@@ -239,3 +234,11 @@ def test_isolated_draws_leave_no_trace_even_after_an_error() -> None:
     after = draw()
     restore_rng(expected)
     assert draw() == after
+
+
+def test_one_seed_makes_every_global_generator_repeat_its_draws() -> None:
+    with isolated_rng():
+        seed_everything(5)
+        first = draw()
+        seed_everything(5)
+        assert draw() == first

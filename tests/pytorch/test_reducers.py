@@ -66,7 +66,7 @@ def test_a_function_gets_every_value_also_none(registry: ReducerRegistry) -> Non
     values = wrap(registry, list, "values")
     for value in (1, None, 3):
         values.update(value)
-    assert registry.reduce(for_training=True) == {"values": [1, None, 3]}
+    assert registry.reduce_metrics(for_training=True) == {"values": [1, None, 3]}
 
 
 def test_resetting_forgets_every_value(registry: ReducerRegistry) -> None:
@@ -74,18 +74,18 @@ def test_resetting_forgets_every_value(registry: ReducerRegistry) -> None:
     for value in (1.0, 2.0):
         total.update(value)
         extent.update(value)
-    assert registry.reduce(for_training=True) == {"total": 3.0, "low": 1.0, "high": 2.0}
-    registry.reset()
+    assert registry.reduce_metrics(for_training=True) == {"total": 3.0, "low": 1.0, "high": 2.0}
+    registry.reset_reducers()
     total.update(5.0)
     extent.update(5.0)
-    assert registry.reduce(for_training=True) == {"total": 5.0, "low": 5.0, "high": 5.0}
+    assert registry.reduce_metrics(for_training=True) == {"total": 5.0, "low": 5.0, "high": 5.0}
 
 
 def test_a_metric_reducer_is_returned_as_it_is(registry: ReducerRegistry) -> None:
     width = Width()
     assert wrap(registry, width, "width") is width
     width.update(1.0, 4.0)
-    assert registry.reduce(for_training=False) == {"width": 3.0}
+    assert registry.reduce_metrics(for_training=False) == {"width": 3.0}
 
 
 def test_ranks_meet_in_cross_slot_reduce() -> None:
@@ -96,13 +96,13 @@ def test_reducers_are_due_in_the_workloads_that_they_were_wrapped_for(registry: 
     wrap(registry, len, "both")
     wrap(registry, lambda values: "t", "training", val=False)
     wrap(registry, lambda values: "v", "validation", training=False)
-    assert registry.reduce(for_training=True) == {"both": 0, "training": "t"}
-    assert registry.reduce(for_training=False) == {"both": 0, "validation": "v"}
+    assert registry.reduce_metrics(for_training=True) == {"both": 0, "training": "t"}
+    assert registry.reduce_metrics(for_training=False) == {"both": 0, "validation": "v"}
 
 
 def test_without_reducers_there_are_no_metrics(registry: ReducerRegistry) -> None:
-    registry.reset()
-    assert registry.reduce(for_training=True) == {}
+    registry.reset_reducers()
+    assert registry.reduce_metrics(for_training=True) == {}
 
 
 predictions = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 7.0])]
@@ -115,12 +115,12 @@ def test_a_torchmetrics_metric_is_a_reducer(registry: ReducerRegistry) -> None:
     assert wrap(registry, metric, "mse") is metric
     for batch in zip(predictions, targets, strict=True):
         metric.update(*batch)
-    reduced = registry.reduce(for_training=False)
+    reduced = registry.reduce_metrics(for_training=False)
     assert reduced == {"mse": torch.tensor(MEAN_SQUARE)}
     assert isinstance(reduced["mse"], torch.Tensor)
-    registry.reset()
+    registry.reset_reducers()
     metric.update(predictions[0], targets[0])
-    assert registry.reduce(for_training=False) == {"mse": torch.tensor(2.0)}
+    assert registry.reduce_metrics(for_training=False) == {"mse": torch.tensor(2.0)}
 
 
 def test_a_torchmetrics_collection_gives_its_metrics_by_name(registry: ReducerRegistry) -> None:
@@ -128,7 +128,7 @@ def test_a_torchmetrics_collection_gives_its_metrics_by_name(registry: ReducerRe
     collection = wrap(registry, torchmetrics.MetricCollection(members, prefix="error_"))
     for batch in zip(predictions, targets, strict=True):
         collection.update(*batch)
-    reduced = registry.reduce(for_training=True)
+    reduced = registry.reduce_metrics(for_training=True)
     assert reduced == {"error_square": torch.tensor(MEAN_SQUARE), "error_absolute": torch.tensor(MEAN_ABSOLUTE)}
 
 
@@ -140,7 +140,7 @@ def test_the_same_object_is_not_wrapped_twice(registry: ReducerRegistry, reducer
 
 
 @pytest.mark.parametrize("reducer", [None, 3, "mean", [sum]])
-def test_what_can_not_be_called_is_no_reducer(registry: ReducerRegistry, reducer: Any) -> None:
+def test_what_cannot_be_called_is_not_a_reducer(registry: ReducerRegistry, reducer: Any) -> None:
     with pytest.raises(AssertionError, match=rf"got .* of type {type(reducer).__name__} \(name='metric'\)"):
         wrap(registry, reducer, "metric")
 
@@ -161,7 +161,7 @@ def test_a_name_goes_with_one_metric_and_no_name_with_a_dict(
 ) -> None:
     wrap(registry, reducer, name)
     with pytest.raises(AssertionError, match=message):
-        registry.reduce(for_training=True)
+        registry.reduce_metrics(for_training=True)
 
 
 def divide(values: list[float]) -> float:
@@ -182,14 +182,14 @@ def test_a_failing_function_is_named_with_what_it_was_given(
     metric.update(1.0)
     metric.update(0.0)
     with pytest.raises(ValueError, match=message) as raised:
-        registry.reduce(for_training=True)
+        registry.reduce_metrics(for_training=True)
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
 def test_a_failing_metric_reducer_is_named_with_the_method(registry: ReducerRegistry) -> None:
     wrap(registry, Extent())
     with pytest.raises(ValueError, match=r"reducer Extent \(name=None\) failed in per_slot_reduce\(\): "):
-        registry.reduce(for_training=True)
+        registry.reduce_metrics(for_training=True)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def launch(needs_horovod: None) -> Launch:
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **variables}
         command = [sys.executable, "-m", *launchers[launcher], *arguments]
-        # What hangs under Horovod hangs for ever.
+        # What hangs under Horovod hangs forever.
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
         assert (done.returncode != 0) == fails, done.stdout[-3000:] + done.stderr[-6000:]
         return done.stdout + done.stderr

@@ -128,7 +128,7 @@ def test_an_exception_on_one_rank_ends_the_job(tmp_path: Path, launch: Launch) -
     assert "a mistake on rank 1" in launch(MODULE, "raises", str(tmp_path), fails=True)
 
 
-def test_a_module_that_is_no_trial_is_refused(tmp_path: Path, launch: Launch) -> None:
+def test_a_module_that_is_not_a_trial_is_refused(tmp_path: Path, launch: Launch) -> None:
     assert "strategy='horovod' trains a TrialModule" in launch(MODULE, "plain_module", str(tmp_path), fails=True)
 
 

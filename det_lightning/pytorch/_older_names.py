@@ -1,4 +1,4 @@
-"""Callbacks that clip gradients, as older releases of Determined had them."""
+"""Callbacks and functions of older releases of Determined."""
 
 from __future__ import annotations
 
@@ -40,3 +40,17 @@ class ClipGradsL2Value(PyTorchCallback):
 
     def on_before_optimizer_step(self, parameters: Iterable[Any]) -> None:
         torch.nn.utils.clip_grad_value_(parameters, self._clip_value)
+
+
+def reset_parameters(model: torch.nn.Module) -> None:
+    """Draw new weights for a model, by the ``reset_parameters()`` of each module that has one, inner ones first.
+
+    For trials of old releases: torch draws the weights of a module when it is made.
+    """
+    model.apply(_reset)
+
+
+def _reset(module: torch.nn.Module) -> None:
+    reset = getattr(module, "reset_parameters", None)
+    if callable(reset):
+        reset()
