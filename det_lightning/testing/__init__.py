@@ -1,4 +1,4 @@
-"""Proof that a ported trial trains as it did: a pytest plugin, functions for your own tests, and a recorder."""
+"""Checks that a ported trial trains as it did: a pytest plugin, functions for your own tests, and a recorder."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from det_lightning.testing.assertions import TrainedTrial, assert_resumes, assert_same_training, run_trial
     from det_lightning.testing.storage import InMemoryStorage
 
-_PLACES = {
+_MODULES = {
     "InMemoryStorage": "storage",
     "TrainedTrial": "assertions",
     "assert_resumes": "assertions",
@@ -19,7 +19,7 @@ __all__ = ["InMemoryStorage", "TrainedTrial", "assert_resumes", "assert_same_tra
 
 
 def __getattr__(name: str) -> Any:
-    # The plugin is imported by every run of pytest, and must not bring torch.
-    if name in _PLACES:
-        return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    # Every run of pytest imports this package with its plugin, which must not import torch.
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

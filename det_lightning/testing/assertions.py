@@ -1,4 +1,4 @@
-"""Functions for a team's own tests of its trials."""
+"""Functions for your own tests of trials."""
 
 from __future__ import annotations
 
@@ -15,29 +15,22 @@ from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.records.record import RunSettings
-from det_lightning.testing.training.execution import Run, train
-from det_lightning.testing.training.plans import RunPlan
+from det_lightning.testing.training.execution import Run, RunPlan, train
 from det_lightning.testing.training.requirements import arguments_of
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import GivenTrial
 
-# The hooks among the events of a run, besides which there are its batches and validations.
-_HOOKS = {
-    "on_training_epoch_start",
-    "on_training_epoch_end",
-    "on_training_workload_end",
-    "on_validation_start",
-    "on_checkpoint_save_start",
-    "on_checkpoint_upload_end",
-}
+# The hooks that TrainedTrial.events shows.
+_HOOKS = ("on_training_epoch_start", "on_training_epoch_end", "on_training_workload_end", "on_validation_start",
+          "on_checkpoint_save_start", "on_checkpoint_upload_end")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedTrial:
-    """What was seen of a training.
+    """A training and its results.
 
     Attributes:
-        run: all of it, for :func:`assert_same_training`.
+        run: everything that was observed, for :func:`assert_same_training`.
     """
 
     run: Run
@@ -49,18 +42,18 @@ class TrainedTrial:
 
     @property
     def learning_rates(self) -> list[list[float]]:
-        """The learning rates before each batch, of every group of every optimizer."""
+        """The learning rates before each batch, of all groups of all optimizers."""
         events = self.run.record.named("batch_start")
         return [[rate for rates in event["learning_rates"] for rate in rates] for event in events]
 
     @property
     def validations(self) -> list[tuple[int, dict[str, Any]]]:
-        """For each validation the number of batches trained, and its metrics."""
+        """The number of batches trained and the metrics of each validation."""
         return self.run.observer.validations
 
     @property
     def events(self) -> list[str]:
-        """The hooks that the callbacks were called for, in order, with a ``"batch"`` for each batch between them."""
+        """The hooks that were called, in order, with a ``"batch"`` for each batch and a ``"validation"``."""
         names = {"batch_start": "batch", "validation": "validation", **{hook: hook for hook in _HOOKS}}
         events = (names.get(event.get("name", event["event"])) for event in self.run.record.events)
         return [event for event in events if event is not None]
@@ -68,12 +61,11 @@ class TrainedTrial:
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers at the end, by the names of the trial's attributes: ``"model.0.weight"``."""
-        weights: dict[str, torch.Tensor] = self.run.observer.final["weights"]
-        return weights
+        return dict(self.run.observer.final["weights"])
 
     @property
     def state(self) -> dict[str, Any]:
-        """What else there was at the end: ``"optimizer"``, ``"scheduler"``, ``"callback"``, ``"random state"``."""
+        """The other state at the end: ``"optimizer"``, ``"scheduler"``, ``"callback"`` and ``"random state"``."""
         return {kind: value for kind, value in self.run.observer.final.items() if kind != "weights"}
 
 
@@ -88,20 +80,20 @@ def run_trial(
     aggregation_frequency: int = 1,
     seed: int = 0,
 ) -> TrainedTrial:
-    """Train a trial on a few batches, validate it, and return what was seen.
+    """Train a trial on a few batches, validate it, and return the results.
 
     Args:
         trial: a subclass of ``PyTorchTrial``.
         hparams: its hyperparameters.
         config: its experiment configuration.
-        arguments: of its constructor, beyond the context; ``hparams`` are passed where it asks for them.
-        batches: how many to train on.
-        validate_after: validate after so many batches too, besides at the end.
+        arguments: of its constructor, beyond the context; a required ``hparams`` is passed by default.
+        batches: number of batches to train on.
+        validate_after: number of batches after which to validate, in addition to the end.
         aggregation_frequency: number of batches of an update.
-        seed: of Python's, numpy's and torch's random generators, which are as before afterwards.
+        seed: of Python's, numpy's and torch's random generators, whose states are restored afterwards.
 
     Raises:
-        Exception: what the trial raised.
+        Exception: the error of the trial.
     """
     source = GivenTrial(trial)
     settings = RunSettings(
@@ -123,17 +115,17 @@ def run_trial(
 
 
 def assert_same_training(one: TrainedTrial, other: TrainedTrial) -> None:
-    """Assert that two trainings are equal to the bit: data, metrics, learning rates, weights, events and the end.
+    """Assert that two trainings are equal to the bit: data, metrics, learning rates, weights, events and final state.
 
     Raises:
-        AssertionError: they are not; names the first difference, and by how much.
+        AssertionError: they are not; names the first difference and its size.
     """
-    # What they were asked to do may differ, as long as what they do does not.
+    # Their settings may differ as long as the trainings do not.
     same_settings = dataclasses.replace(other.run.record, settings=one.run.record.settings)
     second = dataclasses.replace(other.run, record=same_settings)
     difference = difference_of_runs(one.run, second, names=("the first", "the second"))
     if difference is not None:
-        raise CheckFailed(f"The trainings are not the same. {difference}")
+        raise CheckFailed(f"The trainings differ. {difference}")
 
 
 def assert_resumes(
@@ -145,13 +137,13 @@ def assert_resumes(
     batches: int = 12,
     seed: int = 0,
 ) -> None:
-    """Assert that a trial ends the same when it is stopped and resumed, at boundaries of every kind.
+    """Assert that a trial that is stopped and resumed ends like an uninterrupted one, at boundaries of every kind.
 
-    The arguments are those of :func:`run_trial`; there must be at least 6 batches.
+    The arguments are those of :func:`run_trial`; ``batches`` must be at least 6.
 
     Raises:
-        AssertionError: it does not; names the first difference, and state that the checkpoint lacks.
-        ValueError: there are too few batches.
+        AssertionError: it does not; names the first difference, and the state that the checkpoint lacks.
+        ValueError: ``batches`` is too small.
     """
     if batches < MIN_BATCHES:
         raise ValueError(f"batches must be at least {MIN_BATCHES}; got {batches}.")
@@ -163,6 +155,6 @@ def assert_resumes(
             try:
                 check(runs)
             except NotChecked:
-                continue  # data without such a boundary need not resume there
+                continue  # the data have no such boundary
     finally:
         runs.close()

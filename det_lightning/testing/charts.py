@@ -12,40 +12,31 @@ Points = Sequence[tuple[int, float]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Tick:
-    """A line across a chart: where, in the picture's units, and what is written beside it."""
-
-    position: float
-    label: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Curve:
-    """One side's values of a metric."""
+    """The values of a metric on one side, in the picture's units."""
 
-    side: str  # whose, as "reference" or "ours"
-    lines: tuple[str, ...]  # what to draw, as the points of polylines; numbers that are not finite leave gaps
-    points: tuple[tuple[float, float], ...]  # the same as pairs, for marks at each value
+    side: str  # "reference" or "ours"
+    segments: list[list[tuple[float, float]]]  # numbers that are not finite leave gaps between them
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """The points of all segments."""
+        return [point for segment in self.segments for point in segment]
 
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A metric over batches, of one side or both.
-
-    Attributes:
-        rows: batch, and the values of all curves, None where one has none.
-    """
+    """A metric over batches, of one side or both; positions are in the picture's units."""
 
     title: str  # the metric's name
-    across: str  # what the horizontal axis counts
-    curves: tuple[Curve, ...]  # of the reference, if there is one, and of ours
-    x_ticks: tuple[Tick, ...]  # of the horizontal axis
-    y_ticks: tuple[Tick, ...]  # of the vertical axis
-    mark: float | None  # where the first difference is, in the picture's units; None if it is not in this metric
-    summary: str  # one sentence on how far the curves are apart
-    rows: tuple[tuple[int, tuple[float | None, ...]], ...]
+    across: str  # the title of the horizontal axis
+    curves: list[Curve]
+    x_ticks: list[tuple[float, str]]  # position and label
+    y_ticks: list[tuple[float, str]]
+    mark: float | None  # the position of the first difference, if it is in this metric
+    summary: str  # one sentence on the distance between the curves
+    rows: list[tuple[int, list[float | None]]]  # batch, and the values of all curves
 
-    # The picture's units; the template draws in them.
     width = 560
     height = 256
     left = 62
@@ -55,14 +46,7 @@ class Chart:
 
 
 def make_chart(title: str, across: str, sides: Mapping[str, Points], marked_batch: int | None = None) -> Chart:
-    """Draw the values of a metric.
-
-    Args:
-        title: the metric's name.
-        across: what the batches are, for the axis.
-        sides: the values of each side, with their batches.
-        marked_batch: the batch of the first difference.
-    """
+    """Return the chart of a metric, from its batches and values on each side."""
     drawn = {side: points for side, points in sides.items() if points}
     tables = [dict(points) for points in drawn.values()]
     batches = sorted({batch for table in tables for batch in table})
@@ -72,12 +56,12 @@ def make_chart(title: str, across: str, sides: Mapping[str, Points], marked_batc
     return Chart(
         title=title,
         across=across,
-        curves=tuple(_curve(side, points, x, y) for side, points in drawn.items()),
+        curves=[Curve(side, _segments(points, x, y)) for side, points in drawn.items()],
         x_ticks=x.ticks(),
         y_ticks=y.ticks(),
         mark=x.position(marked_batch) if marked_batch in batches and marked_batch is not None else None,
         summary=_summary(*tables) if len(tables) > 1 else "",
-        rows=tuple((batch, tuple(table.get(batch) for table in tables)) for batch in batches),
+        rows=[(batch, [table.get(batch) for table in tables]) for batch in batches],
     )
 
 
@@ -98,14 +82,14 @@ class _Axis:
         share = (value / 2 - self._low / 2) / (self._high / 2 - self._low / 2)  # halves do not overflow
         return round(self._start + share * (self._end - self._start), 1)
 
-    def ticks(self) -> tuple[Tick, ...]:
+    def ticks(self) -> list[tuple[float, str]]:
         numbers = nice_ticks(self._low, self._high, 7 if self._whole else 5, whole=self._whole)
         step = numbers[1] - numbers[0] if len(numbers) > 1 else 1.0
-        return tuple(Tick(self.position(number), _tick_label(number, step)) for number in numbers)
+        return [(self.position(number), _tick_label(number, step)) for number in numbers]
 
 
 def nice_ticks(low: float, high: float, most: int, whole: bool = False) -> list[float]:
-    """Return at most ``most`` round numbers from ``low`` to ``high``, evenly spaced; whole ones if asked."""
+    """Return at most ``most`` round numbers from ``low`` to ``high``, evenly spaced; integers if ``whole``."""
     size = high / most - low / most
     if not (math.isfinite(size) and size > 0):
         return [low]
@@ -126,15 +110,14 @@ def _tick_label(number: float, step: float) -> str:
     return f"{number:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
 
 
-def _curve(side: str, points: Points, x: _Axis, y: _Axis) -> Curve:
+def _segments(points: Points, x: _Axis, y: _Axis) -> list[list[tuple[float, float]]]:
     segments: list[list[tuple[float, float]]] = [[]]
     for batch, value in points:
         if math.isfinite(value):
             segments[-1].append((x.position(batch), y.position(value)))
         else:
             segments.append([])
-    lines = tuple(" ".join(f"{a},{b}" for a, b in segment) for segment in segments if segment)
-    return Curve(side, lines, tuple(point for segment in segments for point in segment))
+    return [segment for segment in segments if segment]
 
 
 def _summary(one: Mapping[int, float], other: Mapping[int, float]) -> str:

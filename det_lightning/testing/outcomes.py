@@ -1,4 +1,4 @@
-"""What can come of a check besides that the trial passes it."""
+"""The outcomes of a check besides a pass."""
 
 from __future__ import annotations
 
@@ -6,21 +6,15 @@ from collections.abc import Iterable
 
 
 class BadTrial(Exception):
-    """The trial cannot be checked: it does not import, does not exist, or lacks what it needs. Says what to do."""
+    """The trial cannot be checked: it cannot be imported, or lacks something. The message says what to do."""
 
 
 class NotChecked(Exception):
-    """A check cannot be made here; the message says why, and what would be needed."""
+    """A check cannot be made; the message says why, and what it needs."""
 
 
 class CheckFailed(AssertionError):
-    """The trial does not pass a check.
-
-    Args:
-        message: what differs or is missing first, with names and amounts.
-        details: more of that, a line each.
-        causes: what usually causes it, the likeliest first.
-    """
+    """The trial fails a check: a message, further findings, and the usual causes, the likeliest first."""
 
     def __init__(self, message: str, details: Iterable[str] = (), causes: Iterable[str] = ()) -> None:
         listed_causes = [f"  - {cause}" for cause in causes]

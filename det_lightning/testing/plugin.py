@@ -1,33 +1,39 @@
 """The pytest plugin: ``pytest --trial model_def:MyTrial`` checks a ported trial.
 
-Every run of pytest imports this module, so it imports nothing that is slow.
+Every run of pytest imports this module, so it imports nothing slow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+import warnings
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from det_lightning.testing.checks import CHECKS
-from det_lightning.testing.options import trial_options
-from det_lightning.testing.outcomes import BadTrial
+from det_lightning.testing.checks import CHECKS, Check
+from det_lightning.testing.options import TrialOptions, trial_options
+from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
+
+if TYPE_CHECKING:
+    from det_lightning.testing.training.runs import TrialRuns
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "--trial": {"metavar": "MODULE:CLASS", "help": "check this trial; also path/to/file.py:CLASS"},
     "--trial-config": {"metavar": "FILE", "help": "its experiment configuration, such as const.yaml"},
-    "--trial-hparams": {"metavar": "JSON", "help": "its hyperparameters; they go before those of the configuration"},
+    "--trial-hparams": {"metavar": "JSON", "help": "its hyperparameters; they override those of the configuration"},
     "--trial-kwargs": {"metavar": "JSON", "help": "arguments of its constructor beyond the context"},
     "--trial-batches": {"metavar": "N", "type": int, "default": 12, "help": "batches of each run (default: 12)"},
     "--trial-reference": {"metavar": "FILE", "help": "compare with this record of the real determined"},
     "--trial-record": {"metavar": "FILE", "help": "keep the record of the real determined that is made here"},
-    "--trial-tolerance": {"metavar": "SHARE", "type": float, "help": "how far numbers may be from the reference's"},
+    "--trial-tolerance": {"metavar": "SHARE", "type": float, "help": "relative tolerance for numbers of the reference"},
     "--trial-checkpoint": {"metavar": "PATH", "help": "load this old checkpoint, and validate with it"},
-    "--trial-metrics": {"metavar": "JSON", "help": "its validation metrics, where the checkpoint does not have them"},
+    "--trial-metrics": {"metavar": "JSON", "help": "its validation metrics, if the checkpoint does not have them"},
     "--trial-report": {"metavar": "FILE", "help": "write the checklist and the curves as an HTML page"},
 }
+_MARKS = {"passed": ("[x]", "green"), "failed": ("[ ]", "red"), "skipped": ("[-]", "yellow")}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers; read the options, and the plugin that checks the trial if one is named."""
+    """Register the markers, and the plugin that checks the trial if there is one."""
     config.addinivalue_line("markers", "trial_check: a check of the trial that --trial names")
     for keyword in dict.fromkeys(check.keyword for check in CHECKS):
         subject = keyword.removeprefix("trial_")
@@ -48,8 +54,6 @@ def pytest_configure(config: pytest.Config) -> None:
     except BadTrial as e:
         raise pytest.UsageError(str(e)) from None
     if options is not None:
-        from det_lightning.testing.session import TrialSession
-
         config.pluginmanager.register(TrialSession(options), "det_lightning_trial")
 
 
@@ -57,9 +61,128 @@ def pytest_configure(config: pytest.Config) -> None:
 def trial_run() -> Callable[..., Any]:
     """Train a trial on a few batches: ``trial_run(MyTrial, hparams={"lr": 0.1}, batches=5)``.
 
-    What it returns has ``metrics``, ``validations``, ``weights``, ``events`` and more: see
-    :func:`det_lightning.testing.run_trial`, which it is.
+    This is :func:`det_lightning.testing.run_trial`; the result has ``metrics``, ``weights``, ``events`` and more.
     """
     from det_lightning.testing.assertions import run_trial
 
     return run_trial
+
+
+class CheckItem(pytest.Item):
+    """One check of a trial."""
+
+    def __init__(self, check: Check, runs: TrialRuns, **node: Any) -> None:
+        super().__init__(**node)
+        self._check = check
+        self._runs = runs
+        self.user_properties.append(("check", check.name))
+        self.add_marker("trial_check")
+        self.add_marker(check.keyword)
+
+    def runtest(self) -> None:
+        try:
+            self._check.run(self._runs)
+        except NotChecked as e:
+            pytest.skip(f"not checked: {e}")
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Return what is wrong with the trial, without the traceback of the check."""
+        if isinstance(excinfo.value, CheckFailed | BadTrial):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Any, int | None, str]:
+        return self.path, None, f"{self.parent.name if self.parent is not None else ''} {self.name}"
+
+
+class TrialCollector(pytest.Collector):
+    """Collects the checks of a trial."""
+
+    def __init__(self, runs: TrialRuns, **node: Any) -> None:
+        super().__init__(**node)
+        self._runs = runs
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """Import the trial once, and yield its checks."""
+        try:
+            with self._runs.source.imported():
+                pass
+        except BadTrial as e:
+            raise self.CollectError(str(e)) from None
+        for check in CHECKS:
+            if check.option is None or getattr(self._runs.options, check.option) is not None:
+                yield CheckItem.from_parent(self, name=check.name, check=check, runs=self._runs)
+
+
+class TrialSession:
+    """The plugin of a session that checks a trial."""
+
+    def __init__(self, options: TrialOptions) -> None:
+        self._options = options
+        self._runs: TrialRuns | None = None
+        self._reports: dict[str, pytest.TestReport] = {}
+
+    def _trial_runs(self) -> TrialRuns:
+        """Return the runs; they import torch, which the controller of pytest-xdist does not need."""
+        if self._runs is None:
+            with warnings.catch_warnings():
+                # Warnings while Lightning and others are imported are not errors of the trial, whatever -W says.
+                warnings.simplefilter("ignore")
+                from det_lightning.testing.training.runs import TrialRuns
+
+            self._runs = TrialRuns(self._options)
+        return self._runs
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Add the checks to the collected tests, even if there is no test file."""
+        report = yield
+        if isinstance(collector, pytest.Session) and report.passed:
+            name = self._options.spec.replace("::", ":")
+            checks = TrialCollector.from_parent(collector, name=name, nodeid=name, runs=self._trial_runs())
+            report.result = [*(report.result or []), checks]
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = dict(report.user_properties).get("check")
+        if isinstance(name, str) and (report.when == "call" or report.outcome != "passed"):
+            self._reports[name] = report
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the checklist, with a reason for each check that did not pass."""
+        if self._reports:
+            terminalreporter.section(f"checks of {self._options.spec}")
+        for check in CHECKS:
+            if (report := self._reports.get(check.name)) is not None:
+                mark, colour = _MARKS[report.outcome]
+                reason, _, rest = _message_of(report).partition("\n")
+                if reason.endswith(":"):  # it announces a list
+                    reason += f" {rest.partition(chr(10))[0].strip(' -')}"
+                terminalreporter.line(f"{mark} {check.name}  {reason}".rstrip(), **{colour: True})
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the report if there is a ``--trial-report``; workers of pytest-xdist leave it to their controller."""
+        if self._options.report is None or hasattr(session.config, "workerinput") or not self._reports:
+            return
+        from det_lightning.testing.report import CheckResult, write_trial_report
+
+        results = [
+            CheckResult(check.name, report.outcome, report.duration, _message_of(report))
+            for check in CHECKS
+            if (report := self._reports.get(check.name)) is not None
+        ]
+        command = shlex.join(["pytest", *map(str, session.config.invocation_params.args)])
+        write_trial_report(self._options.report, self._trial_runs(), results, command)
+
+    def pytest_unconfigure(self) -> None:
+        if self._runs is not None:
+            self._runs.close()
+
+
+def _message_of(report: pytest.TestReport) -> str:
+    """Return the reason why a check failed or was skipped; empty if it passed."""
+    if report.outcome == "passed":
+        return ""
+    return str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr).removeprefix("Skipped: ")

@@ -1,17 +1,17 @@
 #!/usr/bin/env python
-"""Trains a Determined trial for a few batches and writes down all that can be seen of it, as one JSON file.
+"""Trains a Determined trial for a few batches, and writes everything observable about it to one JSON file.
 
-Copy this file into the environment whose training is the reference; it needs nothing but ``determined`` (0.17 or later)
+Copy this file into the environment whose training is the reference. It needs nothing but ``determined`` (0.17 or later)
 and runs on Python 3.8::
 
     python recorder.py model_def:MyTrial --config const.yaml --hparams '{"lr": 0.1}' --batches 20 --output ref.json
 
-In pytest, beside it: ``python -m pytest -p recorder --trial model_def:MyTrial --trial-record ref.json``.
+As a pytest plugin: ``python -m pytest -p recorder --trial model_def:MyTrial --trial-record ref.json``.
 
-Ends with status 0, also where the trial raises an error while it trains (the record has it then); with 2 if nothing
-could be recorded. A trial that imports ``det_lightning`` gets ``determined`` under that name.
+The exit status is 0, even if the trial raises an error while it trains, which is then part of the record; it is 2 if
+nothing could be recorded. A trial that imports ``det_lightning`` gets ``determined`` under that name.
 
-Numbers are written exactly. JSON has no name for what is not finite: as Python does, this writes NaN and Infinity.
+Numbers are written exactly; NaN and Infinity, which JSON lacks, are written as Python writes them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FORMAT = "det-lightning training record"
 VERSION = 1
 SAMPLED_ELEMENTS = 8
 
-#: Hooks of a callback that are written down, with what of their arguments is.
+#: The hooks that are recorded, and what is recorded of their arguments.
 HOOKS: dict[str, Callable[..., Any]] = {
     "on_trial_startup": lambda first_batch_idx, checkpoint_uuid: {"first_batch_idx": first_batch_idx},
     "on_training_epoch_start": lambda *epoch_idx: {"epoch_idx": epoch_idx[0] if epoch_idx else None},
@@ -59,40 +59,32 @@ for _name in ("on_trial_shutdown", "on_training_start", "on_validation_start", "
     HOOKS[_name] = lambda *arguments: {}
 
 
-# --- Values ---------------------------------------------------------------------------------------------------------
-
-
 def describe(value: Any) -> Any:
-    """Turn a value into JSON: numbers exactly, arrays as digest, statistics and some elements."""
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if type(value) in (int, float):
+    """Turn a value into JSON: numbers exactly, arrays as a digest, statistics and some elements."""
+    if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
         return value
     if isinstance(value, collections.abc.Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [describe(item) for item in value]
     array, dtype = _as_array(value)
-    if array is None:
-        return _describe_object(value)
-    if array.dtype.kind == "O":
+    if array is not None and array.dtype.kind == "O":
         return describe(array.tolist())
-    if array.ndim == 0 and array.dtype.kind in "fiub":
+    if array is not None and array.ndim == 0 and array.dtype.kind in "fiub":
         return {"~": "number", "dtype": dtype, "value": array.item()}
-    return _describe_array(array, dtype)
-
-
-def _describe_object(value: Any) -> dict[str, Any]:
+    if array is not None:
+        return _describe_array(array, dtype)
     described: dict[str, Any] = {"~": "object", "class": type(value).__name__}
     if isinstance(value, (set, frozenset)):
-        described["digest"] = _digest(repr(sorted(map(repr, value))).encode())
+        value = repr(sorted(map(repr, value)))
+        described["digest"] = _digest(value.encode())
     elif isinstance(value, (bytes, int, float, complex, enum.Enum)):
         described["digest"] = _digest(repr(value).encode())
     return described
 
 
 def _as_array(value: Any) -> Any:
-    """Return a tensor, array or scalar of numpy as numpy array and name of its dtype; None for anything else."""
+    """Return a tensor, array or numpy scalar as an array and the name of its dtype; None for anything else."""
     import numpy as np
     import torch
 
@@ -107,7 +99,7 @@ def _as_array(value: Any) -> Any:
             tensor = tensor.resolve_conj()
         try:
             return tensor.numpy(), dtype
-        except (RuntimeError, TypeError):  # a dtype that numpy does not know, such as bfloat16; nothing is lost
+        except (RuntimeError, TypeError):  # bfloat16, which numpy lacks, fits into float32
             return tensor.float().numpy(), dtype
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value), str(value.dtype)
@@ -115,15 +107,15 @@ def _as_array(value: Any) -> Any:
 
 
 def is_lazy(value: Any) -> bool:
-    """Tell whether a parameter or buffer has no shape until the first forward pass."""
+    """Return whether a parameter or buffer has no shape until the first forward pass."""
     return type(value).__name__.startswith("Uninitialized")
 
 
 def _describe_array(array: Any, dtype: str) -> dict[str, Any]:
     import numpy as np
 
-    digest = _digest(array.tobytes())
-    described: dict[str, Any] = {"~": "array", "dtype": dtype, "shape": list(array.shape), "digest": digest}
+    described: dict[str, Any] = {"~": "array", "dtype": dtype, "shape": list(array.shape)}
+    described["digest"] = _digest(array.tobytes())
     if array.dtype.kind in "fiub" and array.size:
         numbers = array.astype(np.float64).ravel()
         sampled = np.linspace(0, numbers.size - 1, min(SAMPLED_ELEMENTS, numbers.size)).astype(int)
@@ -138,12 +130,11 @@ def _describe_array(array: Any, dtype: str) -> dict[str, Any]:
 
 
 def _digest(data: bytes) -> str:
-    """Return a digest, which differs for data that differ in one bit."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def random_states() -> dict[str, str]:
-    """Return a digest of the state of each global random generator; drawing a number changes it."""
+    """Return a digest of the state of each global random generator."""
     import numpy as np
     import torch
 
@@ -156,37 +147,22 @@ def random_states() -> dict[str, str]:
     return {name: _digest(state) for name, state in states.items()}
 
 
-# --- What happens ---------------------------------------------------------------------------------------------------
-
-
 class TrainingLog:
-    """Writes down one training.
-
-    Attributes:
-        events: what happened, in order of time.
-        batches: number of batches trained so far.
-        callbacks: the trial's own callbacks.
-    """
+    """Records the events of one training."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
-        self.batches = 0
-        self.callbacks: dict[str, Any] = {}
+        self.batches = 0  # trained so far
+        self.callbacks: dict[str, Any] = {}  # the trial's own
         self._described: dict[str, dict[str, Any]] = {}
         self._gradients: dict[str, float] = {}
 
     def add(self, event: str, **fields: Any) -> None:
-        """Write an event down."""
+        """Record an event."""
         self.events.append({"event": event, "batch": self.batches, **fields})
 
     def hook(self, name: str, arguments: dict[str, Any], given: Sequence[Any]) -> None:
-        """Write down that a hook of the callbacks is called.
-
-        Args:
-            name: of the hook.
-            arguments: what of its arguments is written down.
-            given: the arguments themselves.
-        """
+        """Record the call of a hook; ``arguments`` is what is recorded of the arguments ``given``."""
         if name == "on_trial_startup":
             self.batches = given[0]
         self.add("callback", name=name, arguments=arguments)
@@ -194,7 +170,7 @@ class TrainingLog:
             self.add("validation", metrics=describe(given[0]))
 
     def start(self, trial: Any) -> None:
-        """Write down a trial that was just built."""
+        """Record a trial that was just built."""
         trainable = {}
         for prefix, model in named_models(trial).items():
             for name, parameter in model.named_parameters():
@@ -208,42 +184,38 @@ class TrainingLog:
         self._gradients[name] = self._gradients.get(name, 0.0) + float(values.detach().double().norm())
 
     def batch_start(self, trial: Any, batch: Any, epoch: Any) -> None:
-        """Write down what a batch is trained with."""
+        """Record the state and the data that a batch is trained with."""
         self._gradients = {}
-        rates = learning_rates(trial)
-        self.add("batch_start", epoch=epoch, data=describe(batch), learning_rates=rates, random=random_states())
+        state = {"learning_rates": learning_rates(trial), "random": random_states()}
+        self.add("batch_start", epoch=epoch, data=describe(batch), **state)
 
     def batch_end(self, trial: Any, metrics: Any) -> None:
-        """Write down what came of a batch."""
+        """Record the metrics, gradients and weights after a batch."""
         metrics = describe(metrics if isinstance(metrics, dict) else {"loss": metrics})
-        weights = self.weights(trial)
         gradients = dict(sorted(self._gradients.items()))
-        self.add("batch_end", metrics=metrics, gradients=gradients, weights=weights, random=random_states())
+        self.add("batch_end", metrics=metrics, gradients=gradients, weights=self.weights(trial), random=random_states())
         self.batches += 1
 
     def end(self, trial: Any) -> None:
-        """Write down what a training leaves behind."""
+        """Record the state at the end of a training."""
         states = {name: describe(callback.state_dict()) for name, callback in self.callbacks.items()}
         rates = learning_rates(trial)
         self.add("end", weights=self.weights(trial), learning_rates=rates, callbacks=states, random=random_states())
 
     def weights(self, trial: Any) -> dict[str, Any]:
-        """Describe parameters and buffers of all models; statistics of what has not changed are not made again."""
+        """Describe the parameters and buffers of all models; computes statistics only of those that have changed."""
         for prefix, model in named_models(trial).items():
             for name, value in model.state_dict().items():
-                self._describe_weight(f"{prefix}.{name}", value)
+                array, _ = _as_array(value)
+                digest = None if array is None or array.ndim == 0 else _digest(array.tobytes())
+                known = self._described.get(f"{prefix}.{name}")
+                if digest is None or known is None or known.get("digest") != digest:
+                    self._described[f"{prefix}.{name}"] = describe(value)
         return dict(self._described)
-
-    def _describe_weight(self, name: str, value: Any) -> None:
-        array, dtype = _as_array(value)
-        if array is None or array.ndim == 0:
-            self._described[name] = describe(value)
-        elif self._described.get(name, {}).get("digest") != _digest(array.tobytes()):
-            self._described[name] = _describe_array(array, dtype)
 
 
 def named_models(trial: Any) -> dict[str, Any]:
-    """Return the wrapped models by the names that they have in the trial, otherwise by their numbers."""
+    """Return the wrapped models by their attribute names in the trial, or by number."""
     attributes = {id(value): name for name, value in reversed(list(vars(trial).items()))}
     models = {}
     for number, model in enumerate(trial.context.models):
@@ -259,7 +231,7 @@ def learning_rates(trial: Any) -> list[list[float]]:
 
 
 def recording_callback(api: Any, log: TrainingLog) -> Any:
-    """Return a callback that writes down the hooks that this Determined has."""
+    """Return a callback that records the calls of every hook that this release of Determined has."""
 
     def hook(name: str, essentials: Callable[..., Any]) -> Callable[..., None]:
         def method(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -274,7 +246,7 @@ def recording_callback(api: Any, log: TrainingLog) -> Any:
 
 
 def recorded(trial_class: Any, api: Any, log: TrainingLog) -> Any:
-    """Return the trial's class, with its batches and callbacks written to ``log``."""
+    """Return a subclass of the trial that records its batches and callbacks in ``log``."""
 
     def init(self: Any, context: Any, *args: Any, **kwargs: Any) -> None:
         trial_class.__init__(self, context, *args, **kwargs)
@@ -293,25 +265,20 @@ def recorded(trial_class: Any, api: Any, log: TrainingLog) -> Any:
             log.start(self)
         callbacks = trial_class.build_callbacks(self)
         if not isinstance(callbacks, dict):
-            return callbacks  # the training loop says what is wrong
+            return callbacks  # the training loop raises
         log.callbacks = callbacks
         return {"det_lightning_recorder": recording_callback(api, log), **callbacks}
 
     overrides: dict[str, Any] = {"__init__": init, "train_batch": train_batch, "build_callbacks": build_callbacks}
-    methods: dict[str, Any] = {
-        name: functools.wraps(getattr(trial_class, name))(method) for name, method in overrides.items()
-    }
+    methods = {name: functools.wraps(getattr(trial_class, name))(method) for name, method in overrides.items()}
     return named_like(trial_class, type(trial_class.__name__, (trial_class,), methods))
 
 
-def named_like(original: Any, made: Any) -> Any:
-    """Return a class that was made, with the names and documentation of the original one."""
-    for name in ("__module__", "__qualname__", "__doc__"):
+def named_like(original: Any, made: type) -> type:
+    """Give the class ``made`` the names and the docstring of ``original``."""
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         setattr(made, name, getattr(original, name))
     return made
-
-
-# --- A run ----------------------------------------------------------------------------------------------------------
 
 
 def seed_all(seed: int) -> None:
@@ -333,16 +300,14 @@ def train(
     trainer: dict[str, Any] | None = None,
     fit: dict[str, Any] | None = None,
 ) -> None:
-    """Train with ``init`` and ``Trainer`` of the module ``api``, which are Determined's since 0.21.
+    """Train with the ``init`` and ``Trainer`` of ``api``, which Determined has since 0.21.
 
     Args:
         trial_class: the trial, as :func:`recorded` returned it.
-        api: ``determined.pytorch``, or what has the same names.
+        api: ``determined.pytorch``, or a module with the same names.
         settings: as in a record.
-        log: where to write.
-        init: more arguments of ``init``.
-        trainer: more arguments of ``Trainer``.
-        fit: more arguments of its ``fit``, or others than those of the settings.
+        log: receives the events.
+        init, trainer, fit: further arguments of ``init``, ``Trainer`` and ``fit``; they override those of the settings.
     """
     wanted = {
         "hparams": settings["hparams"],
@@ -370,7 +335,7 @@ def train(
 
 
 def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: TrainingLog, storage: str) -> None:
-    """Train with a Determined before 0.21, whose controller takes workloads one by one."""
+    """Train with a release of Determined before 0.21, whose controller takes workloads one by one."""
     det: Any = importlib.import_module("determined")
     config = {**(settings["config"] or {}), "scheduling_unit": settings["reporting_period"]}
     local = {"managed_training": True, "test_mode": False, "config": config, "checkpoint_dir": storage}
@@ -391,7 +356,7 @@ def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: Training
 
 
 def workloads_of(settings: dict[str, Any]) -> Any:
-    """Yield the workloads of a run with what takes their outcome, as the controllers before 0.21 want them."""
+    """Yield each workload of a run with a function that takes its outcome, as controllers before 0.21 expect."""
     workload: Any = importlib.import_module("determined.workload").Workload
 
     def one(kind: Any, batches: int = 0) -> Any:
@@ -412,7 +377,7 @@ def workloads_of(settings: dict[str, Any]) -> Any:
 
 
 def error_of(error: BaseException) -> dict[str, str]:
-    """Return what a record keeps of an error; the traceback begins below this file."""
+    """Return an error as a record holds it, without the frames of this file."""
     if isinstance(error, SystemExit):  # Determined turns some errors, such as InvalidHP, into the end of the process
         error = error.__context__ or error
     frames = traceback.extract_tb(error.__traceback__)
@@ -422,7 +387,7 @@ def error_of(error: BaseException) -> dict[str, str]:
 
 
 def environment(side: str) -> dict[str, Any]:
-    """Return what numbers may depend on: versions, machine, number of threads."""
+    """Return the versions, the machine and the number of threads, on which numbers may depend."""
     import numpy
     import torch
 
@@ -442,18 +407,18 @@ def environment(side: str) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Return the name of the processor, as far as the system knows it."""
-    names: list[str] = []
+    """Return the name of the processor, or of its architecture."""
     with contextlib.suppress(OSError):  # not Linux
-        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def make_record(
     side: str, spec: str, settings: dict[str, Any], log: TrainingLog, training: Callable[[], None]
 ) -> dict[str, Any]:
-    """Call what trains, and return the record; an error of the training becomes a part of it."""
+    """Call ``training``, and return the record; an error of the training becomes part of it."""
     error = None
     try:
         training()
@@ -473,15 +438,12 @@ def make_record(
     }
 
 
-# --- The command line -----------------------------------------------------------------------------------------------
-
-
 class CannotRecord(Exception):
     """There is nothing to train; the message says why."""
 
 
 class _DeterminedAsDetLightning(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers to the name ``det_lightning`` with ``determined``."""
+    """Imports ``determined`` under the name ``det_lightning``, for trials that were ported already."""
 
     def __init__(self) -> None:
         self._specs: dict[str, Any] = {}
@@ -490,8 +452,7 @@ class _DeterminedAsDetLightning(importlib.abc.MetaPathFinder, importlib.abc.Load
         top, _, rest = fullname.partition(".")
         if top != "det_lightning":
             return None
-        theirs = "determined." + rest if rest else "determined"
-        if importlib.util.find_spec(theirs) is None:
+        if importlib.util.find_spec(f"determined.{rest}".rstrip(".")) is None:
             raise ModuleNotFoundError(f"determined has nothing like {fullname}.", name=fullname)
         return importlib.util.spec_from_loader(fullname, self, is_package=True)
 
@@ -501,18 +462,13 @@ class _DeterminedAsDetLightning(importlib.abc.MetaPathFinder, importlib.abc.Load
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        for name, spec in self._specs.items():  # the import system has replaced it by the spec of the alias
+        for name, spec in self._specs.items():  # the import system replaced it by the spec of the alias
             if sys.modules.get(name) is module or spec.name == module.__name__:
                 module.__spec__ = spec
 
 
-def answer_det_lightning() -> None:
-    """Make ``import det_lightning`` give determined in this process, for trials that were ported already."""
-    sys.meta_path.insert(0, _DeterminedAsDetLightning())
-
-
 def load_trial(spec: str, directory: str) -> Any:
-    """Import the trial's class from its module in ``directory``."""
+    """Import the trial's class from a module in ``directory``."""
     module_name, _, class_name = spec.rpartition(":")
     if not module_name:
         raise CannotRecord(f"Give the trial as module:Class, such as model_def:MyTrial; got {spec!r}.")
@@ -534,13 +490,19 @@ def load_trial(spec: str, directory: str) -> Any:
     if inspect.isclass(found):
         return found
     base = importlib.import_module("determined.pytorch").PyTorchTrial
-    trials = [n for n, item in vars(module).items() if inspect.isclass(item) and issubclass(item, base)]
-    others = ", ".join(name for name in trials if vars(module)[name] is not base) or "none"
-    raise CannotRecord(f"Module {module_name} has no class {class_name}; the trials in it: {others}.")
+    classes = {name: item for name, item in vars(module).items() if inspect.isclass(item) and item is not base}
+    trials = ", ".join(name for name, item in classes.items() if issubclass(item, base)) or "none"
+    raise CannotRecord(f"Module {module_name} has no class {class_name}; the trials in it: {trials}.")
+
+
+def needs_hparams(trial_class: Any) -> bool:
+    """Return whether the constructor requires an argument ``hparams``, which scripts for ``init()`` pass."""
+    parameter = inspect.signature(trial_class.__init__).parameters.get("hparams")
+    return parameter is not None and parameter.default is parameter.empty
 
 
 def hparams_of(config: dict[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters: those of the configuration that are constant, overridden by those that are given."""
+    """Return the constant hyperparameters of the configuration, overridden by those in ``given``."""
     missing: list[str] = []
 
     def constant(defined: dict[str, Any], given: dict[str, Any], prefix: str) -> dict[str, Any]:
@@ -573,10 +535,9 @@ def _read(path: str) -> Any:
 
 
 def settings_from(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of the run that the command line asks for."""
+    """Return the settings of the run, from the options of the command line."""
     if arguments.settings:
-        settings: dict[str, Any] = _read(arguments.settings)
-        return settings
+        return dict(_read(arguments.settings))
     config = _read(arguments.config) if arguments.config else None
     aggregation = ((config or {}).get("optimizations") or {}).get("aggregation_frequency", 1)
     return {
@@ -591,8 +552,7 @@ def settings_from(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="recorder.py", description="Record a training of a trial on determined.")
     made.add_argument("trial", help="module:Class, or path/to/file.py:Class")
     made.add_argument("--config", help="experiment configuration, YAML or JSON")
@@ -610,14 +570,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def record_to_file(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Do what the command line asks for, and return the record that was written."""
+    """Record as the command line says, and return the record that was written."""
     if importlib.util.find_spec("determined") is None:
         raise CannotRecord(f"determined is not installed for {sys.executable}; run the recorder where it is.")
     settings = settings_from(arguments)
-    answer_det_lightning()
+    sys.meta_path.insert(0, _DeterminedAsDetLightning())
     trial_class = load_trial(arguments.trial, arguments.directory)
-    asked = inspect.signature(trial_class.__init__).parameters.get("hparams")
-    if asked is not None and asked.default is asked.empty:  # as scripts for Determined's init() do
+    if needs_hparams(trial_class):
         settings["arguments"].setdefault("hparams", settings["hparams"])
     log = TrainingLog()
     with tempfile.TemporaryDirectory() as storage:
@@ -628,10 +587,10 @@ def record_to_file(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def training_of(trial_class: Any, settings: dict[str, Any], log: TrainingLog) -> Callable[[], None]:
-    """Return what trains on the Determined that is installed."""
+    """Return the function that trains on the installed release of Determined."""
     api = importlib.import_module("determined.pytorch")
     trial_class = recorded(trial_class, api, log)
-    # A record has no use for the copy of the working directory, which may be large.
+    # A record does not need the copy of the working directory, which may be large.
     util: Any = importlib.import_module("determined.util")
     util.write_user_code = lambda *args, **kwargs: None
     if hasattr(api, "Trainer"):
@@ -644,8 +603,8 @@ def training_of(trial_class: Any, settings: dict[str, Any], log: TrainingLog) ->
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Record what the command line asks for, and return the exit status."""
-    arguments = parser().parse_args(argv)
+    """Record as the command line says, and return the exit status."""
+    arguments = _parser().parse_args(argv)
     try:
         record = record_to_file(arguments)
     except (CannotRecord, OSError, ValueError) as error:
@@ -657,18 +616,15 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-# --- In pytest ------------------------------------------------------------------------------------------------------
-
-
 def pytest_addoption(parser: Any) -> None:
-    """Take those options of det_lightning's pytest plugin that make a record."""
+    """Add those options of det_lightning's pytest plugin that make a record."""
     group = parser.getgroup("recorder", "record a training of a Determined trial")
     for name in ("", "-config", "-hparams", "-kwargs", "-batches", "-record"):
         group.addoption(f"--trial{name}", help=f"as in recorder.py: {name[1:] or 'trial'}")
 
 
 def pytest_cmdline_main(config: Any) -> int | None:
-    """Record instead of running tests, where the command line asks for it."""
+    """Record instead of running tests if there is a ``--trial-record``."""
     if config.getoption("trial_record") is None:
         return None
     arguments = [config.getoption("trial") or "", "--output", config.getoption("trial_record")]
@@ -679,7 +635,7 @@ def pytest_cmdline_main(config: Any) -> int | None:
 
 
 if __name__ == "__main__":
-    # The directory of this file would hide modules of the trial that are named like those beside it.
+    # Modules beside this file would hide modules of the trial that have the same names.
     with contextlib.suppress(ValueError):  # PYTHONSAFEPATH leaves it out
         sys.path.remove(str(pathlib.Path(__file__).resolve().parent))
     sys.exit(main())

@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,41 +22,36 @@ if TYPE_CHECKING:
     from det_lightning.testing.training.runs import TrialRuns
 
 _OUTCOMES = {"passed": "passed", "failed": "failed", "error": "error", "skipped": "not checked"}
-_ENVIRONMENT = ("Python", "torch", "numpy", "Device", "Processor", "Threads", "Platform")
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckResult:
-    """One line of the checklist.
+    """One line of the checklist."""
 
-    Raises:
-        ValueError: ``outcome`` is another one.
-    """
-
-    name: str  # what was checked, such as "is deterministic under a seed"
+    name: str  # such as "is deterministic under a seed"
     outcome: str  # "passed", "failed", "error" or "skipped"
-    duration_s: float = 0.0  # how long it took, in seconds
+    duration_s: float = 0.0
     message: str = ""  # why it failed or was skipped; may have several lines
 
     def __post_init__(self) -> None:
         if self.outcome not in _OUTCOMES:
-            raise ValueError(f"The outcome of a check is one of {', '.join(_OUTCOMES)}; got {self.outcome!r}.")
+            raise ValueError(f"The outcome of a check must be one of {', '.join(_OUTCOMES)}; got {self.outcome!r}.")
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportData:
-    """All that a report shows."""
+    """The content of a report."""
 
-    trial: str  # the trial, as "module:Class"
-    checks: Sequence[CheckResult]  # the checklist, in order
-    reference: TrainingRecord | None = None  # the record of the real determined, if there is one
-    ours: TrainingRecord | None = None  # the record of det_lightning, if there is one
-    difference: Difference | None = None  # the first difference of the two, if any
-    command: str = ""  # the command line that made it, shown for who wants to make it again
+    trial: str  # "module:Class"
+    checks: Sequence[CheckResult]
+    reference: TrainingRecord | None = None  # the record of the real determined
+    ours: TrainingRecord | None = None  # the record of det_lightning
+    difference: Difference | None = None  # the first one between the two
+    command: str = ""  # the command line that made the report
 
     @property
     def records(self) -> dict[str, TrainingRecord]:
-        """The records that there are, by side."""
+        """The existing records, by side."""
         sides = {"reference": self.reference, "ours": self.ours}
         return {side: record for side, record in sides.items() if record is not None}
 
@@ -81,12 +76,7 @@ def write_trial_report(path: Path, runs: TrialRuns, checks: Sequence[CheckResult
 
 
 def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
-    """Write the report to ``path``, replacing what is there. Needs jinja2 (``pip install 'det-lightning[testing]'``).
-
-    Raises:
-        ImportError: jinja2 is not installed.
-        OSError: the file cannot be written.
-    """
+    """Write the report, replacing an existing file; raises OSError, and ImportError where jinja2 is not installed."""
     try:
         import jinja2
     except ImportError as error:
@@ -96,67 +86,36 @@ def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
     )
     environment.filters["number"] = _shown_value
     source = resources.files("det_lightning.testing").joinpath("report.html.jinja").read_text(encoding="utf-8")
+    environments = {side: record.environment for side, record in data.records.items()}
+    settings = next((record.settings for record in data.records.values()), None)
     page = environment.from_string(source).render(
         data=data,
         counts=Counter(check.outcome for check in data.checks),
         outcomes=_OUTCOMES,
-        verdict=_verdict(data.checks),
         duration_s=sum(check.duration_s for check in data.checks),
-        charts=_charts(data),
-        names={side: _name_of(record) for side, record in data.records.items()},
-        environment=_environment_rows(list(data.records.values())),
-        settings=next(
-            (
-                dataclasses.replace(record.settings, hparams=mask(record.settings.hparams))
-                for record in data.records.values()
-            ),
-            None,
-        ),
+        charts=list(_charts(data)),
+        names={side: f"{known['side']} {known[known['side']]}" for side, known in environments.items()},
+        environments=environments,
+        settings=settings,
+        hparams={} if settings is None else mask(settings.hparams),
         made_at=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
     )
     Path(path).write_text(page, encoding="utf-8")
 
 
-def _verdict(checks: Sequence[CheckResult]) -> tuple[str, str]:
-    """Return the outcome of all checks together, and a sentence on it."""
-    counts = Counter(check.outcome for check in checks)
-    failed = counts["failed"] + counts["error"]
-    if failed:
-        return "failed", f"{failed} of {len(checks)} checks failed"
-    if not counts["passed"]:
-        return "skipped", "Nothing was checked"
-    passed = f"{counts['passed']} check{'' if counts['passed'] == 1 else 's'} passed"
-    if counts["skipped"]:
-        return "passed", f"{passed}, {counts['skipped']} not checked"
-    return "passed", f"All {passed}" if len(checks) > 1 else passed
-
-
-def _name_of(record: TrainingRecord) -> str:
-    side = str(record.environment.get("side", ""))
-    return f"{side} {record.environment.get(side, '')}".strip()
-
-
-def _environment_rows(records: list[TrainingRecord]) -> list[tuple[str, list[str], bool]]:
-    """Return the rows of the environment: what, the values of all sides, and whether they differ."""
-    rows = []
-    for title in _ENVIRONMENT:
-        values = [str(record.environment.get(title.lower(), "unknown")) for record in records]
-        rows.append((title, values, len(set(values)) > 1))
-    return rows
-
-
-def _charts(data: ReportData) -> list[Chart]:
-    training = {side: record.training_metrics() for side, record in data.records.items()}
-    validation = {side: record.validation_metrics() for side, record in data.records.items()}
+def _charts(data: ReportData) -> Iterator[Chart]:
     found = data.difference
-    charts = []
-    for kind, across, sides in (("metric", "batch", training), ("validation metric", "batches trained", validation)):
+    for event, kind, across in (
+        ("batch_end", "metric", "batch"),
+        ("validation", "validation metric", "batches trained"),
+    ):
+        sides = {side: record.curves(event) for side, record in data.records.items()}
         for name in dict.fromkeys(name for metrics in sides.values() for name in metrics):
             points = {side: metrics.get(name, []) for side, metrics in sides.items()}
-            # A chart of training shows where anything differs first, one of validations only what differs in it.
+            # The first difference of all is marked in every metric of the training, and in a validation metric if it
+            # is about that one.
             marked = found is not None and (kind == "metric" or (found.kind, found.name) == (kind, name))
-            charts.append(make_chart(name, across, points, found.batch if found is not None and marked else None))
-    return charts
+            yield make_chart(name, across, points, found.batch if found is not None and marked else None)
 
 
 def _shown_value(value: Any) -> str:

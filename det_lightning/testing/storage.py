@@ -1,4 +1,4 @@
-"""A storage of checkpoints for tests, in the memory of the process."""
+"""A checkpoint storage for tests, in the memory of the process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from det_lightning.checkpoint import CheckpointStorage
 
 
 class InMemoryStorage(CheckpointStorage):
-    """Keeps checkpoints in memory; pass it as ``checkpoint_storage=``, or to ``DeterminedCheckpoint``.
+    """Stores checkpoints in memory; pass it as ``checkpoint_storage=``, or to ``DeterminedCheckpoint``.
 
-    Each one is empty at first and apart from all others. What it holds is freed by :meth:`clear`, which the end of a
-    ``with`` block calls too.
+    Each instance starts empty and shares nothing with others. Its memory is freed by :meth:`clear`, and at the end of a
+    ``with`` block.
 
     >>> from det_lightning.testing import InMemoryStorage
     >>> with InMemoryStorage() as storage:
@@ -27,17 +27,15 @@ class InMemoryStorage(CheckpointStorage):
         super().__init__(self._url)
 
     def clear(self) -> None:
-        """Forget all checkpoints."""
+        """Remove all checkpoints."""
         file_system, path = fsspec.core.url_to_fs(self._url)
         if file_system.exists(path):
             file_system.rm(path, recursive=True)
 
     def __enter__(self) -> InMemoryStorage:
-        """Return the storage."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Forget all checkpoints."""
         self.clear()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from det_lightning import pytorch
-from det_lightning.testing.records.record import RunSettings
+from det_lightning.testing.records.record import RunSettings, TrainingRecord
+from det_lightning.testing.training.reference import record_ours
 
 SETTINGS = RunSettings(hparams={"lr": 0.05, "global_batch_size": 4}, batches=6, validation_period=3, reporting_period=2)
 
@@ -61,3 +63,9 @@ class Regression(pytorch.PyTorchTrial):
 
     def evaluate_batch(self, batch: Any) -> Any:
         return {"validation_loss": self.loss(batch)}
+
+
+@functools.cache
+def recorded() -> TrainingRecord:
+    """Return a record of the trial; tests change only copies of it."""
+    return record_ours(Regression, SETTINGS)

@@ -1,4 +1,4 @@
-"""What a team's own tests of its trials can use."""
+"""The functions and the storage for your own tests of trials."""
 
 from __future__ import annotations
 
@@ -113,12 +113,12 @@ class Lazy(SmallTrial):
         return super().loss(batch) + 0 * self.lazy(torch.ones(1, 3)).sum()
 
 
-def test_lazy_layers_are_no_obstacle(trial_run: TrialRun) -> None:
+def test_a_trial_with_lazy_layers_can_be_run(trial_run: TrialRun) -> None:
     run = trial_run(Lazy, batches=2)
     assert run.weights["lazy.weight"].shape == (1, 3)
 
 
-def test_what_the_trial_raises_is_raised(trial_run: TrialRun) -> None:
+def test_an_error_of_the_trial_is_raised(trial_run: TrialRun) -> None:
     with pytest.raises(ValueError, match="no hyperparameter 'scale'"):
         trial_run(Sized, hparams={}, arguments={"width": 5}, batches=1)
 
@@ -129,7 +129,7 @@ def test_two_trainings_with_one_seed_are_the_same() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_two_trainings_with_other_seeds_differ_and_say_where() -> None:
+def test_trainings_with_other_seeds_differ_and_the_message_says_where() -> None:
     runs = [run_trial(SmallTrial, batches=4, seed=seed) for seed in (5, 6)]
     with pytest.raises(
         AssertionError, match=r"first difference is the data batch\[0\].* at batch 0: .* in the first, .* in the second"
@@ -141,7 +141,7 @@ def test_a_trial_that_keeps_all_its_state_resumes() -> None:
     assert_resumes(SmallTrial)
 
 
-def test_a_trial_that_does_not_is_told_what_it_loses() -> None:
+def test_a_trial_that_loses_state_fails_with_what_it_loses() -> None:
     with pytest.raises(AssertionError, match=r"(?s)metric loss at batch 2: .*not in the checkpoint: trial .*: seen"):
         assert_resumes(Forgetful)
 
@@ -151,7 +151,7 @@ def test_too_few_batches_to_resume_are_refused() -> None:
         assert_resumes(SmallTrial, batches=5)
 
 
-def test_checkpoints_in_memory() -> None:
+def test_a_storage_in_memory_holds_the_checkpoints_until_it_is_closed() -> None:
     with InMemoryStorage() as checkpoints, pytorch.init(enable_tensorboard_logging=False) as context:
         trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
         trainer.fit(max_length=pytorch.Batch(3), checkpoint_storage=checkpoints)
@@ -162,7 +162,7 @@ def test_checkpoints_in_memory() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_of_the_storage_runs() -> None:
+def test_the_example_in_the_docstring_of_the_storage_runs() -> None:
     results = doctest.testmod(storage)
     assert (results.attempted, results.failed) == (2, 0)
 

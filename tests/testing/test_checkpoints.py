@@ -1,4 +1,4 @@
-"""``--trial-checkpoint``: an old checkpoint loads, and validates to the metrics that it tells of."""
+"""``--trial-checkpoint``: an old checkpoint loads, and a validation gives the metrics recorded with it."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_a_checkpoint_of_the_trial_loads_and_validates_as_it_did(folder: Path, o
     checks.reproduces_metrics(found)
 
 
-def test_other_metrics_are_named_with_how_far_they_are_apart(folder: Path, old: Path, tmp_path: Path) -> None:
+def test_other_metrics_fail_with_their_distance(folder: Path, old: Path, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(CORRECT.replace('"validation_loss": self', '"validation_loss": 2 * self'))
     with pytest.raises(CheckFailed, match=r"'validation_loss' was .* when the checkpoint was written, and is .* apart"):
         checks.reproduces_metrics(runs(tmp_path, old))
     checks.reproduces_metrics(runs(tmp_path, old, tolerance=0.6))
 
 
-def test_a_model_that_was_changed_since_is_named(old: Path, tmp_path: Path) -> None:
+def test_a_model_that_has_changed_since_fails_with_the_wrong_keys(old: Path, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(
         CORRECT.replace("torch.nn.Linear(4, 1)", "torch.nn.Linear(4, 1, bias=False)")
     )
@@ -68,9 +68,7 @@ def test_a_model_that_was_changed_since_is_named(old: Path, tmp_path: Path) -> N
         checks.loads(runs(tmp_path, old))
 
 
-def test_a_checkpoint_that_tells_no_metrics_is_compared_with_given_ones(
-    folder: Path, old: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_without_metrics_is_compared_with_given_ones(folder: Path, old: Path, tmp_path: Path) -> None:
     silent = tmp_path / old.name
     shutil.copytree(old, silent)
     metadata = json.loads((silent / "metadata.json").read_text())
@@ -82,7 +80,7 @@ def test_a_checkpoint_that_tells_no_metrics_is_compared_with_given_ones(
     checks.reproduces_metrics(runs(folder, silent, metrics={"validation_loss": metric}))
 
 
-def test_a_checkpoint_that_is_not_there_is_named(folder: Path) -> None:
+def test_a_missing_checkpoint_is_named(folder: Path) -> None:
     with pytest.raises(CheckFailed, match=r"--trial-checkpoint .*gone cannot be read"):
         checks.loads(runs(folder, folder / "gone"))
 

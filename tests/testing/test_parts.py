@@ -1,4 +1,4 @@
-"""The parts of the plugin that need no training: options, boundaries, and what is read in the source."""
+"""The parts of the plugin that need no training: options, boundaries, and the scan of the source."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from det_lightning.testing.configuration import hparams_of, read_config
+from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.testing.observation.source_scan import devices_in, hparams_in, process_groups_in
+from det_lightning.testing.options import read_config
 from det_lightning.testing.outcomes import BadTrial
 from det_lightning.testing.records.record import RunSettings
-from det_lightning.testing.training.plans import Boundaries, RunPlan
+from det_lightning.testing.training.execution import RunPlan
+from det_lightning.testing.training.runs import Boundaries
 from det_lightning.testing.training.trial_source import ImportedTrial
 
 
@@ -35,20 +37,20 @@ from det_lightning.testing.training.trial_source import ImportedTrial
     ],
 )
 def test_a_hyperparameter_has_one_value(entry: Any, value: Any) -> None:
-    assert hparams_of({"hyperparameters": {"x": entry}}) == {"x": value}
+    assert chosen_hparams({"hyperparameters": {"x": entry}}) == {"x": value}
 
 
-def test_all_hyperparameters_that_can_not_be_read_are_named() -> None:
+def test_all_invalid_hyperparameters_are_named() -> None:
     entries = {
         "a": {"type": "int", "minval": 1},
         "b": {"c": {"type": "nothing"}},
         "d": {"type": "categorical", "vals": []},
     }
-    with pytest.raises(BadTrial, match=r"a lacks 'maxval'; b.c has the unknown type 'nothing' .*; d can ?not be read"):
-        hparams_of({"hyperparameters": entries})
+    with pytest.raises(ValueError, match=r"a lacks 'maxval'; b.c has the unknown type 'nothing' .*; d cannot be read"):
+        chosen_hparams({"hyperparameters": entries})
 
 
-def test_a_configuration_has_what_the_master_fills_in(tmp_path: Path) -> None:
+def test_a_configuration_has_the_defaults_of_the_master(tmp_path: Path) -> None:
     (tmp_path / "const.yaml").write_text("searcher: {metric: loss}\noptimizations: {aggregation_frequency: 4}\ndata:\n")
     config = read_config(tmp_path / "const.yaml")
     assert config["searcher"] == {"name": "single", "smaller_is_better": True, "metric": "loss"}
@@ -58,13 +60,13 @@ def test_a_configuration_has_what_the_master_fills_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [("5e-5", 5e-5), ("-1E3", -1e3), ("'5e-5'", "5e-5"), ("0x1e4", 484)])
-def test_a_number_needs_no_point_before_its_exponent(text: str, value: Any, tmp_path: Path) -> None:
+def test_a_number_needs_no_decimal_point_before_its_exponent(text: str, value: Any, tmp_path: Path) -> None:
     (tmp_path / "const.yaml").write_text(f"hyperparameters: {{lr: {text}}}")
     assert read_config(tmp_path / "const.yaml")["hyperparameters"] == {"lr": value}
 
 
 @pytest.mark.parametrize("content", ["- a\n- b\n", "a: [", "only text"])
-def test_a_configuration_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_a_configuration_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "const.yaml").write_text(content)
     with pytest.raises(BadTrial, match=r"--trial-config .*const.yaml"):
         read_config(tmp_path / "const.yaml")
@@ -134,7 +136,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "model_def.py"
 
 
-def test_fixed_devices_are_found_but_no_choices_by_what_is_there(source: Path) -> None:
+def test_hard_coded_devices_are_found_but_choices_by_availability_are_not(source: Path) -> None:
     found = [finding.code for finding in devices_in([source], source.parent)]
     assert found == [
         "torch.ones(1, device='cuda:1')",
@@ -145,7 +147,7 @@ def test_fixed_devices_are_found_but_no_choices_by_what_is_there(source: Path) -
     ]
 
 
-def test_process_groups_are_found_but_neither_the_contexts_nor_those_of_a_script(source: Path) -> None:
+def test_process_groups_are_found_except_those_of_the_context_and_of_scripts(source: Path) -> None:
     found = [str(finding) for finding in process_groups_in([source], source.parent)]
     assert found == [
         "model_def.py:27: dist.all_reduce(ones)",
@@ -157,7 +159,7 @@ def test_hyperparameters_are_found_with_their_lines(source: Path) -> None:
     assert hparams_in([source], source.parent) == {"width": "model_def.py:21", "global_batch_size": "model_def.py:22"}
 
 
-def test_each_import_begins_anew_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_each_import_starts_fresh_and_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "counted.py").write_text("values = []\n")
     (tmp_path / "model_def.py").write_text(
         "import os, counted\nfrom determined import pytorch\ncounted.values.append(1)\nos.environ['LEFT'] = 'behind'\n"
@@ -171,7 +173,7 @@ def test_each_import_begins_anew_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert trial.modules() == []
 
 
-def test_a_module_that_can_be_imported_once_only_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_can_be_imported_only_once_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "registered_times", 0, raising=False)
     (tmp_path / "model_def.py").write_text(
         "import sys\nfrom determined import pytorch\nif sys.registered_times:\n"

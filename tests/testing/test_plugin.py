@@ -1,4 +1,4 @@
-"""``pytest --trial``: what is collected, what is printed, and how bad input is answered."""
+"""``pytest --trial``: what is collected, what is printed, and how invalid input is reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(pytester: pytest.Pytester, *arguments: str, source: str = CORRECT) -> py
     return pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
 
 
-def test_its_word_is_check_in_code_documentation_and_output(pytester: pytest.Pytester) -> None:
+def test_code_documentation_and_output_speak_of_checks(pytester: pytest.Pytester) -> None:
     package = Path(det_lightning.testing.report.__file__).parent
     files = [*package.rglob("*.py"), *package.glob("*.jinja"), package.parents[1] / "docs" / "testing.md"]
     assert [file.name for file in files if "promise" in file.read_text().lower()] == []
@@ -77,7 +77,7 @@ def test_one_test_for_each_check_without_a_test_file(pytester: pytest.Pytester) 
     )
 
 
-def test_the_report_reads_as_a_checklist(pytester: pytest.Pytester) -> None:
+def test_the_end_of_the_output_is_a_checklist(pytester: pytest.Pytester) -> None:
     result = run(
         pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "not real and not processes"
     )
@@ -91,7 +91,7 @@ def test_checks_and_tests_run_together(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=2)
 
 
-def test_a_failed_check_says_what_is_wrong_and_nothing_else(pytester: pytest.Pytester) -> None:
+def test_a_failed_check_prints_what_is_wrong_without_a_traceback(pytester: pytest.Pytester) -> None:
     source = CORRECT.replace('return {"loss": loss}', 'return {"loss": loss * np.random.default_rng().random()}')
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", QUICK, source=source)
     result.assert_outcomes(passed=1, failed=1)
@@ -106,7 +106,7 @@ def test_a_failed_check_says_what_is_wrong_and_nothing_else(pytester: pytest.Pyt
     assert "check.run" not in result.stdout.str()
 
 
-def test_last_failed_markers_and_junit(pytester: pytest.Pytester) -> None:
+def test_last_failed_markers_and_junit_work_with_checks(pytester: pytest.Pytester) -> None:
     source = CORRECT.replace("self.context.step_optimizer(self.sgd)", "self.sgd.step()")
     pytester.makepyfile(model_def=source)
     trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS)
@@ -119,7 +119,7 @@ def test_last_failed_markers_and_junit(pytester: pytest.Pytester) -> None:
     assert {case.get("classname") for case in cases} == {"model_def:MyTrial"}
 
 
-def test_a_worker_of_xdist_checks_the_checks(pytester: pytest.Pytester) -> None:
+def test_the_checks_run_in_workers_of_xdist(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     pytester.makepyfile(model_def=CORRECT)
     trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "device or groups or process-group")
@@ -132,13 +132,13 @@ def test_a_worker_of_xdist_checks_the_checks(pytester: pytest.Pytester) -> None:
     "entrypoint",
     ["model_def:MyTrial", "python3 -m determined.exec.harness model_def:MyTrial", "[x, --trial, 'model_def:MyTrial']"],
 )
-def test_a_configuration_gives_trial_and_hyperparameters(pytester: pytest.Pytester, entrypoint: str) -> None:
+def test_a_configuration_supplies_trial_and_hyperparameters(pytester: pytest.Pytester, entrypoint: str) -> None:
     pytester.makefile(".yaml", const=CONFIG.replace("entrypoint: model_def:MyTrial", f"entrypoint: {entrypoint}"))
     result = run(pytester, "--trial-config", "const.yaml", "-k", QUICK)
     result.assert_outcomes(passed=2)
 
 
-def test_a_reference_gives_hyperparameters_too(pytester: pytest.Pytester) -> None:
+def test_a_reference_supplies_hyperparameters_too(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(model_def=CORRECT)
     runs = TrialRuns(TrialOptions("model_def:MyTrial", pytester.path, json.loads(HPARAMS)))
     write_record(runs.own_record(), pytester.path / "ref.json")
@@ -146,11 +146,11 @@ def test_a_reference_gives_hyperparameters_too(pytester: pytest.Pytester) -> Non
     result.assert_outcomes(passed=2)
 
 
-def test_a_searcher_metric_that_is_not_there_is_named(pytester: pytest.Pytester) -> None:
+def test_a_missing_searcher_metric_is_named(pytester: pytest.Pytester) -> None:
     pytester.makefile(".yaml", const=CONFIG.replace("validation_loss", "accuracy"))
     result = run(pytester, "--trial-config", "const.yaml", "-k", "validates")
     result.stdout.fnmatch_lines(
-        ["searcher.metric of the configuration is 'accuracy', and the validation returns validation_loss."]
+        ["searcher.metric of the configuration is 'accuracy', but the validation returns validation_loss."]
     )
 
 
@@ -163,15 +163,13 @@ def test_a_searcher_metric_that_is_not_there_is_named(pytester: pytest.Pytester)
         (["--trial", "m:T", "--trial-config", "no.yaml"], ["*no.yaml cannot be read: No such file*"]),
     ],
 )
-def test_options_that_can_not_be_read_are_usage_errors(
-    pytester: pytest.Pytester, arguments: list[str], lines: list[str]
-) -> None:
+def test_invalid_options_are_usage_errors(pytester: pytest.Pytester, arguments: list[str], lines: list[str]) -> None:
     result = run(pytester, *arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(lines)
 
 
-def test_a_module_that_does_not_import_shows_its_own_frames(pytester: pytest.Pytester) -> None:
+def test_a_module_that_cannot_be_imported_shows_its_own_frames(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(layers="def make():\n    return 1 / 0\n")
     result = run(pytester, "--trial", "model_def:MyTrial", source="import layers\n\nSIZE = layers.make()\n")
     result.stdout.fnmatch_lines(
@@ -186,12 +184,12 @@ def test_a_module_that_does_not_import_shows_its_own_frames(pytester: pytest.Pyt
     assert result.ret == pytest.ExitCode.INTERRUPTED
 
 
-def test_a_module_that_is_not_there_tells_which_are(pytester: pytest.Pytester) -> None:
+def test_a_missing_module_is_reported_with_those_that_exist(pytester: pytest.Pytester) -> None:
     result = run(pytester, "--trial", "modeldef:MyTrial")
     result.stdout.fnmatch_lines(["There is no module 'modeldef' in *. The modules there are model_def."])
 
 
-def test_a_class_that_is_not_there_tells_which_trials_are(pytester: pytest.Pytester) -> None:
+def test_a_missing_class_is_reported_with_the_trials_that_exist(pytester: pytest.Pytester) -> None:
     result = run(pytester, "--trial", "model_def:MyTrail")
     result.stdout.fnmatch_lines(
         ["model_def has no class MyTrail. The trials in it are: MyTrial. Did you mean MyTrial?"]
@@ -206,7 +204,7 @@ def test_all_missing_hyperparameters_are_named_at_once(pytester: pytest.Pytester
     )
     result.stdout.fnmatch_lines(
         [
-            "*asks for hyperparameters that it was not given (given: width):",
+            "*needs hyperparameters that were not passed (passed: width):",
             "  - dropout (model_def.py:*)",
             "  - lr (model_def.py:*)",
             "  - head",
@@ -216,7 +214,7 @@ def test_all_missing_hyperparameters_are_named_at_once(pytester: pytest.Pytester
     )
 
 
-def test_a_trial_with_arguments_says_how_to_pass_them(pytester: pytest.Pytester) -> None:
+def test_missing_arguments_are_reported_with_the_option_that_passes_them(pytester: pytest.Pytester) -> None:
     source = CORRECT.replace("def __init__(self, context):", "def __init__(self, context, width, depth=2):")
     trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", TRAINS)
     result = run(pytester, *trial, source=source)

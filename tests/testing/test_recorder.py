@@ -1,4 +1,4 @@
-"""The recorder: what it writes down, and that it can be copied into an old environment."""
+"""The recorder: what it records, and that it can be copied into an old environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.testing.recorded_trials import SETTINGS, Regression
 SOURCE = Path(recorder.__file__)
 
 
-def test_it_is_one_file_for_python_3_8() -> None:
+def test_the_recorder_is_one_file_for_python_3_8() -> None:
     tree = ast.parse(SOURCE.read_text(), feature_version=(3, 8))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -46,12 +46,12 @@ def test_the_events_of_a_training_come_in_order() -> None:
         ("batch_start", 0),
     ]
     assert order[-1] == ("end", 6)
-    assert [place for event, place in order if event == "batch_end"] == list(range(6))
-    assert [place for event, place in order if event == "validation"] == [3, 6]
-    assert sum(place == "on_training_workload_end" for _, place in order) == 4  # after batches 2, 3, 4 and 6
+    assert [position for event, position in order if event == "batch_end"] == list(range(6))
+    assert [position for event, position in order if event == "validation"] == [3, 6]
+    assert sum(position == "on_training_workload_end" for _, position in order) == 4  # after batches 2, 3, 4 and 6
 
 
-def test_a_batch_is_recorded_with_all_that_it_depends_on_and_changes() -> None:
+def test_a_batch_is_recorded_with_its_inputs_and_its_effects() -> None:
     record = record_ours(Regression, SETTINGS)
     (start, *_), (end, *_) = record.named("batch_start"), record.named("batch_end")
     assert start["learning_rates"] == [[0.05]]
@@ -143,7 +143,7 @@ def test_one_bit_of_an_array_changes_its_digest(element: int, bit: int) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_a_batch_holds_is_described_as_json(value: Any) -> None:
+def test_any_value_in_a_batch_is_described_as_json(value: Any) -> None:
     described = recorder.describe(value)
     assert json.loads(json.dumps(described)) == described
 
@@ -153,12 +153,12 @@ def test_a_mapping_is_described_by_what_it_holds() -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), [(b"a", b"b"), ({1, 2}, {1, 3}), (1j, 2j)])
-def test_plain_objects_are_told_apart_by_a_digest(one: object, other: object) -> None:
+def test_plain_objects_differ_by_their_digest(one: object, other: object) -> None:
     assert recorder.describe(one) != recorder.describe(other)
     assert recorder.describe(one)["class"] == type(one).__name__
 
 
-def test_hyperparameters_are_the_constants_of_the_configuration_and_those_given() -> None:
+def test_hyperparameters_are_the_constants_of_the_configuration_with_overrides() -> None:
     defined = {
         "lr": {"type": "const", "val": 0.1},
         "batch": 8,
@@ -175,7 +175,7 @@ def test_ranges_without_a_value_are_all_named() -> None:
         recorder.hparams_of({"hyperparameters": ranges}, {})
 
 
-def test_without_determined_it_says_where_it_should_run(tmp_path: Path) -> None:
+def test_without_determined_the_error_says_where_to_run(tmp_path: Path) -> None:
     code = f"import runpy, sys; sys.modules['determined'] = None; runpy.run_path({str(SOURCE)!r}, run_name='__main__')"
     command = [sys.executable, "-c", code, "model_def:MyTrial", "--output", "ref.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The conversion report: what stands in it, and that it needs nothing else."""
+"""The conversion report: its content, and that it is self-contained."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_page_needs_nothing_else(kind: str, tmp_path: Path) -> None:
     assert not re.search(r"\b(https?:)?//\w", page)
 
 
-def test_every_check_stands_there_with_outcome_duration_and_message(tmp_path: Path) -> None:
+def test_every_check_has_its_outcome_duration_and_message(tmp_path: Path) -> None:
     text = outline("different", tmp_path).text
     assert "1 of 4 checks failed" in text
     for line in (
@@ -81,20 +81,20 @@ def test_the_verdict_comes_first(outcomes: list[str], verdict: str, tmp_path: Pa
     assert text.startswith(f"{verdict} \N{EN DASH} t:T Conversion report {verdict} t:T")
 
 
-def test_the_first_difference_is_told_with_its_cause(tmp_path: Path) -> None:
+def test_the_first_difference_is_shown_with_its_cause(tmp_path: Path) -> None:
     text = outline("different", tmp_path).text
     assert "First difference Metric loss at batch 3" in text
     assert f"determined 1.2.3 {falling(20)[3] * 1.2!r} det_lightning 1.2.3 {falling(20)[3]!r}" in text
     assert "ULP" in text
     assert "Allowed 0.001 relative and 1e-05 absolute (torch 1.12.1 and 2.13.0)" in text
-    assert "Likely cause. The loss is computed or averaged otherwise" in text
+    assert "Likely cause. The loss is computed or averaged differently" in text
 
 
-def test_no_difference_is_said_too(tmp_path: Path) -> None:
+def test_equality_to_the_bit_is_stated(tmp_path: Path) -> None:
     assert "equal to the bit" in outline("equal", tmp_path).text
 
 
-def test_the_environments_stand_beside_each_other_with_what_differs_marked(tmp_path: Path) -> None:
+def test_the_environments_are_side_by_side_with_differences_marked(tmp_path: Path) -> None:
     text = outline("different", tmp_path).text
     assert "Python ≠ (differs) 3.8.18 3.11.7 torch ≠ (differs) 1.12.1 2.13.0 numpy 2.4.6 2.4.6" in text
     assert "Hyperparameters lr = 0.1" in text
@@ -114,7 +114,7 @@ def test_a_trial_without_reference_has_its_own_curves(tmp_path: Path) -> None:
     assert "determined 1.2.3" not in found.text
 
 
-def test_what_is_named_like_markup_stays_text(tmp_path: Path) -> None:
+def test_markup_in_names_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     write_report(tmp_path / "out.html", ReportData(evil, [CheckResult(evil, "failed", 0, evil)], command=evil))
     found = Outline((tmp_path / "out.html").read_text(encoding="utf-8"))
@@ -127,14 +127,14 @@ def test_an_unknown_outcome_is_refused() -> None:
         CheckResult("trains", "fine")
 
 
-def test_without_jinja2_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_jinja2_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ImportError, match=r"pip install 'det-lightning\[testing\]'"):
         write_report(tmp_path / "out.html", made_data("equal"))
     assert not list(tmp_path.iterdir())
 
 
-def test_the_parts_of_the_checklist_keep_their_order(tmp_path: Path) -> None:
+def test_the_checklist_keeps_the_order_of_the_checks(tmp_path: Path) -> None:
     text = outline("equal", tmp_path).text
     places = [text.index(check.name) for check in CHECKS]
     assert places == sorted(places)
@@ -168,9 +168,9 @@ def test_every_finite_value_lies_in_the_picture(values: list[float]) -> None:
     assert all(Chart.left <= x <= Chart.width and 0 <= y <= Chart.height for x, y in curve.points)
 
 
-def test_what_is_not_finite_leaves_a_gap() -> None:
+def test_numbers_that_are_not_finite_leave_a_gap() -> None:
     chart = make_chart("loss", "batch", {"ours": [(0, 1.0), (1, 2.0), (2, math.nan), (3, math.inf), (4, 1.0)]})
-    assert [line.count(",") for line in chart.curves[0].lines] == [2, 1]
+    assert [len(segment) for segment in chart.curves[0].segments] == [2, 1]
 
 
 def test_the_summary_is_the_largest_distance() -> None:

@@ -41,7 +41,7 @@ def browser() -> Iterator[Any]:
 
 
 class Visit:
-    """A page that is open, what it asked for, and what it complained of."""
+    """An open page with its requests and its messages."""
 
     def __init__(self, browser: Any, path: Path, **context: Any) -> None:
         self.page = browser.new_page(**context)
@@ -54,7 +54,7 @@ class Visit:
 
 
 @pytest.mark.parametrize("kind", ["equal", "different", "alone", "bare"])
-def test_it_asks_for_nothing_and_complains_of_nothing(browser: Any, kind: str, tmp_path: Path) -> None:
+def test_the_page_makes_no_request_and_logs_nothing(browser: Any, kind: str, tmp_path: Path) -> None:
     path = made_report(kind, tmp_path)
     visit = Visit(browser, path)
     assert visit.requests == [path.as_uri()]
@@ -64,7 +64,7 @@ def test_it_asks_for_nothing_and_complains_of_nothing(browser: Any, kind: str, t
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("kind", ["equal", "different"])
-def test_it_is_accessible_in_light_and_dark(browser: Any, kind: str, scheme: str, tmp_path: Path) -> None:
+def test_the_page_is_accessible_in_light_and_dark(browser: Any, kind: str, scheme: str, tmp_path: Path) -> None:
     """Contrast, names of pictures, headers of tables and the rest of axe's rules."""
     visit = Visit(browser, made_report(kind, tmp_path), viewport=LAPTOP, color_scheme=scheme)
     for summary in visit.page.locator("summary").all():
@@ -83,7 +83,7 @@ def test_nothing_is_wider_than_the_window(browser: Any, viewport: dict[str, int]
         assert box["x"] + box["width"] <= viewport["width"]
 
 
-def test_it_is_dark_where_the_system_is(browser: Any, tmp_path: Path) -> None:
+def test_the_page_follows_the_color_scheme_of_the_system(browser: Any, tmp_path: Path) -> None:
     def paper(scheme: str) -> list[int]:
         page = Visit(browser, made_report("equal", tmp_path), color_scheme=scheme).page
         colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -106,7 +106,7 @@ def test_the_curves_are_drawn_over_each_other_with_the_first_difference_marked(b
     assert accuracy.locator("line.first").count() == 0
 
 
-def test_the_numbers_open_by_keyboard(browser: Any, tmp_path: Path) -> None:
+def test_the_numbers_can_be_opened_with_the_keyboard(browser: Any, tmp_path: Path) -> None:
     page = Visit(browser, made_report("equal", tmp_path)).page
     table = page.get_by_role("table").filter(has_text="Batches trained")
     assert not table.is_visible()
@@ -115,7 +115,7 @@ def test_the_numbers_open_by_keyboard(browser: Any, tmp_path: Path) -> None:
     assert table.is_visible()
 
 
-def test_in_print_it_is_light_and_all_checks_are_there(browser: Any, tmp_path: Path) -> None:
+def test_the_printed_page_is_light_and_shows_all_checks(browser: Any, tmp_path: Path) -> None:
     page = Visit(browser, made_report("different", tmp_path), color_scheme="dark").page
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

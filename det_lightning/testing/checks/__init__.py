@@ -1,4 +1,4 @@
-"""The checks of a ported trial, and the functions that make them. Imports nothing that is slow."""
+"""The checks of a ported trial, and the functions that make them. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -11,18 +11,13 @@ from typing import Any
 class Check:
     """One line of the checklist."""
 
-    name: str  # what the trial does if it passes, to be read after the trial's name
-    function: str  # what checks it, as "module:function" below this package
-    keyword: str  # a marker of pytest by which it is chosen, -m trial_resume
-    option: str | None = None  # it is made only where this option was given
+    name: str  # reads as a sentence after the trial's name
+    function: str  # "module:function" below this package
+    keyword: str  # the pytest marker that selects it
+    option: str | None = None  # the option that it needs
 
     def run(self, runs: Any) -> None:
-        """Make the check.
-
-        Raises:
-            CheckFailed: the trial does not pass it.
-            NotChecked: it cannot be made here.
-        """
+        """Make the check; raises CheckFailed, NotChecked or BadTrial."""
         module, _, function = self.function.partition(":")
         getattr(importlib.import_module(f"{__name__}.{module}"), function)(runs)
 
@@ -44,7 +39,7 @@ CHECKS = (
     Check("trains under aggregation", "training:trains_under_aggregation", "trial_aggregation"),
     Check("trains equally under both APIs", "training:trains_equally", "trial_apis"),
     Check("two processes agree with one", "processes:two_agree_with_one", "trial_processes"),
-    Check("matches the real determined", "reference:matches", "trial_reference"),
+    Check("matches the real determined", "training:matches_reference", "trial_reference"),
     Check("loads an old checkpoint", "old_checkpoints:loads", "trial_checkpoint", "checkpoint"),
     Check(
         "reproduces the validation metrics of an old checkpoint",

@@ -1,4 +1,4 @@
-"""Is everything that training changes in the checkpoint, and does it come back?"""
+"""Does a checkpoint hold all the state that training changes, and is the state restored?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 from det_lightning.checkpoint import load_checkpoint
 from det_lightning.errors import UnsafeCheckpointError
-from det_lightning.testing.checks.lost_state import lost_state
+from det_lightning.testing.causes import usual_causes
+from det_lightning.testing.checks.training import listed
+from det_lightning.testing.observation.object_state import Holder, Leaf, ObjectState
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.recorder import describe
 from det_lightning.testing.records.comparison import value_differences
@@ -14,28 +16,26 @@ from det_lightning.testing.records.values import shown
 from det_lightning.testing.training.execution import Run
 from det_lightning.testing.training.runs import TrialRuns
 
+_WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "learning rate scheduler"}
+
 
 def is_complete(runs: TrialRuns) -> None:
-    """Nothing that the training changes, and looks at again, is missing after a resume."""
+    """No state that the training changes, and reads again, is missing after a resume."""
     straight = runs.require(runs.straight)
     again = runs.require(runs.again)
     batches, resumed = _resumed(runs, straight)
-    lost = lost_state(straight, again, resumed, batches)
-    if lost:
-        raise CheckFailed(
-            f"{runs.source.name} changes state that its checkpoints do not have:",
-            [item.finding for item in lost],
-            dict.fromkeys(item.cause for item in lost),
-        )
+    if lost := lost_state(straight, again, resumed, batches):
+        message = f"{runs.source.name} changes state that is not in its checkpoints:"
+        raise CheckFailed(message, lost, dict.fromkeys(lost.values()))
 
 
 def round_trips(runs: TrialRuns) -> None:
-    """What was saved is what is there after loading it, and it can be read without running code."""
+    """The state after loading a checkpoint is the one that was saved, and reading it executes no code."""
     straight = runs.require(runs.straight)
     batches, resumed = _resumed(runs, straight)
     _require_safe(straight.checkpoints[batches])
     content = load_checkpoint(straight.checkpoints[batches], trusted=True).state
-    # The random state goes on, and what callbacks add is theirs to look at when it is loaded.
+    # The random state advances, and callbacks check what they add themselves.
     loaded = {name: value for name, value in resumed.observer.loaded.items() if name != "rng_state"}
     saved = {name: describe(content[name]) for name in loaded if name in content}
     saved["callbacks"] = {name: value for name, value in saved["callbacks"].items() if name in loaded["callbacks"]}
@@ -43,7 +43,7 @@ def round_trips(runs: TrialRuns) -> None:
         apart = f", {difference.absolute:.3g} apart" if difference.absolute else ""
         raise CheckFailed(
             f"{difference.name} was saved after {batches} batches as {shown(difference.reference)}, and is "
-            f"{shown(difference.ours)} when the checkpoint is loaded{apart}.",
+            f"{shown(difference.ours)} after the checkpoint was loaded{apart}.",
             causes=[
                 "load_state_dict() of a callback or scheduler that does not restore all that its state_dict() returned",
                 "a callback that changes the checkpoint in on_checkpoint_save_start or on_checkpoint_load_start",
@@ -59,20 +59,75 @@ def _require_safe(checkpoint: Path) -> None:
             f"The checkpoint is refused when it is loaded: {str(e).replace(f'{checkpoint}/', '')}",
             causes=[
                 "the state_dict() of a learning rate scheduler or callback that returns all attributes, such as "
-                "hyperparameters in a class of the trial's own: keep plain values there, or resume with "
-                "fit(..., trusted=True)"
+                "hyperparameters in a class of the trial: keep plain values there, or resume with fit(..., "
+                "trusted=True)"
             ],
         ) from None
 
 
 def _resumed(runs: TrialRuns, straight: Run) -> tuple[int, Run]:
-    """Return after how many batches a checkpoint was written, and the run that goes on from it."""
+    """Return the number of batches of the checkpoint after a validation, and the run that resumed from it."""
     batches = runs.boundaries.after_validation
     if batches not in straight.checkpoints:
-        raise NotChecked(
-            f"the trial ended its run after {straight.record.batches} batches, before its first checkpoint"
-        )
+        raise NotChecked(f"the trial stopped after {straight.record.batches} batches, before its first checkpoint")
     resumed = runs.resumed(straight, batches)
     if not resumed.training_began:
         runs.require(resumed)
     return batches, resumed
+
+
+def lost_state(straight: Run, again: Run, resumed: Run, batches: int) -> dict[str, str]:
+    """Return a finding for each object that loses state after a resume, with the usual cause.
+
+    A value counts if training changed it, in the same way in both uninterrupted runs (what the clock changes is not
+    state of the training), if it differs after the resume, and if that matters: it is read before it is written again.
+    If only its outermost object is known to be read, the value must still differ at the end.
+
+    Args:
+        straight, again: two uninterrupted runs.
+        resumed: the run that resumed from the checkpoint after ``batches`` batches.
+    """
+    start = straight.observer.states["start"]
+    saved = straight.observer.states[batches]
+    elsewhere = again.observer.states.get(batches, {})
+    found: dict[Holder, list[str]] = {}
+    for path in dict.fromkeys([*start, *saved]):
+        leaf = saved.get(path)
+        is_lost = not _same(start.get(path), leaf) and not _same(leaf, resumed.observer.states["start"].get(path))
+        known = leaf or start[path]
+        if is_lost and _same(leaf, elsewhere.get(path)) and _matters(path, known, straight, resumed):
+            found.setdefault(known.holder, []).append(path)
+    return dict(_described(holder, paths) for holder, paths in found.items())
+
+
+def _same(one: Leaf | None, other: Leaf | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return repr(one.value) == repr(other.value)
+
+
+def _matters(path: str, leaf: Leaf, straight: Run, resumed: Run) -> bool:
+    access = resumed.observer.access
+    if access is not None and not access.is_read_first(*leaf.root):
+        return False
+    if leaf.direct and leaf.holder.kind in ("trial", "callback"):
+        return True
+    if resumed.failure is not None:
+        is_there = any(known.root == leaf.root for known in resumed.observer.states["start"].values())
+        return not is_there or leaf.holder.kind in ("model", "optimizer", "scheduler")
+    ends: list[ObjectState] = [run.observer.states.get("end", {}) for run in (straight, resumed)]
+    return not _same(ends[0].get(path), ends[1].get(path))
+
+
+def _described(holder: Holder, paths: list[str]) -> tuple[str, str]:
+    names = dict.fromkeys(_name_within(holder, path) for path in paths)
+    kind = "" if holder.kind in ("callback", "trial") else f"{_WORDS.get(holder.kind, holder.kind)} "
+    (cause,) = usual_causes("lost", "attribute of a wrapped model" if holder.wrapped else holder.kind)
+    return f"{kind}{holder.path} ({holder.type_name}): {listed(names)}", cause
+
+
+def _name_within(holder: Holder, path: str) -> str:
+    """Return the part of a path below its holder; the length of a container stands for the container."""
+    if path.startswith("len("):
+        path = path[len("len(") : -1]
+    return path.removeprefix(holder.path).lstrip(".")

@@ -1,4 +1,4 @@
-"""Does the trial leave to its context what is the context's?"""
+"""Does the trial leave to its context what the context must do?"""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from det_lightning.testing.training.runs import TrialRuns
 
 
 def trains_through_its_context(runs: TrialRuns) -> None:
-    """Backward passes and steps go through the context, each scheduler is stepped once."""
+    """Backward passes and steps go through the context, and each scheduler is stepped once."""
     run, bypass = runs.probe
     if bypass.actions:
         raise CheckFailed(
-            "The trial does past its context what the context has to do, and to know of:",
+            "The trial bypasses its context:",
             bypass.actions,
-            ["lines of a plain PyTorch loop that were kept: they break aggregation, precision and several processes"],
+            ["lines left over from a plain PyTorch loop: they break aggregation, precision and several processes"],
         )
     runs.require(run)
 
 
 def uses_no_hard_coded_device(runs: TrialRuns) -> None:
-    """No line of the trial fixes a device, and none was seen to use another than the context's."""
+    """No line of the trial hard-codes a device, and none was seen to use another than the context's."""
     _, bypass = runs.probe
     cause = (
-        "a line of a script for one GPU that was kept: context.wrap_model() moves models to the device, batches are "
+        "a line left over from a script for one GPU: context.wrap_model() moves models to the device, batches are "
         "there already, and context.to_device(x) moves what the trial makes itself; context.device is the device"
     )
     _require_none(runs, devices_in, bypass.devices, "The trial chooses devices itself:", cause)
 
 
 def has_no_process_groups(runs: TrialRuns) -> None:
-    """No line of the trial connects processes or distributes models and data."""
+    """No line of the trial connects processes, or distributes models and data."""
     _, bypass = runs.probe
     cause = (
-        "code for plain DistributedDataParallel that was kept: context.wrap_model() wraps models, pytorch.DataLoader "
+        "code left over from plain DistributedDataParallel: context.wrap_model() wraps models, pytorch.DataLoader "
         "gives each process its part, and context.distributed has rank, size, allgather and broadcast"
     )
     _require_none(runs, process_groups_in, bypass.process_groups, "The trial handles processes itself:", cause)
@@ -50,12 +50,12 @@ def _require_none(
     message: str,
     cause: str,
 ) -> None:
-    """Raise if ``scan`` finds something in the trial's files, or the probe has seen something elsewhere."""
+    """Raise if ``scan`` finds something in the trial's files, or the probe has seen something on other lines."""
     with runs.source.imported():
-        read = scan(files_of(runs.source), runs.source.directory)
-    lines = {code.line for code in read}
-    elsewhere = [found for found in seen if found.rpartition(": ")[0] not in lines]
-    if details := dict.fromkeys([*map(str, read), *elsewhere]):
+        found = scan(files_of(runs.source), runs.source.directory)
+    lines = {code.line for code in found}
+    elsewhere = [call for call in seen if call.rpartition(": ")[0] not in lines]
+    if details := dict.fromkeys([*map(str, found), *elsewhere]):
         raise CheckFailed(message, details, [cause])
     run, _ = runs.probe
     if not run.training_began:

@@ -1,4 +1,4 @@
-"""What training and validation report."""
+"""Are the metrics that training and validation report usable?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _JSON = (str, bool, bytes, datetime.datetime, enum.Enum, uuid.UUID, type(None))
 
 
 def validates(runs: TrialRuns) -> None:
-    """The trial validates; its metrics can be written as JSON, and have the same names each time."""
+    """The trial validates; its metrics are JSON-serializable, and have the same names each time."""
     run = runs.straight
     batches = [(f"batch {index}", metrics) for index, metrics in enumerate(run.observer.metrics)]
     validations = [(f"the validation after {after} batches", metrics) for after, metrics in run.observer.validations]
@@ -28,10 +28,16 @@ def validates(runs: TrialRuns) -> None:
         raise runs.explained(run)
     runs.require(run)
     if not validations:
-        raise NotChecked(f"the trial ended its run after {run.record.batches} batches, without a validation")
+        raise NotChecked(f"the trial stopped after {run.record.batches} batches, without a validation")
     for when, metrics in validations:
         _require_json(when, metrics)
-    _require_searcher_metric(runs, list(validations[0][1]))
+    searcher_metric = ((runs.options.config or {}).get("searcher") or {}).get("metric")
+    if searcher_metric not in (None, *validations[0][1]):
+        raise CheckFailed(
+            f"searcher.metric of the configuration is {searcher_metric!r}, but the validation returns "
+            f"{', '.join(validations[0][1])}.",
+            causes=["a metric that was renamed only in the trial, or only in the configuration"],
+        )
 
 
 def _require_stable_names(reports: Sequence[tuple[str, dict[str, Any]]], source: str) -> None:
@@ -39,13 +45,12 @@ def _require_stable_names(reports: Sequence[tuple[str, dict[str, Any]]], source:
     for when, names in named:
         first, expected = named[0]
         if names != expected:
-            gone = ", ".join(map(repr, sorted(expected - names)))
-            new = ", ".join(map(repr, sorted(names - expected)))
-            changes = [*([f"without {gone}"] if gone else []), *([f"with {new} added"] if new else [])]
+            changes = [f"without {name!r}" for name in sorted(expected - names)]
+            changes += [f"with {name!r} added" for name in sorted(names - expected)]
             raise CheckFailed(
                 f"The metrics of {source} change their names: at {when} they are those of {first} "
                 f"{' and '.join(changes)}.",
-                causes=["a metric that is only returned now and then; return NaN or the latest value in between"],
+                causes=["a metric that is returned only now and then; return NaN or the latest value in between"],
             )
 
 
@@ -59,7 +64,7 @@ def _require_json(when: str, metrics: dict[str, Any]) -> None:
         raise CheckFailed(
             f"Validation metrics of {when} cannot be written as JSON:",
             wrong,
-            ["an object in place of its number: return float(...), or value.item() of a tensor"],
+            ["an object instead of its number: return float(...), or value.item() of a tensor"],
         )
 
 
@@ -78,12 +83,3 @@ def _not_json(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _not_json(item, f"{path}[{index}]")
     elif not isinstance(value, _JSON) and not isinstance(value, numbers.Real) and not hasattr(value, "__json__"):
         yield path, value
-
-
-def _require_searcher_metric(runs: TrialRuns, names: list[str]) -> None:
-    metric = ((runs.options.config or {}).get("searcher") or {}).get("metric")
-    if metric is not None and metric not in names:
-        raise CheckFailed(
-            f"searcher.metric of the configuration is {metric!r}, and the validation returns {', '.join(names)}.",
-            causes=["a metric that was renamed in the trial or in the configuration only"],
-        )

@@ -1,4 +1,4 @@
-"""Does a checkpoint of earlier times load, and validate as it did?"""
+"""Does an old checkpoint load, and validate as it did?"""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.training.execution import train, validate
 from det_lightning.testing.training.runs import TrialRuns
 
-# Other releases of torch, other devices: kernels that sum in another order.
+# Other releases of torch and other devices sum in another order.
 _TOLERANCE = 1e-3
-# Where releases of Determined wrote validation metrics, and what may lie around them there.
+# Where releases of Determined wrote validation metrics, and what they may be nested in there.
 _PATHS = ("validation_metrics", "training.validation_metrics", "training.validationMetrics", "validation.metrics",
           "metrics")  # fmt: skip
 _WRAPPERS = ("validation_metrics", "validationMetrics", "avgMetrics", "metrics")
 
 
 def loads(runs: TrialRuns) -> None:
-    """Its weights, optimizers, schedulers and callbacks fit the trial, which goes on from it for one batch."""
+    """Its weights, optimizers, schedulers and callbacks fit the trial, which resumes from it for one batch."""
     path, content, _ = _read(runs)
     plan = runs.plan(
         "the resumed run",
         dataclasses.replace(runs.settings, batches=content.trial_state.batches_trained + 1),
         validate_after=frozenset(),
-        validation_batches=1,
+        limits={"limit_val_batches": 1},
         resume_from=path,
     )
     failure = train(runs.source, plan, Observer()).failure
     if failure is not None:
         raise CheckFailed(
-            f"The trial does not go on from {path}: it fails {failure.description}",
-            causes=["other hyperparameters than those it was trained with", "a model that was changed since"],
+            f"The trial cannot resume from {path}: it fails {failure.description}",
+            causes=["other hyperparameters than those it was trained with", "a model that has changed since"],
         )
 
 
@@ -54,7 +54,7 @@ def reproduces_metrics(runs: TrialRuns) -> None:
     recorded = runs.options.metrics or recorded_metrics(metadata)
     if not recorded:
         raise NotChecked(
-            f"{path} does not have its validation metrics (metadata.json has none); give them with --trial-metrics. "
+            f"{path} does not have its validation metrics (metadata.json has none); pass them with --trial-metrics. "
             f"The validation here gives {', '.join(f'{name} {value:.6g}' for name, value in measured.items())}"
         )
     tolerance = runs.options.tolerance if runs.options.tolerance is not None else _TOLERANCE
@@ -62,7 +62,7 @@ def reproduces_metrics(runs: TrialRuns) -> None:
         if name not in measured:
             raise CheckFailed(
                 f"The checkpoint has validation metric {name!r}; the validation gives {', '.join(measured)}.",
-                causes=["a metric that was renamed since"],
+                causes=["a metric that has been renamed since"],
             )
         apart = abs(measured[name] - value)
         if not apart <= tolerance * max(abs(measured[name]), abs(value)) + 1e-6:
@@ -70,14 +70,14 @@ def reproduces_metrics(runs: TrialRuns) -> None:
                 f"validation metric {name!r} was {value:.9g} when the checkpoint was written, and is "
                 f"{measured[name]:.9g} now, {apart:.3g} apart (allowed: {tolerance:g} of it).",
                 causes=[
-                    "other validation data, or another preparation of them",
+                    "other validation data, or another preprocessing of them",
                     "a model in training mode while it validates, or state that is not in the checkpoint",
                 ],
             )
 
 
 def _read(runs: TrialRuns) -> tuple[str, CheckpointContent, dict[str, Any]]:
-    """Return path or URL of the checkpoint of the options, what it holds, and its metadata."""
+    """Return the path or URL of the checkpoint of the options, its content, and its metadata."""
     path = runs.options.checkpoint or ""
     if "://" not in path and (runs.options.directory / path).exists():
         path = str(runs.options.directory / path)
@@ -91,10 +91,7 @@ def _read(runs: TrialRuns) -> tuple[str, CheckpointContent, dict[str, Any]]:
 
 
 def recorded_metrics(metadata: Mapping[str, Any]) -> dict[str, float]:
-    """Return the validation metrics in the metadata of a checkpoint.
-
-    det_lightning writes the searcher's metric. The platform's download has all, under names that changed.
-    """
+    """Return the validation metrics in ``metadata.json``: det_lightning writes one, Determined all under many names."""
     metric = metadata.get("metric")
     if isinstance(metric, Mapping) and "name" in metric:
         return _numbers({metric["name"]: metric.get("value")})

@@ -1,4 +1,4 @@
-"""Do two processes that share each batch train as one does?"""
+"""Do two processes that share each batch train like one?"""
 
 from __future__ import annotations
 
@@ -17,42 +17,45 @@ from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.records.record import TrainingRecord
 from det_lightning.testing.records.values import number_in
-from det_lightning.testing.training.execution import train
-from det_lightning.testing.training.plans import RunPlan
-from det_lightning.testing.training.processes import RankResult, train_in_processes
+from det_lightning.testing.training.execution import RunPlan, train
+from det_lightning.testing.training.processes import RankResult, train_in_two_processes
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import ImportedTrial
 
 _BATCHES = 4
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-# Sums in another order, and means of means over uneven parts, are far below this; a sum in place of a mean is not.
+# Sums in another order, and means of means over uneven parts, are far below this; a sum instead of a mean is not.
 _SHARE = 0.05
 
 
 def two_agree_with_one(runs: TrialRuns) -> None:
-    """Both have the same weights after each update, and those of one process, but for rounding.
+    """Both have the same weights after each update, and but for rounding those of one process.
 
-    Dropout and the statistics of batch norms are switched off for it. A trial that draws random numbers while it trains
-    draws others in each process: then the weights of the processes are compared with each other only.
+    This is without dropout and the statistics of batch norms. If the trial draws random numbers while it trains, which
+    differ in each process, the two processes are compared only with each other.
     """
     runs.require(runs.straight)
     source = _shareable_source(runs)
     settings = dataclasses.replace(runs.settings, batches=_BATCHES)
-    planned = {"validate_after": frozenset(), "validation_batches": 2, "around": without_chance}
-    ranks = _in_two_processes(runs, source, runs.plan("two processes", settings, **planned))
+    limits = {"limit_val_batches": 2}
+    options: dict[str, Any] = {"validate_after": frozenset(), "limits": limits, "around": without_chance}
+    ranks = _in_two_processes(runs, source, runs.plan("two processes", settings, **options))
     _require_equal_ranks(ranks)
-    one = _in_one_process(runs, runs.plan("one process", settings, **planned))
+    run = train(runs.source, runs.plan("one process", settings, **options), Observer(keeps_parameters=True))
+    if run.failure is not None:
+        raise runs.explained(run)
+    one = RankResult.of(run)
     if _draws_while_training(one.record):
         return
-    bypass = runs.probe[1]
+    _, bypass = runs.probe
     if ranks[0].samples + ranks[1].samples == one.samples:
         _require_same_losses([rank.record for rank in ranks], one.record)
         _require_same_parameters(ranks[0], one)
-    elif bypass.own_sharding:
+    elif any("DistributedSampler" in call for call in bypass.process_groups):
         raise CheckFailed(
-            "Two processes together do not train on the samples that one does.",
+            "Two processes together do not train on the samples of one.",
             bypass.process_groups,
-            ["data that the trial shards itself, and the training loop once more"],
+            ["data that the trial shards itself, and the training loop shards again"],
         )
 
 
@@ -67,36 +70,26 @@ def _shareable_source(runs: TrialRuns) -> ImportedTrial:
 
 def _in_two_processes(runs: TrialRuns, source: ImportedTrial, plan: RunPlan) -> list[RankResult]:
     try:
-        ranks = train_in_processes(source, plan)
+        ranks = train_in_two_processes(source, plan)
     except RuntimeError as e:
-        raise CheckFailed(f"With two processes the trial does not come to its end. {e}") from None
+        raise CheckFailed(f"With two processes the trial does not end. {e}") from None
     if ranks[0].failure is not None:
         stage, text = ranks[0].failure
         if "training loader is empty" in text:
             raise NotChecked("an epoch of this trial has too few batches for two processes")
-        own_groups = runs.probe[1].process_groups
-        raise CheckFailed(
-            f"With two processes the trial fails {stage}:\n{text}",
-            own_groups,
-            ["process-group code of the trial's own, beside that of the context"] if own_groups else [],
-        )
+        seen = runs.probe[1].process_groups
+        causes = ["process-group code of the trial, in addition to that of the context"] if seen else []
+        raise CheckFailed(f"With two processes the trial fails {stage}:\n{text}", seen, causes)
     return ranks
-
-
-def _in_one_process(runs: TrialRuns, plan: RunPlan) -> RankResult:
-    run = train(runs.source, plan, Observer(keeps_parameters=True))
-    if run.failure is not None:
-        raise runs.explained(run)
-    return RankResult.of(run)
 
 
 @contextlib.contextmanager
 def without_chance() -> Iterator[None]:
-    """Switch off dropout, and take running statistics in batch norms: both differ by how a batch is shared."""
+    """Switch off dropout, and use running statistics in batch norms: both depend on how a batch is shared."""
     attention = functional.scaled_dot_product_attention
     batch_norm = functional.batch_norm
 
-    def as_it_is(inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def identity(inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return inputs
 
     def without_dropout(
@@ -113,29 +106,28 @@ def without_chance() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         for name in _DROPOUTS:
-            patch.setattr(functional, name, as_it_is)
+            patch.setattr(functional, name, identity)
         patch.setattr(functional, "scaled_dot_product_attention", without_dropout)
         patch.setattr(functional, "batch_norm", with_running_statistics)
         yield
 
 
 def _require_equal_ranks(ranks: Sequence[RankResult]) -> None:
-    """Raise if the ranks have other weights than the first one after a batch."""
     for events in zip(*(rank.record.named("batch_end") for rank in ranks), strict=False):
         names = [name for name in ranks[0].initial if len({repr(event["weights"].get(name)) for event in events}) > 1]
         if names:
             raise CheckFailed(
                 f"Two processes have different weights after batch {events[0]['batch']}: {listed(names)}.",
                 causes=[
-                    "gradients that are not exchanged: loss.backward() in place of context.backward(loss)",
-                    "a forward pass through the bare model instead of what context.wrap_model() returned",
+                    "gradients that are not exchanged: loss.backward() instead of context.backward(loss)",
+                    "a forward pass through the original model instead of the one that context.wrap_model() returned",
                     "weights that the trial changes itself, differently in each process",
                 ],
             )
 
 
 def _draws_while_training(record: TrainingRecord) -> bool:
-    """Tell whether random numbers are drawn for each batch: in ``train_batch()``, or to load it within an epoch."""
+    """Return whether random numbers are drawn for each batch: in ``train_batch()``, or to load it within an epoch."""
     starts = record.named("batch_start")
     ends = record.named("batch_end")
     in_batches = any(start["random"] != end["random"] for start, end in zip(starts, ends, strict=True))
@@ -147,13 +139,12 @@ def _draws_while_training(record: TrainingRecord) -> bool:
 
 
 _CAUSES = [
-    "a loss that is a sum over the batch, where it should be a mean",
-    "a learning rate or loss that depends on the number of processes or on the batch size of one of them",
+    "a loss that is a sum over the batch instead of a mean",
+    "a learning rate or loss that depends on the number of processes, or on the batch size of one of them",
 ]
 
 
 def _require_same_losses(ranks: Sequence[TrainingRecord], one: TrainingRecord) -> None:
-    """Raise if the ranks do not have the losses of one process, on average."""
     for index, event in enumerate(one.named("batch_end")):
         for name, described in event["metrics"].items():
             single = number_in(described)
@@ -163,21 +154,25 @@ def _require_same_losses(ranks: Sequence[TrainingRecord], one: TrainingRecord) -
             two = float(np.mean([np.nan if value is None else value for value in values]))
             if not abs(two - single) <= _SHARE * max(abs(two), abs(single)) + 1e-4:
                 raise CheckFailed(
-                    f"Two processes do not train as one: metric {name!r} of batch {index} is {two:.6g} on average in "
+                    f"Two processes do not train like one: metric {name!r} of batch {index} is {two:.6g} on average in "
                     f"two, and {single:.6g} in one, {abs(two - single):.3g} apart.",
                     causes=_CAUSES,
                 )
 
 
 def _require_same_parameters(two: RankResult, one: RankResult) -> None:
-    """Raise if the parameters differ by more than a share of how far one process moved them."""
-    apart = {name: float((two.final[name].double() - one.final[name].double()).norm()) for name in one.final}
-    moved = {name: float((one.final[name].double() - one.initial[name].double()).norm()) for name in one.final}
+    """Raise if the parameters differ by too large a share of the distance that one process moved them."""
+    apart = {}
+    moved = {}
+    for name, initial in one.initial.items():
+        end = one.final[name].double()
+        apart[name] = float((two.final[name].double() - end).norm())
+        moved[name] = float((end - initial.double()).norm())
     of_all = np.linalg.norm(list(apart.values())) / max(float(np.linalg.norm(list(moved.values()))), 1e-12)
     if apart and of_all > _SHARE:
         name = max(apart, key=lambda name: apart[name])
         raise CheckFailed(
-            f"Two processes do not train as one: parameter {name!r} is {apart[name]:.3g} apart after "
+            f"Two processes do not train like one: parameter {name!r} is {apart[name]:.3g} apart after "
             f"{one.record.batches} batches, in which one process moved it by {moved[name]:.3g}.",
             causes=_CAUSES,
         )

@@ -1,11 +1,11 @@
-"""Does a run that was stopped and resumed end as one that was not?"""
+"""Does a run that is stopped and resumed end like one that is not?"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from det_lightning.testing.causes import usual_causes
-from det_lightning.testing.checks.lost_state import lost_state
+from det_lightning.testing.checks.checkpoints import lost_state
 from det_lightning.testing.checks.training import difference_of_runs
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.records.difference import Difference
@@ -15,56 +15,49 @@ from det_lightning.testing.training.runs import TrialRuns
 
 def mid_epoch(runs: TrialRuns) -> None:
     """From a checkpoint between two batches of an epoch."""
-    runs.require(runs.straight)
-    if runs.boundaries.mid_epoch is None:
-        raise NotChecked("an epoch of this trial has one batch")
-    require_equal_resume(runs, runs.straight, runs.boundaries.mid_epoch)
+    _require_equal_resume(runs, runs.straight, runs.boundaries.mid_epoch, "an epoch of this trial has one batch")
 
 
 def epoch_end(runs: TrialRuns) -> None:
     """From a checkpoint at the end of an epoch."""
-    runs.require(runs.straight)
-    if runs.boundaries.epoch_end is None:
-        raise NotChecked("the training loader of this trial has no length, so its epochs do not end")
-    require_equal_resume(runs, runs.straight, runs.boundaries.epoch_end)
+    reason = "the training loader of this trial has no length, so its epochs do not end"
+    _require_equal_resume(runs, runs.straight, runs.boundaries.epoch_end, reason)
 
 
 def after_validation(runs: TrialRuns) -> None:
     """From a checkpoint right after a validation."""
-    require_equal_resume(runs, runs.straight, runs.boundaries.after_validation)
+    _require_equal_resume(runs, runs.straight, runs.boundaries.after_validation)
 
 
 def mid_aggregation(runs: TrialRuns) -> None:
     """From a checkpoint between two batches of one update."""
     runs.require(runs.straight)
-    batches = runs.boundaries.mid_aggregation(runs.aggregation_frequency)
-    assert batches is not None
-    require_equal_resume(runs, runs.aggregated, batches)
+    _require_equal_resume(runs, runs.aggregated, runs.boundaries.mid_aggregation(runs.aggregation_frequency))
 
 
-def require_equal_resume(runs: TrialRuns, run: Run, batches: int) -> None:
-    """Raise if a resume from the checkpoint after ``batches`` batches does not end as ``run``."""
-    runs.require(run)
-    trained = run.record.batches
+def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason: str = "") -> None:
+    """Raise if a resume after ``batches`` batches ends differently; ``reason`` says why there is no such boundary."""
+    trained = runs.require(run).record.batches
+    if batches is None:
+        raise NotChecked(reason)
     if batches not in run.checkpoints or trained <= batches:
-        raise NotChecked(f"the trial ended its run itself after {trained} batches, and this is about batch {batches}")
+        raise NotChecked(f"the trial stopped after {trained} batches, and this check resumes after batch {batches}")
     resumed = runs.resumed(run, batches)
     if resumed.failure is not None:
-        failure = resumed.failure
         raise CheckFailed(
-            f"A run that is resumed after {batches} batches fails {failure.description}",
+            f"A run that is resumed after {batches} batches fails {resumed.failure.description}",
             causes=["state that is made while training and is not in the checkpoint", *_suspects(runs)],
         )
     difference = difference_of_runs(run, resumed, after=batches)
     if difference is not None:
         raise CheckFailed(
-            f"A run that is resumed after {batches} batches goes on differently. {difference}",
+            f"A run that is resumed after {batches} batches continues differently. {difference}",
             causes=[*_suspects(runs), *_late_changes(run, difference), *usual_causes("resume", difference.kind)],
         )
 
 
 def _suspects(runs: TrialRuns) -> Sequence[str]:
-    """Return what is known to be lost over a checkpoint."""
+    """Return the state that is known to be lost over a checkpoint."""
     straight = runs.straight
     batches = runs.boundaries.after_validation
     if straight.failure is not None or runs.again.failure is not None or batches not in straight.checkpoints:
@@ -73,16 +66,16 @@ def _suspects(runs: TrialRuns) -> Sequence[str]:
     if not resumed.training_began:
         return ()
     lost = lost_state(straight, runs.again, resumed, batches)
-    return [f"this state is not in the checkpoint: {item.finding}" for item in lost]
+    return [f"this state is not in the checkpoint: {finding}" for finding in lost]
 
 
 def _late_changes(run: Run, difference: Difference) -> Sequence[str]:
-    """Return what changes a callback when the checkpoint has taken its state already."""
+    """Return the hooks that change the state of a callback after the checkpoint has collected it."""
     if difference.kind != "callback state":
         return []
     hooks = run.observer.late_hooks.get(difference.name.partition(".")[0], ())
     return [
-        f"what {hook}() of the callback changes: the checkpoint took the callback's state before; leave it out of "
-        "state_dict()"
+        f"{hook}() of the callback, which runs after the checkpoint has collected the callback's state: leave what it "
+        "changes out of state_dict()"
         for hook in hooks
     ]

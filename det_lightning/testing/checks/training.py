@@ -1,10 +1,10 @@
-"""Does it train, the same way each time, by either API, and when several batches make one update?"""
+"""Does the trial train: equally each time, with either API and on Determined, and under aggregation?"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -13,26 +13,27 @@ from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.training.execution import Run
+from det_lightning.testing.training.reference import Conversion
 from det_lightning.testing.training.runs import TrialRuns
 
+_LISTED = 8
 
-def listed(names: Iterable[str], most: int = 8) -> str:
-    """Return names with commas between them; of many the first ones and how many there are."""
+
+def listed(names: Iterable[str]) -> str:
+    """Return names with commas between them; of many the first ones, and their number."""
     every = list(names)
-    first = ", ".join(every[:most])
-    return first if len(every) <= most else f"{first}, ... ({len(every)} in all)"
+    first = ", ".join(every[:_LISTED])
+    return first if len(every) <= _LISTED else f"{first}, ... ({len(every)} in all)"
 
 
 def difference_of_runs(
     one: Run, other: Run, after: int | None = None, names: tuple[str, str] | None = None
 ) -> Difference | None:
-    """Return the first thing in which two runs are not equal to the bit; None if they are.
+    """Return the first difference to the bit between two runs.
 
     Args:
-        one: a run.
-        other: another one.
-        after: ``other`` went on from the checkpoint of ``one`` after so many batches.
-        names: what they are called in sentences, by default as in their plans.
+        after: the number of batches after which ``other`` resumed from a checkpoint of ``one``.
+        names: of the runs, in sentences; by default those of their plans.
     """
     start = "on_training_start" if after is None else "on_checkpoint_upload_end"
     difference = first_difference(one.record.since(start, after), other.record.since("on_training_start"))
@@ -43,7 +44,7 @@ def difference_of_runs(
 
 
 def trains(runs: TrialRuns) -> None:
-    """It trains to the end, with losses that are numbers."""
+    """It trains to the end, with finite losses."""
     run = runs.straight
     if run.failure is not None and not run.failure.stage.startswith("in the validation"):
         raise runs.explained(run)
@@ -80,14 +81,14 @@ def is_deterministic(runs: TrialRuns) -> None:
 
 
 def moves_every_parameter(runs: TrialRuns) -> None:
-    """Every parameter that wants a gradient gets one, is in an optimizer, and moves."""
+    """Every trainable parameter gets a gradient, is in an optimizer, and moves."""
     run = runs.require(runs.straight)
     seen = run.observer
     if not seen.trainable:
         raise CheckFailed("No parameter of the wrapped models is trainable: requires_grad is False for all of them.")
-    trained = {_model_of(name) for name, optimized in seen.trainable.items() if optimized or name in seen.with_gradient}
-    # A model that only lends its output, such as a teacher, gets no gradient and is in no optimizer.
-    expected = [name for name in seen.trainable if not trained or _model_of(name) in trained]
+    trained = {name.partition(".")[0] for name in seen.trainable if seen.trainable[name] or name in seen.with_gradient}
+    # A model that is only evaluated, such as a teacher, gets no gradient and is in no optimizer.
+    expected = [name for name in seen.trainable if not trained or name.partition(".")[0] in trained]
     without = [name for name in expected if name not in seen.with_gradient]
     stray = [name for name in expected if name in seen.with_gradient and not seen.trainable[name]]
     (end,) = run.record.named("end")
@@ -97,30 +98,25 @@ def moves_every_parameter(runs: TrialRuns) -> None:
         if name not in (*without, *stray) and repr(end["weights"][name]) == repr(seen.weights_before[0][name])
     ]
     findings = [
-        (without, "never get a gradient", "a layer that the loss does not use, or whose output is detached: leave it "
-         "out, or freeze it with requires_grad_(False)"),
-        (stray, "get a gradient, but no wrapped optimizer has them", "the optimizer is built from other "
-         "parameters: pass it model.parameters() of what context.wrap_model() returned"),
+        (without, "never get a gradient", "a layer that the loss does not use, or whose output is detached: remove it, "
+         "or freeze it with requires_grad_(False)"),
+        (stray, "get a gradient, but no wrapped optimizer has them", "an optimizer that is built from other "
+         "parameters: pass it the parameters() of the model that context.wrap_model() returned"),
         (still, "are in an optimizer and get a gradient, but do not move", "a gradient or learning rate of 0 "
-         f"throughout the {runs.options.batches} batches (more with --trial-batches), step_optimizer() that is not "
+         f"throughout the {runs.options.batches} batches (set --trial-batches for more), step_optimizer() that is not "
          "called for that optimizer, or gradients that are cleared before the step"),
     ]  # fmt: skip
-    broken = [(names, what, cause) for names, what, cause in findings if names]
-    if broken:
+    if without or stray or still:
         raise CheckFailed(
-            f"Of {len(seen.trainable)} trainable parameters {sum(len(names) for names, _, _ in broken)} stay as they "
-            f"were in {runs.options.batches} batches.",
-            [f"{what}: {listed(names)}" for names, what, _ in broken],
-            [cause for _, _, cause in broken],
+            f"Of {len(seen.trainable)} trainable parameters, {len([*without, *stray, *still])} did not change in "
+            f"{runs.options.batches} batches.",
+            [f"{finding}: {listed(names)}" for names, finding, _ in findings if names],
+            [cause for names, _, cause in findings if names],
         )
 
 
-def _model_of(parameter: str) -> str:
-    return parameter.partition(".")[0]
-
-
 def trains_under_aggregation(runs: TrialRuns) -> None:
-    """Weights move on the batches that close an update, on no others, and by the gradients of all its batches."""
+    """Weights move on the batches that complete an update and on no others, by the gradients of all its batches."""
     frequency = runs.aggregation_frequency
     runs.require(runs.straight)
     run = runs.aggregated
@@ -130,30 +126,25 @@ def trains_under_aggregation(runs: TrialRuns) -> None:
         raise CheckFailed(
             f"With aggregation_frequency={frequency} the trial clears gradients that an update still needs:",
             runs.cleared_gradients,
-            ["zero_grad() of a plain PyTorch loop that was kept: context.step_optimizer() clears the gradients itself"],
+            ["zero_grad() left over from a plain PyTorch loop: context.step_optimizer() clears the gradients itself"],
         )
     if run.record.batches < frequency:
-        raise NotChecked(f"{run.record.batches} batches close no update of {frequency}; see --trial-batches")
-    moved = dict(_moved_parameters(run))
+        raise NotChecked(f"{run.record.batches} batches do not complete an update of {frequency}; see --trial-batches")
+    moved = {
+        event["batch"]: [name for name in run.observer.trainable if repr(event["weights"][name]) != repr(before[name])]
+        for before, event in zip(run.observer.weights_before, run.record.named("batch_end"), strict=True)
+    }
     for batch, names in moved.items():
         if names and (batch + 1) % frequency:
             raise CheckFailed(
-                f"With aggregation_frequency={frequency} batch {batch} closes no update, and yet it moves "
-                f"{listed(names)}.",
+                f"With aggregation_frequency={frequency} batch {batch} completes no update, but moves {listed(names)}.",
                 causes=["optimizer.step() in place of context.step_optimizer(optimizer)"],
             )
     if not any(moved.values()):
         raise CheckFailed(
             f"With aggregation_frequency={frequency} no parameter moves in {run.record.batches} batches.",
-            causes=["context.step_optimizer() that is only called on some batches, by their index"],
+            causes=["context.step_optimizer() that is called only on some batches, by their index"],
         )
-
-
-def _moved_parameters(run: Run) -> Iterator[tuple[int, list[str]]]:
-    """Yield each batch, and the trainable parameters that it changes."""
-    for before, event in zip(run.observer.weights_before, run.record.named("batch_end"), strict=True):
-        after = event["weights"]
-        yield event["batch"], [n for n in run.observer.trainable if repr(after[n]) != repr(before[n])]
 
 
 def trains_equally(runs: TrialRuns) -> None:
@@ -163,14 +154,42 @@ def trains_equally(runs: TrialRuns) -> None:
     if lightning.failure is not None:
         raise CheckFailed(
             f"Under pl.Trainer the trial fails {lightning.failure.description}",
-            causes=["code that asks the context for what only a script with init() gives it"],
+            causes=["code that needs something of the context which only a script with init() passes"],
         )
     difference = difference_of_runs(straight, lightning)
     if difference is not None:
         raise CheckFailed(
-            f"The two APIs do not train the same. {difference}",
+            f"The two APIs do not train equally. {difference}",
             causes=[
-                "random draws when the module is imported or the class is made, before the seed is set",
-                "state in globals or on the class that the first run left behind",
+                "random draws when the module is imported, before the seed is set",
+                "state in globals or on the class, left behind by the first run",
             ],
         )
+
+
+def matches_reference(runs: TrialRuns) -> None:
+    """The trial trains as on Determined batch by batch, including weights and callbacks."""
+    conversion = runs.conversion
+    difference = conversion.difference
+    if difference is None:
+        return
+    finding = "det_lightning does not train like the reference."
+    causes = [difference.likely_cause]
+    if _only_means_differ(conversion):
+        finding = f"det_lightning reports {difference.name!r} as it was returned, the reference as it became later."
+        causes.insert(
+            0,
+            f"train_batch() returns in {difference.name!r} a tensor that training changes later, such as the data of a "
+            "weight. Determined reports its value at the end of the workload, det_lightning the one that was returned: "
+            "return a copy (value.clone()) to get the latter from both",
+        )
+    raise CheckFailed(f"{finding} {difference}", causes=causes)
+
+
+def _only_means_differ(conversion: Conversion) -> bool:
+    """Return whether only the mean of a metric differs, and its values are the same for every batch."""
+    difference = conversion.difference
+    if difference is None or difference.kind != "metric" or not difference.part:
+        return False
+    theirs, ours = (record.curves("batch_end") for record in (conversion.reference, conversion.ours))
+    return theirs.get(difference.name) == ours.get(difference.name)

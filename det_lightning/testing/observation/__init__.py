@@ -1,1 +1,1 @@
-"""What a trial does, reads and keeps while it trains."""
+"""Observation of a trial: its calls, its accesses and its state while it trains, and its source."""

@@ -1,4 +1,4 @@
-"""Which attributes of an object are read before they are written: those whose old value matters."""
+"""Which attributes of an object are read before they are written, so that their old value matters."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 
 class AttributeAccess:
-    """Notes the first access to each attribute of the objects that it watches, once :attr:`active`."""
+    """Notes the first access to each attribute of the watched objects, once :attr:`active`."""
 
     def __init__(self) -> None:
         self.active = False
         self._first: dict[tuple[str, str], str] = {}
-        self._watched: dict[int, tuple[str, Any]] = {}  # with the object, so that its id stays its own
+        self._watched: dict[int, tuple[str, Any]] = {}  # holds the object, so that its id is not reused
 
     def watch(self, watched: Any, label: str) -> None:
-        """Watch an object; one whose class cannot be exchanged counts as read."""
+        """Watch an object; all attributes of one whose class cannot be replaced count as read."""
         try:
             watched.__class__ = self._noting(type(watched))
         except TypeError:
@@ -22,12 +22,12 @@ class AttributeAccess:
         self._watched[id(watched)] = (label, watched)
 
     def is_read_first(self, label: str, attribute: str) -> bool:
-        """Tell whether the value that an attribute had was looked at, as far as that is known."""
+        """Return whether the old value of an attribute was, or may have been, read."""
         known = any(label == of_watched for of_watched, _ in self._watched.values())
         return not known or self._first.get((label, attribute)) == "read"
 
     def note(self, watched: Any, attribute: str, access: str) -> None:
-        """Note an access."""
+        """Note an access, ``"read"`` or ``"write"``."""
         if self.active and id(watched) in self._watched:
             label, _ = self._watched[id(watched)]
             self._first.setdefault((label, attribute), access)

@@ -1,9 +1,8 @@
-"""What a trial does past its context: backward passes, steps, devices, process groups."""
+"""What a trial does without its context: backward passes, steps, devices, process groups."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -21,10 +20,10 @@ from torch.overrides import TorchFunctionMode
 
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.own_code import is_own_file
+from det_lightning.testing.training.trial_source import is_own_file
 
-_OURS = str(Path(__file__).parents[2])
-# What of ours calls optimizers, schedulers and backward passes; an optimizer of the user's may call another one.
+_PACKAGE = str(Path(__file__).parents[2])
+# Functions of det_lightning that call optimizers, schedulers and backward passes, possibly through the user's code.
 _ACTING = {"backward", "step", "step_optimizer", "synchronize", "_step_lr_schedulers"}
 _COLLECTIVES = {"init_process_group", "barrier", "reduce", "gather", "scatter", "send", "recv", "broadcast",
                 "all_reduce", "all_gather", "all_gather_object", "broadcast_object_list"}  # fmt: skip
@@ -35,31 +34,13 @@ _WRAPPERS = (
 )
 
 
-@dataclasses.dataclass
-class ContextBypass:
-    """What a trial was seen to do, each thing once, with the line where it does it."""
-
-    directory: Path  # of the trial's code
-    actions: dict[str, None] = dataclasses.field(default_factory=dict)  # backward passes and steps past the context
-    devices: dict[str, None] = dataclasses.field(default_factory=dict)  # devices named by the trial
-    process_groups: dict[str, None] = dataclasses.field(default_factory=dict)  # calls into torch.distributed
-
-    @property
-    def own_sharding(self) -> bool:
-        """Whether the trial shards data itself."""
-        return any("DistributedSampler" in seen for seen in self.process_groups)
-
-
 def _line_of_user(directory: Path) -> str | None:
-    """Return ``file:line`` of the user's innermost frame; None where the context acts, though by the user's code.
-
-    Code of other libraries acts for whoever called it.
-    """
+    """Return ``file:line`` of the user's innermost frame; None if det_lightning called it."""
     line = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(_OURS) and file != __file__:
+        if file.startswith(_PACKAGE) and file != __file__:
             return None if frame.f_code.co_name in _ACTING else line
         if line is None and is_own_file(file, directory):
             line = f"{Path(file).relative_to(directory)}:{frame.f_lineno}"
@@ -68,7 +49,7 @@ def _line_of_user(directory: Path) -> str | None:
 
 
 def _note_calls(patch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., None]) -> None:
-    """Call ``note`` before the method or function ``name`` of ``owner``, with its arguments."""
+    """Call ``note`` with the same arguments before each call of ``name``, an attribute of ``owner``."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -79,100 +60,101 @@ def _note_calls(patch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable
     patch.setattr(owner, name, noting)
 
 
-@contextlib.contextmanager
-def bypasses_noted(bypass: ContextBypass, observer: Observer) -> Iterator[None]:
-    """Note in ``bypass`` what the trial of ``observer`` does inside of the block."""
-    watch = _Watch(bypass, observer)
-    schedulers = {TorchLRScheduler, ReduceLROnPlateau, *_subclasses(TorchLRScheduler)}
-    handle = register_optimizer_step_pre_hook(watch.optimizer_step)
-    try:
-        with pytest.MonkeyPatch.context() as patch, _Devices(watch):
-            _note_calls(patch, torch.Tensor, "backward", watch.backward)
-            for scheduler in (cls for cls in schedulers if "step" in vars(cls)):
-                _note_calls(patch, scheduler, "step", watch.scheduler_step)
-            for name in (name for name in _COLLECTIVES if hasattr(dist, name)):
-                note = functools.partial(watch.process_group, f"torch.distributed.{name}()")
-                _note_calls(patch, dist, name, note)
-            for wrapper in _WRAPPERS:
-                note = functools.partial(watch.process_group, f"{wrapper.__name__}(...)")
-                _note_calls(patch, wrapper, "__init__", note)
-            yield
-            watch.wrapped_twice()
-    finally:
-        handle.remove()
+def _with_subclasses(cls: type) -> set[type]:
+    return {cls}.union(*map(_with_subclasses, cls.__subclasses__()))
 
 
-def _subclasses(cls: type) -> set[type]:
-    direct: list[type] = cls.__subclasses__()
-    return {found for subclass in direct for found in (subclass, *_subclasses(subclass))}
+class ContextBypass:
+    """Notes what the trial of ``observer`` does without its context: each call once, with its line."""
 
-
-class _Watch:
-    """Notes calls that are the user's."""
-
-    def __init__(self, bypass: ContextBypass, observer: Observer) -> None:
-        self._bypass = bypass
+    def __init__(self, directory: Path, observer: Observer) -> None:
+        self.actions: dict[str, None] = {}  # backward passes and steps
+        self.devices: dict[str, None] = {}  # devices that the trial names
+        self.process_groups: dict[str, None] = {}  # calls into torch.distributed
+        self._directory = directory
         self._observer = observer
 
-    def _note(self, seen: dict[str, None], what: str) -> None:
-        if (line := _line_of_user(self._bypass.directory)) is not None:
-            seen[f"{line}: {what}"] = None
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note the calls within the block."""
+        schedulers = _with_subclasses(TorchLRScheduler) | {ReduceLROnPlateau}
+        handle = register_optimizer_step_pre_hook(self._optimizer_step)
+        try:
+            with pytest.MonkeyPatch.context() as patch, _Devices(self._device):
+                _note_calls(patch, torch.Tensor, "backward", self._backward)
+                for scheduler in (cls for cls in schedulers if "step" in vars(cls)):
+                    _note_calls(patch, scheduler, "step", self._scheduler_step)
+                for name in (name for name in _COLLECTIVES if hasattr(dist, name)):
+                    note = functools.partial(self._process_group, f"torch.distributed.{name}()")
+                    _note_calls(patch, dist, name, note)
+                for wrapper in _WRAPPERS:
+                    note = functools.partial(self._process_group, f"{wrapper.__name__}(...)")
+                    _note_calls(patch, wrapper, "__init__", note)
+                yield
+                self._note_wrapped_twice()
+        finally:
+            handle.remove()
 
-    def backward(self, *args: Any, **kwargs: Any) -> None:
-        self._note(self._bypass.actions, "loss.backward() should be context.backward(loss)")
+    def _note(self, seen: dict[str, None], call: str) -> None:
+        if (line := _line_of_user(self._directory)) is not None:
+            seen[f"{line}: {call}"] = None
 
-    def optimizer_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        kind = type(optimizer).__name__
+    def _backward(self, *args: Any, **kwargs: Any) -> None:
+        self._note(self.actions, "loss.backward() should be context.backward(loss)")
+
+    def _optimizer_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         context = self._observer.context
-        if context is not None and any(optimizer is wrapped for wrapped in context.optimizers):
-            self._note(self._bypass.actions, f"step() of {kind} should be context.step_optimizer(optimizer)")
-        elif context is not None:
+        if context is None:
+            return
+        kind = type(optimizer).__name__
+        found = f"step() of {kind} should be context.step_optimizer(optimizer)"
+        if not any(optimizer is wrapped for wrapped in context.optimizers):
             advice = "pass it through context.wrap_optimizer() and step it with context.step_optimizer()"
-            self._note(self._bypass.actions, f"steps a {kind} that is not wrapped; {advice}")
+            found = f"steps a {kind} that is not wrapped; {advice}"
+        self._note(self.actions, found)
 
-    def scheduler_step(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    def _scheduler_step(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         context = self._observer.context
         for wrapped in [] if context is None else context.lr_schedulers:
             if wrapped.scheduler is scheduler and wrapped.step_mode is not LRScheduler.StepMode.MANUAL_STEP:
                 self._note(
-                    self._bypass.actions,
+                    self.actions,
                     f"step() of {type(scheduler).__name__}, which the training loop steps too "
                     f"({wrapped.step_mode.name}), so that it is stepped twice; leave the call out, or wrap it with "
                     "LRScheduler.StepMode.MANUAL_STEP",
                 )
 
-    def process_group(self, what: str, *args: Any, **kwargs: Any) -> None:
-        self._note(self._bypass.process_groups, what)
+    def _process_group(self, call: str, *args: Any, **kwargs: Any) -> None:
+        self._note(self.process_groups, call)
 
-    def device(self, named: torch.device) -> None:
+    def _device(self, named: torch.device) -> None:
         context = self._observer.context
         own = torch.device("cpu") if context is None else context.device
         fits = named.type in ("cpu", "meta") or (named.type == own.type and named.index in (None, own.index))
         if not fits:
-            self._note(self._bypass.devices, str(named))
+            self._note(self.devices, str(named))
 
-    def wrapped_twice(self) -> None:
+    def _note_wrapped_twice(self) -> None:
         context = self._observer.context
         schedulers = [scheduler.scheduler for scheduler in context.lr_schedulers]
         wrapped = {"model": context.models, "optimizer": context.optimizers, "lr_scheduler": schedulers}
-        for what, objects in wrapped.items():
+        for kind, objects in wrapped.items():
             for index, one in enumerate(objects):
                 if any(one is other for other in objects[:index]):
-                    found = f"context.wrap_{what}() is called twice with the same {type(one).__name__}"
-                    self._bypass.actions[found] = None
+                    found = f"context.wrap_{kind}() is called twice with the same {type(one).__name__}"
+                    self.actions[found] = None
 
 
 class _Devices(TorchFunctionMode):
-    """Notes the devices that the trial names in calls of torch."""
+    """Notes the devices that the trial names in calls to torch."""
 
-    def __init__(self, watch: _Watch) -> None:
+    def __init__(self, note: Callable[[torch.device], None]) -> None:
         super().__init__()
-        self._watch = watch
+        self._note = note
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = _device_of(getattr(func, "__name__", ""), args, kwargs or {})
-        if named is not None:
-            self._watch.device(named)
+        if (named := _device_of(getattr(func, "__name__", ""), args, kwargs or {})) is not None:
+            self._note(named)
         return func(*args, **(kwargs or {}))
 
 
@@ -192,21 +174,19 @@ def _device_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def cleared_gradients_noted(
     directory: Path, observer: Observer, frequency: int, seen: dict[str, None]
 ) -> Iterator[None]:
-    """Note in ``seen`` where the trial clears gradients that an aggregation of ``frequency`` batches has summed."""
+    """Note in ``seen`` where the trial clears gradients within an aggregation of ``frequency`` batches."""
 
     def note(owner: Any, *args: Any, **kwargs: Any) -> None:
         line = _line_of_user(directory)
-        if line is not None and observer.batches % frequency and _holds_gradients(owner):
+        if line is None or observer.batches % frequency == 0:
+            return
+        groups = getattr(owner, "param_groups", None)
+        parameters = owner.parameters() if groups is None else [p for group in groups for p in group["params"]]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if any(gradient.is_sparse or bool(gradient.any()) for gradient in gradients):
             seen[f"{line}: zero_grad() of {type(owner).__name__}"] = None
 
     with pytest.MonkeyPatch.context() as patch:
         _note_calls(patch, torch.optim.Optimizer, "zero_grad", note)
         _note_calls(patch, torch.nn.Module, "zero_grad", note)
         yield
-
-
-def _holds_gradients(owner: Any) -> bool:
-    groups = getattr(owner, "param_groups", None)
-    parameters = list(owner.parameters()) if groups is None else [p for group in groups for p in group["params"]]
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return any(gradient.is_sparse or bool(gradient.any()) for gradient in gradients)

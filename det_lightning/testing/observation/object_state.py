@@ -1,4 +1,4 @@
-"""The state of a trial's objects: every value that its attributes lead to, by path, comparable from run to run."""
+"""The state of a trial's objects: every value that its attributes lead to, by path, comparable between runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import operator
 import pathlib
 import random
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,9 @@ _PLAIN = (int, float, complex, str, bytes, type(None), enum.Enum, datetime.date,
 _PLAIN_OF_TORCH = (torch.device, torch.dtype, torch.Size)
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-# What the training loop begins again, or resets.
+# The training loop makes or resets these itself.
 _NO_STATE = (DataLoader, MetricReducer, torchmetrics.Metric)
-# What objects are to the user, the first that fits.
+# The first that fits.
 _KINDS: dict[str, tuple[type, ...]] = {
     "model": (torch.nn.Module,),
     "optimizer": (torch.optim.Optimizer,),
@@ -40,7 +40,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "callback": (PyTorchCallback,),
     "data": (Dataset, Sampler),
 }
-# What torch keeps in a module besides weights and the user's own attributes.
+# Attributes of a module besides its weights and the user's own.
 _OF_TORCH_MODULE = set(vars(torch.nn.Module())) | {"training"}
 _MANY = 400
 _MAX_LEAVES = 60_000
@@ -48,74 +48,59 @@ _MAX_LEAVES = 60_000
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """The object that a value belongs to, as the user would name it.
+    """The object that a value belongs to, as the user would name it."""
 
-    Attributes:
-        kind: ``"trial"``, ``"callback"``, ``"model"``, ``"optimizer"``, ``"scheduler"``, ``"data"``, ``"object"``,
-            ``"stateful"``, ``"class"`` or ``"module"``.
-    """
-
-    kind: str
-    path: str  # how one gets to it, such as "trial.model"
-    type_name: str  # of its class
-    wrapped: bool = False  # it belongs to a model, optimizer or scheduler that was wrapped
+    kind: str  # "trial", "class", "module", "object", "stateful", or a key of _KINDS
+    path: str  # such as "trial.model"
+    type_name: str
+    wrapped: bool = False  # it belongs to a wrapped model, optimizer or scheduler
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A value and where it is."""
+    """A value and its position."""
 
     value: Any  # itself, or a description of it; equal values have the same repr()
-    holder: Holder  # the object that it belongs to
+    holder: Holder
     root: tuple[str, str]  # label and attribute of the outermost object
-    direct: bool  # it is the very value of that attribute
+    direct: bool  # it is the value of that attribute, not nested in it
 
 
 ObjectState = dict[str, Leaf]
 
 
-class StateReader:
-    """Reads the state of trials whose code is in the modules that ``modules`` returns."""
-
-    def __init__(self, modules: Callable[[], list[types.ModuleType]]) -> None:
-        self._modules = modules
-
-    def read(self, trial: Any, context: Any, callbacks: dict[str, Any]) -> ObjectState:
-        """Return every value that trial, callbacks and the globals of their modules lead to."""
-        modules = self._modules()
-        own_modules = {module.__name__ for module in modules} | {type(trial).__module__}
-        # A callback is a callback wherever else it is referred to.
-        walk = _Walk(context, own_modules, known=[trial, *callbacks.values()])
-        walk.attributes(Holder("trial", "trial", type(trial).__name__), "trial", vars(trial))
-        for name, callback in callbacks.items():
-            holder = Holder("callback", f"callback {name!r}", type(callback).__name__)
-            walk.attributes(holder, holder.path, vars(callback))
-        for module in modules:
-            walk.module(module)
-        return walk.found
+def read_state(modules: list[types.ModuleType], trial: Any, context: Any, callbacks: dict[str, Any]) -> ObjectState:
+    """Return every value that the trial, its callbacks and the globals of its modules lead to."""
+    own_modules = {module.__name__ for module in modules} | {type(trial).__module__}
+    # Callbacks are visited below, wherever else they are referred to.
+    walk = _Walk(context, own_modules, known=[trial, *callbacks.values()])
+    walk.attributes(Holder("trial", "trial", type(trial).__name__), "trial", vars(trial))
+    for name, callback in callbacks.items():
+        holder = Holder("callback", f"callback {name!r}", type(callback).__name__)
+        walk.attributes(holder, holder.path, vars(callback))
+    for module in modules:
+        walk.module(module)
+    return walk.found
 
 
 class _Walk:
-    """One walk over everything."""
-
     def __init__(self, context: Any, own_modules: set[str], known: list[Any]) -> None:
         self.found: ObjectState = {}
         self._own_modules = own_modules
         self._seen = {id(context), *map(id, known)}
-        self._kept: list[Any] = []  # so that ids stay their own
+        self._kept: list[Any] = []  # so that ids are not reused
         self._root = ("", "")
         self._wrapped = {id(module) for model in context.models for module in model.modules()}
         self._wrapped |= {id(optimizer) for optimizer in context.optimizers}
         self._wrapped |= {id(wrapped.scheduler) for wrapped in context.lr_schedulers}
 
     def attributes(self, holder: Holder, path: str, attributes: collections.abc.Mapping[str, Any]) -> None:
-        """Walk over attributes of the outermost object ``holder``."""
         for name, value in list(attributes.items()):
             self._root = (holder.path, name)
             self._visit(value, f"{path}.{name}", holder, direct=True)
 
     def module(self, module: types.ModuleType) -> None:
-        """Walk over the data in the globals of a module, and on the classes that it defines."""
+        """Visit the data in the globals of a module, and on the classes that it defines."""
         public = {name: value for name, value in vars(module).items() if not name.startswith("__")}
         data = {name: value for name, value in public.items() if not isinstance(value, type | types.ModuleType)}
         self.attributes(Holder("module", module.__name__, "module"), module.__name__, data)
@@ -161,7 +146,7 @@ class _Walk:
                 self._visit(item, f"{path}{suffix}", inner)
 
     def _iterator(self, value: Any, path: str, holder: Holder, direct: bool) -> None:
-        """Add how far an iterator has come, if that is known."""
+        """Add the position of an iterator, if it is known."""
         if isinstance(value, types.GeneratorType):
             frame = value.gi_frame
             position: Any = None if frame is None else (frame.f_lineno, frame.f_lasti)
@@ -178,7 +163,7 @@ class _Walk:
             self._visit(item, item_path, holder)
 
     def _kind(self, value: Any) -> str | None:
-        """Return what a value is to the user; None for what is not looked into."""
+        """Return the kind of an object; None if it is not looked into."""
         if isinstance(value, _NO_STATE):
             return None
         module = type(value).__module__
@@ -190,24 +175,20 @@ class _Walk:
 
 
 def _parts(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
-    """Return what an object holds, by what is added to its path."""
+    """Return the values that an object holds, with the suffixes of their paths."""
     if kind == "model":
         own = [(name, item) for name, item in vars(value).items() if name not in _OF_TORCH_MODULE]
         weights = [*value.named_parameters(recurse=False), *value.named_buffers(recurse=False)]
         return [(f".{name}", item) for name, item in [*weights, *own, *value.named_children()]]
     if kind in ("optimizer", "scheduler", "stateful"):
-        with contextlib.suppress(Exception):  # of a class of others, whose state_dict() may want arguments
-            return [("", _state_dict(value))]
+        with contextlib.suppress(Exception):  # the state_dict() of a foreign class may need arguments
+            state = value.state_dict()
+            if kind == "optimizer":
+                groups = [{n: v for n, v in group.items() if n != "params"} for group in state["param_groups"]]
+                state = {**state, "param_groups": groups}
+            return [("", state)]
         return []
     return [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
-
-
-def _state_dict(value: Any) -> Any:
-    state = value.state_dict()
-    if isinstance(value, torch.optim.Optimizer) and isinstance(state, dict):
-        groups = state.get("param_groups", [])
-        state = {**state, "param_groups": [{n: v for n, v in group.items() if n != "params"} for group in groups]}
-    return state
 
 
 def _generator_state(value: Any) -> str:

@@ -1,10 +1,12 @@
-"""The recorder's log in this process, which keeps more than a record holds: values, tensors, and state of objects."""
+"""The observer of a training in this process: it sees more than a record holds."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,88 +18,84 @@ from det_lightning.pytorch._random_state import capture_rng
 from det_lightning.pytorch._weights import collect_rest, collect_weights
 from det_lightning.testing import recorder
 from det_lightning.testing.observation.attribute_access import AttributeAccess
-from det_lightning.testing.observation.object_state import ObjectState, StateReader
+from det_lightning.testing.observation.object_state import ObjectState, read_state
 
-# They run when the content of a checkpoint is complete.
+Modules = Callable[[], list[ModuleType]]
+
+# Hooks that run after the content of a checkpoint was collected.
 _LATE_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
 _RANDOM_STATES = {"cpu_rng_state": "torch", "np_rng_state": "numpy", "random_rng_state": "Python"}
 
 
 class Observer(recorder.TrainingLog):
-    """Observes one training.
-
-    Args:
-        reader: reads the state of the trial's objects at the start, at each checkpoint and at the end; None for never.
-        access: notes which attributes are read before they are written; None to note nothing.
-        keeps_parameters: keep a copy of the parameters before training, and the samples of the first batch.
-    """
+    """Observes one training; with a function that returns the trial's ``modules`` also the state of its objects."""
 
     def __init__(
-        self, reader: StateReader | None = None, access: AttributeAccess | None = None, keeps_parameters: bool = False
+        self, modules: Modules | None = None, access: AttributeAccess | None = None, keeps_parameters: bool = False
     ) -> None:
         super().__init__()
         self.access = access
-        self.trial: Any = None  # of the run, as long as it goes on
+        self.trial: Any = None  # while it trains
         self.context: Any = None
         self.epoch_length: int | None = None  # batches of the training loader, if it has a length
         self.metrics: list[dict[str, Any]] = []  # of each batch, as numpy values
         #: Number of batches trained and metrics of each validation, as the trial's callbacks left them.
         self.validations: list[tuple[int, dict[str, Any]]] = []
-        self.trainable: dict[str, bool] = {}  # whether a wrapped optimizer has a parameter that wants a gradient
-        self.with_gradient: set[str] = set()  # the parameters that got one
+        self.trainable: dict[str, bool] = {}  # by parameter, whether a wrapped optimizer has it
+        self.with_gradient: set[str] = set()  # the parameters that got a gradient
         self.weights_before: list[dict[str, Any]] = []  # descriptions before each batch
-        self.late_hooks: dict[str, list[str]] = {}  # of each callback, run when the content of a checkpoint is complete
+        self.late_hooks: dict[str, list[str]] = {}  # the hooks of each callback that run after a checkpoint's content
         self.states: dict[str | int, ObjectState] = {}  # at the "start", the "end", and by batches at each checkpoint
-        self.loaded: dict[str, Any] = {}  # description of what a checkpoint would hold before the first batch
+        self.loaded: dict[str, Any] = {}  # the content of a checkpoint before the first batch, described
         self.final: dict[str, Any] = {}  # weights and states at the end
-        self.initial_parameters: dict[str, torch.Tensor] = {}  # copies, if wanted
-        self.samples: collections.Counter[bytes] = collections.Counter()  # the rows of the first batch, if wanted
-        self._reader = reader
+        self.initial_parameters: dict[str, torch.Tensor] = {}  # copies, if kept
+        self.samples: collections.Counter[bytes] = collections.Counter()  # the rows of the first batch, if kept
+        self._modules = modules
         self._keeps_parameters = keeps_parameters
 
     def hook(self, name: str, arguments: dict[str, Any], given: Any) -> None:
-        """Record that a hook of the callbacks is called, and what is there at that time."""
         super().hook(name, arguments, given)
         if name == "on_training_start":
-            self._begin_training()
+            self._start_training()
         elif name == "on_checkpoint_save_start":
             self._read_state(self.batches)
         elif name == "on_trial_shutdown":
             self._read_state("end")
 
     def watch_callbacks(self) -> None:
-        """Watch the trial and its callbacks, which are all built."""
-        self.late_hooks = {name: _late_hooks_of(callback) for name, callback in self.callbacks.items()}
-        if self.access is not None:
-            for name, callback in self.callbacks.items():
+        """Watch the trial and its callbacks, once all are built."""
+        for name, callback in self.callbacks.items():
+            own = [of for of in type(callback).__mro__ if not of.__module__.startswith("det_lightning")]
+            self.late_hooks[name] = [hook for hook in _LATE_HOOKS if any(hook in vars(of) for of in own)]
+            if self.access is not None:
                 self.access.watch(callback, f"callback {name!r}")
+        if self.access is not None:
             self.access.watch(self.trial, "trial")
 
-    def _begin_training(self) -> None:
+    def _start_training(self) -> None:
         optimized = {id(p) for o in self.context.optimizers for group in o.param_groups for p in group["params"]}
         for prefix, model in recorder.named_models(self.trial).items():
-            for name, parameter in model.named_parameters():
+            for name, parameter in model.named_parameters(prefix):
                 if not recorder.is_lazy(parameter) and parameter.requires_grad and parameter.is_leaf:
-                    self._watch_parameter(f"{prefix}.{name}", parameter, id(parameter) in optimized)
-        if self._reader is not None:
+                    self.trainable[name] = id(parameter) in optimized
+                    if self._keeps_parameters:
+                        self.initial_parameters[name] = parameter.detach().cpu().clone()
+                    parameter.register_post_accumulate_grad_hook(functools.partial(self._note_gradient, name))
+        if self._modules is not None:
             content = {**collect_weights(self.context), **collect_rest(self.context, self.callbacks, {})}
             self.loaded = recorder.describe(content)
         self._read_state("start")
         if self.access is not None:
             self.access.active = True
 
-    def _watch_parameter(self, name: str, parameter: torch.Tensor, optimized: bool) -> None:
-        self.trainable[name] = optimized
-        if self._keeps_parameters:
-            self.initial_parameters[name] = parameter.detach().cpu().clone()
-        parameter.register_post_accumulate_grad_hook(lambda _: self.with_gradient.add(name))  # type: ignore[no-untyped-call]
+    def _note_gradient(self, name: str, parameter: torch.Tensor) -> None:
+        self.with_gradient.add(name)
 
     def _read_state(self, key: str | int) -> None:
-        if self._reader is not None:
-            self.states[key] = self._reader.read(self.trial, self.context, self.callbacks)
+        if self._modules is not None:
+            self.states[key] = read_state(self._modules(), self.trial, self.context, self.callbacks)
 
     def batch_start(self, trial: Any, batch: Any, epoch: Any) -> None:
-        """Record what a batch is trained with."""
         last = self.events[-1]
         # Callbacks may have changed weights since the batch before.
         self.weights_before.append(last["weights"] if last["event"] == "batch_end" else self.weights(trial))
@@ -111,7 +109,6 @@ class Observer(recorder.TrainingLog):
             self.samples.update(row.tobytes() for row in array)
 
     def batch_end(self, trial: Any, metrics: Any) -> None:
-        """Record what came of a batch."""
         named = metrics if isinstance(metrics, dict) else {"loss": metrics}
         self.metrics.append({str(name): _frozen(value) for name, value in named.items()})
         super().batch_end(trial, metrics)
@@ -120,10 +117,9 @@ class Observer(recorder.TrainingLog):
         """Record the metrics of a validation as the trial's callbacks left them."""
         self.validations.append((self.batches, {str(name): _frozen(value) for name, value in metrics.items()}))
         event = next(event for event in reversed(self.events) if event["event"] == "validation")
-        event["reported"] = recorder.describe(metrics)  # the recorder alone sees what there was before the callbacks
+        event["reported"] = recorder.describe(metrics)  # the recorder saw them before the callbacks
 
     def end(self, trial: Any) -> None:
-        """Record what a training leaves behind."""
         super().end(trial)
         optimizers = [optimizer.state_dict() for optimizer in self.context.optimizers]
         schedulers = [scheduler.state_dict() for scheduler in self.context.lr_schedulers]
@@ -143,19 +139,14 @@ class Observer(recorder.TrainingLog):
         }
 
     def release(self) -> None:
-        """Let go of the trial, which may hold much."""
+        """Drop the references to the trial, which may be large."""
         self.trial = None
         self.context = None
         self.callbacks = {}
 
 
-def _late_hooks_of(callback: Any) -> list[str]:
-    own = [of for of in type(callback).__mro__ if not of.__module__.startswith("det_lightning")]
-    return [hook for hook in _LATE_HOOKS if any(hook in vars(of) for of in own)]
-
-
 def _frozen(value: Any) -> Any:
-    """Return a copy of a metric, or of what is nested in it, that later changes do not reach."""
+    """Return a copy of a metric, nested or not, that later changes do not reach."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         return (value.float() if value.dtype is torch.bfloat16 else value).resolve_conj().clone().numpy()
@@ -169,7 +160,7 @@ def _frozen(value: Any) -> Any:
 
 
 class _LastCallback(pytorch.PyTorchCallback):
-    """Is called for a validation after the trial's own callbacks, which may change its metrics."""
+    """Runs after the trial's own callbacks, which may change the metrics of a validation."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -179,31 +170,26 @@ class _LastCallback(pytorch.PyTorchCallback):
 
 
 def observed(trial_class: type, observer: Observer) -> type:
-    """Return ``trial_class`` with all that it does shown to ``observer``; it has the same name."""
+    """Return a subclass of ``trial_class``, with the same name, that ``observer`` observes."""
     recorded: Any = recorder.recorded(trial_class, pytorch, observer)
 
-    def build(self: Any, context: Any, *args: Any, **kwargs: Any) -> None:
-        observer.trial = self
-        observer.context = context
-        recorded.__init__(self, context, *args, **kwargs)
+    class Observed(recorded):  # type: ignore[misc]
+        def __init__(self, context: Any, *args: Any, **kwargs: Any) -> None:
+            observer.trial = self
+            observer.context = context
+            super().__init__(context, *args, **kwargs)
 
-    def build_callbacks(self: Any) -> Any:
-        callbacks = recorded.build_callbacks(self)
-        if not isinstance(callbacks, dict):
-            return callbacks
-        observer.watch_callbacks()
-        return {**callbacks, "det_lightning_observer": _LastCallback(observer)}
+        def build_callbacks(self) -> Any:
+            callbacks = super().build_callbacks()
+            if not isinstance(callbacks, dict):
+                return callbacks
+            observer.watch_callbacks()
+            return {**callbacks, "det_lightning_observer": _LastCallback(observer)}
 
-    def build_training_data_loader(self: Any) -> Any:
-        loader = recorded.build_training_data_loader(self)
-        with contextlib.suppress(TypeError):
-            observer.epoch_length = len(loader)
-        return loader
+        def build_training_data_loader(self) -> Any:
+            loader = super().build_training_data_loader()
+            with contextlib.suppress(TypeError):
+                observer.epoch_length = len(loader)
+            return loader
 
-    methods = {
-        "__init__": build,
-        "build_callbacks": build_callbacks,
-        "build_training_data_loader": build_training_data_loader,
-    }
-    made: type = recorder.named_like(trial_class, type(trial_class.__name__, (recorded,), methods))
-    return made
+    return recorder.named_like(trial_class, Observed)

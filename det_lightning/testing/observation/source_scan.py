@@ -1,11 +1,11 @@
-"""Reading a trial's source for devices and process groups that are fixed in it, and for its hyperparameters."""
+"""Search of a trial's source for hard-coded devices and process groups, and for its hyperparameters."""
 
 from __future__ import annotations
 
 import ast
-import dataclasses
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _DEVICE_CALLS = {"to", "device", "set_device", "set_default_device"}
 _PROCESS_GROUPS = {"init_process_group", "destroy_process_group", "DistributedDataParallel", "DistributedSampler",
@@ -13,11 +13,10 @@ _PROCESS_GROUPS = {"init_process_group", "destroy_process_group", "DistributedDa
 _BATCH_SIZES = {"get_per_slot_batch_size", "get_global_batch_size"}
 
 
-@dataclasses.dataclass(frozen=True)
-class CodeLine:
-    """An expression in the source: ``file:line`` and its code."""
+class CodeLine(NamedTuple):
+    """An expression in the source."""
 
-    line: str
+    line: str  # "file:line"
     code: str
 
     def __str__(self) -> str:
@@ -25,21 +24,18 @@ class CodeLine:
 
 
 def devices_in(files: Iterable[Path], directory: Path) -> list[CodeLine]:
-    """Return where a device is fixed, which a choice by ``torch.cuda.is_available()`` does not."""
+    """Return the expressions that hard-code a device, unless they depend on ``torch.cuda.is_available()``."""
     return [CodeLine(line, ast.unparse(node)) for line, node in _expressions(files, directory) if _fixes_device(node)]
 
 
 def process_groups_in(files: Iterable[Path], directory: Path) -> list[CodeLine]:
-    """Return where processes are connected, or models and data shared among them, past the context."""
-    return [
-        CodeLine(line, ast.unparse(node))
-        for line, node in _expressions(files, directory)
-        if isinstance(node, ast.Call) and _handles_processes(node.func) and not _is_sampler_of_determined(node)
-    ]
+    """Return the calls that connect processes, or share models and data among them, without the context."""
+    expressions = _expressions(files, directory)
+    return [CodeLine(line, ast.unparse(node)) for line, node in expressions if _handles_processes(node)]
 
 
 def hparams_in(files: Iterable[Path], directory: Path) -> dict[str, str]:
-    """Return the hyperparameters that are asked for by name, with the line of the first time."""
+    """Return the hyperparameters that are read by name, with the line of the first time."""
     found: dict[str, str] = {}
     for line, node in _expressions(files, directory):
         name = _name_of(node.func) if isinstance(node, ast.Call) else ""
@@ -51,44 +47,44 @@ def hparams_in(files: Iterable[Path], directory: Path) -> dict[str, str]:
 
 
 def _expressions(files: Iterable[Path], directory: Path) -> Iterator[tuple[str, ast.expr]]:
-    """Yield every expression with its line, but for what only runs when the file is run as a script."""
+    """Yield every expression with its line, except those that run only when the file is run as a script."""
     for file in files:
         try:
             tree = ast.parse(file.read_text(encoding="utf-8"))
         except (OSError, SyntaxError, UnicodeDecodeError):
             continue
         shown = file.relative_to(directory) if file.is_relative_to(directory) else file
-        for node in _walk(tree, _only_for_scripts(tree), _answers_about_devices(tree)):
+        for node in _walk(tree, _only_for_scripts(tree), _flags_of_devices(tree)):
             if isinstance(node, ast.expr):
                 yield f"{shown}:{node.lineno}", node
 
 
-def _walk(tree: ast.AST, left_out: set[ast.AST], answers: set[str]) -> Iterator[ast.AST]:
+def _walk(tree: ast.AST, left_out: set[ast.AST], flags: set[str]) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(tree):
-        if child in left_out or (isinstance(child, ast.If | ast.IfExp) and _asks_for_device(child.test, answers)):
+        if child in left_out or (isinstance(child, ast.If | ast.IfExp) and _depends_on_device(child.test, flags)):
             continue
         yield child
-        yield from _walk(child, left_out, answers)
+        yield from _walk(child, left_out, flags)
 
 
-def _asks_for_device(test: ast.AST, answers: Container[str] = ()) -> bool:
+def _depends_on_device(test: ast.AST, flags: Container[str] = ()) -> bool:
     return any(
         (isinstance(node, ast.Attribute) and node.attr == "is_available")
-        or (isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in answers)
+        or (isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in flags)
         for node in ast.walk(test)
     )
 
 
-def _answers_about_devices(tree: ast.AST) -> set[str]:
-    """Return what is assigned whether a device is there, as in ``use_cuda = torch.cuda.is_available()``."""
-    assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and _is_answer(node.value)]
+def _flags_of_devices(tree: ast.AST) -> set[str]:
+    """Return the names of flags such as ``use_cuda = torch.cuda.is_available()``."""
+    assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and _is_flag(node.value)]
     return {ast.unparse(target) for node in assignments for target in node.targets}
 
 
-def _is_answer(value: ast.expr) -> bool:
+def _is_flag(value: ast.expr) -> bool:
     if isinstance(value, ast.Call):
         return _name_of(value.func) == "is_available"
-    return isinstance(value, ast.BoolOp | ast.UnaryOp | ast.Compare) and _asks_for_device(value)
+    return isinstance(value, ast.BoolOp | ast.UnaryOp | ast.Compare) and _depends_on_device(value)
 
 
 def _only_for_scripts(tree: ast.Module) -> set[ast.AST]:
@@ -111,20 +107,17 @@ def _name_of(function: ast.AST) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _owner_of(function: ast.AST) -> str:
-    return ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
-
-
-def _handles_processes(function: ast.AST) -> bool:
-    """Tell whether it is a function of ``torch.distributed``; the context has methods of like names."""
-    if _owner_of(function) in ("dist", "torch.distributed"):
-        return _name_of(function) not in ("is_available", "is_initialized")
-    return _name_of(function) in _PROCESS_GROUPS and "context" not in _owner_of(function)
-
-
-def _is_sampler_of_determined(call: ast.Call) -> bool:
-    """Tell whether it makes a ``pytorch.samplers.DistributedSampler``, whose arguments are not those of torch's."""
-    return _owner_of(call.func).endswith("samplers") or any(given.arg == "num_workers" for given in call.keywords)
+def _handles_processes(call: ast.expr) -> bool:
+    """Return whether it calls a function of ``torch.distributed``; the context has methods of the same names."""
+    if not isinstance(call, ast.Call):
+        return False
+    name = _name_of(call.func)
+    module = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    if module.endswith("samplers") or any(given.arg == "num_workers" for given in call.keywords):
+        return False  # pytorch.samplers.DistributedSampler, which has other arguments than torch's
+    if module in ("dist", "torch.distributed"):
+        return name not in ("is_available", "is_initialized")
+    return name in _PROCESS_GROUPS and "context" not in module
 
 
 def _fixes_device(node: ast.AST) -> bool:
@@ -139,9 +132,5 @@ def _fixes_device(node: ast.AST) -> bool:
         return True
     named = [keyword.value for keyword in node.keywords if keyword.arg in ("device", "map_location")]
     named += node.args[:1] if name in _DEVICE_CALLS else []
-    return any(_is_device(value) for value in named) or (name == "set_device" and bool(node.args))
-
-
-def _is_device(value: ast.AST) -> bool:
-    text = value.value if isinstance(value, ast.Constant) else None
-    return isinstance(text, str) and text.partition(":")[0] in ("cuda", "mps", "xpu")
+    devices = [str(value.value).partition(":")[0] for value in named if isinstance(value, ast.Constant)]
+    return not {"cuda", "mps", "xpu"}.isdisjoint(devices) or (name == "set_device" and bool(node.args))

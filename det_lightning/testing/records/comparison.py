@@ -1,4 +1,4 @@
-"""The first difference of two trainings of one trial, and by how much."""
+"""The first difference between two trainings of one trial, and how far they are apart."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from det_lightning.masking import mask
 from det_lightning.testing.records import values
 from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
-from det_lightning.testing.records.values import is_array, is_plain_dict, is_unknown, number_in, summary_of
+from det_lightning.testing.records.values import is_array, is_plain_dict, number_in, summary_of
 
-#: What numbers may depend on without any fault of the trial.
+# Numbers may depend on these without any fault of the trial.
 _ENVIRONMENT = ("torch", "device", "processor", "threads")
-# Below this share of a model's largest gradient there is nothing but the rounding of float32.
+# Gradients below this share of a model's largest one are nothing but rounding of float32.
 _NOISE = 1e-5
-# The kinds of the fields of events, in the order in which what they hold came to be.
+# The kinds of the fields of events, in the order in which their values came to be.
 _KINDS = {
     "epoch": "epoch",
     "data": "data",
@@ -39,11 +39,7 @@ _TITLES = {"epoch": "index", "data": "batch", "learning_rates": "group"}
 
 
 def tolerance_for(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
-    """Return what may differ between records of these two environments.
-
-    Nothing where torch's version, the device, the processor and the number of threads are the same. Otherwise other
-    kernels sum in another order: 0.1 % relative, and 1e-5 absolute.
-    """
+    """Return the tolerance between the environments of two records: none if they are the same, else 0.1 %."""
     other = [name for name in _ENVIRONMENT if reference.environment.get(name) != ours.environment.get(name)]
     if not other:
         return BIT_EQUAL
@@ -54,13 +50,7 @@ def tolerance_for(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
 def first_difference(
     reference: TrainingRecord, ours: TrainingRecord, tolerance: Tolerance | None = None
 ) -> Difference | None:
-    """Return the earliest difference of two records, or None where there is none.
-
-    Args:
-        reference: what should have happened.
-        ours: what did.
-        tolerance: by default that of :func:`tolerance_for`.
-    """
+    """Return the earliest difference of two records; the default tolerance is that of :func:`tolerance_for`."""
     comparison = _Comparison(reference, ours, tolerance or tolerance_for(reference, ours))
     differences = comparison.differences()
     first = next(differences, None)
@@ -74,7 +64,7 @@ def first_difference(
 
 
 def _by_kind(differences: list[Difference]) -> tuple[str, ...]:
-    """Name the first of each kind, and how many more there are."""
+    """Return the name of the first difference of each kind, and the number of further ones."""
     names: dict[str, dict[str, None]] = {}
     for difference in differences:
         names.setdefault(difference.kind, {})[difference.name] = None
@@ -85,17 +75,17 @@ def _by_kind(differences: list[Difference]) -> tuple[str, ...]:
 def value_differences(
     kind: str, name: str, theirs: Any, mine: Any, tolerance: Tolerance = BIT_EQUAL, weight_scale: float | None = None
 ) -> Iterator[Difference]:
-    """Yield where two values, as the recorder describes them, differ by more than the tolerance.
+    """Yield the differences beyond the tolerance between two values, as the recorder describes them.
 
     Args:
-        kind: of the values.
-        name: of the values; what is nested in them is named by its path.
-        theirs: one value.
-        mine: the other one.
-        tolerance: what is allowed.
-        weight_scale: the size that the tolerance of weights is relative to; None if these are no weights. Of weights
-            only the norm, and what half of the elements have in common, is looked at.
+        name: of the values; nested ones are named by their path.
+        weight_scale: the magnitude that the tolerance of weights is relative to; None for anything but weights. Of
+            weights only the norm, and a majority of the sampled elements, are compared.
     """
+    if nested := _nested(name, theirs, mine):
+        for inner, (theirs_within, mine_within) in nested.items():
+            yield from value_differences(kind, inner, theirs_within, mine_within, tolerance, weight_scale)
+        return
     one = number_in(theirs)
     other = number_in(mine)
     far: tuple[str, float, float] | None = None
@@ -106,22 +96,21 @@ def value_differences(
         equal = theirs["digest"] == mine["digest"] and theirs["dtype"] == mine["dtype"]
         far = None if equal else _farthest_apart(theirs, mine, tolerance, weight_scale)
         same = equal or not tolerance.exact
-    elif nested := _nested(name, theirs, mine):
-        for inner, (theirs_within, mine_within) in nested.items():
-            yield from value_differences(kind, inner, theirs_within, mine_within, tolerance, weight_scale)
-        return
     else:
-        same = theirs == mine or _may_be_same(theirs, mine)
+        same = theirs == mine or values.may_be_same(theirs, mine)
     if far is not None:
         part, one, other = far
-        difference = Difference(kind, name, None, one, other, part, tolerance=tolerance)
-        yield _with_distance(difference, values.dtype_of(theirs))
+        apart = values.distance(one, other)
+        largest = max(abs(one), abs(other))
+        ulps = values.ulps_between(one, other, values.dtype_of(theirs))
+        relative = apart / largest if largest else None
+        yield Difference(kind, name, None, one, other, part, apart, relative, ulps, tolerance)
     elif not same:
         yield Difference(kind, name, None, summary_of(theirs), summary_of(mine), tolerance=tolerance)
 
 
 def _nested(name: str, theirs: Any, mine: Any) -> dict[str, tuple[Any, Any]]:
-    """Return, by their names, what is nested in two values of the same kind of container."""
+    """Return the items of two containers of the same kind, by their names."""
     if is_plain_dict(theirs) and is_plain_dict(mine):
         keys = dict.fromkeys([*theirs, *mine])
         return {f"{name}.{key}" if name else key: (theirs.get(key), mine.get(key)) for key in keys}
@@ -130,80 +119,54 @@ def _nested(name: str, theirs: Any, mine: Any) -> dict[str, tuple[Any, Any]]:
     return {}
 
 
-def _may_be_same(theirs: Any, mine: Any) -> bool:
-    """Tell whether a record knows too little of one value to tell it from the other one."""
-    if not (is_unknown(theirs) or is_unknown(mine)) or not (isinstance(theirs, dict) and isinstance(mine, dict)):
-        return False
-    return theirs.get("class") == mine.get("class") or is_plain_dict(theirs) or is_plain_dict(mine)
-
-
 def _farthest_apart(
     theirs: Any, mine: Any, tolerance: Tolerance, weight_scale: float | None
 ) -> tuple[str, float, float] | None:
-    """Return what lies farthest apart of two arrays of one shape, and both values; None for what is allowed.
-
-    Elements go before statistics.
-    """
+    """Return the element, or else the statistic, in which two arrays of one shape differ most, and both values."""
     size = math.prod(theirs["shape"])
     scale = max(weight_scale or 0.0, _largest_element((theirs, mine)))
     sampled = list(zip(theirs.get("sample", ()), mine.get("sample", ()), strict=False))
-    outside = [
+    found = [
         (f"element {int(index * (size - 1) / max(1, len(sampled) - 1))} of {size}", one, other)
         for index, (one, other) in enumerate(sampled)
         if not tolerance.allows(one, other, scale)
     ]
-    if outside and (weight_scale is None or 2 * len(outside) >= len(sampled)):
-        return max(outside, key=lambda found: values.distance(*found[1:]))
-    scales = {"norm": scale * math.sqrt(size), "mean": scale, "minimum": scale, "maximum": scale}
-    statistics = [
-        (name, theirs[name], mine[name])
-        for name, of_statistic in scales.items()
-        if (name == "norm" or weight_scale is None)
-        and (name in theirs and name in mine)
-        and not tolerance.allows(theirs[name], mine[name], of_statistic)
-    ]
-    return max(statistics, key=lambda found: values.distance(*found[1:]), default=None)
+    if not found or (weight_scale is not None and 2 * len(found) < len(sampled)):
+        names = ("norm", "mean", "minimum", "maximum") if weight_scale is None else ("norm",)
+        found = [
+            (name, theirs[name], mine[name])
+            for name in names
+            if (name in theirs and name in mine)
+            and not tolerance.allows(theirs[name], mine[name], scale * math.sqrt(size) if name == "norm" else scale)
+        ]
+    return max(found, key=lambda part: values.distance(part[1], part[2]), default=None)
 
 
 def _largest_element(arrays: Iterable[Any]) -> float:
     return max((abs(array.get(end, 0.0)) for array in arrays for end in ("minimum", "maximum")), default=0.0)
 
 
-def _with_distance(difference: Difference, dtype: str) -> Difference:
-    one = difference.reference
-    other = difference.ours
-    apart = values.distance(one, other)
-    largest = max(abs(one), abs(other))
-    ulps = values.ulps_between(one, other, dtype)
-    return dataclasses.replace(difference, absolute=apart, relative=apart / largest if largest else None, ulps=ulps)
-
-
 class _Comparison:
-    """Walks through two records in step.
-
-    Attributes:
-        unsteady: parameters whose gradient has been nothing but rounding noise so far.
-        drawn_apart: the batch from which on random states differ, where they are not compared.
-    """
+    """Walks through two records in step."""
 
     def __init__(self, reference: TrainingRecord, ours: TrainingRecord, tolerance: Tolerance) -> None:
         self._records = (reference, ours)
         self._tolerance = tolerance
         starts = [*reference.named("start"), *ours.named("start")]
         self._parameters = {name for start in starts for name in start["parameters"]}
-        self.unsteady: set[str] = set()
-        self.drawn_apart: int | None = None
+        self.unsteady: set[str] = set()  # parameters whose gradient has been nothing but rounding noise so far
+        self.drawn_apart: int | None = None  # the first batch with other random states, if these are not compared
         self._largest_weight = 0.0
 
     def differences(self) -> Iterator[Difference]:
-        """Yield all differences in order of time, up to where the two take different ways."""
+        """Yield all differences in order of time, up to where the sequences of events diverge."""
         for field in dataclasses.fields(RunSettings):
-            asked = [getattr(record.settings, field.name) for record in self._records]
-            if asked[0] != asked[1]:
-                yield self._difference("settings", field.name, None, mask(asked))
+            settings = [getattr(record.settings, field.name) for record in self._records]
+            if settings[0] != settings[1]:
+                yield self._difference("settings", field.name, None, mask(settings))
         for theirs, mine in itertools.zip_longest(*map(self._comparable_events, self._records)):
             if theirs is None or mine is None or _label(theirs) != _label(mine):
-                yield from self._parting(theirs, mine)
+                yield from self._divergence(theirs, mine)
                 return
             yield from self._of_events(theirs, mine)
         yield from self._ends()
@@ -213,13 +176,11 @@ class _Comparison:
         hooks = set.intersection(*(set(record.environment.get("hooks", ())) for record in self._records))
         return [event for event in record.events if event["event"] != "callback" or event["name"] in hooks]
 
-    def _parting(self, theirs: Mapping[str, Any] | None, mine: Mapping[str, Any] | None) -> Iterator[Difference]:
+    def _divergence(self, theirs: Mapping[str, Any] | None, mine: Mapping[str, Any] | None) -> Iterator[Difference]:
         batch = min(event["batch"] for event in (theirs, mine) if event is not None)
+        labels = [None if event is None else _label(event) for event in (theirs, mine)]
         ends = list(self._ends(batch))
-        yield from ends
-        if not ends:
-            labels = [None if event is None else _label(event) for event in (theirs, mine)]
-            yield self._difference("callback", labels[0] or str(labels[1]), batch, labels)
+        yield from ends or [self._difference("callback", labels[0] or str(labels[1]), batch, labels)]
 
     def _ends(self, batch: int | None = None) -> Iterator[Difference]:
         errors = [record.error or {} for record in self._records]
@@ -239,13 +200,13 @@ class _Comparison:
             if field not in theirs or field not in mine or (not exact and kind in ("random state", "gradient")):
                 continue
             scale = self._largest_weight if kind == "parameter" and not exact else None
-            values_of_field = (_TITLES.get(field, ""), theirs[field], mine[field])
-            for difference in value_differences(kind, *values_of_field, self._tolerance.of(kind), scale):
+            pair = (theirs[field], mine[field])
+            for difference in value_differences(kind, _TITLES.get(field, ""), *pair, self._tolerance.of(kind), scale):
                 if not self._is_noise(difference := self._specified(difference, theirs)):
                     yield dataclasses.replace(difference, batch=theirs["batch"])
 
     def _note_excuses(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-        """Note what is not compared, and explains later differences."""
+        """Note differences that are not compared, and may explain later ones."""
         self.unsteady |= _with_noise_for_gradient(theirs.get("gradients", {}), mine.get("gradients", {}))
         if self.drawn_apart is None and theirs.get("random") != mine.get("random"):
             self.drawn_apart = theirs["batch"]
@@ -258,7 +219,7 @@ class _Comparison:
         return difference.kind == "parameter" and difference.name in self.unsteady
 
     def _specified(self, difference: Difference, event: Mapping[str, Any]) -> Difference:
-        """Name what the field of an event alone does not tell."""
+        """Return the difference with the kind and name that the field of the event alone does not give."""
         if event["event"] == "validation":
             return dataclasses.replace(difference, kind="validation metric")
         if event["event"] == "callback":
@@ -272,7 +233,7 @@ class _Comparison:
 
 
 def _of_callback(difference: Difference, hook: str) -> Difference:
-    """Call the metrics that a hook was given by their names."""
+    """Call the metrics that a hook receives by their names."""
     if found := re.fullmatch(r"outputs\[(\d+)\]\.(.+)", difference.name):
         batch, name = found.groups()
         return dataclasses.replace(difference, kind="validation metric", name=name, part=f"validation batch {batch}")
@@ -284,7 +245,7 @@ def _of_callback(difference: Difference, hook: str) -> Difference:
 def _with_noise_for_gradient(theirs: Mapping[str, float], mine: Mapping[str, float]) -> set[str]:
     """Return the parameters whose gradient is zero but for rounding, as that of a bias before a batch norm is.
 
-    Optimizers that divide by a gradient's size make steps of full length of it, in any direction.
+    Optimizers that divide by the size of a gradient turn it into full steps in a random direction.
     """
     noise = [_NOISE * max(gradients.values(), default=0.0) for gradients in (theirs, mine)]
     sizes = {name: (theirs[name], mine[name]) for name in theirs.keys() & mine.keys()}

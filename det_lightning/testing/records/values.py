@@ -1,4 +1,4 @@
-"""Values as the recorder describes them: how far two of them are apart, and how they read."""
+"""Values as the recorder describes them: how far two of them are apart, and how messages show them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import struct
 from typing import Any
 
-#: Format of the number and of the integer with the same bits, and the bits that the dtype lacks at the lower end.
+#: Struct formats of the number and of the integer with the same bits, and the low bits that the dtype lacks.
 _FORMATS = {
     "float16": ("<e", "<h", 0),
     "bfloat16": ("<f", "<i", 16),
@@ -17,7 +17,7 @@ _FORMATS = {
 
 
 def number_in(described: Any) -> int | float | None:
-    """Return the number that a recorded value is, or None."""
+    """Return the number that a recorded value is; None if it is not one."""
     if _kind_of(described) == "number":
         described = described["value"]
     return described if isinstance(described, int | float) and not isinstance(described, bool) else None
@@ -28,38 +28,42 @@ def _kind_of(value: Any) -> str | None:
 
 
 def is_array(value: Any) -> bool:
-    """Tell whether the value was an array or a tensor."""
+    """Return whether the value was an array or a tensor."""
     return _kind_of(value) == "array"
 
 
 def is_plain_dict(value: Any) -> bool:
-    """Tell whether the value was a dict."""
+    """Return whether the value was a dict."""
     return isinstance(value, dict) and "~" not in value
 
 
-def is_unknown(value: Any) -> bool:
-    """Tell whether the record has nothing but the class of the value."""
-    return _kind_of(value) == "object" and "digest" not in value
+def may_be_same(one: Any, other: Any) -> bool:
+    """Return whether one of two values may equal the other because its record holds nothing but its class."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return False
+    unknown = any(_kind_of(value) == "object" and "digest" not in value for value in (one, other))
+    return unknown and (one.get("class") == other.get("class") or is_plain_dict(one) or is_plain_dict(other))
 
 
 def dtype_of(value: Any) -> str:
-    """Return the dtype, or the name of the type in Python."""
+    """Return the dtype, or the name of the Python type."""
     return str(value["dtype"]) if isinstance(value, dict) else type(value).__name__
 
 
 def summary_of(value: Any) -> Any:
-    """Return what a message shows of a recorded value."""
-    if is_array(value):
+    """Return a recorded value as a message shows it."""
+    kind = _kind_of(value)
+    if kind == "array":
         return f"{value['dtype']} {'x'.join(map(str, value['shape']))} with digest {value['digest']}"
-    if _kind_of(value) == "number":
+    if kind == "number":
         return f"{value['dtype']} {value['value']!r}"
-    if _kind_of(value) == "object":
+    if kind == "object":
         return f"a {value['class']}"
     return f"{len(value)} items" if isinstance(value, list | dict) else value
 
 
 def shown(value: Any) -> str:
-    """Return a summary in a few characters."""
+    """Return the representation of a value, cut to 80 characters."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -73,10 +77,7 @@ def distance(one: float, other: float) -> float:
 
 
 def ulps_between(one: float, other: float, dtype: str) -> int | None:
-    """Return how many steps from one number of ``dtype`` to the next lie between the two; none from 0.0 to -0.0.
-
-    None for what is not finite, not a number of ``dtype``, or not of a floating-point dtype of 16 to 64 bits.
-    """
+    """Return the number of steps from one representable number to the other; None unless both are finite floats."""
     if dtype not in _FORMATS or not (math.isfinite(one) and math.isfinite(other)):
         return None
     try:

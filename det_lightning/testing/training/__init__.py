@@ -1,1 +1,1 @@
-"""Runs of a trial: its class, what it asks for, one process or several, and how two runs differ."""
+"""Runs of a trial: its class, its requirements, and training in one process, in two, or on the real determined."""

@@ -1,4 +1,4 @@
-"""Training a trial in this process, by either API, under observation."""
+"""Training a trial in this process, with either API, under observation."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ from det_lightning.pytorch import Batch
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.testing import recorder
 from det_lightning.testing.observation.observer import Observer, observed
-from det_lightning.testing.own_code import own_frames
-from det_lightning.testing.records.record import TrainingRecord
-from det_lightning.testing.training.plans import RunPlan
-from det_lightning.testing.training.trial_source import TrialSource
+from det_lightning.testing.records.record import RunSettings, TrainingRecord
+from det_lightning.testing.training.trial_source import TrialSource, own_frames
 
 _QUIET: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-_LOGGERS = ("pytorch_lightning", "lightning.pytorch", "det_lightning")
-# What is under way after an event of the log, until the next of these.
+_LOGGERS = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "det_lightning")]
+# What is under way from an event of the log on, until the next of these.
 _STAGES = {
     "start": "before its data loaders are built",
     "on_trial_startup": "while its data loaders are built",
@@ -43,10 +41,27 @@ _STAGES = {
 
 
 @dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """How a trial is run; numbers are batches."""
+
+    name: str  # of the run, for messages
+    settings: RunSettings
+    storage: Path  # directory for checkpoints
+    validate_after: frozenset[int] | None = None  # besides at the end; None for the period of the settings
+    checkpoint_after: frozenset[int] = frozenset()
+    limits: dict[str, Any] = dataclasses.field(default_factory=dict)  # flags of pl.Trainer
+    resume_from: Path | str | None = None  # a checkpoint
+    trusted: bool = False  # read the checkpoint even if that executes code
+    distributed: Any = None  # DistributedContext of the run
+    threads: int | None = None  # number of threads of torch, if it is not to stay
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # to train within
+
+
+@dataclasses.dataclass(frozen=True)
 class Failure:
     """An exception that ended a run."""
 
-    error: BaseException  # the exception
+    error: BaseException
     stage: str  # what was under way
     text: str  # traceback in the user's files, and the error
 
@@ -63,13 +78,13 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run, and what was seen of it."""
+    """A run, and what was observed."""
 
-    plan: RunPlan  # what was to happen
-    record: TrainingRecord  # what the recorder saw
-    observer: Observer  # what was seen besides
-    checkpoints: dict[int, Path]  # directory of the checkpoint after so many batches
-    failure: Failure | None = None  # what ended it; None if it came to its end
+    plan: RunPlan
+    record: TrainingRecord
+    observer: Observer
+    checkpoints: dict[int, Path]  # directories, by number of batches trained
+    failure: Failure | None = None
 
     @property
     def training_began(self) -> bool:
@@ -78,7 +93,7 @@ class Run:
 
 
 def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
-    """Train by Determined's API; an error of the trial ends up in the result."""
+    """Train with Determined's API; an error of the trial becomes the failure of the run."""
     init = {
         "trial_seed": plan.settings.seed,
         "tensorboard_path": plan.storage / "tensorboard",
@@ -96,14 +111,14 @@ def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
         fit["validation_period"] = _schedule(plan.validate_after)
 
     def fit_trial(trial_class: type) -> None:
-        trainer = {**_QUIET, **plan.limits()}
+        trainer = {**_QUIET, **plan.limits}
         recorder.train(trial_class, pytorch, dict(vars(plan.settings)), observer, init, trainer, fit)
 
     return _observe(source, plan, observer, fit_trial)
 
 
 def train_under_lightning(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
-    """Train by Lightning's API; see :func:`train`."""
+    """Train with Lightning's API; see :func:`train`."""
 
     def fit_trial(trial_class: type) -> None:
         module = _module(
@@ -121,7 +136,7 @@ def train_under_lightning(source: TrialSource, plan: RunPlan, observer: Observer
             code_dir=_empty_directory(plan.storage),
             async_write=False,
         )
-        _trainer(max_epochs=-1, callbacks=[checkpoints], **plan.limits()).fit(module)
+        _trainer(max_epochs=-1, callbacks=[checkpoints], **plan.limits).fit(module)
         observer.end(observer.trial)
 
     return _observe(source, plan, observer, fit_trial)
@@ -160,7 +175,7 @@ def _schedule(batches: frozenset[int]) -> Batch | None:
 
 
 def _empty_directory(storage: Path) -> Path:
-    """Return what is copied into checkpoints in place of the working directory, which may be large."""
+    """Return a directory to copy into checkpoints in place of the working directory, which may be large."""
     directory = storage.parent / "no_code"
     directory.mkdir(parents=True, exist_ok=True)
     return directory
@@ -169,7 +184,8 @@ def _empty_directory(storage: Path) -> Path:
 def _observe(source: TrialSource, plan: RunPlan, observer: Observer, fit: Callable[[type], None]) -> Run:
     plan.storage.mkdir(parents=True, exist_ok=True)
     failure = None
-    with _torch_settings(plan.threads), source.imported() as trial_class, isolated_rng(), _quiet():
+    with _process_settings(plan.threads), source.imported() as trial_class, isolated_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
             with plan.around():
                 fit(observed(trial_class, observer))
@@ -179,9 +195,7 @@ def _observe(source: TrialSource, plan: RunPlan, observer: Observer, fit: Callab
             observer.release()
         environment = recorder.environment("det_lightning")
     error = None if failure is None else recorder.error_of(failure.error)
-    record = TrainingRecord(
-        source.spec, plan.settings, environment, tuple(observer.events), observer.batches, error=error
-    )
+    record = TrainingRecord(source.spec, plan.settings, environment, tuple(observer.events), observer.batches, error)
     metadata = plan.storage.glob("*/metadata.json")
     checkpoints = {json.loads(file.read_text())["steps_completed"]: file.parent for file in metadata}
     return Run(plan, record, observer, checkpoints, failure)
@@ -194,31 +208,21 @@ def _stage(observer: Observer) -> str:
 
 
 @contextlib.contextmanager
-def _torch_settings(threads: int | None) -> Iterator[None]:
-    """Undo what a trial sets for the whole process; share the cores with the other workers of pytest-xdist."""
+def _process_settings(threads: int | None) -> Iterator[None]:
+    """Silence logs, share the cores with other workers of pytest-xdist, and undo what a trial sets in the process."""
+    levels = [logger.level for logger in _LOGGERS]
     dtype = torch.get_default_dtype()
     before = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(threads or max(1, before // workers))
+    for logger in _LOGGERS:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
         torch.set_default_dtype(dtype)
         torch.set_num_threads(before)
         torch.use_deterministic_algorithms(deterministic)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out what would be said of each of many short runs."""
-    levels = {logging.getLogger(name): logging.getLogger(name).level for name in _LOGGERS}
-    for logger in levels:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in levels.items():
+        for logger, level in zip(_LOGGERS, levels, strict=True):
             logger.setLevel(level)

@@ -18,49 +18,48 @@ from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._ports import free_port
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.records.record import TrainingRecord
-from det_lightning.testing.training.execution import Run, train
-from det_lightning.testing.training.plans import RunPlan
+from det_lightning.testing.training.execution import Run, RunPlan, train
 from det_lightning.testing.training.trial_source import ImportedTrial
+
+_SIZE = 2
+_TIMEOUT_S = 300
 
 
 @dataclasses.dataclass(frozen=True)
 class RankResult:
-    """What one process saw."""
+    """The results of one process, without objects of the trial's classes, which could not be unpickled."""
 
-    record: TrainingRecord  # of its training
-    samples: collections.Counter[bytes]  # how often the rows of its first batch's arrays occur
+    record: TrainingRecord
+    samples: collections.Counter[bytes]  # the rows of the arrays of its first batch
     initial: dict[str, torch.Tensor]  # the parameters before training
-    final: dict[str, torch.Tensor]  # the parameters after training
-    failure: tuple[str, str] | None  # stage and text of what ended the run
+    final: dict[str, torch.Tensor]  # all weights after training
+    failure: tuple[str, str] | None  # its stage and text
 
     @classmethod
     def of(cls, run: Run) -> RankResult:
-        """Return what was seen in ``run``."""
-        initial = run.observer.initial_parameters
-        weights = run.observer.final.get("weights", {})
-        final = {name: weights[name] for name in initial if name in weights}
+        """Return the results of ``run``."""
+        observer = run.observer
         failure = None if run.failure is None else (run.failure.stage, run.failure.text)
-        return cls(run.record, run.observer.samples, initial, final, failure)
+        return cls(
+            run.record, observer.samples, observer.initial_parameters, observer.final.get("weights", {}), failure
+        )
 
 
-def train_in_processes(source: ImportedTrial, plan: RunPlan, size: int = 2, timeout_s: float = 300) -> list[RankResult]:
-    """Train in ``size`` processes that share each batch; return what each saw, or the first that failed.
+def train_in_two_processes(source: ImportedTrial, plan: RunPlan) -> list[RankResult]:
+    """Train in two processes that share each batch; return the result of each, or only the first failed one.
 
-    The plan has to be picklable.
-
-    Raises:
-        RuntimeError: a process ended without a result, or they took too long.
+    The plan must be picklable. Raises RuntimeError if a process ends without a result, or they take too long.
     """
     plan.storage.mkdir(parents=True)
-    arguments = (source.spec, source.directory, plan, size, free_port("127.0.0.1"), timeout_s)
-    processes: Any = spawn(_train_rank, arguments, nprocs=size, join=False)  # type: ignore[no-untyped-call]
-    end = time.monotonic() + timeout_s
+    arguments = (source.spec, source.directory, plan, free_port("127.0.0.1"))
+    processes: Any = spawn(_train_rank, arguments, nprocs=_SIZE, join=False)  # type: ignore[no-untyped-call]
+    end = time.monotonic() + _TIMEOUT_S
     crash = None
     try:
         # Each call waits for the next process to end.
         while not processes.join(timeout=max(0.0, end - time.monotonic())):
             if time.monotonic() >= end:
-                raise RuntimeError(f"They did not end within {timeout_s:g} s.")
+                raise RuntimeError(f"They did not end within {_TIMEOUT_S} s.")
     except (ProcessExitedException, ProcessRaisedException) as e:
         crash = e
     finally:
@@ -74,21 +73,19 @@ def train_in_processes(source: ImportedTrial, plan: RunPlan, size: int = 2, time
     return failed[:1] or results
 
 
-def _train_rank(rank: int, spec: str, directory: Path, plan: RunPlan, size: int, port: int, timeout_s: float) -> None:
-    """Train as one rank, and write what was seen."""
-    dist.init_process_group("gloo", init_method=f"file://{plan.storage / 'meeting'}", rank=rank, world_size=size)
+def _train_rank(rank: int, spec: str, directory: Path, plan: RunPlan, port: int) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{plan.storage / 'rendezvous'}", rank=rank, world_size=_SIZE)
     distributed = DistributedContext(
         rank=rank,
-        size=size,
+        size=_SIZE,
         local_rank=rank,
-        local_size=size,
+        local_size=_SIZE,
         cross_rank=0,
         cross_size=1,
         pub_port=port,
-        timeout_s=timeout_s,
+        timeout_s=_TIMEOUT_S,
     )
-    threads = max(1, torch.get_num_threads() // size)
-    plan = dataclasses.replace(plan, distributed=distributed, threads=threads)
+    plan = dataclasses.replace(plan, distributed=distributed, threads=max(1, torch.get_num_threads() // _SIZE))
     run = train(ImportedTrial(spec, directory), plan, Observer(keeps_parameters=True))
     (plan.storage / f"rank-{rank}.pkl").write_bytes(pickle.dumps(RankResult.of(run)))
     if run.failure is not None:

@@ -9,9 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from det_lightning.testing import recorder
 from det_lightning.testing.observation.observer import Observer
@@ -27,25 +25,24 @@ from det_lightning.testing.records.record import (
     read_record,
     write_record,
 )
-from det_lightning.testing.training.execution import train
-from det_lightning.testing.training.plans import RunPlan
+from det_lightning.testing.training.execution import RunPlan, train
 from det_lightning.testing.training.trial_source import GivenTrial, ImportedTrial, TrialSource
 
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """Two records of one trial."""
+    """The records of a trial on both sides, and their first difference."""
 
-    reference: TrainingRecord  # of the real determined
-    ours: TrainingRecord  # of det_lightning
-    difference: Difference | None  # the first one; None if there is none
+    reference: TrainingRecord
+    ours: TrainingRecord
+    difference: Difference | None
 
 
 def compare_with_reference(options: TrialOptions, source: TrialSource, settings: RunSettings) -> Conversion:
-    """Train on both sides, or on ours and read the other, and compare.
+    """Train on both sides, or read the record of the other one, and compare.
 
     Raises:
-        NotChecked: there is no reference, or it has nothing to compare with.
+        NotChecked: there is no reference, or the trial fails there.
         BadTrial: the reference cannot be read, or was made with other hyperparameters.
     """
     reference = _reference(options, source, settings)
@@ -70,16 +67,18 @@ def _reference(options: TrialOptions, source: TrialSource, settings: RunSettings
             raise BadTrial(f"--trial-reference: {e}") from None
         _require_same_hparams(options, reference)
         return reference
-    if not _has_determined():
+    try:
+        importlib.metadata.distribution("determined")
+    except importlib.metadata.PackageNotFoundError:
         if options.record is not None:
             raise BadTrial(
                 "--trial-record needs the real determined, which is not installed here (pip install "
-                "determined==0.38.1); or run the file det_lightning/testing/recorder.py where it is."
-            )
+                "determined==0.38.1); or run det_lightning/testing/recorder.py where it is."
+            ) from None
         raise NotChecked(
-            "the real determined is not installed here: pip install determined==0.38.1, or give --trial-reference a "
-            "record that det_lightning/testing/recorder.py made where it is"
-        )
+            "the real determined is not installed here: pip install determined==0.38.1, or pass --trial-reference a "
+            "record made by det_lightning/testing/recorder.py where it is"
+        ) from None
     if not isinstance(source, ImportedTrial):
         raise NotChecked(f"{source.name} is not given by the name of its module")
     try:
@@ -88,45 +87,32 @@ def _reference(options: TrialOptions, source: TrialSource, settings: RunSettings
         raise NotChecked(str(e)) from None
 
 
-def _has_determined() -> bool:
-    try:
-        importlib.metadata.distribution("determined")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def _require_same_hparams(options: TrialOptions, reference: TrainingRecord) -> None:
     if options.hparams is None:
         return
-    recorded: Mapping[str, Any] = reference.settings.hparams
+    recorded = reference.settings.hparams
     given = json.loads(json.dumps(options.hparams, default=str))
     names = dict.fromkeys([*recorded, *given])
     other = [name for name in names if recorded.get(name) != given.get(name)]
     if other:
         listed = ", ".join(f"{name} {recorded.get(name)!r} and {given.get(name)!r} here" for name in other)
         raise BadTrial(
-            f"--trial-reference {options.reference} was recorded with other hyperparameters: {listed}. Give those of "
+            f"--trial-reference {options.reference} was recorded with other hyperparameters: {listed}. Pass those of "
             "the record, or record it again."
         )
 
 
 def record_ours(trial: type | TrialSource, settings: RunSettings, *, threads: int | None = None) -> TrainingRecord:
-    """Train a trial on det_lightning in this process, and return what was seen.
+    """Train a trial on det_lightning in this process, and return the record, which holds an error of the trial too.
 
-    An error of the trial ends up in the record. The random generators and torch's number of threads are put back.
-
-    Args:
-        trial: a ``PyTorchTrial`` class, or the source of one.
-        settings: what to run, such as ``read_record(path).settings``.
-        threads: torch's number of threads, by default as it is; numbers may depend on it, so give the reference's.
+    Numbers may depend on ``threads``, torch's number of threads: pass the reference's.
     """
     source = GivenTrial(trial) if isinstance(trial, type) else trial
     with tempfile.TemporaryDirectory() as directory:
         storage = Path(directory, "checkpoints")
         run = train(source, RunPlan("det_lightning", settings, storage, threads=threads), Observer())
-    # As a record that was read has it: no tuples, and names of metrics are strings.
-    return parse_record(json.loads(json.dumps(run.record.content())), "What was just recorded")
+    # As read from a file: without tuples, and with strings as names of metrics.
+    return parse_record(json.loads(json.dumps(run.record.content())), "The new record")
 
 
 def record_determined(
@@ -137,33 +123,27 @@ def record_determined(
     python: str | os.PathLike[str] = sys.executable,
     timeout_s: float = 600,
 ) -> TrainingRecord:
-    """Train a trial on the real determined, in a process of its own, and return what was seen.
-
-    A trial that imports ``det_lightning`` gets determined under that name there.
+    """Train a trial on the real determined in a process of its own, and return the record.
 
     Args:
-        spec: the trial as ``"module:Class"``.
-        settings: what to run.
-        directory: where the module is imported from, and the working directory.
-        python: the interpreter to run, by default the present one; it may be one of an old environment.
-        timeout_s: give up after so many seconds.
+        directory: of the trial's module; also the working directory.
+        python: the interpreter, possibly of an old environment.
 
     Raises:
         RecordError: determined is not installed there, the trial cannot be imported, or the process failed or took
-            too long. (An error while it trains is not raised; it is in the record.)
+            too long. (An error while the trial trains is part of the record.)
     """
     with tempfile.TemporaryDirectory() as temporary:
-        asked = Path(temporary, "settings.json")
+        options = Path(temporary, "settings.json")
         output = Path(temporary, "record.json")
-        asked.write_text(json.dumps(dataclasses.asdict(settings)))
-        command = [os.fspath(python), recorder.__file__, spec, "--settings", str(asked), "--output", str(output)]
+        options.write_text(json.dumps(dataclasses.asdict(settings)))
+        command = [os.fspath(python), recorder.__file__, spec, "--settings", str(options), "--output", str(output)]
         try:
             done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=timeout_s)
         except subprocess.TimeoutExpired:
             message = f"{spec} did not end on determined within {timeout_s:g} s. Train fewer batches."
             raise RecordError(message) from None
         if done.returncode != 0:
-            said = done.stderr.strip()[-4000:] or f"it ended with status {done.returncode} and no message"
-            raise RecordError(f"{spec} cannot be recorded on determined: {said}")
-        record = read_record(output, spec)
-    return dataclasses.replace(record, path=None)
+            reason = done.stderr.strip()[-4000:] or f"it ended with status {done.returncode} and no message"
+            raise RecordError(f"{spec} cannot be recorded on determined: {reason}")
+        return read_record(output, spec)

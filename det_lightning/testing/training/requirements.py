@@ -1,4 +1,4 @@
-"""What a trial asks for and was not given: hyperparameters, a configuration, arguments."""
+"""What a trial needs and does not have: hyperparameters, a configuration, arguments."""
 
 from __future__ import annotations
 
@@ -12,32 +12,27 @@ from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.pytorch._trainer import init
 from det_lightning.testing.observation.source_scan import hparams_in
 from det_lightning.testing.outcomes import BadTrial
-from det_lightning.testing.own_code import is_own_file
+from det_lightning.testing.recorder import needs_hparams
 from det_lightning.testing.records.record import RunSettings
 from det_lightning.testing.training.execution import Failure
-from det_lightning.testing.training.trial_source import TrialSource
+from det_lightning.testing.training.trial_source import TrialSource, is_own_file
 
 _MISSING = ("There is no hyperparameter", "This trial has no hparams", "The batch size is not known")
 
 
 def arguments_of(source: TrialSource, hparams: dict[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a trial's constructor beyond the context.
-
-    They are those that were given, and the hyperparameters where it needs an argument ``hparams``: scripts for
-    Determined's ``init()`` pass them so.
-    """
+    """Return the arguments of the constructor beyond the context, with the hyperparameters if it needs ``hparams``."""
     if not hparams or "hparams" in given:
         return given
     try:
         with source.imported() as trial_class:
-            asked = inspect.signature(trial_class.__init__).parameters.get("hparams")  # type: ignore[misc]
-    except (BadTrial, TypeError, ValueError):  # the first run shows what is wrong
+            return {**given, "hparams": dict(hparams)} if needs_hparams(trial_class) else given
+    except (BadTrial, TypeError, ValueError):  # the first run reports the reason
         return given
-    return given if asked is None or asked.default is not asked.empty else {**given, "hparams": dict(hparams)}
 
 
-class _AskedHparams(dict[str, Any]):
-    """Hyperparameters that answer 1 for what they do not have, and remember what was asked for."""
+class _RequestedHparams(dict[str, Any]):
+    """Hyperparameters that are 1 where they are missing, and note the missing ones."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__(given)
@@ -52,17 +47,17 @@ class _AskedHparams(dict[str, Any]):
 
 
 def explain_failure(source: TrialSource, settings: RunSettings, failure: Failure) -> str | None:
-    """Return what the trial needs and was not given, if that is why a run failed; else None."""
+    """Return what the trial lacks, if that is why a run failed; else None."""
     error = failure.error
     text = str(error)
     if isinstance(error, errors.InvalidHP):
         given = ", ".join(f"{hparam}={value!r}" for hparam, value in mask(settings.hparams).items())
         return (
-            f"{source.name} refuses its hyperparameters {failure.stage}, with InvalidHP: {text}\nThey are {given}. Of "
-            f"a range the middle was taken; pass others with --trial-hparams.\n{failure.text}"
+            f"{source.name} refuses its hyperparameters {failure.stage}, with InvalidHP: {text}\nThey are {given} "
+            f"(of each range the middle); pass others with --trial-hparams.\n{failure.text}"
         )
     if isinstance(error, ValueError) and "no experiment configuration" in text:
-        return f"{source.name} asks for its experiment configuration; give --trial-config FILE.\n{failure.text}"
+        return f"{source.name} needs its experiment configuration; pass --trial-config FILE.\n{failure.text}"
     if isinstance(error, TypeError) and "__init__()" in text and failure.stage == "while the trial is built":
         with source.imported() as trial_class:
             return _wrong_arguments(source.name, trial_class, settings, text)
@@ -82,48 +77,48 @@ def _wrong_arguments(name: str, trial_class: type, settings: RunSettings, text: 
         example = "{" + ", ".join(f'"{argument}": ...' for argument in needed) + "}"
         return (
             f"{name} needs arguments beyond its context: {', '.join(needed)}. Pass them with --trial-kwargs "
-            f"'{example}'; where they cannot be JSON, name a subclass instead whose __init__(self, context) gives them."
+            f"'{example}'; if they cannot be JSON, check a subclass whose __init__(self, context) passes them."
         )
     if unknown:
-        return f"{name} takes no argument {', '.join(unknown)}, which --trial-kwargs gives ({text})."
+        return f"{name} takes no argument {', '.join(unknown)}, which --trial-kwargs has ({text})."
     return None
 
 
 def _missing_hparams(source: TrialSource, settings: RunSettings, suspected: str | None) -> str | None:
-    """Return which hyperparameters are missing; None if none is, or the suspected one is not among them."""
-    hparams = _AskedHparams({"global_batch_size": 2, **settings.hparams})
+    """Return the message on missing hyperparameters; None if none is missing, or the suspected one is not."""
+    hparams = _RequestedHparams({"global_batch_size": 2, **settings.hparams})
     with source.imported() as trial_class, isolated_rng():
         problem = _build_all(trial_class, settings, hparams)
         lines = hparams_in(files_of(source), source.directory)
-    asked = list(hparams.missing)
+    requested = list(hparams.missing)
     if "global_batch_size" in lines and "global_batch_size" not in settings.hparams:
-        asked.append("global_batch_size")
-    if not asked or (suspected is not None and suspected not in asked):
+        requested.append("global_batch_size")
+    if not requested or (suspected is not None and suspected not in requested):
         return None
-    missing = [*asked, *(name for name in lines if name not in asked and name not in settings.hparams)]
+    missing = [*requested, *(name for name in lines if name not in requested and name not in settings.hparams)]
     named = "\n".join(f"  - {name}" + (f" ({lines[name]})" if name in lines else "") for name in missing)
     example = "{" + ", ".join(f'"{name}": ...' for name in missing) + "}"
-    more = f"\nThere may be more: with 1 for each of them it then fails with {problem}." if problem else ""
+    more = f"\nThere may be more: with each of them set to 1 it fails with {problem}." if problem else ""
     return (
-        f"{source.name} asks for hyperparameters that it was not given (given: "
+        f"{source.name} needs hyperparameters that were not passed (passed: "
         f"{', '.join(sorted(settings.hparams)) or 'none'}):\n{named}\n"
         f"Add them to the hyperparameters of --trial-config, or pass --trial-hparams '{example}'.{more}"
     )
 
 
-def _build_all(trial_class: type, settings: RunSettings, hparams: _AskedHparams) -> str:
-    """Build the trial, its loaders and its callbacks; return what went wrong, in words."""
+def _build_all(trial_class: type, settings: RunSettings, hparams: _RequestedHparams) -> str:
+    """Build the trial, its loaders and its callbacks; return the error, if there is one."""
     try:
         with init(hparams=hparams, exp_conf=settings.config, enable_tensorboard_logging=False) as context:
             trial = trial_class(context, **settings.arguments)
             for build in ("build_training_data_loader", "build_validation_data_loader", "build_callbacks"):
                 getattr(trial, build)()
-    except (Exception, errors.InvalidExperimentException, SystemExit) as e:  # whatever a wrong value leads to
+    except (Exception, errors.InvalidExperimentException, SystemExit) as e:  # a wrong value may lead to any error
         return f"{type(e).__name__}: {e}"
     return ""
 
 
 def files_of(source: TrialSource) -> list[Path]:
-    """Return the files of the trial's own code; inside of a block of ``source.imported()``."""
+    """Return the files of the trial's own code; only within a block of ``source.imported()``."""
     files = [getattr(module, "__file__", None) for module in source.modules()]
     return [Path(file) for file in files if isinstance(file, str) and is_own_file(file, source.directory)]

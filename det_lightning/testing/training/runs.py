@@ -1,4 +1,4 @@
-"""The runs that the checks of a trial look at: each is made when it is first needed, and once."""
+"""The runs that the checks of a trial look at: each is made once, when it is first needed."""
 
 from __future__ import annotations
 
@@ -10,35 +10,65 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.testing.observation.attribute_access import AttributeAccess
-from det_lightning.testing.observation.context_bypass import ContextBypass, bypasses_noted, cleared_gradients_noted
-from det_lightning.testing.observation.object_state import StateReader
+from det_lightning.testing.observation.context_bypass import ContextBypass, cleared_gradients_noted
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
-from det_lightning.testing.training.execution import Run, train, train_under_lightning
-from det_lightning.testing.training.plans import Boundaries, RunPlan
+from det_lightning.testing.training.execution import Run, RunPlan, train, train_under_lightning
 from det_lightning.testing.training.reference import Conversion, compare_with_reference, record_ours
 from det_lightning.testing.training.requirements import arguments_of, explain_failure
 from det_lightning.testing.training.trial_source import ImportedTrial, TrialSource
 
 
+@dataclasses.dataclass(frozen=True)
+class Boundaries:
+    """The boundaries of a run of a few batches, one of every kind; None for a kind that the data do not have."""
+
+    batches: int  # length of the run
+    epoch_limit: int | None  # epochs are cut to this; None if they are short enough, or do not end
+    mid_epoch: int | None  # a checkpoint between two batches of an epoch, with nothing else
+    epoch_end: int | None  # a checkpoint at the end of an epoch
+    after_validation: int  # a checkpoint right after a validation
+
+    @classmethod
+    def of(cls, batches: int, epoch_length: int | None) -> Boundaries:
+        """Return the boundaries of a run of at least 6 batches; ``epoch_length`` is None for an endless loader."""
+        longest = max(2, (batches - 2) // 2)
+        if epoch_length is None:
+            return cls(batches, None, 2, None, longest)
+        epoch = min(epoch_length, longest)
+        mid = None if epoch == 1 else epoch // 2
+        return cls(batches, longest if epoch_length > longest else None, mid, epoch, epoch + max(1, epoch // 2 - 1) + 1)
+
+    def applied_to(self, plan: RunPlan) -> RunPlan:
+        """Return the plan with these boundaries, and with a checkpoint within an aggregation if it has one."""
+        within = self.mid_aggregation(plan.settings.aggregation_frequency)
+        checkpoints = (self.mid_epoch, self.epoch_end, self.after_validation, within)
+        limits = {"limit_val_batches": 4}
+        if self.epoch_limit is not None:
+            limits["limit_train_batches"] = self.epoch_limit
+        return dataclasses.replace(
+            plan,
+            validate_after=frozenset({self.after_validation}),
+            checkpoint_after=frozenset(batch for batch in checkpoints if batch is not None),
+            limits=limits,
+        )
+
+    def mid_aggregation(self, frequency: int) -> int | None:
+        """Return a number of batches that does not complete an update of ``frequency`` batches."""
+        if frequency == 1:
+            return None
+        return frequency + 1 if frequency + 1 < self.batches else 1
+
+
 class TrialRuns:
-    """The runs of one trial.
-
-    Args:
-        options: which trial, and how it is trained.
-        source: where its class comes from; by default ``options.spec`` is imported.
-
-    Attributes:
-        options: as given.
-        source: of the trial's class.
-        cleared_gradients: where the trial clears gradients that an update still needs, as :attr:`aggregated` found.
-    """
+    """The runs of one trial, which is imported from ``options.spec`` unless there is a ``source``."""
 
     def __init__(self, options: TrialOptions, source: TrialSource | None = None) -> None:
         self.options = options
         self.source = source or ImportedTrial(options.spec, options.directory)
+        #: Where the trial clears gradients that an update still needs, as :attr:`aggregated` found.
         self.cleared_gradients: dict[str, None] = {}
         self._resumed: dict[tuple[int, int], Run] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="det_lightning-", ignore_cleanup_errors=True)
@@ -49,7 +79,7 @@ class TrialRuns:
 
     @functools.cached_property
     def settings(self) -> RunSettings:
-        """What all runs depend on."""
+        """The settings of all runs but those beside a reference."""
         options = self.options
         return RunSettings(
             hparams=options.hparams or {},
@@ -64,7 +94,7 @@ class TrialRuns:
 
     @property
     def reference_settings(self) -> RunSettings:
-        """What the runs beside a reference depend on."""
+        """The settings of the runs beside a reference."""
         return dataclasses.replace(self.settings, reporting_period=5)
 
     def plan(self, name: str, settings: RunSettings | None = None, **options: Any) -> RunPlan:
@@ -73,45 +103,44 @@ class TrialRuns:
 
     @functools.cached_property
     def probe(self) -> tuple[Run, ContextBypass]:
-        """Two epochs of two batches, watched by what is too slow for the other runs."""
-        bypass = ContextBypass(self.source.directory)
+        """Two epochs of two batches, under an observation that is too slow for the other runs."""
         observer = Observer()
+        bypass = ContextBypass(self.source.directory, observer)
         plan = self.plan(
             "a run of four batches",
             dataclasses.replace(self.settings, batches=4),
             validate_after=frozenset({2}),
-            epoch_limit=2,
-            validation_batches=1,
-            around=lambda: bypasses_noted(bypass, observer),
+            limits={"limit_train_batches": 2, "limit_val_batches": 1},
+            around=bypass.noted,
         )
         return train(self.source, plan, observer), bypass
 
     @functools.cached_property
     def boundaries(self) -> Boundaries:
-        """What the runs do when; where the trial does not even begin to train it does not matter."""
+        """The boundaries of all other runs; arbitrary ones if the trial does not begin to train."""
         run, _ = self.probe
         return Boundaries.of(self.options.batches, run.observer.epoch_length)
 
     @functools.cached_property
     def straight(self) -> Run:
-        """A run from beginning to end."""
+        """An uninterrupted run."""
         plan = self.boundaries.applied_to(self.plan("the first run"))
-        return train(self.source, plan, Observer(StateReader(self.source.modules)))
+        return train(self.source, plan, Observer(self.source.modules))
 
     @functools.cached_property
     def again(self) -> Run:
-        """The same once more."""
+        """The same run once more."""
         plan = self.boundaries.applied_to(self.plan("the second run"))
-        return train(self.source, plan, Observer(StateReader(self.source.modules)))
+        return train(self.source, plan, Observer(self.source.modules))
 
     @functools.cached_property
     def under_lightning(self) -> Run:
-        """The same run by Lightning's API."""
+        """The same run with Lightning's API."""
         return train_under_lightning(self.source, self.boundaries.applied_to(self.plan("pl.Trainer")), Observer())
 
     @property
     def aggregation_frequency(self) -> int:
-        """Number of batches of an update in :attr:`aggregated`: two, unless the configuration says more."""
+        """Number of batches of an update in :attr:`aggregated`: that of the configuration, and at least two."""
         return max(2, self.options.aggregation_frequency)
 
     @functools.cached_property
@@ -127,55 +156,39 @@ class TrialRuns:
         return train(self.source, self.boundaries.applied_to(plan), observer)
 
     def resumed(self, run: Run, batches: int) -> Run:
-        """Return a run that goes on from the checkpoint of ``run`` after so many batches."""
+        """Return a run that resumes from the checkpoint of ``run`` after ``batches`` batches."""
         key = (id(run), batches)
         if key not in self._resumed:
-            storage = self.plan(f"resumed-{len(self._resumed)}").storage
             plan = dataclasses.replace(
                 run.plan,
                 name="the resumed run",
-                storage=storage,
+                storage=self.plan(f"resumed-{len(self._resumed)}").storage,
                 resume_from=run.checkpoints[batches],
                 trusted=True,  # it was written here
                 around=contextlib.nullcontext,
             )
-            observer = Observer(StateReader(self.source.modules), AttributeAccess())
+            observer = Observer(self.source.modules, AttributeAccess())
             self._resumed[key] = train(self.source, plan, observer)
         return self._resumed[key]
 
     @functools.cached_property
     def conversion(self) -> Conversion:
-        """The trial beside its reference.
-
-        Raises:
-            NotChecked: there is no reference.
-            BadTrial: it cannot be used.
-        """
+        """The trial beside its reference; raises NotChecked or BadTrial if it has none."""
         return compare_with_reference(self.options, self.source, self.reference_settings)
 
     def own_record(self) -> TrainingRecord:
         """Record the trial on det_lightning, as beside a reference."""
         return record_ours(self.source, self.reference_settings)
 
-    def require_importable(self) -> None:
-        """Import the trial; raise BadTrial, which says why, if that does not work."""
-        with self.source.imported():
-            pass
-
     def require(self, run: Run) -> Run:
-        """Return the run if it came to its end.
-
-        Raises:
-            NotChecked: it did not; says when, and in one line why. It is for another check to fail because of it.
-        """
+        """Return the run; raises NotChecked if it failed, which another check reports."""
         if run.failure is not None:
             raise NotChecked(f"the trial fails {run.failure.stage} ({run.failure.reason})")
         return run
 
     def explained(self, run: Run) -> Exception:
-        """Return the error for a run that failed, with all that can be said."""
+        """Return the error to raise for a run that failed."""
         assert run.failure is not None
-        explanation = explain_failure(self.source, self.settings, run.failure)
-        if explanation:
+        if explanation := explain_failure(self.source, self.settings, run.failure):
             return BadTrial(explanation)
         return CheckFailed(f"{self.source.name} fails {run.failure.description}")

@@ -8,99 +8,72 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
 from det_lightning.compat import answering_determined
 from det_lightning.pytorch import PyTorchTrial
 from det_lightning.testing.outcomes import BadTrial
-from det_lightning.testing.own_code import is_own_file, own_frames
 
-# pytest goes on using the first import of them.
+# pytest and this plugin keep using their first import.
 _KEPT = {"__main__", "conftest", "det_lightning"}
 
 
-class TrialSource(Protocol):
-    """Where a trial's class comes from.
-
-    Attributes:
-        name: for messages.
-        spec: ``"module:Class"``.
-        directory: of the trial's code.
-    """
-
-    name: str
-    spec: str
-    directory: Path
-
-    def imported(self) -> contextlib.AbstractContextManager[type]:
-        """Give the class inside of a ``with`` block; what runs inside may import more of the trial's modules."""
-
-    def modules(self) -> list[ModuleType]:
-        """Return the modules of the trial's own code; only inside of such a block."""
-
-
 class GivenTrial:
-    """A class that is there already; its module is imported once, so what is kept in globals stays between runs."""
+    """A class that is imported already; its globals keep their values between runs."""
 
     def __init__(self, trial_class: type) -> None:
-        self.name = trial_class.__qualname__
+        self.name = trial_class.__qualname__  # for messages
         self.spec = f"{trial_class.__module__}:{trial_class.__qualname__}"
-        self.directory = Path(inspect.getsourcefile(trial_class) or ".").resolve().parent
+        self.directory = Path(inspect.getsourcefile(trial_class) or ".").resolve().parent  # of the trial's code
         self._class = trial_class
 
     @contextlib.contextmanager
     def imported(self) -> Iterator[type]:
+        """Yield the class; the code in the ``with`` block may import more of the trial's modules."""
         yield self._class
 
     def modules(self) -> list[ModuleType]:
+        """Return the imported modules of the trial's own code; only within such a block."""
         return [sys.modules[self._class.__module__]] if self._class.__module__ in sys.modules else []
 
 
 class ImportedTrial:
-    """A class that is imported by name, with ``import determined`` answered by det_lightning.
+    """A class that is imported by name, with ``determined`` as an alias of det_lightning.
 
-    Each block imports the trial's modules again and forgets them afterwards: what a trial keeps in globals or on
-    classes begins as in a new process, and what it does to environment and working directory is undone. Modules
-    that cannot be imported a second time stay as they are.
+    Each block imports the trial's modules again, so that globals and class attributes start as in a new process, and
+    restores the environment and the working directory. Modules that fail to import a second time are kept.
 
     Args:
-        spec: ``"module:Class"`` or ``"path/to/file.py:Class"``.
-        directory: where modules are looked for first.
-
-    Raises:
-        BadTrial: ``spec`` has another form.
+        spec: ``"module:Class"`` or ``"path/to/file.py:Class"``; raises BadTrial for anything else.
+        directory: first on the search path of modules.
     """
 
     def __init__(self, spec: str, directory: Path) -> None:
-        module, _, self._class_name = spec.rpartition(":")
-        if not module or not self._class_name:
+        self._module_name, _, self._class_name = spec.rpartition(":")
+        if not self._module_name or not self._class_name:
             raise BadTrial(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
-        if module.endswith(".py"):
-            file = directory / module
+        if self._module_name.endswith(".py"):
+            file = directory / self._module_name
             directory = file.parent
-            module = file.stem
-        self._module_name = module
+            self._module_name = file.stem
         self.name = spec
-        self.spec = f"{module}:{self._class_name}"
+        self.spec = f"{self._module_name}:{self._class_name}"
         self.directory = directory.resolve()
         self._first_import: dict[str, ModuleType] = {}
 
     @contextlib.contextmanager
     def imported(self) -> Iterator[type]:
-        """Give the class.
-
-        Raises:
-            BadTrial: the module does not import, or has no such trial; the message says all that is known.
-        """
+        """Yield the class; raises BadTrial if the module cannot be imported, or has no such trial."""
         hidden = self._forget_modules()
         environment = dict(os.environ)
         with pytest.MonkeyPatch.context() as paths, answering_determined():
-            paths.chdir(Path.cwd())  # and back to it at the end
+            paths.chdir(Path.cwd())  # restored at the end
             paths.syspath_prepend(self.directory)
             try:
                 yield self._find_class(self._import_module())
@@ -126,22 +99,21 @@ class ImportedTrial:
         file = getattr(module, "__file__", None)
         try:
             files = [file] if isinstance(file, str) else [str(path) for path in getattr(module, "__path__", None) or ()]
-        except Exception:  # modules made by others may answer with anything
+        except Exception:  # a lazy module may raise anything
             return False
         return any(is_own_file(file, self.directory) for file in files)
 
     def _import_module(self) -> ModuleType:
         try:
             return importlib.import_module(self._module_name)
-        except (Exception, SystemExit) as e:  # running a module may raise anything
+        except (Exception, SystemExit) as e:  # a module may raise anything
             if self._module_name in self._first_import:
-                # Some modules can be run once only, such as those that register something under a name.
+                # Some modules can be imported only once, such as those that register a name.
                 sys.modules.update(self._first_import)
                 return self._first_import[self._module_name]
             if isinstance(e, ModuleNotFoundError) and f"{self._module_name}.".startswith(f"{e.name}."):
-                here = sorted(path.stem for path in self.directory.glob("*.py"))
-                modules = f"The modules there are {', '.join(here)}" if here else "There are no modules there"
-                message = f"There is no module {self._module_name!r} in {self.directory}. {modules}."
+                here = ", ".join(sorted(path.stem for path in self.directory.glob("*.py"))) or "none"
+                message = f"There is no module {self._module_name!r} in {self.directory}. The modules there are {here}."
                 raise BadTrial(message) from None
             raise BadTrial(f"{self._module_name} cannot be imported:\n{own_frames(e, self.directory)}") from None
 
@@ -152,13 +124,32 @@ class ImportedTrial:
         if _is_trial(found):
             return found  # type: ignore[no-any-return]
         trials = [name for name, value in vars(module).items() if _is_trial(value)]
-        listed = f"The trials in it are: {', '.join(trials)}." if trials else "There are no trials in it."
         close = difflib.get_close_matches(self._class_name, trials, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
+        advice = f"The trials in it are: {', '.join(trials) or 'none'}.{hint}"
         if found is None:
-            raise BadTrial(f"{self._module_name} has no class {self._class_name}. {listed}{hint}")
-        raise BadTrial(f"{self._module_name}:{self._class_name} is not a PyTorchTrial but {found!r}. {listed}{hint}")
+            raise BadTrial(f"{self._module_name} has no class {self._class_name}. {advice}")
+        raise BadTrial(f"{self._module_name}:{self._class_name} is not a PyTorchTrial: {found!r}. {advice}")
+
+
+TrialSource = GivenTrial | ImportedTrial
 
 
 def _is_trial(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, PyTorchTrial) and value is not PyTorchTrial
+
+
+def is_own_file(file: str, directory: Path) -> bool:
+    """Return whether a file is the user's code below ``directory``: neither an installed package nor det_lightning."""
+    path = Path(file)
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return not installed and path.is_relative_to(directory) and not path.is_relative_to(Path(__file__).parents[2])
+
+
+def own_frames(error: BaseException, directory: Path) -> str:
+    """Return the traceback of ``error``, shortened to the frames in the user's files, and the error itself."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_own_file(frame.filename, directory)]
+    for frame in own:
+        frame.filename = str(Path(frame.filename).relative_to(directory))
+    return f"{''.join(traceback.format_list(own))}{''.join(traceback.format_exception_only(error))}".rstrip()

@@ -1,4 +1,4 @@
-"""Records and their files, and the first difference of two."""
+"""The first difference of two records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import functools
 import json
 import math
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,10 @@ from det_lightning import pytorch
 from det_lightning.testing import recorder
 from det_lightning.testing.records.comparison import first_difference, tolerance_for
 from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance
-from det_lightning.testing.records.record import RecordError, TrainingRecord, parse_record, read_record, write_record
+from det_lightning.testing.records.record import TrainingRecord, parse_record
 from det_lightning.testing.records.values import ulps_between
 from det_lightning.testing.training.reference import record_ours
-from tests.testing.recorded_trials import SETTINGS, Regression
-
-
-@functools.cache
-def recorded() -> TrainingRecord:
-    return record_ours(Regression, SETTINGS)
+from tests.testing.recorded_trials import SETTINGS, Regression, recorded
 
 
 @pytest.fixture
@@ -39,83 +33,6 @@ def record() -> TrainingRecord:
 
 def in_another_environment(record: TrainingRecord) -> TrainingRecord:
     return dataclasses.replace(record, environment={**record.environment, "torch": "1.12.1"})
-
-
-# Files
-
-
-def test_a_record_comes_back_from_its_file(record: TrainingRecord, tmp_path: Path) -> None:
-    path = tmp_path / "ref.json"
-    write_record(record, path)
-    assert read_record(path, "elsewhere:Regression") == dataclasses.replace(record, path=path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "There is no .*ref.json. Make one .* python recorder.py model_def:Regression"),
-        ("", "is not a record of a training, or is damaged"),
-        ('{"format": "det-lightning training re', "is damaged"),
-        ("[" * 100_000, "is not a record of a training, or is damaged"),
-        ("[1, 2]", "is JSON, but not a record"),
-        ('{"loss": 0.1}', "is JSON, but not a record"),
-    ],
-)
-def test_what_is_no_record_is_told_apart(content: str | None, message: str, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / "ref.json").write_text(content)
-    with pytest.raises(RecordError, match=message):
-        read_record(tmp_path / "ref.json", "model_def:Regression")
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda content: content.update(version=2), "version 2 .* reads 1"),
-        (lambda content: content.pop("events"), "events is missing"),
-        (lambda content: content.update(batches="6", trial=None), "trial is a NoneType; batches is a str"),
-        (lambda content: content["settings"].pop("seed"), "settings are .* rather than .*seed"),
-        (lambda content: content["events"][4].pop("random"), r"event 4 \(batch_start\) has no random"),
-        (lambda content: content["events"].insert(2, {"event": "party"}), "event 2 is of no known kind"),
-    ],
-)
-def test_damage_is_named(damage: Callable[[Any], Any], message: str, record: TrainingRecord, tmp_path: Path) -> None:
-    write_record(record, tmp_path / "ref.json")
-    content = json.loads((tmp_path / "ref.json").read_text())
-    damage(content)
-    (tmp_path / "ref.json").write_text(json.dumps(content))
-    with pytest.raises(RecordError, match=message):
-        read_record(tmp_path / "ref.json")
-
-
-def test_a_record_of_another_trial_is_refused(record: TrainingRecord, tmp_path: Path) -> None:
-    write_record(record, tmp_path / "ref.json")
-    with pytest.raises(RecordError, match=r"is a record of .*:Regression; expected one of model_def:Other"):
-        read_record(tmp_path / "ref.json", "model_def:Other")
-
-
-# Recording
-
-
-def test_recording_leaves_random_state_and_threads_alone() -> None:
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
-    made = record_ours(Regression, SETTINGS, threads=threads + 1)
-    assert made.environment["threads"] == threads + 1
-    assert torch.get_num_threads() == threads
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_the_constructor_gets_its_arguments() -> None:
-    made = record_ours(Regression, dataclasses.replace(SETTINGS, arguments={"width": 2}))
-    assert made.named("start")[0]["weights"]["model.0.weight"]["shape"] == [2, 3]
-
-
-def test_curves_have_the_scalar_metrics(record: TrainingRecord) -> None:
-    assert [batch for batch, _ in record.training_metrics()["loss"]] == list(range(6))
-    assert [batch for batch, _ in record.validation_metrics()["validation_loss"]] == [3, 6]
-
-
-# Comparing
 
 
 def test_the_same_training_twice_has_no_difference(record: TrainingRecord) -> None:
@@ -192,19 +109,19 @@ class Forgets(Regression):
 @pytest.mark.parametrize(
     ("spoiled", "kind", "name", "batch", "cause"),
     [
-        (DrawsMore, "metric", "loss", 2, "draws a number more"),
-        (ScalesTheLoss, "gradient", "model.0.bias", 3, "scaled otherwise"),
+        (DrawsMore, "metric", "loss", 2, "draws more random numbers"),
+        (ScalesTheLoss, "gradient", "model.0.bias", 3, "scaled differently"),
         (StepsTwice, "learning rate", "group[0][0]", 3, "scheduler is stepped"),
         (Decays, "parameter", "model.3.bias", 0, "update differs"),
         (Trains, "validation metric", "validation_loss", 3, ""),
-        (Renames, "validation metric", "validation_loss", 3, "reduced otherwise"),
+        (Renames, "validation metric", "validation_loss", 3, "reduced differently"),
         (Stops, "number of batches", "trained", 4, "stops earlier"),
         (Fails, "error", "ArithmeticError", 4, "ends with an error"),
         (Unshuffled, "data", "batch[0]", 0, ""),
         (Forgets, "callback state", "average.loss", 6, "callback has seen"),
     ],
 )
-def test_what_is_spoiled_is_named(
+def test_the_first_difference_of_a_changed_trial_is_named_with_its_cause(
     spoiled: type, kind: str, name: str, batch: int, cause: str, record: TrainingRecord
 ) -> None:
     difference = first_difference(record, record_ours(spoiled, SETTINGS))
@@ -248,7 +165,7 @@ def test_the_recorder_alone_sees_the_same_training(trial: type, tmp_path: Path) 
         ({"~": "object", "class": "set"}, None, True),
     ],
 )
-def test_a_record_that_knows_only_the_class_of_a_value_differs_by_the_class_only(
+def test_values_recorded_only_by_class_are_compared_by_class(
     recorded_before: Any, recorded_now: Any, differ: bool, record: TrainingRecord
 ) -> None:
     ours = copy.deepcopy(record)
@@ -281,7 +198,7 @@ def test_one_changed_number_is_found_with_its_distance(batch: int, steps: int) -
 
 
 @given(st.integers(0, 5), st.floats(-0.5, 0.5))
-def test_a_tolerance_lets_pass_what_is_within_it(batch: int, share: float) -> None:
+def test_a_difference_within_the_tolerance_is_none(batch: int, share: float) -> None:
     reference, ours = recorded(), copy.deepcopy(recorded())
     number_of(ours.named("batch_end")[batch])["value"] *= 1 + share  # type: ignore[arg-type]
     one, other = (number_of(r.named("batch_end")[batch])["value"] for r in (reference, ours))  # type: ignore[arg-type]
@@ -309,7 +226,7 @@ def test_ulps_are_those_of_the_dtype(dtype: str, other: float, steps: int | None
     assert ulps_between(1.0, other, dtype) == steps
 
 
-def test_not_a_number_is_the_same_as_itself_and_infinitely_far_from_others(record: TrainingRecord) -> None:
+def test_nan_equals_itself_and_is_infinitely_far_from_other_numbers(record: TrainingRecord) -> None:
     spoiled = copy.deepcopy(record)
     number_of(spoiled.named("batch_end")[1])["value"] = math.nan  # type: ignore[arg-type]
     assert first_difference(spoiled, copy.deepcopy(spoiled)) is None
@@ -318,7 +235,7 @@ def test_not_a_number_is_the_same_as_itself_and_infinitely_far_from_others(recor
     assert (difference.batch, difference.absolute) == (1, math.inf)
 
 
-def test_weights_that_differ_where_nothing_was_sampled_differ_all_the_same(record: TrainingRecord) -> None:
+def test_weights_differ_even_if_no_sampled_element_does(record: TrainingRecord) -> None:
     ours = copy.deepcopy(record)
     ours.named("batch_end")[2]["weights"]["model.0.weight"]["digest"] = "0" * 16
     difference = first_difference(record, ours)
@@ -327,14 +244,14 @@ def test_weights_that_differ_where_nothing_was_sampled_differ_all_the_same(recor
     assert first_difference(record, ours, Tolerance(relative=1e-6)) is None
 
 
-def test_bits_count_in_the_same_environment_only(record: TrainingRecord) -> None:
+def test_bits_count_only_in_the_same_environment(record: TrainingRecord) -> None:
     assert tolerance_for(record, record) == BIT_EQUAL
     other = tolerance_for(in_another_environment(record), record)
     assert (other.relative, other.absolute) == (1e-3, 1e-5)
     assert "torch 1.12.1 and" in other.reason
 
 
-def test_hooks_that_one_determined_does_not_have_are_left_out(record: TrainingRecord) -> None:
+def test_hooks_that_one_release_lacks_are_not_compared(record: TrainingRecord) -> None:
     hook = "on_trial_startup"
     events = tuple(event for event in record.events if event.get("name") != hook)
     assert first_difference(dataclasses.replace(record, events=events), record) is not None
@@ -343,7 +260,7 @@ def test_hooks_that_one_determined_does_not_have_are_left_out(record: TrainingRe
     assert first_difference(older, record) is None
 
 
-def test_a_bias_before_a_batch_norm_moves_by_noise_and_is_left_out_between_environments(
+def test_a_bias_before_a_batch_norm_is_not_compared_between_environments(
     record: TrainingRecord,
 ) -> None:
     """The gradient of ``model.0.bias`` is nothing but rounding; Adam makes full steps of it."""
@@ -368,7 +285,7 @@ def test_learning_rates_are_held_to_a_millionth_between_environments(record: Tra
 
 
 @pytest.mark.parametrize(("moved", "allowed"), [(3, True), (4, False)])
-def test_a_few_elements_of_weights_may_go_another_way_between_environments(
+def test_less_than_half_of_the_sampled_weights_may_differ_between_environments(
     moved: int, allowed: bool, record: TrainingRecord
 ) -> None:
     ours = copy.deepcopy(record)
@@ -378,7 +295,7 @@ def test_a_few_elements_of_weights_may_go_another_way_between_environments(
     assert (first_difference(in_another_environment(record), ours) is None) == allowed
 
 
-def test_other_draws_are_the_cause_of_what_differs_later(record: TrainingRecord) -> None:
+def test_different_random_draws_are_the_cause_of_later_differences(record: TrainingRecord) -> None:
     ours = copy.deepcopy(record)
     for event in ours.events:
         if event["batch"] >= 2 and "random" in event:
@@ -388,7 +305,7 @@ def test_other_draws_are_the_cause_of_what_differs_later(record: TrainingRecord)
     difference = first_difference(in_another_environment(record), ours)
     assert difference is not None
     assert (difference.batch, difference.drawn_apart) == (4, 2)
-    assert "in other states since batch 2" in difference.likely_cause
+    assert "random states differ from batch 2 on" in difference.likely_cause
 
 
 def test_a_difference_reads_as_a_sentence() -> None:

@@ -1,0 +1,92 @@
+"""Records of trainings, and their files."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from det_lightning.testing.records.record import RecordError, TrainingRecord, read_record, write_record
+from det_lightning.testing.training.reference import record_ours
+from tests.testing.recorded_trials import SETTINGS, Regression, recorded
+
+
+@pytest.fixture
+def record() -> TrainingRecord:
+    return copy.deepcopy(recorded())
+
+
+def test_a_record_comes_back_from_its_file(record: TrainingRecord, tmp_path: Path) -> None:
+    path = tmp_path / "ref.json"
+    write_record(record, path)
+    assert read_record(path, "elsewhere:Regression") == record
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "There is no .*ref.json. Make one .* python recorder.py model_def:Regression"),
+        ("", "is not a record of a training, or is damaged"),
+        ('{"format": "det-lightning training re', "is damaged"),
+        ("[" * 100_000, "is not a record of a training, or is damaged"),
+        ("[1, 2]", "is JSON, but not a record"),
+        ('{"loss": 0.1}', "is JSON, but not a record"),
+    ],
+)
+def test_a_file_that_is_not_a_record_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "ref.json").write_text(content)
+    with pytest.raises(RecordError, match=message):
+        read_record(tmp_path / "ref.json", "model_def:Regression")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content.update(version=2), "version 2 .* reads 1"),
+        (lambda content: content.pop("events"), "events is missing"),
+        (lambda content: content.update(batches="6", trial=None), "trial is a NoneType; batches is a str"),
+        (lambda content: content["settings"].pop("seed"), "settings are .* rather than .*seed"),
+        (lambda content: content["events"][4].pop("random"), r"event 4 \(batch_start\) has no random"),
+        (lambda content: content["events"].insert(2, {"event": "party"}), "event 2 is of an unknown kind"),
+    ],
+)
+def test_damaged_records_are_refused(
+    damage: Callable[[Any], Any], message: str, record: TrainingRecord, tmp_path: Path
+) -> None:
+    write_record(record, tmp_path / "ref.json")
+    content = json.loads((tmp_path / "ref.json").read_text())
+    damage(content)
+    (tmp_path / "ref.json").write_text(json.dumps(content))
+    with pytest.raises(RecordError, match=message):
+        read_record(tmp_path / "ref.json")
+
+
+def test_a_record_of_another_trial_is_refused(record: TrainingRecord, tmp_path: Path) -> None:
+    write_record(record, tmp_path / "ref.json")
+    with pytest.raises(RecordError, match=r"is a record of .*:Regression; expected one of model_def:Other"):
+        read_record(tmp_path / "ref.json", "model_def:Other")
+
+
+def test_recording_leaves_random_state_and_threads_alone() -> None:
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    made = record_ours(Regression, SETTINGS, threads=threads + 1)
+    assert made.environment["threads"] == threads + 1
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_constructor_gets_its_arguments() -> None:
+    made = record_ours(Regression, dataclasses.replace(SETTINGS, arguments={"width": 2}))
+    assert made.named("start")[0]["weights"]["model.0.weight"]["shape"] == [2, 3]
+
+
+def test_curves_have_the_scalar_metrics(record: TrainingRecord) -> None:
+    assert [batch for batch, _ in record.curves("batch_end")["loss"]] == list(range(6))
+    assert [batch for batch, _ in record.curves("validation")["validation_loss"]] == [3, 6]
