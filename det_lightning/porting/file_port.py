@@ -143,15 +143,15 @@ def _port_of(path: pathlib.Path) -> _Port | None:
 
 
 def _port_of_text(name: str) -> _Port | None:
-    from det_lightning.porting import requirements, shell
+    from det_lightning.porting import commands, requirements
 
     if _DOCKER_NAMES.fullmatch(name):
-        return shell.port_dockerfile
+        return commands.port_dockerfile
     if _REQUIREMENT_NAMES.fullmatch(name):
         return requirements.port_requirements_file
     if name in _CONFIG_NAMES:
         return requirements.port_config_file
-    return shell.port_shell if _SHELL_NAMES.fullmatch(name) else None
+    return commands.port_shell if _SHELL_NAMES.fullmatch(name) else None
 
 
 def _encoding_of(path: pathlib.Path, content: bytes) -> str:

@@ -36,6 +36,11 @@ class Finding:
     advice: str
 
 
+def line_at(text: str, offset: int, first_line: int = 1) -> int:
+    """Return the line of ``text[offset]`` in the file whose line ``first_line`` the text begins with."""
+    return first_line + text.count("\n", 0, offset)
+
+
 def unresolved(findings: Iterable[Finding], text: str) -> list[Finding]:
     """Return the findings in the order of their lines, each once, without those that a comment declares resolved."""
     lines = ["", *text.splitlines()]

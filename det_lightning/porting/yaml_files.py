@@ -8,12 +8,11 @@ from typing import Any
 
 import yaml
 
+from det_lightning.porting.commands import launcher_counterpart, port_shell, runs_a_class, trial_class_in
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Severity
-from det_lightning.porting.launchers import launcher_counterpart, runs_a_class, trial_class_in
 from det_lightning.porting.missing_parts import missing_launcher
 from det_lightning.porting.requirements import port_requirement
-from det_lightning.porting.shell import port_shell
 
 _MODULE = re.compile(r"determined\.launch\.(\w+)")
 _TRIAL_CLASS = re.compile(r"[\w.]+:[\w.]+")
