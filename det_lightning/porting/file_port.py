@@ -17,6 +17,7 @@ from det_lightning.masking import mask_text
 from det_lightning.porting.findings import Finding, Severity, unresolved
 
 _BOM = "\ufeff"
+_PYTHON = (".py", ".pyi", ".pyw")
 _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
 _SHELL_NAMES = re.compile(r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile")
 _DOCKER_NAMES = re.compile(r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file")
@@ -67,9 +68,10 @@ class FilePort:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
-            owner = self.path.lstat()
-            if (temporary.lstat().st_uid, temporary.lstat().st_gid) != (owner.st_uid, owner.st_gid):
-                shutil.chown(temporary, owner.st_uid, owner.st_gid)
+            old = self.path.lstat()
+            new = temporary.lstat()
+            if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+                shutil.chown(temporary, old.st_uid, old.st_gid)
             shutil.copymode(self.path, temporary)
             temporary.replace(self.path)
         except BaseException:
@@ -90,8 +92,7 @@ def is_portable(path: pathlib.Path) -> bool:
 def port_file(path: pathlib.Path) -> FilePort:
     """Port one file; it is not written.
 
-    What is not understood, such as a syntax error, leaves the file as it is and is a finding, if it has to do with
-    Determined at all.
+    A file that cannot be parsed stays as it is, which is a finding if it mentions Determined.
 
     Raises:
         OSError: the file cannot be read.
@@ -108,26 +109,22 @@ def port_file(path: pathlib.Path) -> FilePort:
     mark = _BOM if text.startswith(_BOM) else ""
     body = text[len(mark) :]
     try:
-        ported, findings = _ported(port, body)
+        ported, findings = port(body)
+        if ported != body:
+            port(ported)  # what was written must be readable
     except Exception as e:
-        if not _is_about_the_file(e):
+        reason = _unreadable(e)
+        if reason is None:
             raise
-        return FilePort(path, text, text, _not_understood(body, _describe(e)), encoding)
+        return FilePort(path, text, text, _not_understood(body, reason), encoding)
     return FilePort(path, text, mark + ported, unresolved(findings, body), encoding)
-
-
-def _ported(port: _Port, text: str) -> tuple[str, list[Finding]]:
-    ported, findings = port(text)
-    if ported != text:
-        port(ported)  # what was written has to be readable
-    return ported, findings
 
 
 def _port_of(path: pathlib.Path) -> _Port | None:
     """Return what ports files of this name. Imports it, since each needs a library of its own."""
     name = path.name
     suffix = path.suffix.lower()
-    if suffix in (".py", ".pyi", ".pyw"):
+    if suffix in _PYTHON:
         from det_lightning.porting.python_files import port_python
 
         return port_python
@@ -139,10 +136,6 @@ def _port_of(path: pathlib.Path) -> _Port | None:
         from det_lightning.porting.yaml_files import port_yaml
 
         return port_yaml
-    return _port_of_text(name)
-
-
-def _port_of_text(name: str) -> _Port | None:
     from det_lightning.porting import commands, requirements
 
     if _DOCKER_NAMES.fullmatch(name):
@@ -155,7 +148,7 @@ def _port_of_text(name: str) -> _Port | None:
 
 
 def _encoding_of(path: pathlib.Path, content: bytes) -> str:
-    if path.suffix.lower() not in (".py", ".pyi", ".pyw") or content.startswith(codecs.BOM_UTF8):
+    if path.suffix.lower() not in _PYTHON or content.startswith(codecs.BOM_UTF8):
         return "utf-8"
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
@@ -164,24 +157,18 @@ def _encoding_of(path: pathlib.Path, content: bytes) -> str:
     return encoding
 
 
-def _is_about_the_file(error: Exception) -> bool:
-    """Return whether an error says that a file is not of the kind that its name says."""
+def _unreadable(error: Exception) -> str | None:
+    """Return why a file is not of the kind that its name says; None if an error is not about that."""
     import libcst
     import yaml
 
     from det_lightning.porting.notebook import NotebookError
 
-    return isinstance(error, libcst.ParserSyntaxError | yaml.YAMLError | NotebookError | RecursionError)
-
-
-def _describe(error: Exception) -> str:
-    import libcst
-
     if isinstance(error, libcst.ParserSyntaxError):
         return f"it is not Python 3: line {error.raw_line}: {error.message}"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    return " ".join(mask_text(str(error)).split())
+    return " ".join(mask_text(str(error)).split()) if isinstance(error, yaml.YAMLError | NotebookError) else None
 
 
 def _not_understood(text: str, why: str) -> list[Finding]:
