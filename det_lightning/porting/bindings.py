@@ -12,39 +12,23 @@ from det_lightning.porting.python_syntax import PythonFile, dotted_name
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Binding:
-    """A name that an import statement gives to a part of Determined.
+    """A name that an import statement gives to a part of Determined."""
 
-    Attributes:
-        name: the name in the file.
-        path: what it stands for, as a dotted name of Determined.
-        imported: what the statement imports: ``determined.pytorch`` where ``import determined.pytorch`` binds
-            ``determined``; otherwise the same as ``path``.
-        statement: the statement.
-        alias: the part of it that binds the name.
-    """
-
-    name: str
-    path: str
-    imported: str
+    name: str  # in the file
+    path: str  # what it stands for, as a dotted name of Determined
+    imported: str  # the same, but determined.pytorch where ``import determined.pytorch`` binds ``determined``
     statement: cst.Import | cst.ImportFrom
-    alias: cst.ImportAlias
+    alias: cst.ImportAlias  # the part of the statement that binds the name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reference:
-    """A use of a binding.
-
-    Attributes:
-        node: the name.
-        attributes: for ``a`` in ``a.b.c`` those of ``b`` and ``c``.
-        binding: what it stands for; one of them if there are several.
-        certain: it cannot stand for anything else.
-    """
+    """A use of a binding."""
 
     node: cst.Name
-    attributes: list[cst.Attribute]
-    binding: Binding
-    certain: bool
+    attributes: list[cst.Attribute]  # for ``a`` in ``a.b.c`` those of ``b`` and ``c``
+    binding: Binding  # one of them if there are several
+    certain: bool  # the name cannot stand for anything else
 
     @property
     def path(self) -> str:
@@ -53,20 +37,17 @@ class Reference:
 
     @property
     def expression(self) -> cst.Name | cst.Attribute:
-        """The name with its attributes."""
         return self.attributes[-1] if self.attributes else self.node
 
 
 class Bindings:
-    """Finds the bindings of a file and their uses.
+    """The bindings of a file and their uses.
 
     Args:
         file: the file.
         package: the package whose names are looked for; paths begin with ``determined`` in any case.
 
     Attributes:
-        found: all bindings.
-        references: their uses.
         stars: statements ``from determined... import *``.
         renameable: the name ``determined`` can be replaced by another one wherever it is used.
     """
@@ -140,7 +121,6 @@ class Bindings:
         )
 
     def of(self, statement: cst.CSTNode) -> list[Binding]:
-        """Return the bindings that a statement makes, in their order."""
         return [binding for binding in self.found if binding.statement is statement]
 
     def uses_trial_api(self) -> bool:

@@ -12,16 +12,16 @@ from det_lightning.porting.python_syntax import PythonFile, dotted_name, is_keyw
 _DEVICE = re.compile(r"cuda(:\d+)?")
 _TO_CONTEXT = "wrapped models and batches are placed already; move other tensors with context.to_device(...)"
 _BY_NAME = {
-    "DataParallel": ("DataParallel of your own", "wrap the model with context.wrap_model() only"),
+    "DataParallel": ("your own DataParallel", "wrap the model with context.wrap_model() only"),
     "DistributedDataParallel": (
-        "DistributedDataParallel of your own",
+        "your own DistributedDataParallel",
         "wrap the model with context.wrap_model() only; it becomes a DDP model where there are several processes",
     ),
     "set_device": ("a GPU is chosen by hand", "remove it; each process has its own device, context.device"),
 }
-_SAMPLER = ("DistributedSampler of your own", "remove it; det_lightning.pytorch.DataLoader shards over the ranks")
+_SAMPLER = ("your own DistributedSampler", "remove it; det_lightning.pytorch.DataLoader shards over the ranks")
 _GROUP = (
-    "a process group of your own",
+    "your own process group",
     "remove it from the trial; a training script may make one and pass "
     "distributed=DistributedContext.from_torch_distributed() to det_lightning.pytorch.init()",
 )
@@ -47,13 +47,13 @@ _PACKAGES = {
     ),
     "determined_common": (
         Severity.problem,
-        "{name}: it belongs to Determined's own tools",
+        "{name}: it is internal to Determined's tools",
         "use the standard library; for check, use assert",
     ),
     "attrdict": (
         Severity.check,
         "attrdict does not import on Python 3.10 or later",
-        "pip install attrdict3, which has a module of that name, or use a small class of your own",
+        "pip install attrdict3, which has a module of that name, or write a small class",
     ),
     "pedl": (
         Severity.problem,
@@ -123,7 +123,7 @@ def _imported(statement: cst.Import | cst.ImportFrom) -> list[str]:
 def _check_module(file: PythonFile, node: cst.CSTNode, module: str) -> None:
     if module.startswith("horovod."):
         advice = "use context.distributed for rank and size, and strategy='horovod' to train with Horovod"
-        file.note(node, Severity.check, "Horovod of your own", advice)
+        file.note(node, Severity.check, "your own use of Horovod", advice)
     elif module.startswith("apex.amp") or (module == "apex" and _needs_apex(file, node)):
         file.note(node, Severity.check, "apex.amp is gone from apex", _APEX)
     elif module.split(".")[0] in _PACKAGES:

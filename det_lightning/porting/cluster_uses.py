@@ -13,12 +13,7 @@ _INSTEAD = 'take hparams from your own configuration; latest_checkpoint="last" r
 
 
 def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
-    """Note where a script relies on a Determined master.
-
-    Args:
-        file: the file; it uses the PyTorch API.
-        trainer_names: the names that stand for Determined's ``Trainer``, beside ``pytorch.Trainer``.
-    """
+    """Note where a script relies on a Determined master; ``trainer_names`` stand for Determined's ``Trainer`` in it."""
     trainers: set[str] = set()
     for assign in file.find(cst.Assign):
         names = {dotted_name(target.target) for target in assign.targets} - {""}
@@ -35,8 +30,10 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
             owner = call.func.value
             is_trainer = dotted_name(owner) in trainers or _is_trainer(owner, trainer_names)
             if is_trainer and not _has_length(call):
-                advice = "pass max_length=Batch(...) or Epoch(...), as the experiment's searcher said"
-                file.note(call, Severity.problem, "fit() without max_length: it came from the searcher", advice)
+                advice = "pass max_length=Batch(...) or Epoch(...), as in the searcher's configuration"
+                file.note(
+                    call, Severity.problem, "fit() without max_length, which the searcher used to provide", advice
+                )
 
 
 def _is_trainer(value: cst.BaseExpression, trainer_names: set[str]) -> bool:

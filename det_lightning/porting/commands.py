@@ -39,12 +39,7 @@ def launcher_counterpart(module: str) -> tuple[str, ...] | None:
 
 
 def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
-    """Return a text with the launch layers of its commands rewritten, and what could not be.
-
-    Args:
-        text: shell commands, or any text that holds such.
-        first_line: number of the line that it begins with.
-    """
+    """Return any text with the launch layers of the commands in it rewritten, and what could not be."""
     findings = []
     for found in _TRIAL.finditer(text):
         findings.append(runs_a_class(found.group(1), line_at(text, found.start(1), first_line)))
@@ -84,10 +79,7 @@ def runs_a_class(given: str, line: int) -> Finding:
 
 
 def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
-    """Return shell commands with launch layers and installed packages rewritten, and what could not be.
-
-    Whole lines of comment stay.
-    """
+    """Return shell commands, but for lines of comment, with launch layers and packages rewritten, and what is left."""
     parts = []
     findings = []
     position = 0
@@ -104,7 +96,7 @@ def _port_part(text: str, first_line: int) -> tuple[str, list[Finding]]:
     ported, findings = port_commands(text, first_line)
     for found in _CLI.finditer(text):
         line = line_at(text, found.start(1), first_line)
-        reason = f"{' '.join(found.group(1).split())}: it asks a Determined master"
+        reason = f"{' '.join(found.group(1).split())}: it needs a Determined master"
         advice = "start the training script itself, or with python -m det_lightning.launch.torch_distributed"
         findings.append(Finding(line, Severity.problem, reason, advice))
     return port_installs(ported), findings + useless_installs(text, first_line)

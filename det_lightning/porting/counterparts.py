@@ -33,7 +33,7 @@ _RENAMED = {
     "determined.TrialContext": "determined.pytorch.PyTorchTrialContext",
     "determined.pytorch._ShouldExit": "determined.pytorch.ShouldExit",
 }
-# Modules that bear a name of ours, or hold names of ours, and are something else.
+# Modules that have names in common with det_lightning, and are something else.
 _BLOCKED = (
     "determined.cli",
     "determined.common",
@@ -82,7 +82,7 @@ def _is_in(path: str, prefix: str) -> bool:
 def _candidates(path: str) -> list[str]:
     """Return where to look for ``path``, in Determined's names."""
     found = [public + path.removeprefix(module) for module, public in _MOVED.items() if _is_in(path, module)]
-    # We have some private modules too, by the same names; a public name is the better one.
+    # det_lightning has some private modules of the same names; a public name is the better one.
     found.append(path)
     parts = path.split(".")
     if path.startswith(f"{_PYTORCH}."):

@@ -9,11 +9,7 @@ _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 
 
 class Edits:
-    """Replacements in a text, applied all at once.
-
-    Args:
-        text: what is changed.
-    """
+    """Replacements in a text, applied all at once."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -32,7 +28,6 @@ class Edits:
         return self.text[start : len(self.text) - len(self.text[start:].lstrip(" \t"))]
 
     def newline(self) -> str:
-        """Return what ends the first line of the text."""
         found = _LINE_ENDS.search(self.text)
         return found.group() if found else "\n"
 
@@ -54,7 +49,6 @@ class Edits:
         self._replacements[offset, offset] = new + present if first else present + new
 
     def is_free(self, start: int, end: int) -> bool:
-        """Return whether no part of ``text[start:end]`` is replaced."""
         return not any(start < other_end and other_start < end for other_start, other_end in self._replacements)
 
     def covers(self, start: int, end: int) -> bool:
@@ -66,7 +60,6 @@ class Edits:
         return self._render(start, end, self._within(start, end))
 
     def result(self) -> str:
-        """Return the text with all replacements."""
         return self._render(0, len(self.text), list(self._replacements))
 
     def _within(self, start: int, end: int) -> list[tuple[int, int]]:

@@ -29,36 +29,24 @@ _Port = Callable[[str], tuple[str, list[Finding]]]
 
 @dataclasses.dataclass(frozen=True)
 class FilePort:
-    """What became of a file.
-
-    Attributes:
-        path: the file.
-        before: its content.
-        after: what is to be written; the same as ``before`` if nothing changes.
-        findings: what is left to the user.
-        encoding: how both are encoded.
-        may_be_written: nothing stands against writing it; otherwise a finding says what does.
-    """
+    """The content of a file, and what it becomes."""
 
     path: pathlib.Path
     before: str
     after: str
     findings: list[Finding]
     encoding: str = "utf-8"
-    may_be_written: bool = True
+    may_be_written: bool = True  # otherwise a finding says why not
 
     @property
     def changed(self) -> bool:
-        """Whether anything is to be written."""
         return self.before != self.after
 
     def write(self) -> None:
-        """Write the ported content to a new file, which replaces the old one.
-
-        A file that is the same one under another name (a hard link) stays as it is there.
+        """Write the ported content to a new file, which replaces the old one; hard links to that one stay.
 
         Raises:
-            OSError: the file cannot be written, or is a link; it is as it was.
+            OSError: the file cannot be written, or is a link; it is unchanged.
         """
         if self.path.is_symlink():
             raise OSError(f"{self.path} is a link, and nothing is written through one")
@@ -80,7 +68,7 @@ class FilePort:
 
     def not_written(self, reason: str, advice: str) -> FilePort:
         """Return it with a finding on why it is not to be written."""
-        finding = Finding(0, Severity.problem, f"not changed: {reason}", advice)
+        finding = Finding(0, Severity.problem, f"not written: {reason}", advice)
         return dataclasses.replace(self, findings=[finding, *self.findings], may_be_written=False)
 
 
@@ -174,4 +162,4 @@ def _unreadable(error: Exception) -> str | None:
 def _not_understood(text: str, why: str) -> list[Finding]:
     if not _MENTIONED.search(text):
         return []
-    return [Finding(0, Severity.problem, f"left as it is: {why}", "port it by hand, or make it readable first")]
+    return [Finding(0, Severity.problem, f"not ported: {why}", "port it by hand, or make it readable first")]

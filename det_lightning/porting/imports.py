@@ -20,11 +20,8 @@ _LONG_STRINGS = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''", re.DOTALL)
 class ImportRewriter:
     """Rewrites import statements, and what is used of the names that they bind.
 
-    A file that uses only parts that det_lightning does not have is left as it is; so is a name of which no use can be
+    A file that uses only parts that det_lightning does not have stays, and so does a name of which no use can be
     rewritten.
-
-    Args:
-        file: the file.
     """
 
     def __init__(self, file: PythonFile) -> None:
@@ -232,7 +229,7 @@ class ImportRewriter:
         uses = self._uses(binding)
         if not uses and self._is_movable(binding):
             reason = f"{binding.path} is imported and not used; the import is removed"
-            self.file.note(binding.alias, Severity.note, reason, "nothing has to be done")
+            self.file.note(binding.alias, Severity.note, reason, "nothing to do")
             return
         advised = [use for use in uses if has_own_advice(binding.imported, use.path)]
         for use in advised:

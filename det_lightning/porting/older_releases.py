@@ -47,16 +47,7 @@ _MODE_CALLS = {"train_batch": ("train()", "train(True)"), "evaluate_batch": ("ev
 
 
 class OlderReleases:
-    """Rewrites what older releases had under other names, and notes what is gone.
-
-    These are names of the context, ``context.experimental.wrap_reducer``, old callbacks, and calls of what is done
-    without them.
-
-    Args:
-        file: the file; it uses the PyTorch API.
-        trials: its trials.
-        callbacks: its callbacks.
-    """
+    """Rewrites names of the context, hooks of callbacks and calls of older releases, and notes what is gone."""
 
     def __init__(self, file: PythonFile, trials: list[cst.ClassDef], callbacks: list[cst.ClassDef]) -> None:
         self._file = file
@@ -171,8 +162,8 @@ class OlderReleases:
         if method.name.value not in _TAKE_MODELS or index == 0 or given[index].default is not None:
             return
         if any(name.value == "model" for name in self._file.names(within=method.body)):
-            reason = f"{method.name.value}() takes a model, which it is not given where the trial wraps its own"
-            advice = "take the parameter away, and use the attribute that holds the wrapped model"
+            reason = f"{method.name.value}() takes a model, which is not passed where the trial wraps its own"
+            advice = "remove the parameter, and use the attribute that holds the wrapped model"
             self._file.note(method, Severity.problem, reason, advice)
         else:
             self._file.edits.replace(self._end(given[index - 1]), self._end(given[index]), "")

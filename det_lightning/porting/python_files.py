@@ -46,7 +46,7 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
 
 
 def _note_missing_attributes(file: PythonFile, ported: Bindings) -> None:
-    """Note the names of Determined that a file asks of det_lightning since it was ported."""
+    """Note names that a file that was ported uses, and that det_lightning does not have."""
     for use in ported.references:
         private = any(attribute.attr.value.startswith("_") for attribute in use.attributes)
         is_missing = counterpart(use.path) is None and counterpart(use.binding.path) is not None

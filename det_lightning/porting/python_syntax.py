@@ -45,14 +45,7 @@ class _Walk(cst.CSTVisitor):
 
 
 class PythonFile:
-    """Syntax, scopes and positions of a file.
-
-    Args:
-        text: the content of the file, without a byte order mark.
-
-    Attributes:
-        edits: what is changed.
-        findings: what is left to the user.
+    """Syntax, scopes and positions of a file, given as text without a byte order mark.
 
     Raises:
         libcst.ParserSyntaxError: it is not Python 3.
@@ -85,12 +78,10 @@ class PythonFile:
         return [node for node in self._walk.nodes[first:last] if isinstance(node, kinds)]
 
     def line(self, node: cst.CSTNode) -> int:
-        """Return the line that a node begins in, from 1."""
         line: int = self._positions[node].start.line
         return line
 
     def end_line(self, node: cst.CSTNode) -> int:
-        """Return the line that a node ends in, from 1."""
         line: int = self._positions[node].end.line
         return line
 
@@ -101,12 +92,10 @@ class PythonFile:
         return start, self.edits.offset(position.end.line, position.end.column)
 
     def source(self, node: cst.CSTNode) -> str:
-        """Return the text of a node."""
         start, end = self.span(node)
         return self.edits.text[start:end]
 
     def replace(self, node: cst.CSTNode, new: str) -> None:
-        """Replace the text of a node, with all changes within it."""
         self.edits.replace(*self.span(node), new)
 
     def remove_lines(self, node: cst.CSTNode) -> None:
@@ -125,7 +114,6 @@ class PythonFile:
         self.findings.append(Finding(self.line(node), severity, reason, advice))
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        """Return the node that a node is a part of."""
         return self._walk.parents.get(node)
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -193,7 +181,7 @@ def string_of(node: cst.CSTNode) -> str | None:
 
 
 def is_keyword(argument: cst.Arg, name: str) -> bool:
-    """Return whether an argument is given as ``name=...``."""
+    """Return whether an argument is passed as ``name=...``."""
     return argument.keyword is not None and argument.keyword.value == name
 
 
@@ -226,12 +214,7 @@ def find_classes(file: PythonFile) -> dict[str, list[cst.ClassDef]]:
 
 
 def rename_in_code(code: str, renamed: Callable[[str], str | None]) -> str:
-    """Return code, such as that in a quoted annotation, with its names replaced by what ``renamed`` returns for them.
-
-    Args:
-        code: returned as it is if it cannot be parsed.
-        renamed: is passed dotted names; returns None for those that stay.
-    """
+    """Return code, such as a quoted annotation, with the dotted names replaced for which ``renamed`` returns others."""
     try:
         file = PythonFile(code)
     except cst.ParserSyntaxError:

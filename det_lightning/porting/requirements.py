@@ -65,7 +65,7 @@ def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
         content, comment = re.fullmatch(r"(.*?)((?:\s+#.*)?\s*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
         if content.endswith("\\") and content.strip().startswith("determined"):
             reason = "Determined is required with hashes of its files"
-            advice = f"replace it by {_NAME} and write the file again with its tool"
+            advice = f"replace it with {_NAME} and generate the file again"
             findings.append(Finding(number, Severity.problem, reason, advice))
         ported = port_requirement(content)
         lines.append(line if ported is None else ported + comment)

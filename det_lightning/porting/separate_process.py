@@ -56,7 +56,7 @@ class PortingProcess:
             self._end()
             if code == _TOO_LATE and time.monotonic() - started_s >= self._timeout_s:
                 raise PortingFailed(f"it takes longer than {self._timeout_s:g} s to read")
-            raise PortingFailed(f"reading it ended the process that did so ({_status(code)})")
+            raise PortingFailed(f"reading it crashed the process ({_status(code)})")
         reply = json.loads(line)
         if "error" in reply:
             raise PortingFailed(reply["error"])
@@ -94,7 +94,7 @@ def serve(timeout_s: float) -> None:
 
     A watchdog ends the process when a file takes longer than ``timeout_s``, whatever the process is busy with.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     replies = sys.stdout
     sys.stdout = sys.stderr
     with pathlib.Path(os.devnull).open("w") as ignored:

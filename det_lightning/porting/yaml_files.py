@@ -121,14 +121,14 @@ class _YamlPort:
         steps = searcher.get("max_steps")
         if steps is not None:
             reason = f"searcher.max_steps: {steps.value} counts steps, as Determined 0.12 did"
-            advice = "write max_length: {batches: ...}; a step was 100 batches, or what batches_per_step said"
+            advice = "write max_length: {batches: ...}; a step was 100 batches, or batches_per_step"
             self._note(steps, Severity.check, reason, advice)
         precision = dict(_entries(entries.get("optimizations"))).get("mixed_precision")
         if precision is not None and precision.value != "O0":
-            reason = f"optimizations.mixed_precision: {precision.value} went with Determined 0.13"
+            reason = f"optimizations.mixed_precision: {precision.value} was removed in Determined 0.13"
             advice = (
                 f'call context.configure_apex_amp(models, optimizers, opt_level="{precision.value}") or '
-                "context.experimental.use_amp() in the trial; for one with build_model() nothing has to be done"
+                "context.experimental.use_amp() in the trial; for one with build_model() nothing needs to be done"
             )
             self._note(precision, Severity.check, reason, advice)
 
@@ -141,8 +141,8 @@ def _line(node: yaml.Node) -> int:
     return line + 1
 
 
-def _quoted(text: str, like: yaml.ScalarNode) -> str:
-    quote = like.style if like.style in ("'", '"') else ""
+def _quoted(text: str, like: yaml.Node) -> str:
+    quote = like.style if isinstance(like, yaml.ScalarNode) and like.style in ("'", '"') else ""
     return f"{quote}{text}{quote}"
 
 

@@ -161,7 +161,7 @@ def test_files_of_every_kind_are_rewritten(name: str, before: str, after: str | 
             "python -m determined.launch.torch_distributed \\\n  --trial a:B\n",
             "2: a:B: the launchers of det_lightning run scripts",
         ),
-        ("a.sh", "cd x\ndet -m host e create const.yaml .\n", "2: det -m host e create: it asks a Determined master"),
+        ("a.sh", "cd x\ndet -m host e create const.yaml .\n", "2: det -m host e create: it needs a Determined master"),
         ("requirements.txt", "determined-cli==0.12\n", "1: determined-cli: it talks to a Determined master"),
         ("requirements.txt", "torch\ndetermined @ git+https://x/y\n", "2: Determined is installed from a URL"),
         ("requirements.txt", "determined==1 \\\n  --hash=sha256:00\n", "1: Determined is required with hashes"),
@@ -170,9 +170,9 @@ def test_files_of_every_kind_are_rewritten(name: str, before: str, after: str | 
             "[tool.poetry.dependencies]\ndetermined = {version = '1'}\n",
             "2: Determined is required by a table",
         ),
-        ("a.py", "import determined\nprint 'x'\n", "0: left as it is: it is not Python 3: line 2"),
-        ("a.yaml", "entrypoint: {determined\n", "0: left as it is: while parsing a flow mapping"),
-        ("a.ipynb", "determined", "0: left as it is: not JSON"),
+        ("a.py", "import determined\nprint 'x'\n", "0: not ported: it is not Python 3: line 2"),
+        ("a.yaml", "entrypoint: {determined\n", "0: not ported: while parsing a flow mapping"),
+        ("a.ipynb", "determined", "0: not ported: not JSON"),
     ],
 )
 def test_findings_name_line_and_advice(name: str, text: str, reason: str, tmp_path: Path) -> None:

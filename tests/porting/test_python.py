@@ -147,7 +147,7 @@ def test_what_is_missing_is_split_off_and_named() -> None:
         ("import determined as det\nwith det.core.init() as c:\n    det.LOG_FORMAT\n", "Core API"),
         ("from determined.experimental import client\nclient.login()\n", "talks to a Determined master"),
         ("from determined.experimental import Determined\n", "talks to a Determined master"),
-        ("from determined.common import util\n", "Determined's own tools"),
+        ("from determined.common import util\n", "Determined's tools"),
         ("from determined.pytorch.deepspeed import DeepSpeedTrial\n", "DeepSpeedTrial is not covered"),
         ("from determined import keras\nclass T(keras.TFKerasTrial): pass\n", "TensorFlow and Keras"),
         ("import determined.transformers as t\nt.DetCallback\n", "DetCallback reports to a master"),
@@ -158,7 +158,7 @@ def test_what_is_missing_is_split_off_and_named() -> None:
         ("importlib.import_module('determined.keras')\n", "TensorFlow and Keras"),
         ("from pedl.frameworks import pytorch\n", "before Determined was one"),
         ("import model_hub.huggingface as hf\n", "model-hub is built on determined"),
-        ("from determined_common import check\n", "Determined's own tools"),
+        ("from determined_common import check\n", "Determined's tools"),
     ],
 )
 def test_a_file_of_another_framework_is_left_as_it_is(text: str, reason: str) -> None:
@@ -302,11 +302,11 @@ def test_modes_that_are_set_anyway() -> None:
         (trial("torch.zeros(1, device='cuda')"), "8: a device is named in the code"),
         (trial("torch.cuda.set_device(0)"), "8: a GPU is chosen by hand"),
         (trial("os.environ['CUDA_VISIBLE_DEVICES'] = '0'"), "8: GPUs are chosen in the code"),
-        (trial("torch.distributed.init_process_group('nccl')"), "8: a process group of your own"),
-        (trial("torch.utils.data.distributed.DistributedSampler(x)"), "8: DistributedSampler of your own"),
-        (trial("nn.parallel.DistributedDataParallel(self.model)"), "8: DistributedDataParallel of your own"),
-        (trial("nn.DataParallel(self.model)"), "8: DataParallel of your own"),
-        (trial("import horovod.torch as hvd"), "8: Horovod of your own"),
+        (trial("torch.distributed.init_process_group('nccl')"), "8: your own process group"),
+        (trial("torch.utils.data.distributed.DistributedSampler(x)"), "8: your own DistributedSampler"),
+        (trial("nn.parallel.DistributedDataParallel(self.model)"), "8: your own DistributedDataParallel"),
+        (trial("nn.DataParallel(self.model)"), "8: your own DataParallel"),
+        (trial("import horovod.torch as hvd"), "8: your own use of Horovod"),
         (trial("from apex import amp"), "8: apex.amp is gone"),
         (trial("context.configure_apex_amp(m, o, num_losses=2)"), "8: num_losses"),
         (trial(in_train="loss.backward()"), "10: loss.backward() goes around the context"),
@@ -372,7 +372,7 @@ with pytorch.init() as context:
         (trial("context.distributed._hvd_config.use"), "8: context.distributed._hvd_config is internal to Determined"),
         (
             trial(in_train="loss = model(batch)").replace("self, batch,", "self, batch, model,"),
-            "9: train_batch() takes a model, which it is not given",
+            "9: train_batch() takes a model, which is not passed",
         ),
     ],
 )

@@ -309,7 +309,7 @@ def test_odd_forms_stay_readable() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = 1\n", "one class has to derive from PyTorchTrial; found: none"),
+        ("x = 1\n", "exactly one class must derive from PyTorchTrial; found: none"),
         ("class A(PyTorchTrial): ...\nclass B(PyTorchTrial): ...\n", "found: A, B"),
         ("class A(PyTorchTrial): ...\n", "A does not define __init__, train_batch, build_training_data_loader"),
         (

@@ -1,4 +1,4 @@
-"""What a trial asks of its context, asked of Lightning or of the module itself."""
+"""Uses of a trial's context, rewritten to members of the module and of Lightning's trainer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _rewrite_use(file: ModuleFile, context: cst.Name | cst.Attribute) -> None:
     attribute = file.parent(context)
     if not isinstance(attribute, cst.Attribute):
         if not _is_passed_to_base(file, context) and not _remove_assignment(file, context):
-            file.todo(context, "a LightningModule has no context; pass what is needed of it")
+            file.todo(context, "a LightningModule has no context; pass what is needed from it")
         return
     part = attribute.attr.value
     inner = file.parent(attribute)
@@ -90,7 +90,7 @@ def _rewrite_use(file: ModuleFile, context: cst.Name | cst.Attribute) -> None:
     elif name == "device":
         file.replace(attribute, "self.device")
     else:
-        file.todo(context, f"there is no context here to ask for {name}")
+        file.todo(context, f"a LightningModule has no context to get {name} from")
 
 
 def _is_passed_to_base(file: ModuleFile, context: cst.BaseExpression) -> bool:

@@ -22,11 +22,7 @@ _ADVICE = {
 
 
 class Imports:
-    """Knows what the names of a file stand for, and rewrites its import statements.
-
-    Args:
-        file: the file.
-    """
+    """Knows what the names of a file stand for, and rewrites its import statements."""
 
     def __init__(self, file: ModuleFile) -> None:
         self._file = file
@@ -70,15 +66,10 @@ class Imports:
         return use.path == _LOADER or self._file.edits.covers(*self._file.span(use.expression))
 
     def need(self, statement: str) -> None:
-        """Have an import statement in the file."""
         self._needed.add(statement)
 
     def rewrite(self, remaining: set[str]) -> None:
-        """Replace the imports of det_lightning; names that are still in use stay imported.
-
-        Args:
-            remaining: those names.
-        """
+        """Replace the imports of det_lightning, except for the names that are ``remaining`` in use."""
         if not re.search(r"\bAny\b", self._file.edits.result()):
             self._needed.discard(_ANY)
         new = sorted(self._needed - self._existing())
@@ -89,7 +80,7 @@ class Imports:
             self._file.replace_statement(statement, [*_import_lines(statement, kept), *new])
             new = []
             if left:
-                self._file.todo(statement, "what is imported here is used still, and has to be replaced")
+                self._file.todo(statement, "these names are still used and must be replaced")
 
     def _statements(self) -> list[cst.Import | cst.ImportFrom]:
         """Return the imports of det_lightning, those of the module first: what is needed is to be imported there."""

@@ -22,12 +22,7 @@ _RESERVED = re.compile(
 
 
 def rename_members(trial: Trial, names: dict[str, str]) -> None:
-    """Rename the trial, its loaders, and members whose names Lightning needs.
-
-    Args:
-        trial: the trial.
-        names: new names by old ones: of the trial's class, and of methods.
-    """
+    """Rename the class of the trial and methods to ``names``, and members whose names Lightning needs."""
     file = trial.file
     own = trial.assigned() | set(trial.methods)
     members = {name: f"trial_{name}" for name in own if _RESERVED.fullmatch(name)} | names

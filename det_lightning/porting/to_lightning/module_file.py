@@ -8,19 +8,12 @@ from det_lightning.porting.python_syntax import PythonFile, Statement, dotted_na
 
 
 class ModuleFile(PythonFile):
-    """A Python file that is rewritten by statements.
-
-    Args:
-        text: its content.
-
-    Attributes:
-        todos: number of comments that leave something to the user.
-    """
+    """A Python file that is rewritten by statements."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
-        self.todos = 0
+        self.todos = 0  # comments that leave something to the user
         self._removed: set[Statement] = set()
         self._noted: set[tuple[int, str]] = set()
 
@@ -31,11 +24,9 @@ class ModuleFile(PythonFile):
         return super().span(node)
 
     def statement(self, node: cst.CSTNode) -> Statement:
-        """Return the statement that a node is in."""
         return next(outer for outer in (node, *self.ancestors(node)) if isinstance(outer, Statement))
 
     def function(self, node: cst.CSTNode) -> cst.FunctionDef | None:
-        """Return the function that a node is in."""
         return next((outer for outer in self.ancestors(node) if isinstance(outer, cst.FunctionDef)), None)
 
     def render(self, node: cst.CSTNode) -> str:
@@ -50,7 +41,6 @@ class ModuleFile(PythonFile):
         self.edits.replace(last, end, after)
 
     def indentation(self, statement: Statement) -> str:
-        """Return the white space that the line of a statement begins with."""
         return self.edits.indentation(self.span(statement)[0])
 
     def replace_statement(self, statement: Statement, lines: list[str]) -> None:

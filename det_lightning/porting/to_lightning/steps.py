@@ -43,7 +43,7 @@ def _step_lines(trial: Trial, call: cst.Call) -> list[str]:
         file.todo(call, "take the optimizer from self.optimizers() instead, so that Lightning counts its steps")
         lines = [f"{variable} = {file.render(optimizer) if optimizer else 'None'}"]
     if argument(call, 3, "scaler") is not None:
-        file.todo(call, "a gradient scaler is Lightning's affair: pass precision= to pl.Trainer")
+        file.todo(call, "Lightning scales gradients itself: pass precision= to pl.Trainer")
     lines += _clip_lines(file, argument(call, 1, "clip_grads"), variable)
     keeps = dotted_name(argument(call, 2, "auto_zero_grads")) in ("False", "None")
     return [*lines, f"{variable}.step()", *([] if keeps else [f"{variable}.zero_grad()"])]
@@ -80,7 +80,7 @@ def rewrite_evaluate_batch(file: ModuleFile, method: cst.FunctionDef, reducer: c
     _rewrite_signature(file, method, "validation_step", names[1] if len(names) > 1 else "batch")
     reductions = _reductions_of(reducer)
     if reductions is None:
-        file.todo(method, "log each metric with the reduce_fx= that evaluation_reducer() asked for")
+        file.todo(method, "log each metric with the reduce_fx= that corresponds to evaluation_reducer()")
     if len(names) > 2 and names[2] != "batch_idx":
         file.insert_in_body(method, [f"{names[2]} = batch_idx"])
     for returned in _in_method(file, method, cst.Return):

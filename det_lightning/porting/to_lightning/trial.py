@@ -13,30 +13,18 @@ from det_lightning.porting.to_lightning.module_file import ModuleFile, argument,
 
 @dataclasses.dataclass(frozen=True)
 class Scheduler:
-    """A wrapped learning rate scheduler.
+    """A wrapped learning rate scheduler."""
 
-    Attributes:
-        name: the attribute that holds it.
-        mode: its step mode; empty if the code does not say.
-        frequency: the text of its frequency.
-    """
-
-    name: str
-    mode: str
-    frequency: str
+    name: str  # the attribute that holds it
+    mode: str  # empty if the code does not say
+    frequency: str  # as code
 
 
 class Trial:
     """Finds in a trial what the context is called and what was wrapped with it.
 
-    Args:
-        file: the file.
-        definition: the class of the trial.
-
     Attributes:
         optimizers: attributes that hold wrapped optimizers; with ``*`` before those that hold several.
-        schedulers: the wrapped schedulers.
-        methods: the methods by name.
     """
 
     def __init__(self, file: ModuleFile, definition: cst.ClassDef) -> None:
@@ -102,7 +90,7 @@ class Trial:
     def _add_optimizer(self, call: cst.Call) -> None:
         holders = self._holders(call)
         if not holders:
-            advice = "configure_optimizers() has to return this optimizer too; keep it in an attribute"
+            advice = "configure_optimizers() must return this optimizer too; keep it in an attribute"
             self.file.todo(call, advice)
         self.optimizers += [holder for holder in holders if holder not in self.optimizers]
 

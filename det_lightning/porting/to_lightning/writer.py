@@ -93,7 +93,7 @@ def _find_trial(file: ModuleFile) -> cst.ClassDef:
     trials = _classes_of(file, "PyTorchTrial")
     if len(trials) != 1:
         names = ", ".join(trial.name.value for trial in trials) or "none"
-        raise NoTrialError(f"one class has to derive from PyTorchTrial; found: {names}")
+        raise NoTrialError(f"exactly one class must derive from PyTorchTrial; found: {names}")
     (trial,) = trials
     name = trial.name.value
     defined = {method.name.value for method in methods_of(trial)}
