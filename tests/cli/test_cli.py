@@ -164,7 +164,7 @@ def test_the_program_is_installed_and_prints_its_version() -> None:
 
 def test_the_help_of_every_command_lists_the_exit_codes() -> None:
     for command in ("ls", "show", "verify", "export", "import", "prune"):
-        assert "Exit codes: 0 all is fine; 1 something is wrong" in " ".join(run(command, "--help").stdout.split())
+        assert "Exit codes: 0 success; 1 a checkpoint is damaged" in " ".join(run(command, "--help").stdout.split())
 
 
 # ls
@@ -505,7 +505,7 @@ def test_prune_says_what_it_does(indexed: dict[str, Path]) -> None:
 
 def test_without_a_terminal_prune_needs_yes(indexed: dict[str, Path]) -> None:
     result = run("prune", indexed["a1"].parent, ends_with=2)
-    assert "no terminal to ask at. --yes deletes them, --dry-run only lists them" in result.stderr
+    assert "no terminal to confirm it at. --yes deletes them, --dry-run only lists them" in result.stderr
     assert left_in(indexed) == list(indexed)
 
 
