@@ -101,7 +101,7 @@ def test_json_lists_changes_and_findings(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_project_with_nothing_to_port_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_project_with_nothing_to_port_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("model.cuda()\n")
     for flags in ([], ["--write"], ["--check"]):
         assert "Nothing to port" in run(tmp_path, *flags).stderr
@@ -137,7 +137,7 @@ def test_a_protected_file_is_a_finding_and_the_others_are_written(project: Path)
 
 
 @pytest.mark.slow
-def test_a_mode_stays_a_mode_and_nothing_else_is_left(project: Path) -> None:
+def test_file_modes_stay_and_no_temporary_file_is_left(project: Path) -> None:
     (project / "code.py").chmod(0o755)
     names = set(contents(project))
     run(project, "--write")
@@ -164,7 +164,7 @@ def test_nothing_is_written_through_a_link(project: Path, tmp_path: Path) -> Non
     assert contents(outside) == {"code.py": CODE.encode()}
 
 
-def test_a_file_that_has_another_name_elsewhere_stays_as_it_is_there(project: Path, tmp_path: Path) -> None:
+def test_a_hard_link_elsewhere_keeps_its_content(project: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside.py"
     outside.hardlink_to(project / "code.py")
     run(project, "--write")

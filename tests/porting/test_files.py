@@ -194,7 +194,7 @@ def test_invalid_files_that_do_not_mention_determined_have_no_findings(name: str
         (b"\x0cimport determined\n", b"\x0cimport det_lightning\n"),
     ],
 )
-def test_encodings_and_ends_of_lines_stay(before: bytes, after: bytes, tmp_path: Path) -> None:
+def test_encodings_and_line_endings_stay(before: bytes, after: bytes, tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     file.write_bytes(before)
     port_file(file).write()
@@ -205,7 +205,7 @@ def test_encodings_and_ends_of_lines_stay(before: bytes, after: bytes, tmp_path:
     "content", [b"import determined # \xe9\n", b"# coding: nothing\nimport determined\n", b"determined\0"]
 )
 @pytest.mark.parametrize("name", ["a.py", "a.yaml", "a.sh"])
-def test_a_file_that_is_not_text_is_left_as_it_is(content: bytes, name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_not_changed(content: bytes, name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_bytes(content)
     port = port_file(file)
@@ -234,7 +234,7 @@ def test_the_cells_of_a_notebook_are_one_program(tmp_path: Path) -> None:
     )
 
 
-def test_a_notebook_of_an_unusual_layout_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_notebook_of_an_unusual_layout_is_not_changed(tmp_path: Path) -> None:
     port = port_text(tmp_path, "a.ipynb", '{"cells":  [{"cell_type": "code", "source": "import determined"}]}')
     assert "not laid out as Jupyter does" in problems_of(port)[0]
 
