@@ -119,7 +119,7 @@ def _local_file(url: str, options: Mapping[str, Any]) -> Iterator[pathlib.Path]:
         if not location.exists():
             raise errors.CheckpointNotFound(f"There is no file {location}.")
         if location.is_dir():
-            raise ValueError(f"{location} is a directory; import takes Lightning's .ckpt files.")
+            raise ValueError(f"{location} is a directory; import takes a .ckpt file that Lightning wrote.")
         size = int(location.fs.size(location.path) or 0)
     if location.is_local:
         yield location.local_path
