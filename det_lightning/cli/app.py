@@ -13,7 +13,7 @@ from det_lightning.cli.output import MaskingGroup
 
 app = typer.Typer(help="Determined trials on PyTorch Lightning.", epilog=EXIT_CODES, cls=MaskingGroup, **TYPER_SETTINGS)
 
-_checkpoint = typer.Typer(help="Look at checkpoints, convert and delete them.", epilog=EXIT_CODES, **TYPER_SETTINGS)
+_checkpoint = typer.Typer(help="List, inspect, convert and delete checkpoints.", epilog=EXIT_CODES, **TYPER_SETTINGS)
 _checkpoint.command("ls", epilog=EXIT_CODES)(checkpoint_reading.list_checkpoints)
 _checkpoint.command("show", epilog=EXIT_CODES)(checkpoint_reading.show)
 _checkpoint.command("verify", epilog=EXIT_CODES)(checkpoint_reading.verify)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import re
 from typing import Annotated, Any
 
@@ -11,8 +12,8 @@ import typer
 from det_lightning.masking import mask_text
 
 EXIT_CODES = (
-    "Exit codes: 0 all is fine; 1 something is wrong with a checkpoint; 2 the command was used wrongly, or something "
-    "cannot be reached."
+    "Exit codes: 0 success; 1 a checkpoint is damaged, incomplete or unsafe; 2 wrong usage, or a storage cannot be "
+    "reached."
 )
 
 TYPER_SETTINGS: dict[str, Any] = {
@@ -32,23 +33,20 @@ Options = Annotated[
     typer.Option(
         "--option",
         metavar="KEY=VALUE",
-        help="A setting of the URL's file system, such as endpoint_url=http://host:9000 or anon=true; may be given "
-        "several times.",
+        help="Option of the URL's file system, such as endpoint_url=http://host:9000 or anon=true; may be repeated.",
     ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to the standard output.")]
 TrustedFlag = Annotated[
     bool,
-    typer.Option("--trusted", help="Unpickle anything, running whatever code the files ask for."),
+    typer.Option("--trusted", help="Unpickle without restrictions, which runs any code in the files."),
 ]
 
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 
 
 def parse_options(given: list[str] | None) -> dict[str, Any]:
-    """Return the values of ``--option`` by their names.
-
-    ``true``, ``false``, ``null``, integers, and JSON's lists and objects are parsed; everything else is text.
+    """Return the values of ``--option`` by name: constants, integers, JSON's lists and objects are parsed, others text.
 
     Raises:
         ValueError: an option is not of the form KEY=VALUE, or looks like JSON and is invalid.
@@ -57,14 +55,24 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
     for entry in given or []:
         key, equals, value = entry.partition("=")
         if not equals or not key.isidentifier():
-            raise ValueError(f"--option takes KEY=VALUE, such as anon=true; got {_shown(key, equals)}.")
+            shown = f"the key {key!r}" if equals else repr(mask_text(key))  # the value may be a secret
+            raise ValueError(f"--option takes KEY=VALUE, such as anon=true; got {shown}.")
         options[key] = _parse_value(key, value)
     return options
 
 
-def _shown(key: str, equals: str) -> str:
-    # Not the value, which may be a secret.
-    return f"the key {key!r}" if equals else repr(mask_text(key))
+def output_file(output: str, force: bool) -> pathlib.Path:
+    """Return the local file that ``--output`` names, which does not exist unless it is to be replaced."""
+    if "://" in output:
+        raise ValueError(f"--output takes the path of a local file; got {output!r}.")
+    file = pathlib.Path(output).expanduser()
+    if file.is_dir() or not file.name:
+        raise ValueError(f"--output takes the path of a file; {output!r} is a directory.")
+    if not file.parent.is_dir():
+        raise ValueError(f"--output {output!r}: there is no directory {file.parent}.")
+    if file.exists() and not force:
+        raise ValueError(f"--output {output!r} exists; --force replaces it.")
+    return file
 
 
 def _parse_value(key: str, value: str) -> Any:

@@ -20,11 +20,7 @@ _MARKERS = (METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES)
 
 
 def open_storage(url: str, options: Mapping[str, Any]) -> CheckpointStorage:
-    """Return the storage at ``url``.
-
-    Raises:
-        StorageError: it cannot be reached, or nothing is there.
-    """
+    """Return the storage at ``url``, which contains something and is not a checkpoint itself."""
     storage = CheckpointStorage(url, options=options)
     with explain_errors(f"looking for {escape(storage)}"):
         if not storage.root.is_dir():
@@ -35,33 +31,20 @@ def open_storage(url: str, options: Mapping[str, Any]) -> CheckpointStorage:
 
 
 def locate_checkpoint(url: str, options: Mapping[str, Any]) -> Location:
-    """Return the location of the checkpoint at ``url``.
-
-    Raises:
-        CheckpointNotFound: there is none; says what is there instead.
-        StorageError: the storage cannot be reached.
-    """
+    """Return the location of the checkpoint at ``url``; an error says what is there instead."""
     location = _existing(url, options)
     if _is_checkpoint(location):
         return location
+    reason = f"{escape(location)} is not a checkpoint"
     ids = CheckpointStorage(url, options=options).list_ids(complete=False)
     if not ids:
-        raise errors.CheckpointNotFound(
-            f"{escape(location)} is not a checkpoint: {' and '.join(STATE_FILES)} are missing."
-        )
-    raise errors.CheckpointNotFound(
-        f"{escape(location)} is not a checkpoint but a directory of {len(ids)}: name one of them, such as "
-        f"{escape(location / ids[0])}."
-    )
+        raise errors.CheckpointNotFound(f"{reason}: {' and '.join(STATE_FILES)} are missing.")
+    example = escape(location / ids[0])
+    raise errors.CheckpointNotFound(f"{reason} but a directory of {len(ids)}: name one of them, such as {example}.")
 
 
 def locate_checkpoints(url: str, options: Mapping[str, Any]) -> list[Location]:
-    """Return the location of the checkpoint at ``url``, or of those in the storage at ``url``, complete or not.
-
-    Raises:
-        CheckpointNotFound: there is none.
-        StorageError: the storage cannot be reached.
-    """
+    """Return the location of the checkpoint at ``url``, or of those in the storage at ``url``, complete or not."""
     location = _existing(url, options)
     if _is_checkpoint(location):
         return [location]
@@ -72,11 +55,7 @@ def locate_checkpoints(url: str, options: Mapping[str, Any]) -> list[Location]:
 
 
 def list_sizes(checkpoint: Location) -> dict[str, int]:
-    """Return the size of every file of a checkpoint in bytes, by its path relative to the checkpoint.
-
-    Raises:
-        StorageError: the storage cannot be read.
-    """
+    """Return the size of every file of a checkpoint in bytes, by its path relative to the checkpoint."""
     with explain_errors(f"reading {escape(checkpoint)}"):
         return {name: int(info.get("size") or 0) for name, info in sorted(checkpoint.find_files().items())}
 

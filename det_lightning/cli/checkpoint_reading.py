@@ -1,7 +1,4 @@
-"""``det-lightning checkpoint ls``, ``show`` and ``verify``.
-
-The commands import what they need when they run, so that ``--help`` and ``ls`` do not wait for torch.
-"""
+"""``det-lightning checkpoint ls``, ``show`` and ``verify``; torch is imported when one of the latter runs."""
 
 from __future__ import annotations
 
@@ -28,22 +25,23 @@ from det_lightning.cli.output import (
 if TYPE_CHECKING:
     from det_lightning.checkpoint.retention.rule import CheckpointRecord
     from det_lightning.checkpoint.retention.trial_index import TrialIndex
-    from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
     from det_lightning.checkpoint.storage.metadata import CheckpointInfo
 
 # The number of tensors of a model that are shown unless all are asked for.
 _FEW = 10
 
-# ls
-
 
 @report_errors()
 def list_checkpoints(storage: Storage, option: Options = None, json: JsonFlag = False) -> None:
     """List the checkpoints of a storage, newest first, incomplete ones included; then the links to them."""
+    from det_lightning.checkpoint.retention.trial_index import read_indexes
     from det_lightning.cli.checkpoint_locations import open_storage
 
     listed = open_storage(storage, parse_options(option))
-    found = _list_entries(listed)
+    recorded = {record.id: (index, record) for index in read_indexes(listed.root) for record in index.records}
+    described = listed.describe(listed.list_ids(complete=False))
+    found = [_entry(info, recorded.get(info.id)) for info in described]
+    found.sort(key=lambda entry: (-(entry["written_s"] or 0.0), entry["uuid"]))
     links = listed.list_links()
     if json:
         content = {"storage": str(listed), "checkpoints": found}
@@ -68,43 +66,31 @@ def list_checkpoints(storage: Storage, option: Options = None, json: JsonFlag = 
     print_table(["uuid", ">steps", str(common or "metric"), ">size", ">age", "complete"], rows)
 
 
-def _list_entries(storage: CheckpointStorage) -> list[dict[str, Any]]:
-    from det_lightning.checkpoint.retention.trial_index import read_indexes
-
-    recorded = {record.id: (index, record) for index in read_indexes(storage.root) for record in index.records}
-    described = storage.describe(storage.list_ids(complete=False))
-    found = [_entry(info, recorded.get(info.id)) for info in described]
-    return sorted(found, key=lambda entry: (-(entry["written_s"] or 0.0), entry["uuid"]))
-
-
 def _entry(info: CheckpointInfo, recorded: tuple[TrialIndex, CheckpointRecord] | None) -> dict[str, Any]:
     from det_lightning.checkpoint.storage.metadata import notes_in, plausible_time
 
     notes = notes_in(info.metadata)
-    trial = notes.trial
-    experiment = notes.experiment
-    steps = notes.steps_completed
-    metric = None if notes.metric is None else {"name": notes.metric_name, "value": notes.metric}
-    if recorded is not None:
-        index, record = recorded
-        trial = index.trial
-        experiment = index.experiment
-        steps = record.steps_completed if steps is None else steps
-        if record.metric is not None:
-            metric = {"name": index.metric_name, "value": record.metric}
     noted = plausible_time(notes.time_s, info.written)
     written = info.written if noted is None else noted
-    return {
+    entry = {
         "uuid": info.id,
         "complete": info.complete,
-        "steps_completed": steps,
-        "metric": metric,
+        "steps_completed": notes.steps_completed,
+        "metric": None if notes.metric is None else {"name": notes.metric_name, "value": notes.metric},
         "size_bytes": info.size_bytes,
         "written_s": written,
         "written": _as_date(written),
-        "trial": trial,
-        "experiment": experiment,
+        "trial": notes.trial,
+        "experiment": notes.experiment,
     }
+    if recorded is not None:
+        index, record = recorded
+        entry |= {"trial": index.trial, "experiment": index.experiment}
+        if notes.steps_completed is None:
+            entry["steps_completed"] = record.steps_completed
+        if record.metric is not None:
+            entry["metric"] = {"name": index.metric_name, "value": record.metric}
+    return entry
 
 
 def _as_date(time_s: float | None) -> str | None:
@@ -112,9 +98,6 @@ def _as_date(time_s: float | None) -> str | None:
         return None if time_s is None else datetime.datetime.fromtimestamp(time_s, datetime.timezone.utc).isoformat()
     except (ValueError, OverflowError, OSError):  # a file system may give any time
         return None
-
-
-# show
 
 
 @report_errors()
@@ -144,7 +127,11 @@ def show(
         print_lines([f"Checkpoint {location.name}", f"  at {location}", *_overview(content), ""])
         print_table(["file", ">size"], _file_rows(sizes))
         if "models" in content:
-            _print_state(content, tensors)
+            print_lines([""])
+            print_table(["model", ">values", "types", "tensors"], _model_rows(content["models"]))
+            print_lines([""])
+            print_table(["tensor", "type", "shape"], _tensor_rows(content["models"], tensors))
+            print_lines(["", *_training_lines(content)])
         print_lines(f"PROBLEM: {problem}" for problem in problems)
     if problems:
         raise typer.Exit(1)
@@ -179,14 +166,6 @@ def _file_rows(sizes: dict[str, int]) -> Iterator[list[Any]]:
         yield [f"{CODE_DIR}/ (files: {len(code)})", describe_size(sum(code.values()))]
 
 
-def _print_state(content: dict[str, Any], all_tensors: bool) -> None:
-    print_lines([""])
-    print_table(["model", ">values", "types", "tensors"], _model_rows(content["models"]))
-    print_lines([""])
-    print_table(["tensor", "type", "shape"], _tensor_rows(content["models"], all_tensors))
-    print_lines(["", *_training_lines(content)])
-
-
 def _model_rows(models: list[dict[str, Any]]) -> Iterator[list[Any]]:
     for index, model in enumerate(models):
         dtypes = ", ".join(f"{dtype} ({count:,})" for dtype, count in model["dtypes"].items())
@@ -217,14 +196,11 @@ def _training_lines(content: dict[str, Any]) -> Iterator[str]:
         exact = content["exact_resume"]
         yield f"Resumes: {'at the very next batch' if exact else 'as Determined does, without a position in the data'}"
     if content.get("lightning"):
-        yield "Entries of Lightning's: yes"
+        yield "Entries of Lightning: yes"
 
 
 def _numbers(values: list[float | None]) -> str:
     return ", ".join("unknown" if value is None else f"{value:.6g}" for value in values) or "unknown"
-
-
-# verify
 
 
 @report_errors()

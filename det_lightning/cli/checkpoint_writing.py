@@ -1,7 +1,4 @@
-"""``det-lightning checkpoint export``, ``import`` and ``prune``.
-
-The commands import what they need when they run, so that ``--help`` does not wait for torch.
-"""
+"""``det-lightning checkpoint export``, ``import`` and ``prune``; torch is imported when one runs."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from det_lightning import errors
-from det_lightning.cli.arguments import Checkpoint, JsonFlag, Options, Storage, TrustedFlag, parse_options
+from det_lightning.cli.arguments import Checkpoint, JsonFlag, Options, Storage, TrustedFlag, output_file, parse_options
 from det_lightning.cli.output import print_json, print_lines, report_errors, show_progress, warn
 from det_lightning.escaping import escape
 
@@ -30,9 +27,6 @@ class ExportKind(str, enum.Enum):
     weights = "weights"
     safetensors = "safetensors"
     lightning = "lightning"
-
-
-# export
 
 
 @report_errors()
@@ -59,7 +53,7 @@ def export(
     from det_lightning.cli.checkpoint_locations import locate_checkpoint, opened
 
     options = parse_options(option)
-    file = _require_free(output, force)
+    file = output_file(output, force)
     left_out: list[str] = []
     with opened(locate_checkpoint(checkpoint, options), options) as directory:
         content = read_checkpoint(directory, trusted=trusted)
@@ -77,31 +71,15 @@ def export(
         print_lines([str(file)])
 
 
-def _require_free(output: str, force: bool) -> pathlib.Path:
-    if "://" in output:
-        raise ValueError(f"--output takes the path of a local file; got {output!r}.")
-    file = pathlib.Path(output).expanduser()
-    if file.is_dir() or not file.name:
-        raise ValueError(f"--output takes the path of a file; {output!r} is a directory.")
-    if not file.parent.is_dir():
-        raise ValueError(f"--output {output!r}: there is no directory {file.parent}.")
-    if file.exists() and not force:
-        raise ValueError(f"--output {output!r} exists; --force replaces it.")
-    return file
-
-
-# import
-
-
 @report_errors()
 def import_file(
-    file: Annotated[str, typer.Argument(help="Path or URL of a .ckpt file of Lightning's.", show_default=False)],
+    file: Annotated[str, typer.Argument(help="Path or URL of Lightning's .ckpt file.", show_default=False)],
     storage: Storage,
     any_module: Annotated[
         bool,
         typer.Option(
             "--any-module",
-            help="Take the file of a LightningModule that is not a TrialModule: its weights, as those of one model, "
+            help="Accept the file of a LightningModule that is not a TrialModule: its weights, as those of one model, "
             "and its optimizers and schedulers.",
         ),
     ] = False,
@@ -141,7 +119,7 @@ def _local_file(url: str, options: Mapping[str, Any]) -> Iterator[pathlib.Path]:
         if not location.exists():
             raise errors.CheckpointNotFound(f"There is no file {location}.")
         if location.is_dir():
-            raise ValueError(f"{location} is a directory; import takes a .ckpt file of Lightning's.")
+            raise ValueError(f"{location} is a directory; import takes a .ckpt file that Lightning wrote.")
         size = int(location.fs.size(location.path) or 0)
     if location.is_local:
         yield location.local_path
@@ -154,9 +132,6 @@ def _local_file(url: str, options: Mapping[str, Any]) -> Iterator[pathlib.Path]:
         yield file
 
 
-# prune
-
-
 @report_errors()
 def prune(
     storage: Storage,
@@ -165,10 +140,10 @@ def prune(
     trial_latest: Annotated[int, typer.Option(help="Number to keep of each trial's latest.")] = 1,
     incomplete: Annotated[
         bool,
-        typer.Option("--incomplete", help="Also delete those that were never finished and are older than an hour."),
+        typer.Option("--incomplete", help="Also delete those that are incomplete and older than an hour."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
@@ -190,7 +165,9 @@ def prune(
     if plan.to_delete and not dry_run and (yes or _confirm(len(plan.to_delete), str(pruned))):
         deleted = carry_out(plan, pruned)
     if json:
-        print_json(_plan_as_json(plan, deleted, dry_run))
+        content = {"dry_run": dry_run, "to_delete": plan.to_delete, "deleted": deleted, "kept": plan.kept}
+        left = {"perhaps_being_written": plan.maybe_unfinished, "not_in_an_index": plan.unknown}
+        print_json({**content, "in_use": plan.in_use, **left})
     elif not plan.to_delete:
         print_lines(["Nothing to delete."])
     else:
@@ -200,8 +177,8 @@ def prune(
 def _confirm(count: int, storage: str) -> bool:
     if not sys.stdin.isatty():
         raise ValueError(
-            f"{count} checkpoints in {escape(storage)} would be deleted, and there is no terminal to ask at. --yes "
-            "deletes them, --dry-run only lists them."
+            f"{count} checkpoints in {escape(storage)} would be deleted, and there is no terminal to confirm it at. "
+            "--yes deletes them, --dry-run only lists them."
         )
     return typer.confirm(f"Delete {count} checkpoints in {escape(storage)}?", err=True)
 
@@ -222,15 +199,3 @@ def _describe(plan: PrunePlan) -> list[str]:
     if plan.unknown:
         lines.append(f"{len(plan.unknown)} written by another program, of a trial that is not known: left alone.")
     return lines
-
-
-def _plan_as_json(plan: PrunePlan, deleted: list[str], dry_run: bool) -> dict[str, Any]:
-    return {
-        "dry_run": dry_run,
-        "to_delete": plan.to_delete,
-        "deleted": deleted,
-        "kept": plan.kept,
-        "in_use": plan.in_use,
-        "perhaps_being_written": plan.maybe_unfinished,
-        "not_in_an_index": plan.unknown,
-    }

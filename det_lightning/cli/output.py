@@ -73,7 +73,7 @@ def warn(text: str) -> None:
 
 
 def as_command_line(text: str) -> str:
-    """Return a message of the library in one printable line, in the words of the command line."""
+    """Return a message of the library in one printable line, with the options of the command line for its arguments."""
     line = " ".join(text.replace("pass trusted=True", "pass --trusted").split())
     return escape(line.replace("any_module=True", "--any-module"))
 
@@ -91,12 +91,9 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
-    """Write a table to the standard output.
+    """Write a table to the standard output; headings that begin with ``>`` are those of numbers, set flush right.
 
-    Args:
-        columns: headings; those of numbers, which are set flush right, begin with ``>``. Numbers, and the cells of the
-            first column, are never broken into lines.
-        rows: the cells; None is an empty one.
+    Numbers, and the cells of the first column, are never broken into lines.
     """
     from rich import box
     from rich.console import Console
@@ -106,13 +103,12 @@ def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for index, column in enumerate(columns):
         is_number = column.startswith(">")
-        justify: Any = "right" if is_number else "left"
         heading = Text(escape(column.removeprefix(">")))
+        justify: Any = "right" if is_number else "left"
         table.add_column(heading, justify=justify, no_wrap=is_number or index == 0, overflow="fold")
     for row in rows:
         table.add_row(*(Text(escape("" if cell is None else cell)) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else _ENDLESS)
-    console.print(table)
+    Console(width=None if sys.stdout.isatty() else _ENDLESS).print(table)
 
 
 def pairs(entries: Mapping[str, Any]) -> str:
@@ -150,15 +146,7 @@ def describe_metric(metric: Any, with_name: bool = True) -> str | None:
 
 @contextlib.contextmanager
 def show_progress(what: str, total_bytes: int) -> Iterator[Callable[[str, int], None]]:
-    """Show a bar while files are transferred, if the standard error is a terminal.
-
-    Args:
-        what: stands before the bar.
-        total_bytes: size of all files.
-
-    Yields:
-        A function to call for each file, with its name and its size in bytes.
-    """
+    """Show a bar at a terminal while files are transferred; yield a function to call with each file's name and size."""
     if not sys.stderr.isatty():
         yield lambda _name, _size: None
         return

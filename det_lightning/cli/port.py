@@ -1,7 +1,4 @@
-"""``det-lightning port``: rewrite a project, or write a trial as a LightningModule.
-
-The command imports what it needs when it runs: libcst and PyYAML need not be installed.
-"""
+"""``det-lightning port``: rewrite a project, or write a trial as a LightningModule; needs libcst and PyYAML to run."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from det_lightning.cli.arguments import JsonFlag
+from det_lightning.cli.arguments import JsonFlag, output_file
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
 from det_lightning.escaping import escape
 from det_lightning.porting import Severity, port_paths
@@ -24,10 +21,7 @@ from det_lightning.porting import Severity, port_paths
 if TYPE_CHECKING:
     from det_lightning.porting import FilePort
 
-EXIT_CODES = (
-    "Exit codes: 0 all is fine; 1 with --check, when something would change or is left to do; 2 the command was used "
-    "wrongly."
-)
+EXIT_CODES = "Exit codes: 0 success; 1 with --check, if something would change or is left to do; 2 wrong usage."
 _REQUIRED = ("libcst", "yaml")
 _COLORS = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
@@ -64,7 +58,9 @@ def port(
 
     What cannot be rewritten is listed with what to do about it, unless its line has the comment `# det-lightning: ok`.
     """
-    _require_libraries()
+    missing = [name for name in _REQUIRED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"The porting tool needs {' and '.join(missing)}: pip install 'det-lightning[port]'.")
     if to is Target.lightning:
         if diff or write or check or json:
             raise ValueError("--to lightning writes a new file; --diff, --write, --check and --json do not go with it.")
@@ -76,15 +72,6 @@ def port(
         raise ValueError(f"--write changes files and --{'check' if check else 'diff'} does not: give one of them.")
     if not _port_project(paths, write, diff or not (write or check), json) and check:
         raise typer.Exit(1)
-
-
-def _require_libraries() -> None:
-    missing = [name for name in _REQUIRED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(f"The porting tool needs {' and '.join(missing)}: pip install 'det-lightning[port]'.")
-
-
-# To det_lightning
 
 
 def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: bool) -> bool:
@@ -107,7 +94,7 @@ def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: b
 
 
 def _written(port: FilePort) -> FilePort:
-    """Write a file if it is to be written; return it, with a finding if that fails."""
+    """Write a file that changes; return it, with a finding if that fails."""
     if port.changed and port.may_be_written:
         try:
             port.write()
@@ -121,13 +108,9 @@ def _as_json(port: FilePort, with_diff: bool) -> dict[str, Any]:
         {"line": found.line, "level": found.severity.value, "reason": found.reason, "advice": found.advice}
         for found in port.findings
     ]
-    content = {
-        "path": str(port.path),
-        "changed": port.changed,
-        "may_be_written": port.may_be_written,
-        "findings": findings,
-    }
-    return {**content, "diff": "".join(_diff_lines(port))} if with_diff else content
+    content = {"path": str(port.path), "changed": port.changed, "may_be_written": port.may_be_written}
+    diff = {"diff": "".join(_diff_lines(port))} if with_diff else {}
+    return {**content, "findings": findings, **diff}
 
 
 def _diff_lines(port: FilePort) -> Iterator[str]:
@@ -168,15 +151,12 @@ def _print_findings(ports: list[FilePort]) -> None:
 def _print_summary(ports: list[FilePort], paths: list[pathlib.Path], changed: int, written: bool) -> None:
     if not ports:
         names = ", ".join(map(escape, paths))
-        warn(f"Nothing to port: nothing in {names} uses determined in a way that has to change.")
+        warn(f"Nothing to port: nothing in {names} uses determined in a way that must change.")
         return
     counts = Counter(found.severity for port in ports for found in port.findings)
     parts = [f"{counts[kind]} {kind.value}{'s' if counts[kind] > 1 else ''}" for kind in Severity if counts[kind]]
-    left = f"left to you: {', '.join(parts)}" if parts else "nothing is left to you"
+    left = f"left to you: {', '.join(parts)}" if parts else "nothing is left for you to do"
     warn(f"{changed} file{'' if changed == 1 else 's'} {'changed' if written else 'to change'}; {left}.")
-
-
-# To Lightning
 
 
 def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | None, force: bool) -> None:
@@ -192,9 +172,7 @@ def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | No
     else:
         if output.is_symlink():
             raise ValueError(f"{output} is a link to {output.resolve()}; name that file itself.")
-        if output.exists() and not force:
-            raise ValueError(f"{output} exists; --force replaces it.")
-        output.write_text(written, encoding="utf-8")
+        output_file(str(output), force).write_text(written, encoding="utf-8")
     warn(f"{todos} TODO comment{'' if todos == 1 else 's'} to look at." if todos else "Nothing is left to do.")
 
 

@@ -1,4 +1,4 @@
-"""What the launchers' command lines share: ``[OPTIONS --] SCRIPT [ARGS]``."""
+"""The part of the command line that the launchers share: ``[OPTIONS --] SCRIPT [ARGS]``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def split(given: list[str]) -> tuple[list[str], list[str]]:
     return given[:end], given[end + 1 :]
 
 
-def asks_for_help(options: list[str], given: list[str]) -> bool:
-    """Tell whether the launcher is asked for help; after ``--`` the script is."""
+def wants_help(options: list[str], given: list[str]) -> bool:
+    """Return whether the launcher is asked for help; after ``--`` the script is."""
     return any(option in ("-h", "--help") for option in options or given[:1])
 
 
@@ -24,19 +24,19 @@ def problem_of(script: list[str], options: list[str], launcher: str) -> str:
 
     Args:
         script: with its arguments.
-        options: what stood before ``--``.
+        options: what came before ``--``.
         launcher: the program that the options are for.
     """
     if not script:
-        return "there is no script to run."
+        return "no script to run is given."
     first = script[0]
     if first.split("=")[0] == "--trial":
         return "--trial is not supported: write a script that calls det_lightning.pytorch.Trainer(...).fit(...)."
     if script == ["-m"]:
         return "-m needs the name of a module."
     if first.startswith("-") and first != "-m":
-        where = "stands after --" if options else "needs -- between the options and the script"
-        return f"{first} is an option of {launcher}, which {where}."
+        where = "it must come before --" if options else "put -- between the options and the script"
+        return f"{first} is an option of {launcher}: {where}."
     if first.endswith(".py") and not os.path.isfile(first):  # noqa: PTH113 (shown as it was given)
         return f"there is no script {first}."
     return ""

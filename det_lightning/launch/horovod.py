@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from det_lightning.launch.command_line import as_command, asks_for_help, gpus_or_one, problem_of, split
+from det_lightning.launch.command_line import as_command, gpus_or_one, problem_of, split, wants_help
 
 _USAGE = "python -m det_lightning.launch.horovod [OPTIONS... --] SCRIPT [ARGS...]"
 _HELP = f"""\
@@ -24,7 +24,7 @@ sets USE_HOROVOD, by which det_lightning.pytorch.init() trains with Horovod.
              -H HOST:N,HOST:N      the machines, and how many processes each may run
            horovodrun --help lists the others. --autohorovod runs the script without horovodrun if it has one process.
 
-If a process fails the others are ended. SIGTERM ends all of them; horovodrun gives them 5 seconds.
+If a process fails, the others are ended. SIGTERM ends all of them; horovodrun gives them 5 seconds.
 
   python -m det_lightning.launch.horovod --nproc-per-node 2 -- python train.py
 """
@@ -36,14 +36,14 @@ _AUTO = "--autohorovod"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; return the exit status.
+    """Run the command line; return the exit status.
 
     Args:
         arguments: the command line; by default that of the process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options, script = split(given)
-    if asks_for_help(options, given):
+    if wants_help(options, given):
         print(_HELP, end="")
         return 0
     automatic = _AUTO in options or script[:1] == [_AUTO]
@@ -79,7 +79,7 @@ def _count(options: list[str]) -> tuple[list[str], int]:
     hosts, _ = _take(options, _HOSTS)
     for name, number in ((_PER_NODE[0], per_node), (_TOTAL[0], total)):
         if number is not None and not (number.isdecimal() and int(number)):
-            raise ValueError(f"{name} has to be a number from 1; got {number!r}.")
+            raise ValueError(f"{name} must be a positive integer; got {number!r}.")
     nodes = len(hosts.split(",")) if hosts else 1
     processes = int(total) if total else int(per_node or gpus_or_one()) * nodes
     return [_TOTAL[0], str(processes), *options], processes
@@ -87,14 +87,14 @@ def _count(options: list[str]) -> tuple[list[str], int]:
 
 def _take(options: list[str], names: tuple[str, ...]) -> tuple[str | None, list[str]]:
     """Return the value of an option, and the others."""
-    for place, option in enumerate(options):
+    for index, option in enumerate(options):
         name, equals, value = option.partition("=")
         if name in names and equals:
-            return value, options[:place] + options[place + 1 :]
+            return value, options[:index] + options[index + 1 :]
         if name in names:
-            if place + 1 == len(options):
+            if index + 1 == len(options):
                 raise ValueError(f"{name} needs a value.")
-            return options[place + 1], options[:place] + options[place + 2 :]
+            return options[index + 1], options[:index] + options[index + 2 :]
     return None, options
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from det_lightning.core._ports import free_port
 from det_lightning.errors import PREEMPTED_EXIT_CODE
-from det_lightning.launch.command_line import as_command, asks_for_help, gpus_or_one, problem_of, split
+from det_lightning.launch.command_line import as_command, gpus_or_one, problem_of, split, wants_help
 
 _USAGE = "python -m det_lightning.launch.torch_distributed [TORCHRUN OPTIONS... --] SCRIPT [ARGS...]"
 _HELP = f"""\
@@ -24,13 +24,13 @@ Runs a training script in one process for each GPU of this machine, in one where
              --nproc-per-node N    number of processes on this machine
              --nnodes N            number of machines; start the launcher on each of them
              --rdzv-backend c10d --rdzv-endpoint HOST:PORT --rdzv-id NAME
-                                   where several machines meet, and under which name
-             --max-restarts N      start all processes again, so often, if one fails
+                                   rendezvous of several machines, and its name
+             --max-restarts N      restart all processes if one fails, at most N times
              --shutdown-timeout S  seconds for saving after a signal, before processes are killed; 30 by default
            torchrun --help lists the others.
 
 SIGTERM and SIGUSR1 are passed on to all processes, which save and end; the launcher then ends with status
-{PREEMPTED_EXIT_CODE}. If a process fails its status is that of the launcher, and 128 + N if signal N has ended it.
+{PREEMPTED_EXIT_CODE}. If a process fails, the launcher ends with its status, or 128 + N if signal N killed it.
 
   python -m det_lightning.launch.torch_distributed train.py --epochs 10
   python -m det_lightning.launch.torch_distributed --nproc-per-node 2 --max-restarts 3 -- python train.py
@@ -42,14 +42,14 @@ _PREEMPTING = ("SIGTERM", "SIGUSR1")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; return the exit status.
+    """Run the command line; return the exit status.
 
     Args:
         arguments: the command line; by default that of the process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options, script = split(given)
-    if asks_for_help(options, given):
+    if wants_help(options, given):
         print(_HELP, end="")
         return 0
     if problem := problem_of(script, options, "torchrun"):
@@ -66,7 +66,7 @@ def _launch(options: list[str], command: list[str]) -> int:
 
     try:
         parsed = _parse([*options, "--no-python", *command])
-    except SystemExit as error:  # argparse has said what is wrong
+    except SystemExit as error:  # argparse has printed what is wrong
         return int(error.code or 0)
     except (AssertionError, ValueError) as error:
         print(f"usage: {_USAGE}\nerror: {error}", file=sys.stderr)
@@ -94,7 +94,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         parsed.nproc_per_node = str(gpus_or_one())
     if not _is_given("signals-to-handle", options) and hasattr(signal, "SIGUSR1"):
         parsed.signals_to_handle = _SIGNALS
-    run.config_from_args(copy.deepcopy(parsed))  # raises for values that cannot be
+    run.config_from_args(copy.deepcopy(parsed))  # raises for invalid values
     return parsed
 
 
@@ -110,7 +110,7 @@ def _prepare_environment(parsed: argparse.Namespace) -> None:
 
 
 def _is_given(name: str, options: list[str]) -> bool:
-    """Tell whether an option was given, on the command line or in torchrun's variable of the environment."""
+    """Return whether an option was given, on the command line or in torchrun's variable of the environment."""
     if f"PET_{name.replace('-', '_').upper()}" in os.environ:
         return True
     return any(option.replace("_", "-").split("=")[0] == f"--{name}" for option in options)

@@ -17,6 +17,7 @@ from det_lightning.masking import mask_text
 from det_lightning.porting.findings import Finding, Severity, unresolved
 
 _BOM = "\ufeff"
+_PYTHON = (".py", ".pyi", ".pyw")
 _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
 _SHELL_NAMES = re.compile(r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile")
 _DOCKER_NAMES = re.compile(r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file")
@@ -28,36 +29,24 @@ _Port = Callable[[str], tuple[str, list[Finding]]]
 
 @dataclasses.dataclass(frozen=True)
 class FilePort:
-    """What became of a file.
-
-    Attributes:
-        path: the file.
-        before: its content.
-        after: what is to be written; the same as ``before`` if nothing changes.
-        findings: what is left to the user.
-        encoding: how both are encoded.
-        may_be_written: nothing stands against writing it; otherwise a finding says what does.
-    """
+    """The content of a file, and what it becomes."""
 
     path: pathlib.Path
     before: str
     after: str
     findings: list[Finding]
     encoding: str = "utf-8"
-    may_be_written: bool = True
+    may_be_written: bool = True  # otherwise a finding says why not
 
     @property
     def changed(self) -> bool:
-        """Whether anything is to be written."""
         return self.before != self.after
 
     def write(self) -> None:
-        """Write the ported content to a new file, which replaces the old one.
-
-        A file that is the same one under another name (a hard link) stays as it is there.
+        """Write the ported content to a new file, which replaces the old one; hard links to that one stay.
 
         Raises:
-            OSError: the file cannot be written, or is a link; it is as it was.
+            OSError: the file cannot be written, or is a link; it is unchanged.
         """
         if self.path.is_symlink():
             raise OSError(f"{self.path} is a link, and nothing is written through one")
@@ -67,9 +56,10 @@ class FilePort:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
-            owner = self.path.lstat()
-            if (temporary.lstat().st_uid, temporary.lstat().st_gid) != (owner.st_uid, owner.st_gid):
-                shutil.chown(temporary, owner.st_uid, owner.st_gid)
+            old = self.path.lstat()
+            new = temporary.lstat()
+            if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+                shutil.chown(temporary, old.st_uid, old.st_gid)
             shutil.copymode(self.path, temporary)
             temporary.replace(self.path)
         except BaseException:
@@ -78,7 +68,7 @@ class FilePort:
 
     def not_written(self, reason: str, advice: str) -> FilePort:
         """Return it with a finding on why it is not to be written."""
-        finding = Finding(0, Severity.problem, f"not changed: {reason}", advice)
+        finding = Finding(0, Severity.problem, f"not written: {reason}", advice)
         return dataclasses.replace(self, findings=[finding, *self.findings], may_be_written=False)
 
 
@@ -90,8 +80,7 @@ def is_portable(path: pathlib.Path) -> bool:
 def port_file(path: pathlib.Path) -> FilePort:
     """Port one file; it is not written.
 
-    What is not understood, such as a syntax error, leaves the file as it is and is a finding, if it has to do with
-    Determined at all.
+    A file that cannot be parsed stays as it is, which is a finding if it mentions Determined.
 
     Raises:
         OSError: the file cannot be read.
@@ -108,26 +97,22 @@ def port_file(path: pathlib.Path) -> FilePort:
     mark = _BOM if text.startswith(_BOM) else ""
     body = text[len(mark) :]
     try:
-        ported, findings = _ported(port, body)
+        ported, findings = port(body)
+        if ported != body:
+            port(ported)  # what was written must be readable
     except Exception as e:
-        if not _is_about_the_file(e):
+        reason = _unreadable(e)
+        if reason is None:
             raise
-        return FilePort(path, text, text, _not_understood(body, _describe(e)), encoding)
+        return FilePort(path, text, text, _not_understood(body, reason), encoding)
     return FilePort(path, text, mark + ported, unresolved(findings, body), encoding)
-
-
-def _ported(port: _Port, text: str) -> tuple[str, list[Finding]]:
-    ported, findings = port(text)
-    if ported != text:
-        port(ported)  # what was written has to be readable
-    return ported, findings
 
 
 def _port_of(path: pathlib.Path) -> _Port | None:
     """Return what ports files of this name. Imports it, since each needs a library of its own."""
     name = path.name
     suffix = path.suffix.lower()
-    if suffix in (".py", ".pyi", ".pyw"):
+    if suffix in _PYTHON:
         from det_lightning.porting.python_files import port_python
 
         return port_python
@@ -139,23 +124,19 @@ def _port_of(path: pathlib.Path) -> _Port | None:
         from det_lightning.porting.yaml_files import port_yaml
 
         return port_yaml
-    return _port_of_text(name)
-
-
-def _port_of_text(name: str) -> _Port | None:
-    from det_lightning.porting import requirements, shell
+    from det_lightning.porting import commands, requirements
 
     if _DOCKER_NAMES.fullmatch(name):
-        return shell.port_dockerfile
+        return commands.port_dockerfile
     if _REQUIREMENT_NAMES.fullmatch(name):
         return requirements.port_requirements_file
     if name in _CONFIG_NAMES:
         return requirements.port_config_file
-    return shell.port_shell if _SHELL_NAMES.fullmatch(name) else None
+    return commands.port_shell if _SHELL_NAMES.fullmatch(name) else None
 
 
 def _encoding_of(path: pathlib.Path, content: bytes) -> str:
-    if path.suffix.lower() not in (".py", ".pyi", ".pyw") or content.startswith(codecs.BOM_UTF8):
+    if path.suffix.lower() not in _PYTHON or content.startswith(codecs.BOM_UTF8):
         return "utf-8"
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
@@ -164,27 +145,21 @@ def _encoding_of(path: pathlib.Path, content: bytes) -> str:
     return encoding
 
 
-def _is_about_the_file(error: Exception) -> bool:
-    """Return whether an error says that a file is not of the kind that its name says."""
+def _unreadable(error: Exception) -> str | None:
+    """Return why a file is not of the kind that its name says; None if an error is not about that."""
     import libcst
     import yaml
 
     from det_lightning.porting.notebook import NotebookError
 
-    return isinstance(error, libcst.ParserSyntaxError | yaml.YAMLError | NotebookError | RecursionError)
-
-
-def _describe(error: Exception) -> str:
-    import libcst
-
     if isinstance(error, libcst.ParserSyntaxError):
         return f"it is not Python 3: line {error.raw_line}: {error.message}"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    return " ".join(mask_text(str(error)).split())
+    return " ".join(mask_text(str(error)).split()) if isinstance(error, yaml.YAMLError | NotebookError) else None
 
 
 def _not_understood(text: str, why: str) -> list[Finding]:
     if not _MENTIONED.search(text):
         return []
-    return [Finding(0, Severity.problem, f"left as it is: {why}", "port it by hand, or make it readable first")]
+    return [Finding(0, Severity.problem, f"not ported: {why}", "port it by hand, or make it readable first")]

@@ -15,25 +15,23 @@ class Severity(str, enum.Enum):
     """How much a finding matters."""
 
     problem = "problem"  #: does not run on det_lightning
-    check = "check"  #: runs, but perhaps not as it should; somebody has to look
-    note = "note"  #: worth knowing; nothing has to be done
+    check = "check"  #: runs, but perhaps not correctly: look at it
+    note = "note"  #: worth knowing; there is nothing to do
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Finding:
-    """Something that the porting tool leaves to its user.
+    """Something that the porting tool leaves to its user."""
 
-    Attributes:
-        line: line in the file before it was ported, from 1; 0 for the file as a whole.
-        severity: how much it matters.
-        reason: what is there, and why it cannot stay.
-        advice: what to do.
-    """
-
-    line: int
+    line: int  # in the file before it was ported, from 1; 0 for the file as a whole
     severity: Severity
-    reason: str
+    reason: str  # what is there, and why it cannot stay
     advice: str
+
+
+def line_at(text: str, offset: int, first_line: int = 1) -> int:
+    """Return the line of ``text[offset]`` in the file whose line ``first_line`` the text begins with."""
+    return first_line + text.count("\n", 0, offset)
 
 
 def unresolved(findings: Iterable[Finding], text: str) -> list[Finding]:

@@ -10,7 +10,7 @@ import libcst as cst
 
 from det_lightning.porting.bindings import Binding, Bindings, Reference
 from det_lightning.porting.counterparts import counterpart
-from det_lightning.porting.findings import Finding, Severity
+from det_lightning.porting.findings import Severity
 from det_lightning.porting.missing_parts import has_own_advice, missing, missing_part
 from det_lightning.porting.python_syntax import PythonFile, dotted_name
 
@@ -20,11 +20,8 @@ _LONG_STRINGS = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''", re.DOTALL)
 class ImportRewriter:
     """Rewrites import statements, and what is used of the names that they bind.
 
-    A file that uses only parts that det_lightning does not have is left as it is; so is a name of which no use can be
+    A file that uses only parts that det_lightning does not have stays, and so does a name of which no use can be
     rewritten.
-
-    Args:
-        file: the file.
     """
 
     def __init__(self, file: PythonFile) -> None:
@@ -58,7 +55,11 @@ class ImportRewriter:
             else:
                 self._rewrite_from(statement)
         for star in self.bindings.stars:
-            self._rewrite_star(star)
+            ours = counterpart(dotted_name(star.module))
+            if ours is None:
+                self._note_missing(dotted_name(star.module), star)
+            elif star.module is not None:
+                self.file.replace(star.module, ours)
         for reference in self.bindings.references:
             self._rewrite_use(reference)
 
@@ -70,13 +71,19 @@ class ImportRewriter:
             if ours is None:
                 self._note_missing_binding(binding)
             elif binding.name not in self._left:
-                as_before = binding.alias.asname is None and not self.bindings.renameable
-                self.file.replace(binding.alias.name, _keeping_determined(ours) if as_before else ours)
+                if binding.alias.asname is None and not self.bindings.renameable:
+                    # The name determined still stands for the package.
+                    ours = "det_lightning as determined" + (f", {ours}" if "." in ours else "")
+                self.file.replace(binding.alias.name, ours)
 
     def _rewrite_from(self, statement: cst.ImportFrom) -> None:
         bindings = self.bindings.of(statement)
         moved = {binding for binding in bindings if self._is_movable(binding) and self._move(binding)}
-        counterparts = {binding: self._counterpart_to_use(binding) for binding in bindings if binding not in moved}
+        counterparts = {
+            binding: None if binding.name in self._left else counterpart(binding.path)
+            for binding in bindings
+            if binding not in moved
+        }
         for binding in bindings:
             if counterpart(binding.path) is None:
                 self._note_missing_binding(binding)
@@ -111,14 +118,13 @@ class ImportRewriter:
 
     def _move(self, binding: Binding) -> bool:
         """Import a name where alone it is used, below ``if __name__ == "__main__"``, or nowhere if it is not used."""
-        uses = self._uses(binding)
-        scripts = {self._script_around(use.node) for use in uses}
+        scripts = {self._script_around(use.node) for use in self._uses(binding)}
         if len(scripts) > 1 or None in scripts:
             return False
+        edits = self.file.edits
         for script in scripts:
             assert script is not None
             start, _ = self.file.span(script.body.body[0])
-            edits = self.file.edits
             module = dotted_name(cst.ensure_type(binding.statement, cst.ImportFrom).module)
             alias = self.file.module.code_for_node(binding.alias.with_changes(comma=cst.MaybeSentinel.DEFAULT))
             edits.insert(start, f"from {module} import {alias}{edits.newline()}{edits.indentation(start)}")
@@ -131,9 +137,6 @@ class ImportRewriter:
         is_script = "__name__" in self.file.source(around[-1].test) and around[-1].orelse is None
         return around[-1] if is_script else None
 
-    def _counterpart_to_use(self, binding: Binding) -> str | None:
-        return None if binding.name in self._left else counterpart(binding.path)
-
     def _rewrite_imported_name(self, binding: Binding, ours: str) -> None:
         name = ours.rpartition(".")[2]
         if name != binding.alias.evaluated_name:
@@ -144,15 +147,19 @@ class ImportRewriter:
         groups: dict[str, list[cst.ImportAlias]] = {}
         for binding, ours in counterparts.items():
             module = dotted_name(statement.module)
-            name = binding.alias.evaluated_name
+            alias = binding.alias
             if ours is not None:
                 module, _, name = ours.rpartition(".")
-            groups.setdefault(module, []).append(_renamed(binding, name))
+                if name != alias.evaluated_name:
+                    as_name = alias.asname or cst.AsName(cst.Name(binding.name))
+                    alias = alias.with_changes(name=cst.Name(name), asname=as_name)
+            groups.setdefault(module, []).append(alias)
         parent = self.file.parent(statement)
-        crowded = isinstance(parent, cst.SimpleStatementLine | cst.SimpleStatementSuite) and len(parent.body) > 1
-        crowded |= isinstance(parent, cst.SimpleStatementSuite)
+        shares_line = isinstance(parent, cst.SimpleStatementLine) and len(parent.body) > 1
         start, _ = self.file.span(statement)
-        separator = "; " if crowded else self.file.edits.newline() + self.file.edits.indentation(start)
+        separator = self.file.edits.newline() + self.file.edits.indentation(start)
+        if shares_line or isinstance(parent, cst.SimpleStatementSuite):
+            separator = "; "
         written = [self._from_statement(statement, module, aliases) for module, aliases in groups.items()]
         self.file.replace(statement, separator.join(written))
 
@@ -163,14 +170,6 @@ class ImportRewriter:
             module=expression, names=[*aliases[:-1], last], semicolon=cst.MaybeSentinel.DEFAULT
         )
         return self.file.module.code_for_node(changed)
-
-    def _rewrite_star(self, star: cst.ImportFrom) -> None:
-        module = dotted_name(star.module)
-        ours = counterpart(module)
-        if ours is None:
-            self._note_missing(module, star)
-        elif star.module is not None:
-            self.file.replace(star.module, ours)
 
     # Uses
 
@@ -189,11 +188,12 @@ class ImportRewriter:
             end = self.file.span(use.attributes[len(use.attributes) - kept - 1])[1]
             self.file.edits.replace(start, end, "".join(f".{attribute}" for attribute in attributes))
 
-    def spelled(self, name: str, attributes: list[str]) -> str | None:
-        """Return what to write for ``name.attributes`` where code is in a string; None to leave it as it is."""
+    def spelled(self, dotted: str) -> str | None:
+        """Return what to write for a name with attributes where code is in a string; None to leave it as it is."""
+        name, *attributes = dotted.split(".")
         binding = next((binding for binding in self.bindings.found if binding.name == name), None)
         spelled = None if binding is None else self._spelled(binding, attributes)
-        if spelled is None:
+        if spelled is None or not attributes:
             return None
         name, changed, kept = spelled
         rest = attributes if changed is None else [*changed, *attributes[len(attributes) - kept :]]
@@ -229,8 +229,7 @@ class ImportRewriter:
         uses = self._uses(binding)
         if not uses and self._is_movable(binding):
             reason = f"{binding.path} is imported and not used; the import is removed"
-            finding = Finding(self.file.line(binding.alias), Severity.note, reason, "nothing has to be done")
-            self.file.findings.append(finding)
+            self.file.note(binding.alias, Severity.note, reason, "nothing to do")
             return
         advised = [use for use in uses if has_own_advice(binding.imported, use.path)]
         for use in advised:
@@ -240,16 +239,3 @@ class ImportRewriter:
 
     def _note_missing(self, path: str, node: cst.CSTNode) -> None:
         self.file.findings.append(missing(path, self.file.line(node)))
-
-
-def _keeping_determined(ours: str) -> str:
-    """Return what to import so that the name ``determined`` still stands for the package."""
-    return "det_lightning as determined" + (f", {ours}" if "." in ours else "")
-
-
-def _renamed(binding: Binding, name: str) -> cst.ImportAlias:
-    alias = binding.alias
-    if name == alias.evaluated_name:
-        return alias
-    as_name = alias.asname or cst.AsName(cst.Name(binding.name))
-    return alias.with_changes(name=cst.Name(name), asname=as_name)

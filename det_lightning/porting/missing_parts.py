@@ -18,13 +18,13 @@ _KERAS = ("it is for TensorFlow and Keras", "rewrite the trial in PyTorch, or ru
 
 # By the longest prefix of a name.
 _ADVICE = {
-    "determined": ("det_lightning has no counterpart", "remove it or replace it by code of your own"),
+    "determined": ("det_lightning has no counterpart", "remove it or replace it with your own code"),
     "determined.LegacyTrial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
     "determined.Trial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
     "determined._core": _CORE_API,
     "determined._generic": _CORE_API,
     "determined.cli": _MASTER,
-    "determined.common": ("it belongs to Determined's own tools", "use the standard library; for check, use assert"),
+    "determined.common": ("it is internal to Determined's tools", "use the standard library; for check, use assert"),
     "determined.common.api": _MASTER,
     "determined.common.experimental": _MASTER,
     "determined.core": _CORE_API,
@@ -70,7 +70,7 @@ _ADVICE = {
         "DetCallback reports to a master",
         "use a callback of transformers for your logger (report_to=...), and its checkpoints",
     ),
-    "determined.util": ("it belongs to Determined's own tools", "use the standard library"),
+    "determined.util": ("it is internal to Determined's tools", "use the standard library"),
 }
 
 _LAUNCHERS = {

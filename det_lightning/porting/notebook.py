@@ -6,9 +6,9 @@ import json
 import re
 from typing import Any
 
+from det_lightning.porting.commands import port_shell
 from det_lightning.porting.findings import Finding
 from det_lightning.porting.python_files import port_python
-from det_lightning.porting.shell import port_shell
 
 _END_OF_CELL = "#:::end of cell:::\n"
 _MAGIC = re.compile(r"^([ \t]*)([%!?][^\n]*)$", re.MULTILINE)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import libcst as cst
-import libcst.matchers as m
 
 from det_lightning.porting.counterparts import callback_hooks
 from det_lightning.porting.findings import Severity
-from det_lightning.porting.python_syntax import Definitions, PythonFile, dotted_name, methods_of
+from det_lightning.porting.python_syntax import PythonFile, dotted_name, is_keyword, last_name, methods_of
 
 _RENAMED = {
     # The interface of several models, before it was public.
@@ -44,47 +43,37 @@ _NEW_HOOKS = {
 _EPOCH_HOOKS = ("on_training_epoch_start", "on_training_epoch_end")
 _OLD_INTERFACE = {"build_model", "optimizer"}
 # What was left to the trial in examples, and is done for it: the mode that a method runs in.
-_MODE_CALLS = {"train_batch": ("train", "True"), "evaluate_batch": ("eval", "False")}
+_MODE_CALLS = {"train_batch": ("train()", "train(True)"), "evaluate_batch": ("eval()", "train(False)")}
 
 
-class OlderReleases(cst.CSTVisitor):
-    """Rewrites what older releases had under other names, and notes what is gone.
+class OlderReleases:
+    """Rewrites names of the context, hooks of callbacks and calls of older releases, and notes what is gone."""
 
-    These are names of the context, ``context.experimental.wrap_reducer``, old callbacks, and calls of what is done
-    without them.
-
-    Args:
-        file: the file; it uses the PyTorch API.
-        definitions: its trials and callbacks.
-    """
-
-    def __init__(self, file: PythonFile, definitions: Definitions) -> None:
-        super().__init__()
+    def __init__(self, file: PythonFile, trials: list[cst.ClassDef], callbacks: list[cst.ClassDef]) -> None:
         self._file = file
-        self._called: set[str] = set()
-        file.visit(self)
-        for callback in definitions.callbacks:
+        self._attributes = {node.attr.value for node in file.find(cst.Attribute)}
+        for node in file.find(cst.Attribute):
+            self._check_attribute(node)
+        for call in file.find(cst.Call):
+            if dotted_name(call.func).endswith("configure_apex_amp"):
+                self._check_losses(call)
+        for callback in callbacks:
             self._rewrite_hooks(callback)
-        for trial in definitions.trials:
+        for trial in trials:
             self._remove_mode_calls(trial)
             self._note_old_interface(trial)
             self._remove_models(trial)
 
     # Anywhere
 
-    def visit_Attribute(self, node: cst.Attribute) -> None:  # noqa: N802 (a method of libcst's)
-        self._called.add(node.attr.value)
-        if node.attr.value == "wrap_reducer" and m.matches(node.value, m.Attribute(attr=m.Name("experimental"))):
-            inner = cst.ensure_type(node.value, cst.Attribute)
-            self._file.edits.replace(self._file.span(inner.value)[1], self._file.span(inner)[1], "")
-        else:
-            self._check_context_name(node)
-
-    def _check_context_name(self, node: cst.Attribute) -> None:
+    def _check_attribute(self, node: cst.Attribute) -> None:
         owner = dotted_name(node.value)
         name = node.attr.value
         is_context = owner.split(".")[-1] in ("context", "trial_context")
-        if is_context and name in _RENAMED:
+        inner = node.value
+        if name == "wrap_reducer" and isinstance(inner, cst.Attribute) and inner.attr.value == "experimental":
+            self._file.edits.replace(self._file.span(inner.value)[1], self._file.span(inner)[1], "")
+        elif is_context and name in _RENAMED:
             self._file.replace(node.attr, _RENAMED[name])
         elif is_context or owner.endswith(("context.distributed", "context.experimental")):
             private = name.startswith("_") and not name.startswith("__") and name not in _KEPT
@@ -92,14 +81,9 @@ class OlderReleases(cst.CSTVisitor):
                 reason = f"{owner.removeprefix('self.')}.{name} is internal to Determined"
                 self._file.note(node, Severity.problem, reason, _GONE.get(name, _INSIDE))
 
-    def visit_Call(self, node: cst.Call) -> None:  # noqa: N802 (a method of libcst's)
-        if dotted_name(node.func).endswith("configure_apex_amp"):
-            self._check_losses(node)
-
     def _check_losses(self, call: cst.Call) -> None:
         for argument in call.args:
-            is_number = argument.keyword is not None and argument.keyword.value == "num_losses"
-            if is_number and self._file.source(argument.value) != "1":
+            if is_keyword(argument, "num_losses") and self._file.source(argument.value) != "1":
                 reason = "num_losses: each loss gets its own scale by the order of the context.backward() calls"
                 advice = "call backward() once for each loss and batch, or leave num_losses out for a common scale"
                 self._file.note(argument, Severity.check, reason, advice)
@@ -111,7 +95,7 @@ class OlderReleases(cst.CSTVisitor):
         for method in methods_of(callback):
             name = method.name.value
             new = _NEW_HOOKS.get(name)
-            if new is not None and new not in defined and name not in self._called:
+            if new is not None and new not in defined and name not in self._attributes:
                 self._file.replace(method.name, new)
             elif new is not None:
                 self._file.note(method, Severity.note, f"{name} is deprecated", f"merge it with {new}")
@@ -120,7 +104,7 @@ class OlderReleases(cst.CSTVisitor):
                 self._file.note(method, Severity.note, f"{name} is deprecated", advice)
             elif name in _EPOCH_HOOKS:
                 self._add_epoch(method)
-            elif name.startswith("on_") and name not in callback_hooks() and name not in self._called:
+            elif name.startswith("on_") and name not in callback_hooks() and name not in self._attributes:
                 advice = "use on_training_workload_end or another hook of PyTorchCallback, or do it in train_batch"
                 self._file.note(method, Severity.check, f"{name} is not a hook: nothing calls it", advice)
 
@@ -129,34 +113,28 @@ class OlderReleases(cst.CSTVisitor):
         given = method.params
         alone = len(given.params) == 1 and not given.kwonly_params and not given.posonly_params
         starred = isinstance(given.star_arg, cst.Param) or given.star_kwarg is not None
-        if alone and not starred and not method.decorators and method.name.value not in self._called:
+        if alone and not starred and not method.decorators and method.name.value not in self._attributes:
             _, end = self._file.span(given.params[0])
             self._file.edits.replace(end, end, ", epoch_idx: int")
 
-    # Modes
+    # Trials
 
     def _remove_mode_calls(self, trial: cst.ClassDef) -> None:
         """Remove ``self.model.train()`` where the model is in that mode anyway, and nothing in the class changes it."""
-        wrapped = self._wrapped_models(trial)
-        mode_calls = m.findall(trial, m.Call(func=m.Attribute(attr=m.Name("train") | m.Name("eval"))))
+        wrapped = {
+            dotted_name(target.target)
+            for assign in self._file.find(cst.Assign, within=trial)
+            for target in assign.targets
+            if _calls(assign.value, "wrap_model")
+        } - {""}
+        mode_calls = [call for call in self._file.find(cst.Call, within=trial) if _calls(call, "train", "eval")]
         removable = [line for method in methods_of(trial) for line in self._needless_lines(method, wrapped)]
         if removable and len(removable) == len(mode_calls):
             for line in removable:
                 self._file.remove_lines(line)
 
-    def _wrapped_models(self, trial: cst.ClassDef) -> set[str]:
-        wrapping = m.Assign(value=m.Call(func=m.Attribute(attr=m.Name("wrap_model"))))
-        return {
-            dotted_name(target.target)
-            for assign in m.findall(trial, wrapping)
-            for target in cst.ensure_type(assign, cst.Assign).targets
-        } - {""}
-
     def _needless_lines(self, method: cst.FunctionDef, wrapped: set[str]) -> list[cst.SimpleStatementLine]:
-        if method.name.value not in _MODE_CALLS:
-            return []
-        name, value = _MODE_CALLS[method.name.value]
-        needless = {f"{model}.{call}" for model in wrapped for call in (f"{name}()", f"train({value})")}
+        needless = {f"{model}.{call}" for model in wrapped for call in _MODE_CALLS.get(method.name.value, ())}
         lines = [
             line
             for line in method.body.body
@@ -170,11 +148,9 @@ class OlderReleases(cst.CSTVisitor):
             advice = "it runs through an adapter; to modernize it wrap model and optimizer in __init__"
             self._file.note(trial, Severity.note, reason, advice)
 
-    # Models as arguments
-
     def _remove_models(self, trial: cst.ClassDef) -> None:
         names = {method.name.value for method in methods_of(trial)}
-        bases = [dotted_name(base.value).rpartition(".")[2] for base in trial.bases]
+        bases = [last_name(base.value) for base in trial.bases]
         if bases == ["PyTorchTrial"] and "__init__" in names and "build_model" not in names:
             for method in methods_of(trial):
                 self._remove_model(method)
@@ -185,16 +161,10 @@ class OlderReleases(cst.CSTVisitor):
         index = next((i for i, parameter in enumerate(given) if parameter.name.value == "model"), 0)
         if method.name.value not in _TAKE_MODELS or index == 0 or given[index].default is not None:
             return
-        uses = _Uses("model")
-        method.body.visit(uses)
-        if uses.found:
-            reason = f"{method.name.value}() takes a model, which it is not given where the trial wraps its own"
-            self._file.note(
-                method,
-                Severity.problem,
-                reason,
-                "take the parameter away, and use the attribute that holds the wrapped model",
-            )
+        if any(name.value == "model" for name in self._file.names(within=method.body)):
+            reason = f"{method.name.value}() takes a model, which is not passed where the trial wraps its own"
+            advice = "remove the parameter, and use the attribute that holds the wrapped model"
+            self._file.note(method, Severity.problem, reason, advice)
         else:
             self._file.edits.replace(self._end(given[index - 1]), self._end(given[index]), "")
 
@@ -202,19 +172,6 @@ class OlderReleases(cst.CSTVisitor):
         return self._file.span(parameter.default or parameter.annotation or parameter.name)[1]
 
 
-class _Uses(cst.CSTVisitor):
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-        self.found = False
-
-    def visit_Attribute(self, node: cst.Attribute) -> bool:  # noqa: N802 (a method of libcst's)
-        node.value.visit(self)
-        return False
-
-    def visit_Arg(self, node: cst.Arg) -> bool:  # noqa: N802 (a method of libcst's)
-        node.value.visit(self)
-        return False
-
-    def visit_Name(self, node: cst.Name) -> None:  # noqa: N802 (a method of libcst's)
-        self.found |= node.value == self._name
+def _calls(node: cst.CSTNode, *methods: str) -> bool:
+    """Return whether a node is a call of one of some methods, whatever the object."""
+    return isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in methods

@@ -1,7 +1,4 @@
-"""The files of a project that may have to be ported.
-
-Whose they are is not known: they are read in a process of its own, and nothing is written through a link.
-"""
+"""The files of a project, which are untrusted: a separate process reads them, and nothing is written through a link."""
 
 from __future__ import annotations
 
@@ -23,18 +20,18 @@ def find_files(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
     Directories of tools (``.git``, ``node_modules``, virtual environments, ...) are left out.
 
     Raises:
-        FileNotFoundError: there is no such path; all missing ones are named.
-        ValueError: a file that was named is of a kind that the porting tool does not read.
+        FileNotFoundError: paths do not exist.
+        ValueError: files that were named are of kinds that the porting tool does not read.
     """
     given = list(paths)
     missing = [str(path) for path in given if not path.exists()]
     if missing:
-        raise FileNotFoundError(f"There is no {', no '.join(missing)}.")
+        raise FileNotFoundError(f"No such file or directory: {', '.join(missing)}.")
     other = [str(path) for path in given if path.is_file() and not is_portable(path)]
     if other:
         raise ValueError(
-            f"{', '.join(other)}: not a kind of file that is ported. Those are Python, notebooks, YAML, shell scripts, "
-            "Makefiles, Dockerfiles, requirements, pyproject.toml, setup.cfg, tox.ini and Pipfile."
+            f"{', '.join(other)}: not a kind of file that can be ported. Those are Python, notebooks, YAML, shell "
+            "scripts, Makefiles, Dockerfiles, requirements, pyproject.toml, setup.cfg, tox.ini and Pipfile."
         )
     return list(dict.fromkeys(file for path in given for file in _files_below(path)))
 
@@ -65,9 +62,8 @@ def _is_skipped(directory: pathlib.Path) -> bool:
 def port_paths(paths: Iterable[pathlib.Path]) -> list[FilePort]:
     """Port all files below ``paths``, and return those that change or have findings; nothing is written.
 
-    A file that cannot be read, that crashes its reader or takes longer than some seconds, that is read-only or a link
-    has a finding that says so, and does not keep the others from being ported. Where nothing but hints of the checklist
-    was found the project has nothing to do with Determined, and the list is empty.
+    A file that cannot be read or written has a finding that says why. Where nothing but hints was found the project has
+    nothing to do with Determined, and the list is empty.
 
     Raises:
         FileNotFoundError, ValueError: see :func:`find_files`.
@@ -84,7 +80,7 @@ def _port(process: PortingProcess, path: pathlib.Path) -> FilePort:
         port = process.port(path)
     except PortingFailed as e:
         advice = "port it by hand, or make it readable first"
-        return FilePort(path, "", "", [Finding(0, Severity.problem, f"left as it is: {e}", advice)])
+        return FilePort(path, "", "", [Finding(0, Severity.problem, f"not ported: {e}", advice)])
     if not port.changed:
         return port
     if path.is_symlink():

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 
 from det_lightning.porting.bindings import Bindings
-from det_lightning.porting.bypasses import Bypasses
-from det_lightning.porting.cluster_uses import ClusterUses
+from det_lightning.porting.bypasses import note_bypasses
+from det_lightning.porting.cluster_uses import note_cluster_uses
 from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.findings import Finding
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.missing_parts import missing, missing_part
 from det_lightning.porting.older_releases import OlderReleases
-from det_lightning.porting.python_syntax import Definitions, PythonFile
-from det_lightning.porting.strings import StringRewriter
+from det_lightning.porting.python_syntax import PythonFile, find_classes
+from det_lightning.porting.strings import rewrite_strings
 
 # Without one of these there is nothing to find, and parsing takes its time.
 _WORTH_PARSING = re.compile(
@@ -35,25 +35,20 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
     ported = Bindings(file, "det_lightning")
     _note_missing_attributes(file, ported)
     if "determined" in text:
-        file.visit(StringRewriter(file, imports))
-    definitions = Definitions(file)
+        rewrite_strings(file, imports)
+    classes = find_classes(file)
     if imports.bindings.uses_trial_api() or ported.uses_trial_api():
-        OlderReleases(file, definitions)
-    if imports.bindings.found or ported.found:
-        found = [*imports.bindings.found, *ported.found]
-        ClusterUses(file, {binding.name for binding in found if binding.path == "determined.pytorch.Trainer"})
-    Bypasses(file, definitions)
+        OlderReleases(file, classes["trial"], classes["callback"])
+    if found := [*imports.bindings.found, *ported.found]:
+        note_cluster_uses(file, {binding.name for binding in found if binding.path == "determined.pytorch.Trainer"})
+    note_bypasses(file, classes["trial"])
     return file.edits.result(), file.findings
 
 
 def _note_missing_attributes(file: PythonFile, ported: Bindings) -> None:
-    """Note the names of Determined that a file asks of det_lightning since it was ported."""
+    """Note names that a file that was ported uses, and that det_lightning does not have."""
     for use in ported.references:
         private = any(attribute.attr.value.startswith("_") for attribute in use.attributes)
-        if (
-            use.attributes
-            and not private
-            and counterpart(use.path) is None
-            and counterpart(use.binding.path) is not None
-        ):
+        is_missing = counterpart(use.path) is None and counterpart(use.binding.path) is not None
+        if use.attributes and is_missing and not private:
             file.findings.append(missing(missing_part(use.path), file.line(use.node)))

@@ -1,11 +1,11 @@
-"""A Python file as libcst sees it, with the changes to be made to its text."""
+"""A Python file as libcst parses it, with the changes to be made to its text."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, overload
 
 import libcst as cst
 from libcst import metadata
@@ -13,47 +13,76 @@ from libcst import metadata
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Severity
 
+Statement = cst.BaseSmallStatement | cst.BaseCompoundStatement
+_Node = TypeVar("_Node", bound=cst.CSTNode)
+_Other = TypeVar("_Other", bound=cst.CSTNode)
 _FORM_FEEDS = re.compile(r"^\f", re.MULTILINE)
 # Trials of other frameworks, which train otherwise.
 _OTHER_TRIALS = {"DeepSpeedTrial", "EstimatorTrial", "TFKerasTrial"}
 
 
+class _Walk(cst.CSTVisitor):
+    """All nodes in the order of the text; those of a subtree lie together."""
+
+    def __init__(self, module: cst.Module) -> None:
+        super().__init__()
+        self.nodes: list[cst.CSTNode] = []
+        self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
+        self.ranges: dict[cst.CSTNode, tuple[int, int]] = {}
+        self._open: list[tuple[cst.CSTNode, int]] = []
+        module.visit(self)
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if self._open:
+            self.parents[node] = self._open[-1][0]
+        self._open.append((node, len(self.nodes)))
+        self.nodes.append(node)
+        return True
+
+    def on_leave(self, original_node: cst.CSTNode) -> None:
+        _, first = self._open.pop()
+        self.ranges[original_node] = (first, len(self.nodes))
+
+
 class PythonFile:
-    """Syntax, scopes and positions of a file.
-
-    Args:
-        text: the content of the file, without a byte order mark.
-
-    Attributes:
-        edits: what is changed.
-        findings: what is left to the user.
+    """Syntax, scopes and positions of a file, given as text without a byte order mark.
 
     Raises:
         libcst.ParserSyntaxError: it is not Python 3.
     """
 
     def __init__(self, text: str) -> None:
-        wrapper = metadata.MetadataWrapper(cst.parse_module(_FORM_FEEDS.sub("", text)), unsafe_skip_copy=True)
-        providers = (metadata.PositionProvider, metadata.ParentNodeProvider)
-        found: Mapping[Any, Mapping[cst.CSTNode, Any]] = wrapper.resolve_many(providers)
-        self._wrapper = wrapper
-        self.module = wrapper.module
+        self._wrapper = metadata.MetadataWrapper(cst.parse_module(_FORM_FEEDS.sub("", text)), unsafe_skip_copy=True)
+        self._positions: Mapping[cst.CSTNode, Any] = self._wrapper.resolve(metadata.PositionProvider)
+        self.module = self._wrapper.module
+        self._walk = _Walk(self.module)
         self.edits = Edits(text)
         self.findings: list[Finding] = []
-        self._positions, self._parents = (found[provider] for provider in providers)
 
     @functools.cached_property
     def _scopes(self) -> Mapping[cst.CSTNode, Any]:
         """Scopes, which take the longest to find, and only files with imports of Determined need."""
         return self._wrapper.resolve(metadata.ScopeProvider)
 
-    def visit(self, visitor: cst.CSTVisitor) -> None:
-        """Walk through the whole file."""
-        self.module.visit(visitor)
+    @overload
+    def find(self, kind: type[_Node], /, *, within: cst.CSTNode | None = None) -> list[_Node]: ...
+
+    @overload
+    def find(
+        self, kind: type[_Node], other: type[_Other], /, *, within: cst.CSTNode | None = None
+    ) -> list[_Node | _Other]: ...
+
+    def find(self, *kinds: type[cst.CSTNode], within: cst.CSTNode | None = None) -> Sequence[cst.CSTNode]:
+        """Return the nodes of one or two kinds, of the whole file or of a node and what is in it, in their order."""
+        first, last = self._walk.ranges[within or self.module]
+        return [node for node in self._walk.nodes[first:last] if isinstance(node, kinds)]
 
     def line(self, node: cst.CSTNode) -> int:
-        """Return the line that a node begins in, from 1."""
         line: int = self._positions[node].start.line
+        return line
+
+    def end_line(self, node: cst.CSTNode) -> int:
+        line: int = self._positions[node].end.line
         return line
 
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
@@ -63,21 +92,20 @@ class PythonFile:
         return start, self.edits.offset(position.end.line, position.end.column)
 
     def source(self, node: cst.CSTNode) -> str:
-        """Return the text of a node."""
         start, end = self.span(node)
         return self.edits.text[start:end]
 
     def replace(self, node: cst.CSTNode, new: str) -> None:
-        """Replace the text of a node."""
         self.edits.replace(*self.span(node), new)
 
     def remove_lines(self, node: cst.CSTNode) -> None:
-        """Remove the lines that a node stands in, and one of two empty lines that would then follow one another."""
-        position = self._positions[node]
-        start = self.edits.offset(position.start.line, 0)
-        end = self.edits.offset(position.end.line + 1, 0)
-        after = self.edits.offset(position.end.line + 2, 0)
-        around = self.edits.offset(position.start.line - 1, 0) if position.start.line > 1 else start
+        """Remove the lines of a node, and one of two empty lines that would then follow one another."""
+        first = self.line(node)
+        last = self.end_line(node)
+        start = self.edits.offset(first, 0)
+        end = self.edits.offset(last + 1, 0)
+        after = self.edits.offset(last + 2, 0)
+        around = self.edits.offset(first - 1, 0) if first > 1 else start
         is_between = around < start and not (self.edits.text[around:start] + self.edits.text[end:after]).strip()
         self.edits.replace(start, after if is_between and end < after else end, "")
 
@@ -86,8 +114,7 @@ class PythonFile:
         self.findings.append(Finding(self.line(node), severity, reason, advice))
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        """Return the node that a node is a part of."""
-        return self._parents.get(node)
+        return self._walk.parents.get(node)
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         """Yield the nodes that a node is a part of, the nearest first."""
@@ -96,74 +123,105 @@ class PythonFile:
             yield current
             current = self.parent(current)
 
-    def assignments(self, name: cst.Name) -> list[cst.CSTNode | None]:
-        """Return the nodes that may have given a name its value where it stands; None is a builtin."""
-        scope = self._scopes.get(name)
-        if scope is None:
-            return []
-        return [getattr(assignment, "node", None) for assignment in scope[name.value]]
+    def names(self, within: cst.CSTNode | None = None) -> list[cst.Name]:
+        """Return the names of variables, without those of attributes, keyword arguments and parameters."""
+        return [name for name in self.find(cst.Name, within=within) if self._is_variable(name)]
 
-    def chain(self, name: cst.Name) -> list[cst.Attribute]:
-        """Return the attributes that are taken of a name: for ``a`` in ``a.b.c`` those of ``b`` and ``c``."""
-        found: list[cst.Attribute] = []
-        node: cst.CSTNode = name
-        while isinstance(parent := self.parent(node), cst.Attribute) and parent.value is node:
-            found.append(parent)
-            node = parent
-        return found
+    def _is_variable(self, name: cst.Name) -> bool:
+        parent = self.parent(name)
+        if isinstance(parent, cst.Attribute):
+            return parent.attr is not name
+        if isinstance(parent, cst.Arg):
+            return parent.keyword is not name
+        return not (isinstance(parent, cst.Param) and parent.name is name)
+
+    def assignments(self, name: cst.Name) -> list[cst.CSTNode | None]:
+        """Return the nodes that may have given a name its value where it is used; None is a builtin."""
+        scope = self._scopes.get(name)
+        return [] if scope is None else [getattr(found, "node", None) for found in scope[name.value]]
+
+    def is_annotation(self, node: cst.CSTNode) -> bool:
+        """Return whether a node is a type: in an annotation, or an argument of ``cast`` or ``TypeVar``."""
+        inner: cst.CSTNode = node
+        for outer in self.ancestors(node):
+            if isinstance(outer, cst.Annotation):
+                return True
+            if isinstance(outer, cst.Subscript):
+                kind = last_name(outer.value)
+                if kind == "Literal" or (kind == "Annotated" and inner is not outer.slice[0]):
+                    return False
+            if isinstance(outer, cst.Call):
+                name = last_name(outer.func)
+                is_bound = isinstance(inner, cst.Arg) and is_keyword(inner, "bound")
+                return (name == "cast" and inner is outer.args[0]) or (name == "TypeVar" and is_bound)
+            inner = outer
+        return False
 
 
 def dotted_name(node: cst.CSTNode | None) -> str:
     """Return ``a.b.c`` for names and their attributes, and the empty string for anything else."""
     if isinstance(node, cst.Name):
         return node.value
-    if isinstance(node, cst.Attribute):
-        base = dotted_name(node.value)
-        return f"{base}.{node.attr.value}" if base else ""
+    if isinstance(node, cst.Attribute) and (base := dotted_name(node.value)):
+        return f"{base}.{node.attr.value}"
     return ""
 
 
+def last_name(node: cst.CSTNode | None) -> str:
+    """Return ``c`` for ``a.b.c``, and the empty string for anything but names and their attributes."""
+    return dotted_name(node).rpartition(".")[2]
+
+
 def string_of(node: cst.CSTNode) -> str | None:
-    """Return the value of a string that stands in the source as it is: without escapes, bytes or f-strings."""
+    """Return the value of a string without escapes that is neither bytes nor an f-string."""
     if not isinstance(node, cst.SimpleString) or set(node.prefix.lower()) - {"r", "u"}:
         return None
     raw = node.raw_value
     return raw if isinstance(raw, str) and "\\" not in raw else None
 
 
-class Definitions(cst.CSTVisitor):
-    """Finds classes that derive from ``PyTorchTrial`` and ``PyTorchCallback``, also through others of the file.
+def is_keyword(argument: cst.Arg, name: str) -> bool:
+    """Return whether an argument is passed as ``name=...``."""
+    return argument.keyword is not None and argument.keyword.value == name
+
+
+def targets_of(statement: cst.Assign | cst.AnnAssign) -> list[cst.BaseExpression]:
+    """Return what a statement assigns to."""
+    return [statement.target] if isinstance(statement, cst.AnnAssign) else [given.target for given in statement.targets]
+
+
+def methods_of(definition: cst.ClassDef) -> list[cst.FunctionDef]:
+    """Return the methods that a class defines in its body."""
+    return [statement for statement in definition.body.body if isinstance(statement, cst.FunctionDef)]
+
+
+def find_classes(file: PythonFile) -> dict[str, list[cst.ClassDef]]:
+    """Return the classes that derive from ``PyTorchTrial`` and ``PyTorchCallback``, also through others of the file.
 
     What derives from ``SomethingTrial`` of another module and defines ``train_batch`` is a trial too.
-
-    Args:
-        file: the file.
-
-    Attributes:
-        trials: the trials.
-        callbacks: the callbacks.
     """
-
-    def __init__(self, file: PythonFile) -> None:
-        super().__init__()
-        self._kinds = {"PyTorchTrial": "trial", "PyTorchCallback": "callback"}
-        self.trials: list[cst.ClassDef] = []
-        self.callbacks: list[cst.ClassDef] = []
-        file.visit(self)
-
-    def visit_ClassDef(self, node: cst.ClassDef) -> None:  # noqa: N802 (a method of libcst's)
-        bases = [dotted_name(base.value).rpartition(".")[2] for base in node.bases]
-        kind = next((self._kinds[base] for base in bases if base in self._kinds), None)
+    kinds = {"PyTorchTrial": "trial", "PyTorchCallback": "callback"}
+    found: dict[str, list[cst.ClassDef]] = {"trial": [], "callback": []}
+    for node in file.find(cst.ClassDef):
+        bases = [last_name(base.value) for base in node.bases]
+        kind = next((kinds[base] for base in bases if base in kinds), None)
         if kind is None and any(base.endswith("Trial") and base not in _OTHER_TRIALS for base in bases):
             kind = "trial" if any(method.name.value == "train_batch" for method in methods_of(node)) else None
         if kind is not None:
-            self._kinds[node.name.value] = kind
-            found = self.trials if kind == "trial" else self.callbacks
-            found.append(node)
+            kinds[node.name.value] = kind
+            found[kind].append(node)
+    return found
 
 
-def methods_of(definition: cst.ClassDef) -> Iterator[cst.FunctionDef]:
-    """Yield the methods that stand in the body of a class."""
-    for statement in definition.body.body:
-        if isinstance(statement, cst.FunctionDef):
-            yield statement
+def rename_in_code(code: str, renamed: Callable[[str], str | None]) -> str:
+    """Return code, such as a quoted annotation, with the dotted names replaced for which ``renamed`` returns others."""
+    try:
+        file = PythonFile(code)
+    except cst.ParserSyntaxError:
+        return code
+    for node in file.find(cst.Name, cst.Attribute):
+        name = "" if isinstance(file.parent(node), cst.Attribute) else dotted_name(node)
+        new = renamed(name) if name else None
+        if new is not None:
+            file.replace(node, new)
+    return file.edits.result()

@@ -6,7 +6,7 @@ import functools
 import re
 
 import det_lightning
-from det_lightning.porting.findings import Finding, Severity
+from det_lightning.porting.findings import Finding, Severity, line_at
 
 _NAME = "det-lightning"
 _SPEC = r"(?P<spec>\s*\(?(?:===|[<>=!~]=?)\s*[^;#\s'\"]+(?:\s*,\s*[<>=!~]=?\s*[^;#\s'\"]+)*)?"
@@ -47,40 +47,35 @@ def port_requirement(requirement: str) -> str | None:
 
 def port_installs(text: str) -> str:
     """Return shell commands that install det_lightning where they installed Determined."""
-    return _INSTALL.sub(lambda command: _in_line(command.group()), text)
 
+    def installed(command: re.Match[str]) -> str:
+        return _IN_LINE.sub(lambda m: m["before"] + _NAME + (_compatible() if m["spec"] else ""), command.group())
 
-def _in_line(text: str) -> str:
-    return _IN_LINE.sub(lambda m: m["before"] + _NAME + (_compatible() if m["spec"] else ""), text)
+    return _INSTALL.sub(installed, text)
 
 
 def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
     """Return a file of requirements, one a line, with Determined replaced, and what could not be."""
     lines = []
-    findings = _by_hand(text)
+    findings = [_useless(found.group(1), line_at(text, found.start(1))) for found in _REQUIRED_USELESS.finditer(text)]
+    for found in _BY_URL.finditer(text):
+        reason = "Determined is installed from a URL"
+        findings.append(Finding(line_at(text, found.end()), Severity.problem, reason, f"require {_NAME} instead"))
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         content, comment = re.fullmatch(r"(.*?)((?:\s+#.*)?\s*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
         if content.endswith("\\") and content.strip().startswith("determined"):
-            findings.append(_pinned_by_hash(number))
+            reason = "Determined is required with hashes of its files"
+            advice = f"replace it with {_NAME} and generate the file again"
+            findings.append(Finding(number, Severity.problem, reason, advice))
         ported = port_requirement(content)
         lines.append(line if ported is None else ported + comment)
     return "".join(lines), findings
 
 
-def _by_hand(text: str) -> list[Finding]:
-    findings = []
-    for found in _REQUIRED_USELESS.finditer(text):
-        findings.append(_useless(found.group(1), 1 + text.count("\n", 0, found.start(1))))
-    for found in _BY_URL.finditer(text):
-        reason = "Determined is installed from a URL"
-        findings.append(_finding(text, found.end(), reason, f"require {_NAME} instead"))
-    return findings
-
-
 def useless_installs(text: str, first_line: int) -> list[Finding]:
     """Return what shell commands install that is of no use without Determined."""
     return [
-        _useless(found.group(1), first_line + text.count("\n", 0, command.start() + found.start()))
+        _useless(found.group(1), line_at(text, command.start() + found.start(), first_line))
         for command in _INSTALL.finditer(text)
         for found in _INSTALLED_USELESS.finditer(command.group())
     ]
@@ -89,15 +84,6 @@ def useless_installs(text: str, first_line: int) -> list[Finding]:
 def _useless(package: str, line: int) -> Finding:
     reason = "is built on determined" if package.startswith("model") else "talks to a Determined master"
     return Finding(line, Severity.problem, f"{package}: it {reason}", "remove it")
-
-
-def _finding(text: str, offset: int, reason: str, advice: str) -> Finding:
-    return Finding(1 + text.count("\n", 0, offset), Severity.problem, reason, advice)
-
-
-def _pinned_by_hash(line: int) -> Finding:
-    advice = f"replace it by {_NAME} and write the file again with its tool"
-    return Finding(line, Severity.problem, "Determined is required with hashes of its files", advice)
 
 
 def port_config_file(text: str) -> tuple[str, list[Finding]]:
@@ -159,8 +145,7 @@ class _ConfigReader:
         found = _VERSION.match(line)
         if found is None:
             reason = "Determined is required by a table"
-            advice = f"require {_NAME} instead"
-            self.findings.append(Finding(self._line, Severity.problem, reason, advice))
+            self.findings.append(Finding(self._line, Severity.problem, reason, f"require {_NAME} instead"))
             return line
         before, between, quote, any_version, rest = found.groups()
         return f"{before}{_NAME}{between}{quote}{any_version or _compatible()}{quote}{rest}"

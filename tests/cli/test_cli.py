@@ -164,7 +164,7 @@ def test_the_program_is_installed_and_prints_its_version() -> None:
 
 def test_the_help_of_every_command_lists_the_exit_codes() -> None:
     for command in ("ls", "show", "verify", "export", "import", "prune"):
-        assert "Exit codes: 0 all is fine; 1 something is wrong" in " ".join(run(command, "--help").stdout.split())
+        assert "Exit codes: 0 success; 1 a checkpoint is damaged" in " ".join(run(command, "--help").stdout.split())
 
 
 # ls
@@ -184,7 +184,7 @@ def test_ls_lists_the_newest_first_and_incomplete_ones(tmp_path: Path) -> None:
     assert " 3 d " in lines[4]
 
 
-def test_ls_as_json(tmp_path: Path) -> None:
+def test_ls_with_json_lists_every_field(tmp_path: Path) -> None:
     noted = {"time": 1.5, "trial": "t1", "experiment": "e", "metric": {"name": "loss", "value": float("nan")}}
     checkpoint = write_checkpoint(tmp_path, notes=noted)
     assert json_of("ls", tmp_path) == {
@@ -293,7 +293,7 @@ def test_show_shows_some_tensors_of_a_large_model(tmp_path: Path) -> None:
     assert "layer13.weight" in all_of_them
 
 
-def test_show_of_a_checkpoint_of_determined(tmp_path: Path) -> None:
+def test_show_reads_a_checkpoint_of_determined(tmp_path: Path) -> None:
     output = run("show", write_checkpoint(tmp_path, by_determined=True)).stdout
     assert "as Determined does, without a position in the data" in output
 
@@ -505,7 +505,7 @@ def test_prune_says_what_it_does(indexed: dict[str, Path]) -> None:
 
 def test_without_a_terminal_prune_needs_yes(indexed: dict[str, Path]) -> None:
     result = run("prune", indexed["a1"].parent, ends_with=2)
-    assert "no terminal to ask at. --yes deletes them, --dry-run only lists them" in result.stderr
+    assert "no terminal to confirm it at. --yes deletes them, --dry-run only lists them" in result.stderr
     assert left_in(indexed) == list(indexed)
 
 
@@ -645,7 +645,7 @@ def test_an_unknown_id_is_answered_with_similar_ones(command: str, checkpoint: P
     assert f"Similar ids: {checkpoint.name}" in error_of(*arguments)
 
 
-def test_a_storage_in_place_of_a_checkpoint_is_named_and_the_other_way_round(checkpoint: Path) -> None:
+def test_a_storage_is_not_taken_for_a_checkpoint_nor_a_checkpoint_for_a_storage(checkpoint: Path) -> None:
     storage = checkpoint.parent
     assert f"is not a checkpoint but a directory of 1: name one of them, such as {checkpoint}" in error_of(
         "show", storage
@@ -684,7 +684,7 @@ def test_an_option_that_the_file_system_does_not_know_is_refused(s3_options: lis
 
 
 @pytest.mark.parametrize("target", ["", ".", "missing/file", "s3://bucket/file"])
-def test_export_to_something_that_is_no_file_is_refused(target: str, checkpoint: Path) -> None:
+def test_export_to_something_that_is_not_a_file_is_refused(target: str, checkpoint: Path) -> None:
     assert "--output" in error_of("export", checkpoint, "--to", "weights", "-o", target)
 
 
@@ -705,7 +705,7 @@ def test_export_of_a_damaged_checkpoint_is_refused(kind: str, name: str, checkpo
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", pickle.dumps([1], protocol=2)])
-def test_import_of_a_file_that_is_no_checkpoint_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_import_of_a_file_that_is_not_a_checkpoint_is_refused(content: bytes, tmp_path: Path) -> None:
     Path("file.ckpt").write_bytes(content)
     assert "file.ckpt" in error_of("import", "file.ckpt", tmp_path, ends_with=1)
     assert list(tmp_path.iterdir()) == []

@@ -14,8 +14,8 @@ from tests.launching import environment
 
 # Each line is written at once: the processes share a pipe.
 SHOW = (
-    "import os, sys; place = [os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'USE_TORCH_DISTRIBUTED')]; "
-    r"sys.stdout.write(' '.join(place) + '\n')"
+    "import os, sys; topology = [os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'USE_TORCH_DISTRIBUTED')]; "
+    r"sys.stdout.write(' '.join(topology) + '\n')"
 )
 
 
@@ -29,10 +29,10 @@ def launch(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "there is no script"),
-        (["--nproc-per-node", "2", "--"], "there is no script"),
-        (["--nnodes", "2", "train.py"], "--nnodes is an option of torchrun, which needs --"),
-        (["--nnodes", "2", "--", "--max-restarts", "3"], "--max-restarts is an option of torchrun, which stands after"),
+        ([], "no script to run"),
+        (["--nproc-per-node", "2", "--"], "no script to run"),
+        (["--nnodes", "2", "train.py"], "--nnodes is an option of torchrun: put -- between"),
+        (["--nnodes", "2", "--", "--max-restarts", "3"], "--max-restarts is an option of torchrun: it must come"),
         (["-m"], "-m needs the name of a module"),
         (["absent.py"], "there is no script absent.py"),
         (["--trial", "model_def:MyTrial"], "--trial is not supported: write a script"),
@@ -49,19 +49,19 @@ def test_bad_input_is_named_and_ends_with_2(
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--nnodes", "2", "--help", "--", "train.py"]])
-def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_the_options_of_torchrun(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     assert "--nproc-per-node" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_what_a_script_sees_and_how_it_may_be_named(tmp_path: Path) -> None:
-    (tmp_path / "show_place.py").write_text(SHOW + r"; sys.stdout.write(f'{sys.argv[1:]}\n')")
-    as_python = launch("--nproc-per-node", "2", "--", "python", str(tmp_path / "show_place.py"), "--help", "--", "x")
+def test_a_script_or_a_module_runs_with_its_arguments_on_each_rank(tmp_path: Path) -> None:
+    (tmp_path / "show_topology.py").write_text(SHOW + r"; sys.stdout.write(f'{sys.argv[1:]}\n')")
+    as_python = launch("--nproc-per-node", "2", "--", "python", str(tmp_path / "show_topology.py"), "--help", "--", "x")
     assert as_python.returncode == 0, as_python.stderr
     assert sorted(as_python.stdout.splitlines()) == ["0 2 True", "1 2 True", *2 * ["['--help', '--', 'x']"]]
     paths = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
-    as_module = launch("-m", "show_place", PYTHONPATH=paths)
+    as_module = launch("-m", "show_topology", PYTHONPATH=paths)
     assert as_module.stdout.splitlines()[-1] == "[]", as_module.stderr
 
 

@@ -64,7 +64,7 @@ def test_write_changes_the_files_of_the_project_only(project: Path) -> None:
     assert f"ported: {project / 'lib' / 'code.py'}\n" in result.stdout
     changed = {name for name, content in contents(project).items() if content != before[name]}
     assert changed == {"code.py", "lib/code.py"}
-    assert f"{project / 'run.sh'}:1: problem: det e create: it asks a Determined master\n" in result.stderr
+    assert f"{project / 'run.sh'}:1: problem: det e create: it needs a Determined master\n" in result.stderr
     assert "0 files changed" in run(project, "--write").stderr
 
 
@@ -101,7 +101,7 @@ def test_json_lists_changes_and_findings(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_project_with_nothing_to_port_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_project_with_nothing_to_port_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("model.cuda()\n")
     for flags in ([], ["--write"], ["--check"]):
         assert "Nothing to port" in run(tmp_path, *flags).stderr
@@ -114,8 +114,8 @@ def test_wrong_arguments_are_usage_errors(project: Path) -> None:
         ([project, "--write", "--diff"], "--write changes files and --diff does not"),
         ([project, "--output", "x"], "--output and --force go with --to lightning only"),
         ([project, "--to", "lightning", "--write"], "--to lightning writes a new file"),
-        ([project / "a", project / "b"], f"There is no {project / 'a'}, no {project / 'b'}."),
-        ([project / "data.bin"], "data.bin: not a kind of file that is ported"),
+        ([project / "a", project / "b"], f"No such file or directory: {project / 'a'}, {project / 'b'}."),
+        ([project / "data.bin"], "data.bin: not a kind of file that can be ported"),
     ):
         result = run(*arguments, ends_with=2)
         assert message in result.stderr
@@ -127,9 +127,9 @@ def test_wrong_arguments_are_usage_errors(project: Path) -> None:
 def test_a_protected_file_is_a_finding_and_the_others_are_written(project: Path) -> None:
     (project / "lib" / "code.py").chmod(0o444)
     before = contents(project)
-    assert "lib/code.py: problem: not changed: it is read-only" in run(project, "--check", ends_with=1).stderr
+    assert "lib/code.py: problem: not written: it is read-only" in run(project, "--check", ends_with=1).stderr
     result = run(project, "--write")
-    assert "lib/code.py: problem: not changed: it is read-only" in result.stderr
+    assert "lib/code.py: problem: not written: it is read-only" in result.stderr
     assert "1 file changed" in result.stderr
     after = contents(project)
     assert after["lib/code.py"] == before["lib/code.py"]
@@ -137,7 +137,7 @@ def test_a_protected_file_is_a_finding_and_the_others_are_written(project: Path)
 
 
 @pytest.mark.slow
-def test_a_mode_stays_a_mode_and_nothing_else_is_left(project: Path) -> None:
+def test_file_modes_stay_and_no_temporary_file_is_left(project: Path) -> None:
     (project / "code.py").chmod(0o755)
     names = set(contents(project))
     run(project, "--write")
@@ -155,7 +155,7 @@ def test_nothing_is_written_through_a_link(project: Path, tmp_path: Path) -> Non
     (project / "within.py").symlink_to(project / "code.py")
     (project / "loop.py").symlink_to(project / "loop.py")
     result = run(project, "--write")
-    assert f"link.py: problem: not changed: it is a link to {outside / 'code.py'}" in result.stderr
+    assert f"link.py: problem: not written: it is a link to {outside / 'code.py'}" in result.stderr
     assert "within.py" not in result.output
     assert contents(outside) == {"code.py": CODE.encode()}
     assert (project / "link.py").is_symlink()
@@ -164,7 +164,7 @@ def test_nothing_is_written_through_a_link(project: Path, tmp_path: Path) -> Non
     assert contents(outside) == {"code.py": CODE.encode()}
 
 
-def test_a_file_that_has_another_name_elsewhere_stays_as_it_is_there(project: Path, tmp_path: Path) -> None:
+def test_a_hard_link_elsewhere_keeps_its_content(project: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside.py"
     outside.hardlink_to(project / "code.py")
     run(project, "--write")
@@ -191,9 +191,9 @@ def test_a_file_that_crashes_its_reader_is_a_finding_and_the_rest_goes_on(projec
     (project / "bad.yaml").write_text("entrypoint: determined\nx: " + "[" * 5000 + "]" * 5000)
     (project / "bad.ipynb").write_text("[" * 100_000 + "determined")
     result = run(project, "--write")
-    assert f"{project / 'bad.py'}: problem: left as it is: reading it ended the process" in result.stderr
-    assert f"{project / 'bad.yaml'}: problem: left as it is: it is nested too deeply" in result.stderr
-    assert f"{project / 'bad.ipynb'}: problem: left as it is: it is nested too deeply" in result.stderr
+    assert f"{project / 'bad.py'}: problem: not ported: reading it crashed the process" in result.stderr
+    assert f"{project / 'bad.yaml'}: problem: not ported: it is nested too deeply" in result.stderr
+    assert f"{project / 'bad.ipynb'}: problem: not ported: it is nested too deeply" in result.stderr
     assert b"det_lightning" in (project / "code.py").read_bytes()
     assert (project / "bad.py").read_text() == NESTED
 

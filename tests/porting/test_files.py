@@ -161,7 +161,7 @@ def test_files_of_every_kind_are_rewritten(name: str, before: str, after: str | 
             "python -m determined.launch.torch_distributed \\\n  --trial a:B\n",
             "2: a:B: the launchers of det_lightning run scripts",
         ),
-        ("a.sh", "cd x\ndet -m host e create const.yaml .\n", "2: det -m host e create: it asks a Determined master"),
+        ("a.sh", "cd x\ndet -m host e create const.yaml .\n", "2: det -m host e create: it needs a Determined master"),
         ("requirements.txt", "determined-cli==0.12\n", "1: determined-cli: it talks to a Determined master"),
         ("requirements.txt", "torch\ndetermined @ git+https://x/y\n", "2: Determined is installed from a URL"),
         ("requirements.txt", "determined==1 \\\n  --hash=sha256:00\n", "1: Determined is required with hashes"),
@@ -170,9 +170,9 @@ def test_files_of_every_kind_are_rewritten(name: str, before: str, after: str | 
             "[tool.poetry.dependencies]\ndetermined = {version = '1'}\n",
             "2: Determined is required by a table",
         ),
-        ("a.py", "import determined\nprint 'x'\n", "0: left as it is: it is not Python 3: line 2"),
-        ("a.yaml", "entrypoint: {determined\n", "0: left as it is: while parsing a flow mapping"),
-        ("a.ipynb", "determined", "0: left as it is: not JSON"),
+        ("a.py", "import determined\nprint 'x'\n", "0: not ported: it is not Python 3: line 2"),
+        ("a.yaml", "entrypoint: {determined\n", "0: not ported: while parsing a flow mapping"),
+        ("a.ipynb", "determined", "0: not ported: not JSON"),
     ],
 )
 def test_findings_name_line_and_advice(name: str, text: str, reason: str, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_invalid_files_that_do_not_mention_determined_have_no_findings(name: str
         (b"\x0cimport determined\n", b"\x0cimport det_lightning\n"),
     ],
 )
-def test_encodings_and_ends_of_lines_stay(before: bytes, after: bytes, tmp_path: Path) -> None:
+def test_encodings_and_line_endings_stay(before: bytes, after: bytes, tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     file.write_bytes(before)
     port_file(file).write()
@@ -205,7 +205,7 @@ def test_encodings_and_ends_of_lines_stay(before: bytes, after: bytes, tmp_path:
     "content", [b"import determined # \xe9\n", b"# coding: nothing\nimport determined\n", b"determined\0"]
 )
 @pytest.mark.parametrize("name", ["a.py", "a.yaml", "a.sh"])
-def test_a_file_that_is_not_text_is_left_as_it_is(content: bytes, name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_not_changed(content: bytes, name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_bytes(content)
     port = port_file(file)
@@ -234,7 +234,7 @@ def test_the_cells_of_a_notebook_are_one_program(tmp_path: Path) -> None:
     )
 
 
-def test_a_notebook_of_an_unusual_layout_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_notebook_of_an_unusual_layout_is_not_changed(tmp_path: Path) -> None:
     port = port_text(tmp_path, "a.ipynb", '{"cells":  [{"cell_type": "code", "source": "import determined"}]}')
     assert "not laid out as Jupyter does" in problems_of(port)[0]
 

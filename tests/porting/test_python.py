@@ -65,11 +65,11 @@ def findings_of(text: str, severity: Severity = Severity.problem) -> list[str]:
         ),
     ],
 )
-def test_names_and_imports(before: str, after: str | None) -> None:
+def test_names_and_imports_are_rewritten(before: str, after: str | None) -> None:
     assert ported(before) == (before.replace("determined", "det_lightning") if after is None else after)
 
 
-def test_annotations_in_strings() -> None:
+def test_annotations_in_strings_are_rewritten() -> None:
     before = """
         import determined, determined.pytorch as dp
         from typing import Annotated, List, Literal, cast
@@ -117,7 +117,7 @@ def test_a_name_that_others_rely_on_stays(use: str) -> None:
     assert ported(use) == use.replace("import determined", "import det_lightning as determined")
 
 
-def test_a_submodule_under_a_name_that_stays() -> None:
+def test_a_submodule_stays_importable_under_a_name_that_stays() -> None:
     after = ported("try:\n    import determined.pytorch\nexcept ImportError:\n    determined = None\n")
     assert "import det_lightning as determined, det_lightning.pytorch\n" in after
 
@@ -147,7 +147,7 @@ def test_what_is_missing_is_split_off_and_named() -> None:
         ("import determined as det\nwith det.core.init() as c:\n    det.LOG_FORMAT\n", "Core API"),
         ("from determined.experimental import client\nclient.login()\n", "talks to a Determined master"),
         ("from determined.experimental import Determined\n", "talks to a Determined master"),
-        ("from determined.common import util\n", "Determined's own tools"),
+        ("from determined.common import util\n", "Determined's tools"),
         ("from determined.pytorch.deepspeed import DeepSpeedTrial\n", "DeepSpeedTrial is not covered"),
         ("from determined import keras\nclass T(keras.TFKerasTrial): pass\n", "TensorFlow and Keras"),
         ("import determined.transformers as t\nt.DetCallback\n", "DetCallback reports to a master"),
@@ -158,7 +158,7 @@ def test_what_is_missing_is_split_off_and_named() -> None:
         ("importlib.import_module('determined.keras')\n", "TensorFlow and Keras"),
         ("from pedl.frameworks import pytorch\n", "before Determined was one"),
         ("import model_hub.huggingface as hf\n", "model-hub is built on determined"),
-        ("from determined_common import check\n", "Determined's own tools"),
+        ("from determined_common import check\n", "Determined's tools"),
     ],
 )
 def test_a_file_of_another_framework_is_left_as_it_is(text: str, reason: str) -> None:
@@ -283,11 +283,11 @@ def trial(in_init: str = "pass", in_train: str = "pass", in_eval: str = "pass", 
         ),
     ],
 )
-def test_deprecated_spellings(before: str, after: str | None) -> None:
+def test_deprecated_names_are_rewritten(before: str, after: str | None) -> None:
     assert ported(before) == (after or before).replace("determined", "det_lightning")
 
 
-def test_modes_that_are_set_anyway() -> None:
+def test_calls_that_set_the_mode_of_a_wrapped_model_are_removed() -> None:
     after = ported(trial(in_train="self.model.train()", in_eval="self.model.eval()  # as always"))
     assert ".train()" not in after
     assert ".eval()" not in after
@@ -302,11 +302,11 @@ def test_modes_that_are_set_anyway() -> None:
         (trial("torch.zeros(1, device='cuda')"), "8: a device is named in the code"),
         (trial("torch.cuda.set_device(0)"), "8: a GPU is chosen by hand"),
         (trial("os.environ['CUDA_VISIBLE_DEVICES'] = '0'"), "8: GPUs are chosen in the code"),
-        (trial("torch.distributed.init_process_group('nccl')"), "8: a process group of your own"),
-        (trial("torch.utils.data.distributed.DistributedSampler(x)"), "8: DistributedSampler of your own"),
-        (trial("nn.parallel.DistributedDataParallel(self.model)"), "8: DistributedDataParallel of your own"),
-        (trial("nn.DataParallel(self.model)"), "8: DataParallel of your own"),
-        (trial("import horovod.torch as hvd"), "8: Horovod of your own"),
+        (trial("torch.distributed.init_process_group('nccl')"), "8: your own process group"),
+        (trial("torch.utils.data.distributed.DistributedSampler(x)"), "8: your own DistributedSampler"),
+        (trial("nn.parallel.DistributedDataParallel(self.model)"), "8: your own DistributedDataParallel"),
+        (trial("nn.DataParallel(self.model)"), "8: your own DataParallel"),
+        (trial("import horovod.torch as hvd"), "8: your own use of Horovod"),
         (trial("from apex import amp"), "8: apex.amp is gone"),
         (trial("context.configure_apex_amp(m, o, num_losses=2)"), "8: num_losses"),
         (trial(in_train="loss.backward()"), "10: loss.backward() goes around the context"),
@@ -318,7 +318,7 @@ def test_modes_that_are_set_anyway() -> None:
         ("import apex\nscale = apex.amp.state_dict()\n", "1: apex.amp is gone"),
     ],
 )
-def test_the_porting_checklist(text: str, reason: str) -> None:
+def test_what_bypasses_the_context_is_a_check(text: str, reason: str) -> None:
     assert any(found.startswith(reason) for found in findings_of(text, Severity.check))
     assert findings_of(text) == []
 
@@ -340,7 +340,7 @@ def test_correct_code_has_no_findings(text: str) -> None:
     assert findings_of(text, Severity.check) == findings_of(text) == []
 
 
-def test_a_loader_that_takes_the_name_of_torchs() -> None:
+def test_a_loader_of_determined_may_replace_the_name_of_torchs() -> None:
     before = """
         from torch.utils.data import DataLoader, Dataset
         from determined.pytorch import DataLoader, PyTorchTrial
@@ -350,7 +350,7 @@ def test_a_loader_that_takes_the_name_of_torchs() -> None:
     assert findings_of(before) == []
 
 
-def test_a_loader_that_is_refused() -> None:
+def test_a_loader_of_torch_is_a_problem_unless_checks_are_disabled() -> None:
     loader = "def build_training_data_loader(self): return torch.utils.data.DataLoader(x)"
     before = "from determined.pytorch import PyTorchTrial\nclass T(PyTorchTrial):\n    "
     assert findings_of(before + loader)[0].startswith("3: torch's DataLoader is returned")
@@ -372,7 +372,7 @@ with pytorch.init() as context:
         (trial("context.distributed._hvd_config.use"), "8: context.distributed._hvd_config is internal to Determined"),
         (
             trial(in_train="loss = model(batch)").replace("self, batch,", "self, batch, model,"),
-            "9: train_batch() takes a model, which it is not given",
+            "9: train_batch() takes a model, which is not passed",
         ),
     ],
 )
@@ -419,13 +419,13 @@ def test_a_trial_whose_base_is_in_another_file_is_one() -> None:
         ("trainer = pl.Trainer(); trainer.fit(module)", []),
     ],
 )
-def test_a_script_that_relies_on_a_master(line: str, reported: list[str]) -> None:
+def test_a_script_that_relies_on_a_master_has_problems(line: str, reported: list[str]) -> None:
     found = findings_of(SCRIPT.format(line))
     assert len(found) == len(reported)
     assert all(reason.startswith(start) for reason, start in zip(found, reported, strict=True))
 
 
-def test_uses_of_a_cluster_that_is_not_there() -> None:
+def test_uses_of_a_cluster_are_problems() -> None:
     text = trial(
         "det.get_cluster_info().latest_checkpoint", "self.context.env", "for op in ctx.searcher.operations(): ..."
     )
@@ -468,7 +468,7 @@ USES = st.one_of(
 
 @pytest.mark.slow
 @hypothesis.given(st.lists(st.one_of(IMPORTS, USES), max_size=8), st.sampled_from(["\n", "\r\n"]))
-def test_any_program_stays_a_program_and_is_ported_once(lines: list[str], newline: str) -> None:
+def test_any_program_stays_valid_and_is_ported_once(lines: list[str], newline: str) -> None:
     before = "".join(line + "\n" for line in lines).replace("\n", newline)
     try:
         ast.parse(before)

@@ -137,7 +137,7 @@ def written_trial(init: str = "pass", train: str = "return {}", rest: str = "") 
         ("self.model = context.wrap_model(model=M())", "self.model = M()"),
     ],
 )
-def test_what_is_asked_of_the_context_in_init(before: str, after: str) -> None:
+def test_uses_of_the_context_in_init_are_rewritten(before: str, after: str) -> None:
     written, todos = written_trial(before)
     assert f"        {after}\n" in written
     assert todos == 0
@@ -166,12 +166,13 @@ def test_a_clipping_callback_becomes_a_call_of_clip_gradients() -> None:
         ("self.context.set_stop_requested(True)", "self.trainer.should_stop = True"),
         ("a = self.context.is_epoch_end()", "a = self.trainer.is_last_batch"),
         ("a = self.context._epoch_len", "a = self.trainer.num_training_batches"),
+        ("a = f'é {self.context.device} {b}'", "a = f'é {self.device} {b}'"),
         ("return {'a': epoch_idx}", "epoch_idx = self.current_epoch\n        self.log_dict({'a': epoch_idx})"),
         ("if a: return {'a': 1}", "if a: self.log_dict({'a': 1}); return"),
         ("return a", 'self.log_dict(metrics if isinstance(metrics, dict) else {"loss": metrics})'),
     ],
 )
-def test_what_is_done_in_a_step(before: str, after: str) -> None:
+def test_uses_of_the_context_in_a_step_are_rewritten(before: str, after: str) -> None:
     written, todos = written_trial(train=before)
     assert f"        {after}\n" in written
     assert todos == 0
@@ -257,7 +258,7 @@ class After: pass
 """
 
 
-def test_an_optimizer_that_a_method_wraps() -> None:
+def test_an_optimizer_that_a_method_wraps_is_configured() -> None:
     helper = """
         def wrap(self, model):
             return self.context.wrap_optimizer(Adam(model))
@@ -268,7 +269,7 @@ def test_an_optimizer_that_a_method_wraps() -> None:
     assert todos == 0
 
 
-def test_nothing_to_log_at_the_end_of_the_class() -> None:
+def test_a_return_of_no_metrics_is_removed_at_the_end_of_the_class() -> None:
     evaluate = "def evaluate_batch(self, batch):\n    self.x.update(batch)\n    return {}\nx = 1"
     source = (TRIALS / "images.py").read_text()
     start = source.index("    def evaluate_batch")
@@ -287,6 +288,13 @@ def test_annotations_in_strings_need_no_det_lightning() -> None:
     written, _ = write_module("import det_lightning as det\n" + with_helper)
     assert 'def count(self, loader: "list[torch.utils.data.DataLoader]", callback: "Any") -> "int":' in written
     assert "import det_lightning" not in written
+
+
+def test_other_imports_of_the_same_statement_stay() -> None:
+    source = (TRIALS / "images.py").read_text()
+    written, _ = write_module("import collections, determined\n" + source)
+    assert "import collections\n" in written
+    assert "determined" not in written.partition("class ")[0]
 
 
 def test_odd_forms_stay_readable() -> None:
@@ -309,7 +317,7 @@ def test_odd_forms_stay_readable() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = 1\n", "one class has to derive from PyTorchTrial; found: none"),
+        ("x = 1\n", "exactly one class must derive from PyTorchTrial; found: none"),
         ("class A(PyTorchTrial): ...\nclass B(PyTorchTrial): ...\n", "found: A, B"),
         ("class A(PyTorchTrial): ...\n", "A does not define __init__, train_batch, build_training_data_loader"),
         (
@@ -318,7 +326,7 @@ def test_odd_forms_stay_readable() -> None:
         ),
     ],
 )
-def test_a_file_without_a_trial(text: str, message: str) -> None:
+def test_a_file_without_exactly_one_complete_trial_is_refused(text: str, message: str) -> None:
     with pytest.raises(NoTrialError, match=message):
         write_module(text)
 

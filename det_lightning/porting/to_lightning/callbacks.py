@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import ast
+import libcst as cst
 
-from det_lightning.porting.to_lightning.source import Source, dotted
+from det_lightning.porting.python_syntax import last_name, methods_of
+from det_lightning.porting.to_lightning.module_file import ModuleFile
+from det_lightning.porting.to_lightning.trial import parameters_of
 
 _BASE = "pl.Callback"
 # By hook: Lightning's, and where the values of its parameters come from.
@@ -35,51 +37,49 @@ _OF_DETERMINED = {
 _CLIPPING = {"ClipGradsL2Norm": "norm", "ClipGradsL2Value": "value"}
 
 
-def rewrite_callback(source: Source, definition: ast.ClassDef) -> None:
+def rewrite_callback(file: ModuleFile, definition: cst.ClassDef) -> None:
     """Rewrite a class that derives from ``PyTorchCallback``."""
     for base in definition.bases:
-        if dotted(base).rpartition(".")[2] == "PyTorchCallback":
-            source.rewrite(base, _BASE)
-    for method in definition.body:
-        if isinstance(method, ast.FunctionDef) and method.name in _HOOKS:
-            _rewrite_hook(source, method)
-        elif isinstance(method, ast.FunctionDef) and method.name in _OF_DETERMINED:
-            source.note(method, f"Lightning has no such hook: {_OF_DETERMINED[method.name]}")
+        if last_name(base.value) == "PyTorchCallback":
+            file.replace(base.value, _BASE)
+    for method in methods_of(definition):
+        if method.name.value in _HOOKS:
+            _rewrite_hook(file, method)
+        elif method.name.value in _OF_DETERMINED:
+            file.todo(method, f"Lightning has no such hook: {_OF_DETERMINED[method.name.value]}")
 
 
-def _rewrite_hook(source: Source, method: ast.FunctionDef) -> None:
-    name, values = _HOOKS[method.name]
-    start, end = source.signature(method)
+def _rewrite_hook(file: ModuleFile, method: cst.FunctionDef) -> None:
+    name, values = _HOOKS[method.name.value]
     stage = ", stage" if name in _STAGED else ""
-    source.edits.rewrite(start, end, f"def {name}(self, trainer, pl_module{stage})")
-    used = {node.id for node in ast.walk(method) if isinstance(node, ast.Name)}
-    given = [parameter.arg for parameter in method.args.args[1:]]
+    file.replace_signature(method, f"def {name}(self, trainer, pl_module{stage})")
+    used = {name.value for name in file.names(within=method)}
+    given = [parameter.name.value for parameter in parameters_of(method)[1:]]
     lines = [f"{given} = {value}" for given, value in zip(given, values, strict=False) if given in used]
     if lines:
-        source.insert_in_body(method, lines)
+        file.insert_in_body(method, lines)
 
 
-def rewrite_build_callbacks(source: Source, method: ast.FunctionDef) -> None:
+def rewrite_build_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
     """Write ``configure_callbacks``, which returns a list."""
-    start, end = source.signature(method)
-    source.edits.rewrite(start, end, "def configure_callbacks(self)")
-    for node in ast.walk(method):
-        if isinstance(node, ast.Return) and node.value is not None:
-            if isinstance(node.value, ast.Dict):
-                kept = [value for value in node.value.values if not _clips(source, value)]
-                text = ", ".join(source.render(value) for value in kept)
-                source.rewrite(node.value, f"[{text}]")
-            else:
-                source.rewrite(node.value, f"list({source.render(node.value)}.values())")
+    file.replace_signature(method, "def configure_callbacks(self)")
+    for returned in file.find(cst.Return, within=method):
+        value = returned.value
+        if isinstance(value, cst.Dict):
+            kept = [element.value for element in value.elements if not _clips(file, element.value)]
+            file.replace(value, f"[{', '.join(file.render(callback) for callback in kept)}]")
+        elif value is not None:
+            file.replace(value, f"list({file.render(value)}.values())")
 
 
-def _clips(source: Source, callback: ast.expr) -> bool:
+def _clips(file: ModuleFile, callback: cst.BaseExpression) -> bool:
     """Return whether a callback is one of Determined's that clip, and note what replaces it."""
-    name = dotted(callback.func).rpartition(".")[2] if isinstance(callback, ast.Call) else ""
-    if name not in _CLIPPING or not isinstance(callback, ast.Call):
+    name = last_name(callback.func) if isinstance(callback, cst.Call) else ""
+    if name not in _CLIPPING or not isinstance(callback, cst.Call):
         return False
-    limit = ", ".join(" ".join(source.render(given).split()) for given in callback.args) or "..."
-    source.note(
+    positional = [given.value for given in callback.args if given.keyword is None]
+    limit = ", ".join(" ".join(file.render(value).split()) for value in positional) or "..."
+    file.todo(
         callback,
         "call this in training_step(), before optimizer.step(): self.clip_gradients(optimizer, "
         f'gradient_clip_val={limit}, gradient_clip_algorithm="{_CLIPPING[name]}")',

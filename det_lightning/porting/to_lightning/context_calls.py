@@ -1,17 +1,18 @@
-"""What a trial asks of its context, asked of Lightning or of the module itself."""
+"""Uses of a trial's context, rewritten to members of the module and of Lightning's trainer."""
 
 from __future__ import annotations
 
-import ast
+import libcst as cst
 
-from det_lightning.porting.to_lightning.shape import TrialShape, argument
-from det_lightning.porting.to_lightning.source import Source, attribute_of_self, dotted
+from det_lightning.porting.python_syntax import dotted_name, targets_of
+from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self
+from det_lightning.porting.to_lightning.trial import Trial
 
 #: The index of a batch over all epochs, as Determined counts; ``batch_idx`` is Lightning's.
 TRAINED_BATCHES = "self.current_epoch * self.trainer.num_training_batches + batch_idx"
 
 _GLOBAL_BATCH_SIZE = 'self.hparams["global_batch_size"]'
-# Calls that become another expression.
+# Methods of the context, and of its parts, that become another expression.
 _CALLS = {
     "get_hparams": "self.hparams",
     "get_global_batch_size": _GLOBAL_BATCH_SIZE,
@@ -35,6 +36,11 @@ _POSITION = {"epoch_len": "self.trainer.num_training_batches", "batch_idx": "sel
 _UNWRAPPED = ("wrap_model", "wrap_optimizer", "wrap_lr_scheduler")
 # Methods that are rewritten elsewhere.
 _ELSEWHERE = ("step_optimizer", "wrap_reducer")
+# Methods that return a setting, which becomes a hyperparameter.
+_SETTINGS = {
+    "get_data_config": ("data", 'pass the section "data" of the experiment configuration as data={...}'),
+    "get_trial_seed": ("seed", "pass the seed as seed=..., and to pl.seed_everything() too"),
+}
 # Statements that are not needed, and what replaces them.
 _DROPPED = {
     "use_amp": 'pass precision="16-mixed" to pl.Trainer, which replaces use_amp()',
@@ -45,161 +51,145 @@ _DROPPED = {
 }
 
 
-def rewrite_context(source: Source, shape: TrialShape) -> None:
+def rewrite_context(trial: Trial) -> None:
     """Rewrite what a trial does with its context; what nothing can replace gets a comment."""
-    for node in ast.walk(shape.definition):
-        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load) and shape.is_context(node):
-            _rewrite_use(source, shape, node)
+    file = trial.file
+    for node in file.find(cst.Name, cst.Attribute, within=trial.definition):
+        if trial.is_context(node) and _is_read(file, node):
+            _rewrite_use(file, node)
 
 
-def _rewrite_use(source: Source, shape: TrialShape, context: ast.expr) -> None:
-    attribute = source.parent(context)
-    if not isinstance(attribute, ast.Attribute):
-        if not _is_passed_to_base(source, context) and not _is_kept(source, shape, context):
-            source.note(context, "a LightningModule has no context; pass what is needed of it")
+def _is_read(file: ModuleFile, node: cst.Name | cst.Attribute) -> bool:
+    """Return whether an expression is used, and not the name of an attribute, argument or parameter, or assigned to."""
+    parent = file.parent(node)
+    if isinstance(parent, cst.Attribute):
+        return parent.value is node
+    if isinstance(parent, cst.Arg):
+        return parent.value is node
+    return not isinstance(parent, cst.Param | cst.AssignTarget) and getattr(parent, "target", None) is not node
+
+
+def _rewrite_use(file: ModuleFile, context: cst.Name | cst.Attribute) -> None:
+    attribute = file.parent(context)
+    if not isinstance(attribute, cst.Attribute):
+        if not _is_passed_to_base(file, context) and not _remove_assignment(file, context):
+            file.todo(context, "a LightningModule has no context; pass what is needed from it")
         return
-    if attribute.attr in ("experimental", "distributed", "position"):
-        inner = source.parent(attribute)
-        if isinstance(inner, ast.Attribute):
-            attribute = inner
-    call = source.parent(attribute)
-    if isinstance(call, ast.Call) and call.func is attribute:
-        _rewrite_call(source, call, attribute)
-    elif dotted(attribute).endswith(".distributed." + attribute.attr) and attribute.attr in _DISTRIBUTED:
-        _rewrite_rank(source, attribute, attribute.attr)
-    elif dotted(attribute).endswith(".position." + attribute.attr) and attribute.attr in _POSITION:
-        source.rewrite(attribute, _POSITION[attribute.attr])
-    elif attribute.attr == "device":
-        source.rewrite(attribute, "self.device")
+    part = attribute.attr.value
+    inner = file.parent(attribute)
+    if part in ("experimental", "distributed", "position") and isinstance(inner, cst.Attribute):
+        attribute = inner
+    name = attribute.attr.value
+    call = file.parent(attribute)
+    if isinstance(call, cst.Call) and call.func is attribute:
+        _rewrite_call(file, call, attribute)
+    elif part == "distributed" and name in _DISTRIBUTED:
+        _rewrite_rank(file, attribute, name)
+    elif part == "position" and name in _POSITION:
+        file.replace(attribute, _POSITION[name])
+    elif name == "device":
+        file.replace(attribute, "self.device")
     else:
-        source.note(context, f"there is no context here to ask for {attribute.attr}")
+        file.todo(context, f"a LightningModule has no context to get {name} from")
 
 
-def _is_kept(source: Source, shape: TrialShape, context: ast.expr) -> bool:
-    """Remove ``self.context = context``."""
-    statement = source.parent(context)
-    if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is not context:
+def _is_passed_to_base(file: ModuleFile, context: cst.BaseExpression) -> bool:
+    """Return whether a context is the argument of ``super().__init__``, which is rewritten."""
+    given = file.parent(context)
+    call = file.parent(given) if isinstance(given, cst.Arg) else None
+    return isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute) and call.func.attr.value == "__init__"
+
+
+def _remove_assignment(file: ModuleFile, context: cst.BaseExpression) -> bool:
+    """Remove ``self.context = context``; return whether a context is used in such a statement."""
+    statement = file.parent(context)
+    if not isinstance(statement, cst.Assign | cst.AnnAssign) or statement.value is not context:
         return False
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    if not all(attribute_of_self(target) for target in targets):
+    if not all(attribute_of_self(target) for target in targets_of(statement)):
         return False
-    source.rewrite_lines(statement, [])
+    file.replace_statement(statement, [])
     return True
 
 
-def _is_passed_to_base(source: Source, context: ast.expr) -> bool:
-    """Return whether a context is the argument of ``super().__init__``, which is rewritten."""
-    call = source.parent(context)
-    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "__init__"
-
-
-def _rewrite_call(source: Source, call: ast.Call, method: ast.Attribute) -> None:
-    name = method.attr
-    in_init = _in_init(source, call)
+def _rewrite_call(file: ModuleFile, call: cst.Call, method: cst.Attribute) -> None:
+    name = method.attr.value
     if name == "backward":
-        source.rewrite(method, "self.manual_backward")
+        file.replace(method, "self.manual_backward")
     elif name == "get_hparam":
-        _rewrite_hparam(source, call)
+        if key := argument(call, 0, "name"):
+            file.replace_around(call, key, "self.hparams[", "]")
     elif name in _UNWRAPPED:
-        _unwrap(source, call, name)
+        _unwrap(file, call, name)
     elif name == "get_per_slot_batch_size":
-        _rewrite_batch_size(source, call, in_init)
+        _rewrite_batch_size(file, call)
     elif name == "to_device":
-        _rewrite_to_device(source, call, in_init)
+        _rewrite_to_device(file, call)
     elif name in _CALLS:
-        source.rewrite(call, _CALLS[name])
-    elif name in _DISTRIBUTED and ".distributed." in dotted(method):
-        _rewrite_rank(source, call, name)
-    elif name == "get_data_config":
-        source.rewrite(call, 'self.hparams["data"]')
-        source.note(call, 'pass the section "data" of the experiment configuration as data={...}')
-    elif name == "get_trial_seed":
-        source.rewrite(call, 'self.hparams["seed"]')
-        source.note(call, "pass the seed as seed=..., and to pl.seed_everything() too")
+        file.replace(call, _CALLS[name])
+    elif name in _DISTRIBUTED and ".distributed." in dotted_name(method):
+        _rewrite_rank(file, call, name)
+    elif name in _SETTINGS:
+        setting, advice = _SETTINGS[name]
+        file.replace(call, f'self.hparams["{setting}"]')
+        file.todo(call, advice)
     elif name == "set_stop_requested":
-        _rewrite_stop(source, call)
-    elif name in _DROPPED and isinstance(source.parent(call), ast.Expr):
-        _drop(source, call, name)
+        _rewrite_stop(file, call)
+    elif name in _DROPPED and isinstance(file.parent(call), cst.Expr):
+        if _DROPPED[name]:
+            file.todo(call, _DROPPED[name])
+        file.replace_statement(file.statement(call), [])
     elif name not in _ELSEWHERE:
-        source.note(call, f"nothing replaces context.{name}()")
+        file.todo(call, f"nothing replaces context.{name}()")
 
 
-def _in_init(source: Source, node: ast.AST) -> bool:
-    function = source.function(node)
-    return function is not None and function.name == "__init__"
+def _in_init(file: ModuleFile, node: cst.CSTNode) -> bool:
+    function = file.function(node)
+    return function is not None and function.name.value == "__init__"
 
 
-def _rewrite_hparam(source: Source, call: ast.Call) -> None:
-    """Write ``self.hparams[name]``; changes within the argument stay possible."""
-    name = argument(call, 0, "name")
-    if name is None:
-        return
-    start, end = source.span(call)
-    first, last = source.span(name)
-    source.edits.rewrite(start, first, "self.hparams[")
-    source.edits.rewrite(last, end, "]")
-
-
-def _unwrap(source: Source, call: ast.Call, name: str) -> None:
+def _unwrap(file: ModuleFile, call: cst.Call, name: str) -> None:
     """Leave what was wrapped."""
-    wrapped = call.args[0] if call.args else call.keywords[0].value
-    statement = source.parent(call)
-    if name == "wrap_optimizer" and len(call.args) + len(call.keywords) > 1:
-        source.note(call, "the other arguments of wrap_optimizer() were for several processes and aggregation")
-    if isinstance(statement, ast.Expr):
-        source.rewrite_lines(statement, [])
-        return
-    if isinstance(statement, ast.Assign) and dotted(wrapped) and dotted(statement.targets[0]) == dotted(wrapped):
-        source.rewrite_lines(statement, [])
-        return
-    (start, end) = source.span(call)
-    (first, last) = source.span(wrapped)
-    source.dedent(wrapped, call)
-    source.edits.rewrite(start, first, "")
-    source.edits.rewrite(last, end, "")
+    wrapped = call.args[0].value
+    statement = file.parent(call)
+    if name == "wrap_optimizer" and len(call.args) > 1:
+        file.todo(call, "the other arguments of wrap_optimizer() were for several processes and aggregation")
+    is_same = isinstance(statement, cst.Assign) and dotted_name(targets_of(statement)[0]) == dotted_name(wrapped) != ""
+    if isinstance(statement, cst.Expr) or is_same:
+        file.replace_statement(file.statement(call), [])
+    else:
+        file.dedent(wrapped, call)
+        file.replace_around(call, wrapped, "", "")
 
 
-def _rewrite_rank(source: Source, use: ast.expr, name: str) -> None:
-    if name.endswith("size") and _in_init(source, use):
-        source.rewrite(use, "1")
-        source.note(
+def _rewrite_rank(file: ModuleFile, use: cst.BaseExpression, name: str) -> None:
+    if name.endswith("size") and _in_init(file, use):
+        file.replace(use, "1")
+        file.todo(
             use, "the number of processes is not known here; it is self.trainer.world_size, once there is a trainer"
         )
     else:
-        source.rewrite(use, _DISTRIBUTED[name])
+        file.replace(use, _DISTRIBUTED[name])
 
 
-def _rewrite_batch_size(source: Source, call: ast.Call, in_init: bool) -> None:
-    if in_init:
-        source.rewrite(call, _GLOBAL_BATCH_SIZE)
-        source.note(call, "divide by the number of processes, if there are several; it is not known here")
+def _rewrite_batch_size(file: ModuleFile, call: cst.Call) -> None:
+    if _in_init(file, call):
+        file.replace(call, _GLOBAL_BATCH_SIZE)
+        file.todo(call, "divide by the number of processes, if there are several; it is not known here")
         return
     text = f"{_GLOBAL_BATCH_SIZE} // self.trainer.world_size"
-    inside = isinstance(source.parent(call), ast.BinOp | ast.UnaryOp | ast.Attribute | ast.Compare)
-    source.rewrite(call, f"({text})" if inside else text)
+    operations = cst.BinaryOperation | cst.UnaryOperation | cst.Attribute | cst.Comparison | cst.ComparisonTarget
+    file.replace(call, f"({text})" if isinstance(file.parent(call), operations) else text)
 
 
-def _rewrite_to_device(source: Source, call: ast.Call, in_init: bool) -> None:
-    if in_init:
-        source.note(call, "the device is not known here; keep tensors with register_buffer(), which moves them")
-    moved = argument(call, 0, "batch") or argument(call, 0, "data")
-    if moved is not None:
-        (start, end) = source.span(call)
-        (first, last) = source.span(moved)
-        source.edits.rewrite(start, first, "self.transfer_batch_to_device(")
-        source.edits.rewrite(last, end, ", self.device, 0)")
+def _rewrite_to_device(file: ModuleFile, call: cst.Call) -> None:
+    if _in_init(file, call):
+        file.todo(call, "the device is not known here; keep tensors with register_buffer(), which moves them")
+    if moved := argument(call, 0, "batch") or argument(call, 0, "data"):
+        file.replace_around(call, moved, "self.transfer_batch_to_device(", ", self.device, 0)")
 
 
-def _rewrite_stop(source: Source, call: ast.Call) -> None:
-    statement = source.parent(call)
-    if isinstance(statement, ast.Expr) and call.args:
-        source.rewrite(call, f"self.trainer.should_stop = {source.render(call.args[0])}")
+def _rewrite_stop(file: ModuleFile, call: cst.Call) -> None:
+    if isinstance(file.parent(call), cst.Expr) and call.args and call.args[0].keyword is None:
+        file.replace(call, f"self.trainer.should_stop = {file.render(call.args[0].value)}")
     else:
-        source.note(call, "set self.trainer.should_stop = True to end the training")
-
-
-def _drop(source: Source, call: ast.Call, name: str) -> None:
-    statement = source.statement(call)
-    if _DROPPED[name]:
-        source.note(call, _DROPPED[name])
-    source.rewrite_lines(statement, [])
+        file.todo(call, "set self.trainer.should_stop = True to end the training")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 
-from det_lightning.porting.to_lightning.shape import TrialShape, argument
-from det_lightning.porting.to_lightning.source import Source, attribute_of_self, dotted
+import libcst as cst
+
+from det_lightning.porting.python_syntax import dotted_name, last_name
+from det_lightning.porting.to_lightning.module_file import argument, attribute_of_self
+from det_lightning.porting.to_lightning.trial import Trial
 
 _COLLECTED = '''\
 class CollectedValues:
@@ -41,17 +43,21 @@ class _Reducer:
         return f"self.log({self.name}, float({value}))" if self.name else f"self.log_dict({value})"
 
 
-def rewrite_reducers(source: Source, shape: TrialShape) -> list[list[str]]:
+def rewrite_reducers(trial: Trial) -> list[list[str]]:
     """Rewrite what was wrapped with ``wrap_reducer``; return the hooks that use it, each a list of lines."""
-    functions = {node.name for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef)}
-    found = [_rewrite(source, call, functions) for call in shape.context_calls("wrap_reducer")]
+    file = trial.file
+    functions = {function.name.value for function in file.find(cst.FunctionDef)}
+    found = [_rewrite(trial, call, functions) for call in trial.context_calls("wrap_reducer")]
     reducers = [reducer for reducer in found if reducer is not None]
     if any(reducer.is_function for reducer in reducers):
-        source.insert_before(shape.definition, _COLLECTED)
-    _rewrite_bases(source)
+        file.edits.insert(file.edits.offset(file.first_line(trial.definition), 0), _COLLECTED, first=True)
+    for definition in file.find(cst.ClassDef):
+        if len(definition.bases) == 1 and last_name(definition.bases[0].value) == "MetricReducer":
+            start, end = file.span(definition.bases[0].value)
+            file.edits.replace(file.text.rindex("(", 0, start), file.text.index(")", end) + 1, "")
     if not reducers:
         return []
-    source.todos += 1
+    file.todos += 1
     return [
         ["def on_validation_epoch_start(self):", *(f"    self.{reducer.holder}.reset()" for reducer in reducers)],
         [
@@ -62,29 +68,18 @@ def rewrite_reducers(source: Source, shape: TrialShape) -> list[list[str]]:
     ]
 
 
-def _rewrite(source: Source, call: ast.Call, functions: set[str]) -> _Reducer | None:
+def _rewrite(trial: Trial, call: cst.Call, functions: set[str]) -> _Reducer | None:
     reducer = argument(call, 0, "reducer")
     name = argument(call, 1, "name")
-    statement = source.parent(call)
-    holder = attribute_of_self(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
-    is_function = isinstance(reducer, ast.Lambda) or dotted(reducer).rpartition(".")[2] in functions
-    if reducer is None or not holder or not (is_function or isinstance(reducer, ast.Call)):
-        source.note(call, "use a metric of torchmetrics; reset, update and log it in the hooks of this module")
+    statement = trial.file.parent(call)
+    holder = attribute_of_self(statement.targets[0].target) if isinstance(statement, cst.Assign) else ""
+    is_function = isinstance(reducer, cst.Lambda) or last_name(reducer) in functions
+    if reducer is None or not holder or not (is_function or isinstance(reducer, cst.Call)):
+        trial.file.todo(call, "use a metric of torchmetrics; reset, update and log it in the hooks of this module")
         is_function = False
         holder = ""
     if reducer is not None:
-        (start, end) = source.span(call)
-        (first, last) = source.span(reducer)
-        source.edits.rewrite(start, first, "CollectedValues(" if is_function else "")
-        source.edits.rewrite(last, end, ")" if is_function else "")
-    has_name = name is not None and not (isinstance(name, ast.Constant) and name.value is None)
-    return _Reducer(holder, source.render(name) if has_name and name else "", is_function) if holder else None
-
-
-def _rewrite_bases(source: Source) -> None:
-    """Let classes that derive from ``MetricReducer`` derive from nothing."""
-    for definition in ast.walk(source.tree):
-        bases = definition.bases if isinstance(definition, ast.ClassDef) else []
-        if len(bases) == 1 and dotted(bases[0]).rpartition(".")[2] == "MetricReducer":
-            start, end = source.span(bases[0])
-            source.edits.rewrite(source.text.rindex("(", 0, start), source.text.index(")", end) + 1, "")
+        trial.file.replace_around(call, reducer, "CollectedValues(" if is_function else "", ")" if is_function else "")
+    if not holder:
+        return None
+    return _Reducer(holder, "" if name is None or dotted_name(name) == "None" else trial.file.render(name), is_function)

@@ -2,95 +2,98 @@
 
 from __future__ import annotations
 
-import ast
+from typing import TypeVar
 
+import libcst as cst
+
+from det_lightning.porting.python_syntax import dotted_name, last_name, string_of
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
-from det_lightning.porting.to_lightning.shape import TrialShape, argument
-from det_lightning.porting.to_lightning.source import Source, attribute_of_self, dotted, nodes_of
+from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self, statements_of
+from det_lightning.porting.to_lightning.trial import Trial, parameters_of
 
 _REDUCTIONS = {"AVG": "mean", "SUM": "sum", "MAX": "max", "MIN": "min"}
 _ALL_ALIKE = "batch_size=1, sync_dist=True)  # every batch has the same weight"
 # Longer values get a line of their own.
 _SHORT = 30
+_Node = TypeVar("_Node", bound=cst.CSTNode)
 
 
-def rewrite_optimizer_steps(source: Source, shape: TrialShape) -> None:
+def rewrite_optimizer_steps(trial: Trial) -> None:
     """Write clipping, step and zeroing where the trial calls ``context.step_optimizer``."""
-    for call in shape.context_calls("step_optimizer"):
-        statement = source.parent(call)
-        if isinstance(statement, ast.Expr):
-            source.rewrite_lines(statement, _step_lines(source, shape, call))
+    for call in trial.context_calls("step_optimizer"):
+        statement = trial.file.parent(call)
+        if isinstance(statement, cst.Expr):
+            trial.file.replace_statement(statement, _step_lines(trial, call))
         else:
-            source.note(call, "clip, step and zero the optimizer here")
+            trial.file.todo(call, "clip, step and zero the optimizer here")
 
 
-def _step_lines(source: Source, shape: TrialShape, call: ast.Call) -> list[str]:
+def _step_lines(trial: Trial, call: cst.Call) -> list[str]:
+    file = trial.file
     optimizer = argument(call, 0, "optimizer")
     name = attribute_of_self(optimizer)
-    function = source.function(call)
-    used = {node.id for node in ast.walk(function or call) if isinstance(node, ast.Name)}
+    used = {name.value for name in file.names(within=file.function(call) or call)}
     variable = "lightning_optimizer" if "optimizer" in used else "optimizer"
-    held = shape.optimizers
+    held = trial.optimizers
     position = held.index(name) if name in held else len(held)
     if name in held and not any(other.startswith("*") for other in held[:position]):
         index = "" if len(held) == 1 else f"[{position}]"
         lines = [f"{variable} = self.optimizers(){index}" + (f"  # self.{name}" if index else "")]
     else:
-        source.note(call, "take the optimizer from self.optimizers() instead, so that Lightning counts its steps")
-        lines = [f"{variable} = {source.render(optimizer) if optimizer else 'None'}"]
+        file.todo(call, "take the optimizer from self.optimizers() instead, so that Lightning counts its steps")
+        lines = [f"{variable} = {file.render(optimizer) if optimizer else 'None'}"]
     if argument(call, 3, "scaler") is not None:
-        source.note(call, "a gradient scaler is Lightning's affair: pass precision= to pl.Trainer")
-    lines += _clip_lines(source, argument(call, 1, "clip_grads"), variable)
-    zeroes = argument(call, 2, "auto_zero_grads")
-    keeps = isinstance(zeroes, ast.Constant) and not zeroes.value
+        file.todo(call, "Lightning scales gradients itself: pass precision= to pl.Trainer")
+    lines += _clip_lines(file, argument(call, 1, "clip_grads"), variable)
+    keeps = dotted_name(argument(call, 2, "auto_zero_grads")) in ("False", "None")
     return [*lines, f"{variable}.step()", *([] if keeps else [f"{variable}.zero_grad()"])]
 
 
-def _clip_lines(source: Source, clip: ast.expr | None, variable: str) -> list[str]:
-    if clip is None or (isinstance(clip, ast.Constant) and clip.value is None):
+def _clip_lines(file: ModuleFile, clip: cst.BaseExpression | None, variable: str) -> list[str]:
+    if clip is None or dotted_name(clip) == "None":
         return []
     parameters = f'[p for group in {variable}.param_groups for p in group["params"]]'
-    if isinstance(clip, ast.Lambda) and len(clip.args.args) == 1:
-        return [f"{clip.args.args[0].arg} = {parameters}", source.render(clip.body)]
-    text = source.render(clip)
-    return [f"{text}({parameters})" if dotted(clip) or isinstance(clip, ast.Call) else f"({text})({parameters})"]
+    if isinstance(clip, cst.Lambda) and len(clip.params.params) == 1:
+        return [f"{clip.params.params[0].name.value} = {parameters}", file.render(clip.body)]
+    text = file.render(clip)
+    return [f"{text}({parameters})" if dotted_name(clip) or isinstance(clip, cst.Call) else f"({text})({parameters})"]
 
 
-def rewrite_train_batch(source: Source, method: ast.FunctionDef) -> None:
+def rewrite_train_batch(file: ModuleFile, method: cst.FunctionDef) -> None:
     """Write ``training_step``, which logs what ``train_batch`` returned."""
-    names = [given.arg for given in method.args.args] + ["batch", "epoch_idx", "batch_idx"][len(method.args.args) - 1 :]
-    batch, epoch_idx, batch_idx = names[1:4]
-    _rewrite_signature(source, method, "training_step", batch)
-    used = {node.id for statement in method.body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    given = [parameter.name.value for parameter in parameters_of(method)]
+    batch, epoch_idx, batch_idx = [*given, *["batch", "epoch_idx", "batch_idx"][len(given) - 1 :]][1:4]
+    _rewrite_signature(file, method, "training_step", batch)
+    used = {name.value for name in file.names(within=method.body)}
     lines = [f"{epoch_idx} = self.current_epoch"] if epoch_idx in used else []
     if batch_idx in used:
         lines.append(f"{batch_idx} = {TRAINED_BATCHES}  # over all epochs")
     if lines:
-        source.insert_in_body(method, lines)
-    for returned in _returns_of(method):
-        _rewrite_return(source, method, returned, _training_log(source, method, returned))
+        file.insert_in_body(method, lines)
+    for returned in _in_method(file, method, cst.Return):
+        _rewrite_return(file, method, returned, _training_log(file, method, returned))
 
 
-def rewrite_evaluate_batch(source: Source, method: ast.FunctionDef, reducer: ast.FunctionDef | None) -> None:
+def rewrite_evaluate_batch(file: ModuleFile, method: cst.FunctionDef, reducer: cst.FunctionDef | None) -> None:
     """Write ``validation_step``, which logs what ``evaluate_batch`` returned, reduced in the same way."""
-    names = [given.arg for given in method.args.args]
-    _rewrite_signature(source, method, "validation_step", names[1] if len(names) > 1 else "batch")
+    names = [parameter.name.value for parameter in parameters_of(method)]
+    _rewrite_signature(file, method, "validation_step", names[1] if len(names) > 1 else "batch")
     reductions = _reductions_of(reducer)
     if reductions is None:
-        source.note(method, "log each metric with the reduce_fx= that evaluation_reducer() asked for")
+        file.todo(method, "log each metric with the reduce_fx= that corresponds to evaluation_reducer()")
     if len(names) > 2 and names[2] != "batch_idx":
-        source.insert_in_body(method, [f"{names[2]} = batch_idx"])
-    for returned in _returns_of(method):
-        _rewrite_return(source, method, returned, _validation_log(source, returned, reductions))
+        file.insert_in_body(method, [f"{names[2]} = batch_idx"])
+    for returned in _in_method(file, method, cst.Return):
+        _rewrite_return(file, method, returned, _validation_log(file, returned, reductions))
     if reducer is not None:
-        source.rewrite_lines(reducer, [])
+        file.replace_statement(reducer, [])
 
 
-def _validation_log(source: Source, returned: ast.Return, reductions: dict[str, str] | str | None) -> list[str]:
+def _validation_log(file: ModuleFile, returned: cst.Return, reductions: dict[str, str] | str | None) -> list[str]:
     value = returned.value
-    if value is None or (isinstance(value, ast.Dict) and not value.keys):
+    if value is None or (isinstance(value, cst.Dict) and not value.elements):
         return []
-    text = source.render(value)
+    text = file.render(value)
     lines = []
     if len(text) > _SHORT:
         lines = [f"metrics = {text}"]
@@ -107,29 +110,32 @@ def _validation_log(source: Source, returned: ast.Return, reductions: dict[str, 
     return [*lines, f"self.log_dict({text}, {how}{_ALL_ALIKE}"]
 
 
-def _rewrite_signature(source: Source, method: ast.FunctionDef, name: str, batch: str) -> None:
-    start, end = source.signature(method)
-    given = method.args.args[1] if len(method.args.args) > 1 else None
-    annotation = source.render(given.annotation) if given is not None and given.annotation is not None else ""
-    typed = f"{batch}: {annotation}, batch_idx: int) -> None" if annotation else f"{batch}, batch_idx)"
-    source.edits.rewrite(start, end, f"def {name}(self, {typed}")
+def _rewrite_signature(file: ModuleFile, method: cst.FunctionDef, name: str, batch: str) -> None:
+    annotation = parameters_of(method)[1].annotation if len(parameters_of(method)) > 1 else None
+    typed = f"{batch}, batch_idx)"
+    if annotation is not None:
+        typed = f"{batch}: {file.render(annotation.annotation)}, batch_idx: int) -> None"
+    file.replace_signature(method, f"def {name}(self, {typed}")
 
 
-def _returns_of(method: ast.FunctionDef) -> list[ast.Return]:
-    return [node for node in nodes_of(method) if isinstance(node, ast.Return)]
+def _in_method(file: ModuleFile, method: cst.FunctionDef, kind: type[_Node]) -> list[_Node]:
+    """Return the nodes of a method, without those of the functions and classes that it defines."""
+    inner = cst.FunctionDef | cst.Lambda | cst.ClassDef
+    found = file.find(kind, within=method)
+    return [node for node in found if next(out for out in file.ancestors(node) if isinstance(out, inner)) is method]
 
 
-def _rewrite_return(source: Source, method: ast.FunctionDef, returned: ast.Return, lines: list[str]) -> None:
-    is_last = returned is method.body[-1]
-    source.rewrite_lines(returned, lines if is_last else [*lines, "return"])
+def _rewrite_return(file: ModuleFile, method: cst.FunctionDef, returned: cst.Return, lines: list[str]) -> None:
+    is_last = returned is statements_of(method.body)[-1]
+    file.replace_statement(returned, lines if is_last else [*lines, "return"])
 
 
-def _training_log(source: Source, method: ast.FunctionDef, returned: ast.Return) -> list[str]:
+def _training_log(file: ModuleFile, method: cst.FunctionDef, returned: cst.Return) -> list[str]:
     value = returned.value
     if value is None:
         return ["pass"]
-    text = source.render(value)
-    kind = _kind_of(method, value)
+    text = file.render(value)
+    kind = _kind_of(file, method, value)
     if kind == "dict":
         return [f"self.log_dict({text})"]
     if kind == "tensor":
@@ -137,32 +143,38 @@ def _training_log(source: Source, method: ast.FunctionDef, returned: ast.Return)
     return [f"metrics = {text}", 'self.log_dict(metrics if isinstance(metrics, dict) else {"loss": metrics})']
 
 
-def _kind_of(method: ast.FunctionDef, value: ast.expr) -> str:
+def _kind_of(file: ModuleFile, method: cst.FunctionDef, value: cst.BaseExpression) -> str:
     """Return whether an expression is a dict of metrics or the tensor of a loss, if the code says so."""
-    if isinstance(value, ast.Dict | ast.DictComp) or (isinstance(value, ast.Call) and dotted(value.func) == "dict"):
+    if isinstance(value, cst.Dict | cst.DictComp) or (
+        isinstance(value, cst.Call) and dotted_name(value.func) == "dict"
+    ):
         return "dict"
-    if isinstance(value, ast.Name):
-        assigned = [
-            node.value
-            for node in nodes_of(method)
-            if isinstance(node, ast.Assign) and any(dotted(target) == value.id for target in node.targets)
-        ]
-        if assigned and all(isinstance(given, ast.Dict | ast.DictComp) for given in assigned):
-            return "dict"
-    said = "" if method.returns is None else ast.unparse(method.returns)
-    if "ict" in said and "Union" not in said and "|" not in said:
+    assigned = [
+        assign.value
+        for assign in _in_method(file, method, cst.Assign)
+        if isinstance(value, cst.Name) and any(dotted_name(target.target) == value.value for target in assign.targets)
+    ]
+    if assigned and all(isinstance(given, cst.Dict | cst.DictComp) for given in assigned):
         return "dict"
-    return "tensor" if said.endswith("Tensor") and "|" not in said else ""
+    returns = "" if method.returns is None else file.source(method.returns.annotation)
+    if "ict" in returns and "Union" not in returns and "|" not in returns:
+        return "dict"
+    return "tensor" if returns.endswith("Tensor") and "|" not in returns else ""
 
 
-def _reductions_of(reducer: ast.FunctionDef | None) -> dict[str, str] | str | None:
+def _reductions_of(reducer: cst.FunctionDef | None) -> dict[str, str] | str | None:
     """Return Lightning's reduction, for all metrics or by name; None where the code does not say."""
     if reducer is None:
         return "mean"
-    returned = reducer.body[-1].value if isinstance(reducer.body[-1], ast.Return) else None
-    if isinstance(returned, ast.Dict) and all(isinstance(key, ast.Constant) for key in returned.keys):
-        kinds = [_REDUCTIONS.get(dotted(value).rpartition(".")[2]) for value in returned.values]
-        names = [str(key.value) for key in returned.keys if isinstance(key, ast.Constant)]
-        found = {name: kind for name, kind in zip(names, kinds, strict=True) if kind is not None}
-        return found if len(found) == len(names) else None
-    return _REDUCTIONS.get(dotted(returned).rpartition(".")[2])
+    last = statements_of(reducer.body)[-1]
+    returned = last.value if isinstance(last, cst.Return) else None
+    if not isinstance(returned, cst.Dict):
+        return _REDUCTIONS.get(last_name(returned))
+    found: dict[str, str] = {}
+    for element in returned.elements:
+        name = string_of(element.key) if isinstance(element, cst.DictElement) else None
+        kind = _REDUCTIONS.get(last_name(element.value))
+        if name is None or kind is None:
+            return None
+        found[name] = kind
+    return found

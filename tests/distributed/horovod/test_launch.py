@@ -61,10 +61,10 @@ def test_a_single_process_needs_no_horovodrun_with_autohorovod(started: Started)
     [
         ([], "no script"),
         (["-np", "2", "--"], "no script"),
-        (["-np", "2", "python", "train.py"], "needs --"),
+        (["-np", "2", "python", "train.py"], "put -- between"),
         (["missing.py"], "no script missing.py"),
         (["--trial", "model:Trial"], "--trial is not supported"),
-        (["-np", "none", "--", "python"], "-np has to be a number"),
+        (["-np", "none", "--", "python"], "-np must be a positive integer"),
         (["-np", "--", "python"], "-np needs a value"),
         (["-np", "2", "--nproc-per-node", "2", "--", "python"], "give one of them"),
     ],

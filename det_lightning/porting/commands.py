@@ -1,0 +1,112 @@
+"""Commands of a shell: launch layers, installed packages, the program ``det``, and the base images of Dockerfiles."""
+
+from __future__ import annotations
+
+import re
+
+from det_lightning.porting.counterparts import counterpart
+from det_lightning.porting.findings import Finding, Severity, line_at
+from det_lightning.porting.missing_parts import missing_launcher
+from det_lightning.porting.requirements import port_installs, useless_installs
+
+_AUTO = ("det_lightning.launch.horovod", "--autohorovod")
+# After -m, in a command line, or in a list of quoted words; the quote is that before the module's name.
+_LAUNCH = re.compile(r"(-m[\"']?(?:\s*,\s*|\s+)([\"']?))determined\.launch\.(\w+)(?![\w.])")
+_RUN_INSIDE = re.compile(
+    r"-m[\"']?(?:\s*,\s*|\s+)[\"']?(determined\.(?:exec|cli|deploy)[\w.]*)"
+    r"(?:[\"'\s,\\]+(?:--trial[\"'\s,]+)?([A-Za-z_][\w.]*:[A-Za-z_]\w*)(?=[\"'\s]|$))?"
+)
+_TRIAL = re.compile(
+    r"(?:determined|det_lightning)\.launch\.(?:torch_distributed|\w*horovod)\b[^#;]{0,200}?"
+    r"\s[\"']?(?:--trial[\"'\s,=]+)?(--trial\b|[A-Za-z_][\w.]*:[A-Za-z_]\w*(?=[\"'\s]|$))"
+)
+_COMMENT = re.compile(r"^[ \t]*#[^\n]*\n?", re.MULTILINE)
+_CLI = re.compile(
+    r"(?:^|[\s;&|(`@])(det(?:\s+-\w+\s+\S+)*\s+(?:a|agent|checkpoint|c|cmd|command|deploy|dev|e|experiment|job|m|master|"
+    r"model|notebook|preview-search|project|resources?|rp|shell|slot|s|t|task|template|tensorboard|trial|tpl|u|user|"
+    r"version|w|workspace)\s+[\w-]+)",
+    re.MULTILINE,
+)
+_IMAGE = re.compile(r"^\s*(?:FROM\s+(?:--\S+\s+)*|ARG\s+\w+=)(\S*determinedai/\S+)", re.MULTILINE | re.IGNORECASE)
+
+
+def launcher_counterpart(module: str) -> tuple[str, ...] | None:
+    """Return the words that replace ``determined.launch.<module>`` after ``-m``; None if nothing does."""
+    if module in ("autohorovod", "auto_horovod"):
+        return _AUTO
+    ours = counterpart(f"determined.launch.{module}")
+    return None if ours is None else (ours,)
+
+
+def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
+    """Return any text with the launch layers of the commands in it rewritten, and what could not be."""
+    findings = []
+    for found in _TRIAL.finditer(text):
+        findings.append(runs_a_class(found.group(1), line_at(text, found.start(1), first_line)))
+    for found in _RUN_INSIDE.finditer(text):
+        module, trial = found.groups()
+        line = line_at(text, found.start(1 if trial is None else 2), first_line)
+        inside = Finding(line, Severity.problem, f"{module}: it needs a Determined master", "remove it")
+        findings.append(inside if trial is None else runs_a_class(trial, line))
+
+    def replaced(match: re.Match[str]) -> str:
+        before, quote, module = match.groups()
+        words = launcher_counterpart(module)
+        if words is None:
+            findings.append(missing_launcher(module, line_at(text, match.start(3), first_line)))
+            return match.group()
+        return before + (f"{quote}, {quote}" if quote else " ").join(words)
+
+    return _LAUNCH.sub(replaced, text), findings
+
+
+def trial_class_in(words: list[str]) -> str | None:
+    """Return the class of a trial that a command, given as words, has a launcher run; None if there is none."""
+    command = " ".join(words)
+    launched = _TRIAL.search(command)
+    inside = _RUN_INSIDE.search(command)
+    return (launched and launched.group(1)) or (inside and inside.group(2)) or None
+
+
+def runs_a_class(given: str, line: int) -> Finding:
+    """Return the finding for a command that has a launcher run the class of a trial."""
+    return Finding(
+        line,
+        Severity.problem,
+        f"{given}: the launchers of det_lightning run scripts, not classes",
+        "write a script that calls det_lightning.pytorch.init() and Trainer(...).fit(...), and run it here",
+    )
+
+
+def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
+    """Return shell commands, but for lines of comment, with launch layers and packages rewritten, and what is left."""
+    parts = []
+    findings = []
+    position = 0
+    for comment in [*_COMMENT.finditer(text), None]:
+        end = len(text) if comment is None else comment.start()
+        ported, found = _port_part(text[position:end], line_at(text, position, first_line))
+        findings += found
+        parts += [ported, "" if comment is None else comment.group()]
+        position = end if comment is None else comment.end()
+    return "".join(parts), findings
+
+
+def _port_part(text: str, first_line: int) -> tuple[str, list[Finding]]:
+    ported, findings = port_commands(text, first_line)
+    for found in _CLI.finditer(text):
+        line = line_at(text, found.start(1), first_line)
+        reason = f"{' '.join(found.group(1).split())}: it needs a Determined master"
+        advice = "start the training script itself, or with python -m det_lightning.launch.torch_distributed"
+        findings.append(Finding(line, Severity.problem, reason, advice))
+    return port_installs(ported), findings + useless_installs(text, first_line)
+
+
+def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
+    """Return a Dockerfile with launch layers and installed packages rewritten, and what could not be."""
+    ported, findings = port_shell(text)
+    for found in _IMAGE.finditer(text):
+        reason = f"{found.group(1)} brings Determined's environment, with an old torch"
+        advice = "build on an image with Python 3.10 or later, and let pip install det-lightning, which brings torch"
+        findings.append(Finding(line_at(text, found.start(1)), Severity.check, reason, advice))
+    return ported, findings

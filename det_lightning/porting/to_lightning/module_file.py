@@ -1,0 +1,156 @@
+"""The file of a trial, and the statements and comments that are written into it."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from det_lightning.porting.python_syntax import PythonFile, Statement, dotted_name
+
+
+class ModuleFile(PythonFile):
+    """A Python file that is rewritten by statements."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+        self.todos = 0  # comments that leave something to the user
+        self._removed: set[Statement] = set()
+        self._noted: set[tuple[int, str]] = set()
+
+    def span(self, node: cst.CSTNode) -> tuple[int, int]:
+        """Return where a node begins and ends in the text; the parentheses of a tuple are part of it."""
+        if isinstance(node, cst.Tuple | cst.GeneratorExp) and node.lpar:
+            return super().span(node.lpar[-1])[0], super().span(node.rpar[0])[1]
+        return super().span(node)
+
+    def statement(self, node: cst.CSTNode) -> Statement:
+        return next(outer for outer in (node, *self.ancestors(node)) if isinstance(outer, Statement))
+
+    def function(self, node: cst.CSTNode) -> cst.FunctionDef | None:
+        return next((outer for outer in self.ancestors(node) if isinstance(outer, cst.FunctionDef)), None)
+
+    def render(self, node: cst.CSTNode) -> str:
+        """Return the text of a node as changed so far."""
+        return self.edits.render(*self.span(node))
+
+    def replace_around(self, node: cst.CSTNode, inner: cst.CSTNode, before: str, after: str) -> None:
+        """Replace a node by one within it, between two texts; changes within that stay possible."""
+        start, end = self.span(node)
+        first, last = self.span(inner)
+        self.edits.replace(start, first, before)
+        self.edits.replace(last, end, after)
+
+    def indentation(self, statement: Statement) -> str:
+        return self.edits.indentation(self.span(statement)[0])
+
+    def replace_statement(self, statement: Statement, lines: list[str]) -> None:
+        """Replace a statement by lines that get its indentation; without any, remove its lines."""
+        start, end = self.span(statement)
+        first = self.edits.offset(self.line(statement), 0)
+        last = self.edits.offset(self.end_line(statement) + 1, 0)
+        before = self.text[first:start].strip()
+        rest = self.text[end:last].strip()
+        if lines and before:
+            self.replace(statement, "; ".join(line.partition("  # ")[0] for line in lines))
+        elif lines:
+            self.replace(statement, ("\n" + self.indentation(statement)).join(lines))
+        elif before or (rest and not rest.startswith("#")) or self._is_only_one(statement):
+            self.replace(statement, "pass")
+        else:
+            self._removed.add(statement)
+            if isinstance(statement, cst.FunctionDef):  # and the empty lines before it
+                first = len(self.text[:first].rstrip()) + 1
+            self.edits.replace(first, last, "")
+
+    def _is_only_one(self, statement: Statement) -> bool:
+        block = next(outer for outer in self.ancestors(statement) if isinstance(outer, cst.BaseSuite | cst.Module))
+        return len(statements_of(block)) == 1
+
+    def dedent(self, node: cst.BaseExpression, outer: cst.BaseExpression) -> None:
+        """Move the lines of an expression to the left, to where an expression around it begins."""
+        texts = self.find(cst.SimpleString, cst.FormattedString, within=node)
+        is_moved = self.line(node) != self.line(outer)
+        if not is_moved or any(self.line(text) != self.end_line(text) for text in texts):
+            return
+        surplus = len(self.edits.indentation(self.span(node)[0])) - len(self.edits.indentation(self.span(outer)[0]))
+        for line in range(self.line(node) + 1, self.end_line(node) + 1):
+            start = self.edits.offset(line, 0)
+            is_free = self.edits.is_free(start, start + surplus)
+            if surplus > 0 and is_free and not self.text[start : start + surplus].strip():
+                self.edits.replace(start, start + surplus, "")
+
+    def first_line(self, statement: Statement) -> int:
+        """Return the line that a statement begins in, decorators included."""
+        decorators = statement.decorators if isinstance(statement, cst.ClassDef | cst.FunctionDef) else []
+        return min([self.line(statement), *(self.line(decorator) for decorator in decorators)])
+
+    def todo(self, node: cst.CSTNode, text: str) -> None:
+        """Put a comment above the statement of a node that says what is left to the user."""
+        line = self.first_line(self.statement(node))
+        if (line, text) not in self._noted:
+            self._noted.add((line, text))
+            self.todos += 1
+            start = self.edits.offset(line, 0)
+            self.edits.insert(start, f"{self.edits.indentation(start)}# TODO: {text}\n")
+
+    def insert_in_body(self, function: cst.FunctionDef, lines: list[str]) -> None:
+        """Put lines at the beginning of a function, after its docstring."""
+        body = statements_of(function.body)
+        first = body[0]
+        has_docstring = isinstance(first, cst.Expr) and isinstance(first.value, cst.SimpleString)
+        if has_docstring and len(body) > 1:
+            first = body[1]
+        if isinstance(function.body, cst.SimpleStatementSuite):  # def f(self): pass
+            separator = "\n" + self.indentation(function) + "    "
+            self.edits.insert(self.span(first)[0], separator + separator.join([*lines, ""]), first=True)
+        else:
+            written = "".join(f"{self.indentation(first)}{line}\n" for line in lines)
+            self.edits.insert(self.edits.offset(self.line(first), 0), written, first=True)
+
+    def replace_signature(self, function: cst.FunctionDef, new: str) -> None:
+        """Replace ``def name(...) -> ...``, without its colon."""
+        start = self.text.index("def", self.span(function)[0])
+        if function.returns is not None:
+            end = self.span(function.returns.annotation)[1]
+        else:
+            given = self.find(cst.Param, within=function.params)
+            end = self.text.index(")", max((self.span(node)[1] for node in given), default=start)) + 1
+        self.edits.replace(start, end, new)
+
+    def append_to_class(self, definition: cst.ClassDef, methods: list[list[str]]) -> None:
+        """Put methods, each a list of lines, at the end of a class."""
+        body = statements_of(definition.body)
+        last = [statement for statement in body if statement not in self._removed][-1]
+        indentation = self.indentation(body[0])
+        written = ["\n".join(indentation + line if line else "" for line in lines) for lines in methods]
+        text = "".join(f"\n\n{method}" for method in written)
+        end = self.span(last)[1]
+        if not self.edits.is_free(end, end + 1):  # the last line is removed, with its end
+            text = text.removeprefix("\n") + "\n"
+        self.edits.insert(end, text)
+
+
+def statements_of(block: cst.BaseSuite | cst.Module) -> list[Statement]:
+    """Return the statements of a block, those that share a line one by one."""
+    found: list[Statement] = []
+    for node in block.body:
+        if isinstance(node, cst.SimpleStatementLine):
+            found += node.body
+        elif isinstance(node, Statement):
+            found.append(node)
+    return found
+
+
+def attribute_of_self(node: cst.CSTNode | None) -> str:
+    """Return ``x`` for ``self.x``, and the empty string for anything else."""
+    first, _, rest = dotted_name(node).partition(".")
+    return rest if first == "self" and "." not in rest else ""
+
+
+def argument(call: cst.Call, position: int, name: str) -> cst.BaseExpression | None:
+    """Return an argument of a call, passed by position or by name."""
+    for given in call.args:
+        if given.keyword is not None and given.keyword.value == name:
+            return given.value
+    positional = [given.value for given in call.args if given.keyword is None and not given.star]
+    return positional[position] if len(positional) > position else None

@@ -1,0 +1,111 @@
+"""What a trial is made of: its context, and what it wraps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import libcst as cst
+
+from det_lightning.porting.python_syntax import dotted_name, last_name, methods_of, targets_of
+from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheduler:
+    """A wrapped learning rate scheduler."""
+
+    name: str  # the attribute that holds it
+    mode: str  # empty if the code does not say
+    frequency: str  # as code
+
+
+class Trial:
+    """Finds in a trial what the context is called and what was wrapped with it.
+
+    Attributes:
+        optimizers: attributes that hold wrapped optimizers; with ``*`` before those that hold several.
+    """
+
+    def __init__(self, file: ModuleFile, definition: cst.ClassDef) -> None:
+        self.file = file
+        self.definition = definition
+        self.methods = {method.name.value: method for method in methods_of(definition)}
+        init = self.methods.get("__init__")
+        parameters = [] if init is None else parameters_of(init)
+        self._context_parameter = parameters[1].name.value if len(parameters) > 1 else ""
+        self._context_attributes = {
+            name for name, value in self._assignments() if dotted_name(value) == self._context_parameter != ""
+        }
+        self.optimizers: list[str] = []
+        self.schedulers: list[Scheduler] = []
+        for call in self.context_calls("wrap_optimizer"):
+            self._add_optimizer(call)
+        for call in self.context_calls("wrap_lr_scheduler"):
+            self._add_scheduler(call)
+
+    def _assignments(self) -> Iterator[tuple[str, cst.BaseExpression]]:
+        """Yield the attributes of ``self`` that are assigned, and what to."""
+        for statement in self.file.find(cst.Assign, cst.AnnAssign, within=self.definition):
+            for target in targets_of(statement):
+                if (name := attribute_of_self(target)) and statement.value is not None:
+                    yield name, statement.value
+
+    def assigned(self) -> set[str]:
+        """Return the attributes of ``self`` that the trial assigns."""
+        return {name for name, _ in self._assignments()}
+
+    def is_context(self, node: cst.CSTNode) -> bool:
+        """Return whether an expression is the trial's context."""
+        if isinstance(node, cst.Name):
+            in_init = self.file.function(node) is self.methods.get("__init__")
+            return node.value == self._context_parameter and in_init
+        return attribute_of_self(node) in self._context_attributes
+
+    def context_calls(self, method: str) -> Iterator[cst.Call]:
+        """Yield the calls of a method of the context."""
+        for call in self.file.find(cst.Call, within=self.definition):
+            called = call.func
+            if isinstance(called, cst.Attribute) and called.attr.value == method and self.is_context(called.value):
+                yield call
+
+    def _holders(self, call: cst.Call) -> list[str]:
+        """Return the attributes that a wrapped object is kept in, with ``*`` before one that holds several."""
+        statement = self.file.statement(call)
+        if isinstance(statement, cst.Return):  # of a method: what keeps its result
+            function = self.file.function(call)
+            return [
+                name
+                for name, value in self._assignments()
+                if function and isinstance(value, cst.Call) and attribute_of_self(value.func) == function.name.value
+            ]
+        if not isinstance(statement, cst.Assign | cst.AnnAssign):
+            return []
+        target = targets_of(statement)[0]
+        if statement.value is call and isinstance(target, cst.Name):
+            return [name for name, value in self._assignments() if dotted_name(value) == target.value][:1]
+        name = attribute_of_self(target)
+        return [name if statement.value is call else f"*{name}"] if name else []
+
+    def _add_optimizer(self, call: cst.Call) -> None:
+        holders = self._holders(call)
+        if not holders:
+            advice = "configure_optimizers() must return this optimizer too; keep it in an attribute"
+            self.file.todo(call, advice)
+        self.optimizers += [holder for holder in holders if holder not in self.optimizers]
+
+    def _add_scheduler(self, call: cst.Call) -> None:
+        holders = self._holders(call)
+        if not holders or any(holder.startswith("*") for holder in holders):
+            advice = "step this scheduler in on_train_batch_end(), and return it from configure_optimizers()"
+            self.file.todo(call, advice)
+            return
+        mode = last_name(argument(call, 1, "step_mode"))
+        frequency = argument(call, 2, "frequency")
+        text = "1" if frequency is None else self.file.source(frequency)
+        self.schedulers += [Scheduler(holder, mode, text) for holder in holders]
+
+
+def parameters_of(function: cst.FunctionDef) -> list[cst.Param]:
+    """Return the parameters that can be passed by position."""
+    return [*function.params.posonly_params, *function.params.params]
