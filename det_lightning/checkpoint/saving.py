@@ -21,7 +21,7 @@ from det_lightning.checkpoint.storage.background import (
     dead_workers_deferred,
     tensors_in,
 )
-from det_lightning.checkpoint.storage.paths import new_id
+from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
 

@@ -14,9 +14,8 @@ from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.retention.trial_index import LOCKS_DIR, is_trial_name
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.leases import Lease, is_claimed
-from det_lightning.checkpoint.storage.location import Location, explain_errors
+from det_lightning.checkpoint.storage.location import Location, bookkeeping_path, explain_errors, is_name
 from det_lightning.checkpoint.storage.metadata import lineage_notes, read_metadata
-from det_lightning.checkpoint.storage.paths import bookkeeping_path, is_name
 
 logger = logging.getLogger(__name__)
 

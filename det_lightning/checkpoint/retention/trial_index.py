@@ -14,9 +14,8 @@ from typing import Any
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, METADATA_FILE
 from det_lightning.checkpoint.retention.rule import CheckpointRecord
 from det_lightning.checkpoint.storage.leases import Lease
-from det_lightning.checkpoint.storage.location import Location, explain_errors
+from det_lightning.checkpoint.storage.location import Location, bookkeeping_path, explain_errors
 from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausible_time, read_metadata
-from det_lightning.checkpoint.storage.paths import bookkeeping_path
 
 logger = logging.getLogger(__name__)
 

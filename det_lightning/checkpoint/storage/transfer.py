@@ -21,8 +21,7 @@ import tenacity
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR
-from det_lightning.checkpoint.storage.location import Location, explain_errors
-from det_lightning.checkpoint.storage.paths import is_name
+from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_text
 

@@ -18,7 +18,7 @@ from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, describe_files, with_checksum
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.paths import new_id
+from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.escaping import escape
 from det_lightning.masking import describe_masked
