@@ -53,9 +53,7 @@ class RunStorage:
     def begin(self, path: str | os.PathLike[str] | None, resumed: CheckpointContent | None) -> None:
         """Claim the name of the trial, and remove what killed runs have left behind.
 
-        Args:
-            path: path or URL of the checkpoint that the run resumes from.
-            resumed: its content.
+        ``path`` is the path or URL of the checkpoint that the run resumes from, and ``resumed`` its content.
         """
         self.storage.require_writable()
         self.storage.remove_abandoned()

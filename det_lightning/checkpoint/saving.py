@@ -29,12 +29,9 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointSaver:
-    """Writes the checkpoints of one run, one after another.
+    """Writes the checkpoints of one run, one after another, and deletes those that ``retention`` does not keep.
 
-    Args:
-        writer: writes them.
-        in_background: copy the state, and write the copy in another thread, one checkpoint at a time.
-        retention: decides which ones to keep; None to keep all.
+    If ``in_background``, it copies the state, and writes the copy in another thread, one checkpoint at a time.
     """
 
     def __init__(
@@ -83,11 +80,8 @@ class CheckpointSaver:
 
         ``metric`` is that of a validation at the same batch. ``report_written`` is called with the directory before the
         checkpoint is complete, and may add files. The training then waits for all but the last step, since a callback
-        may look at the current trial.
-
-        Raises:
-            CheckpointError: this checkpoint, or the one before, cannot be written.
-            RuntimeError: a worker of a loader died meanwhile; the checkpoint is written nevertheless.
+        may look at the current trial. Raises a ``CheckpointError`` if this checkpoint, or the one before, cannot be
+        written, and a ``RuntimeError`` if a worker of a loader died meanwhile; the checkpoint is written nevertheless.
         """
         self._collect(wait=True)
         self._report_vanished()
@@ -126,13 +120,9 @@ class CheckpointSaver:
             raise errors.StorageError(self._describe_vanished(vanished))
 
     def take_complete(self, wait: bool = False) -> list[str]:
-        """Return the ids of the checkpoints that have become complete since the last call.
+        """Return the ids of the checkpoints that have become complete since the last call, or raise their errors.
 
-        Args:
-            wait: wait for the one that is under way.
-
-        Raises:
-            CheckpointError: it cannot be written.
+        If ``wait``, wait for the one that is under way.
         """
         self._collect(wait)
         if wait:

@@ -17,17 +17,14 @@ from det_lightning.checkpoint.format.lightning_file import to_lightning, to_weig
 
 def export_weights(content: CheckpointContent, file: pathlib.Path) -> None:
     """Write the weights with ``torch.save``; see ``to_weights`` for their names."""
-    _save(to_weights(content), file)
+    with _replacing(file) as unfinished:
+        torch.save(to_weights(content), unfinished)
 
 
 def export_lightning(content: CheckpointContent, file: pathlib.Path) -> None:
     """Write a ``.ckpt`` file of Lightning; see ``to_lightning``."""
-    _save(to_lightning(content), file)
-
-
-def _save(values: dict[str, Any], file: pathlib.Path) -> None:
     with _replacing(file) as unfinished:
-        torch.save(values, unfinished)
+        torch.save(to_lightning(content), unfinished)
 
 
 def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[str]:

@@ -56,13 +56,10 @@ def _is(value: Any, kind: type) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class LoadData:
-    """How to build the trial of a checkpoint again.
+    """How to build the trial of a checkpoint again, as the file ``source`` holds it.
 
-    Attributes:
-        source: the file with this information.
-        trial_cls_spec: the trial's class, as ``"module:QualName"``; None if it is not known.
-        is_trainer: the script called ``Trainer`` itself; otherwise the platform built the trial, by the configuration.
-        may_be_functional: it may be a trial of the interface before 0.12.13, with a ``build_model`` method.
+    ``trial_cls_spec`` is the trial's class, as ``"module:QualName"``. If not ``is_trainer``, the platform built the
+    trial, by the configuration. ``may_be_functional``: it may have the interface before 0.12.13, with ``build_model``.
     """
 
     source: pathlib.Path

@@ -36,8 +36,7 @@ class RunClaims:
     def use(self, path: str | os.PathLike[str]) -> bool:
         """Keep other runs from deleting a checkpoint; return False if it is being deleted, or is gone.
 
-        In another storage than the run's own it is kept if det_lightning has written there, and can write again. A file
-        is Lightning's own, and left alone.
+        In another storage than the run's own this needs a directory of det_lightning that can be written to.
         """
         checkpoint = Location.parse(path, self._storage.options)
         if checkpoint.path in self._used:
@@ -62,8 +61,7 @@ class RunClaims:
     def trace_back(self, path: str | os.PathLike[str] | None, parent_id: str | None) -> dict[str, Any]:
         """Return the metadata notes on the checkpoint that the run resumes, and keep it from being deleted.
 
-        ``path`` is that of the checkpoint that was asked for. The one that was read, ``parent_id``, may be an earlier
-        one of the same storage; it is None if Lightning wrote it.
+        ``parent_id``, None if Lightning wrote it, may be an earlier one than ``path``, in the same storage.
         """
         if path is None or parent_id is None or not is_name(parent_id):
             return lineage_notes(self.run_id)
@@ -82,12 +80,9 @@ class RunClaims:
         return lease
 
     def claim_trial(self, experiment: str | None, given: str | None, inherited: object) -> str:
-        """Return the name of the trial that this run is, which no other live run has.
+        """Return the name of this run's trial: the one ``given``, or the ``inherited`` one, or a new one.
 
-        It is the one that the user gave, or that of the resumed checkpoint, or a new one if a live run has that.
-
-        Raises:
-            StorageError: a live run has the name ``given``, or the storage refuses.
+        Raise a ``StorageError`` if a live run has the name ``given``; another run may have the inherited one.
         """
         if given is not None:
             if not self._claim(experiment, given):
@@ -157,10 +152,8 @@ def is_used(root: Location, checkpoint_id: str, by_others_than: str | None = Non
 
 
 def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: str | None = None) -> bool:
-    """Remove a checkpoint, unless a live run other than ``run_id`` has resumed it; return whether it was removed.
-
-    A run that begins to use it meanwhile sees that it is being deleted, and the deleting one sees every earlier use.
-    """
+    """Remove a checkpoint, unless a live run other than ``run_id`` has resumed it; return whether it was removed."""
+    # A run that begins to use it meanwhile sees that it is being deleted; every earlier use is seen here.
     mark = _use_file(storage.root, checkpoint_id, _DELETING)
     deleting: Lease | None = storage.retry.call("claiming", lambda: Lease.take(mark), where=checkpoint_id)
     if deleting is None:

@@ -129,11 +129,9 @@ class Lease:
             remove_empty_parents(self.file.local_path)
 
     def __enter__(self) -> Lease:
-        """Hold the lease for the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release it."""
         self.release()
 
 

@@ -70,12 +70,10 @@ class Location:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return self.path.rpartition("/")[2]
 
     @property
     def parent(self) -> Location:
-        """The directory that this lies in."""
         return dataclasses.replace(self, path=self.path.rpartition("/")[0])
 
     def __truediv__(self, name: str) -> Location:
@@ -159,7 +157,6 @@ class Location:
         }
 
     def read(self) -> bytes:
-        """Return the content of this file."""
         content: bytes = self.fs.cat_file(self.path)
         return content
 
