@@ -29,8 +29,7 @@ class RunClaims:
 
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
-        self._used: dict[str, Lease] = {}
-        self._trial: Lease | None = None
+        self._leases: dict[str, Lease] = {}
         self.run_id = str(uuid.uuid4())
 
     def use(self, path: str | os.PathLike[str]) -> bool:
@@ -39,7 +38,7 @@ class RunClaims:
         In another storage than the run's own this needs a directory of det_lightning that can be written to.
         """
         checkpoint = Location.parse(path, self._storage.options)
-        if checkpoint.path in self._used:
+        if checkpoint.path in self._leases:
             return True
         root = checkpoint.parent
         try:
@@ -55,7 +54,7 @@ class RunClaims:
             if is_claimed(_use_file(root, checkpoint.name, _DELETING)) or not checkpoint.is_dir():
                 lease.release()
                 return False
-        self._used[checkpoint.path] = lease
+        self._leases[checkpoint.path] = lease
         return True
 
     def trace_back(self, path: str | os.PathLike[str] | None, parent_id: str | None) -> dict[str, Any]:
@@ -106,12 +105,14 @@ class RunClaims:
 
     def _claim(self, experiment: str | None, trial: str) -> bool:
         file = _trial_file(self._storage.root, experiment or trial, trial)
-        self._trial = self._storage.retry.call("claiming the name", lambda: Lease.take(file), where=trial)
-        return self._trial is not None
+        lease: Lease | None = self._storage.retry.call("claiming the name", lambda: Lease.take(file), where=trial)
+        if lease is not None:
+            self._leases[file.path] = lease
+        return lease is not None
 
     def renew(self) -> None:
         """Renew the claims on storages without locks."""
-        for lease in self._leases():
+        for lease in self._leases.values():
             if lease.is_due():
                 try:
                     self._storage.retry.call("renewing", lease.renew, where=lease.file)
@@ -120,17 +121,13 @@ class RunClaims:
 
     def release(self) -> None:
         """Give up all claims; the next ones are those of another run."""
-        for lease in self._leases():
+        for lease in self._leases.values():
             try:
                 self._storage.retry.call("removing", lease.release, where=lease.file)
             except errors.StorageError as e:
                 logger.warning("A claim of this run stays for some time: %s", e)
-        self._used.clear()
-        self._trial = None
+        self._leases.clear()
         self.run_id = str(uuid.uuid4())
-
-    def _leases(self) -> list[Lease]:
-        return [*self._used.values(), *([] if self._trial is None else [self._trial])]
 
 
 def is_trial_live(root: Location, experiment: str, trial: str) -> bool:

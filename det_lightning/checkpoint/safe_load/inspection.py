@@ -15,7 +15,7 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout, manifest
 from det_lightning.checkpoint.format.resume_state import read_settings
-from det_lightning.checkpoint.format.upgrade import collect_load_data, modernize, read_load_data
+from det_lightning.checkpoint.format.upgrade import modernize, read_load_data
 from det_lightning.checkpoint.safe_load.reading import read_resume, read_trial_state
 from det_lightning.checkpoint.safe_load.state_file import read_state
 from det_lightning.masking import mask
@@ -92,7 +92,7 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     reads: tuple[Callable[[], dict[str, Any]], ...] = (
         lambda: _inspect_completeness(directory),
         lambda: _inspect_metadata(directory),
-        lambda: {"load_data": mask(collect_load_data(directory))},
+        lambda: {"load_data": mask(read_load_data(directory).content)},
         lambda: _inspect_trial_state(directory, trusted),
         lambda: _inspect_state(directory, trusted),
         lambda: _inspect_resume(directory, found.get("load_data"), trusted),

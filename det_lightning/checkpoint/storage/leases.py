@@ -61,11 +61,11 @@ class Lease:
                 if (lock := _lock_at(file.local_path)) is None:
                     return None
                 lock.truncate(0)
-                lock.write(_to_bytes(content))
+                lock.write(json.dumps(content).encode())
                 return cls(file, lock, content)
         if is_claimed(file, lasts_s):
             return None
-        file.write(_to_bytes(content))
+        file.write(json.dumps(content).encode())
         if json.loads(file.read()).get("token") != content["token"]:
             return None
         _own_tokens.add(content["token"])
@@ -96,7 +96,7 @@ class Lease:
             except FileNotFoundError:  # another writer has just removed the empty directory
                 continue
             try:
-                lock.write(_to_bytes(content))
+                lock.write(json.dumps(content).encode())
                 if _try_to_lock(lock) is not False:
                     unnamed.replace(path)
                     return cls(file, lock, content)
@@ -115,7 +115,7 @@ class Lease:
     def renew(self) -> None:
         """Write the current time."""
         self._renewed = time.monotonic()
-        self.file.write(_to_bytes({**self._content, "renewed": time.time()}))
+        self.file.write(json.dumps({**self._content, "renewed": time.time()}).encode())
 
     def release(self) -> None:
         """Give up the lease, and remove the directories that were made for it if they are empty."""
@@ -316,7 +316,3 @@ def _this_machine() -> str:
         parts.append(pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts.append(str(pathlib.Path("/proc/self/ns/pid").readlink()))  # containers number their own processes
     return " ".join(parts)
-
-
-def _to_bytes(content: dict[str, Any]) -> bytes:
-    return json.dumps(content).encode("utf-8")

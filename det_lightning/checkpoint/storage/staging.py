@@ -17,7 +17,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, LOAD_DATA_FILE, METADATA_FILE, STAGING_MARK
@@ -140,18 +140,6 @@ def _is_own_directory(path: pathlib.Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and (not hasattr(os, "getuid") or found.st_uid == os.getuid())
 
 
-class StagingDirectory(Protocol):
-    """A directory to write one checkpoint into."""
-
-    directory: pathlib.Path
-
-    def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
-        """Complete the checkpoint: bring ``names``, its files, into the storage, and ``metadata.json`` last."""
-
-    def abandon(self) -> None:
-        """Remove what was written."""
-
-
 class LocalStaging:
     """The final directory, on a local disk. A lock on its mark shows others that the writer lives."""
 
@@ -165,6 +153,7 @@ class LocalStaging:
             raise
 
     def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
+        """Complete the checkpoint, which has the files ``names``: write ``metadata.json`` last."""
         folders = [folder for folder, _, _ in os.walk(self.directory, topdown=False)]
         _sync([*map(self.directory.joinpath, names), *folders])
         write_whole(self.directory / METADATA_FILE, _to_json(metadata))
@@ -219,6 +208,10 @@ class RemoteStaging:
     def abandon(self) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
         self._lease.release()
+
+
+#: Where one checkpoint is written; ``abandon`` removes what was written.
+StagingDirectory = LocalStaging | RemoteStaging
 
 
 def _sync(paths: Iterable[str | os.PathLike[str]]) -> None:
