@@ -85,7 +85,7 @@ class CheckpointSaver:
 
         ``metric`` is that of a validation at the same batch. ``report_written`` is called with the directory before the
         checkpoint is complete, and may add files. The training then waits for all but the last step, since a callback
-        may look at the current trial. Raises a ``CheckpointError`` if this checkpoint, or the one before, cannot be
+        may look at the current trial. Raise a ``CheckpointError`` if this checkpoint, or the one before, cannot be
         written, and a ``RuntimeError`` if a worker of a loader died meanwhile; the checkpoint is written nevertheless.
         """
         self._collect(wait=True)

@@ -30,15 +30,8 @@ def export_lightning(content: CheckpointContent, file: pathlib.Path) -> None:
 def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[str]:
     """Write the weights in the safetensors format; see ``to_weights`` for their names.
 
-    Tensors that share memory become separate ones. The header holds the checkpoint's id, the number of batches it was
-    trained on, and the trial's class.
-
-    Returns:
-        The names of entries that are not tensors and were left out, such as ``_extra_state``.
-
-    Raises:
-        CheckpointError: the library is not installed, or a tensor has a type that the format does not support.
-        StorageError: the file cannot be written.
+    Tensors that share memory become separate ones. Return the names of entries that are not tensors and were left out,
+    such as ``_extra_state``.
     """
     try:
         from safetensors.torch import save_file

@@ -60,13 +60,8 @@ class ResumeState:
     def from_dict(cls, values: Mapping[str, Any], source: str) -> ResumeState:
         """Read the content of ``resume.pth``, of any version; entries that no version has are ignored.
 
-        Args:
-            values: the content.
-            source: the file, for messages.
-
-        Raises:
-            InvalidCheckpointException: a newer release wrote it.
-            IncompleteCheckpointError: values are missing or wrong; names all of them.
+        Raise an ``InvalidCheckpointException`` if a newer release wrote it, and an ``IncompleteCheckpointError`` that
+        names all values that are missing or wrong.
         """
         version = values.get("version", 1)
         if type(version) is int and version > RESUME_VERSION:

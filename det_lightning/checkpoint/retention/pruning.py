@@ -121,7 +121,7 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
     """Decide what to delete by the rule, which is applied to each experiment; delete nothing.
 
     With ``incomplete``, incomplete checkpoints too are to be deleted, if their writer is known to be gone, or is not
-    known and wrote nothing for an hour. Raises a ``ValueError`` if the trials of an experiment do not agree on which
+    known and wrote nothing for an hour. Raise a ``ValueError`` if the trials of an experiment do not agree on which
     metrics are better.
     """
     complete = storage.list_ids()

@@ -84,31 +84,32 @@ class RunClaims:
         Raise a ``StorageError`` if a live run has the name ``given``; another run may have the inherited one.
         """
         if given is not None:
-            if not self._claim(experiment, given):
-                holder = _describe_holder(_trial_file(self._storage.root, experiment or given, given))
+            if (holder := self._claim(experiment, given)) is not None:
                 raise errors.StorageError(
                     f"Trial {given!r} in {self._storage} belongs to another run, {holder}. Wait for its end, or give "
                     "this run a name of its own: trial=..."
                 )
             return given
         if isinstance(inherited, str) and is_trial_name(inherited):
-            if self._claim(experiment, inherited):
+            if (holder := self._claim(experiment, inherited)) is None:
                 return inherited
             logger.warning(
                 "The trial %s that this run resumes belongs to another run, %s. This one is a trial of its own.",
                 inherited,
-                _describe_holder(_trial_file(self._storage.root, experiment or inherited, inherited)),
+                holder,
             )
         name = str(uuid.uuid4())
         self._claim(experiment, name)
         return name
 
-    def _claim(self, experiment: str | None, trial: str) -> bool:
+    def _claim(self, experiment: str | None, trial: str) -> str | None:
+        """Claim the name of a trial; if a live run has it, return the description of that."""
         file = _trial_file(self._storage.root, experiment or trial, trial)
         lease: Lease | None = self._storage.retry.call("claiming the name", lambda: Lease.take(file), where=trial)
-        if lease is not None:
-            self._leases[file.path] = lease
-        return lease is not None
+        if lease is None:
+            return _describe_holder(file)
+        self._leases[file.path] = lease
+        return None
 
     def renew(self) -> None:
         """Renew the claims on storages without locks."""

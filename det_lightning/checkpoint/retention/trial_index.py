@@ -67,9 +67,11 @@ class TrialIndex:
         self._included: dict[str, CheckpointRecord] = {}
         content = self._read()
         self._records = content.records
-        is_given = smaller_is_better is not None
-        self.metric_name = metric_name if is_given else content.metric_name
-        self.smaller_is_better = content.smaller_is_better if smaller_is_better is None else smaller_is_better
+        if smaller_is_better is None:
+            metric_name = content.metric_name
+            smaller_is_better = content.smaller_is_better
+        self.metric_name = metric_name
+        self.smaller_is_better = smaller_is_better
 
     @property
     def records(self) -> list[CheckpointRecord]:

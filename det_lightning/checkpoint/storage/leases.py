@@ -126,7 +126,7 @@ class Lease:
             self.file.local_path.unlink(missing_ok=True)  # while the lock still protects it
             self._lock.close()
         if self.file.is_local:
-            remove_empty_parents(self.file.local_path)
+            remove_if_empty(self.file.local_path.parent)
 
     def __enter__(self) -> Lease:
         return self
@@ -270,15 +270,14 @@ def _make_directory(path: pathlib.Path) -> None:
             return
 
 
-def remove_empty_parents(path: pathlib.Path) -> None:
-    """Remove the directories of the bookkeeping that a file lay in, if they are empty."""
-    for folder in path.parents:
-        if BOOKKEEPING_DIR not in folder.parts:
-            return
+def remove_if_empty(folder: pathlib.Path) -> None:
+    """Remove a directory of the bookkeeping, and those above it up to the bookkeeping itself, if they are empty."""
+    while BOOKKEEPING_DIR in folder.parts:
         with contextlib.suppress(OSError):
             folder.rmdir()
         if folder.name == BOOKKEEPING_DIR or folder.exists():
             return
+        folder = folder.parent
 
 
 def _may_live(content: bytes, seen: float | None, lasts_s: float) -> bool:

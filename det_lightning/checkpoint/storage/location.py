@@ -205,7 +205,7 @@ def write_whole(path: pathlib.Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def explain_errors(action: str, where: object = "") -> Iterator[None]:
-    """Turn the errors that a file system raises inside into a ``StorageError``, "... while" ``action`` ``where``."""
+    """Turn the errors that a file system raises inside into a ``StorageError`` that names ``action`` and ``where``."""
     try:
         yield
     except (errors.DetLightningError, AssertionError):

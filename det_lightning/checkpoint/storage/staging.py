@@ -21,7 +21,7 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, LOAD_DATA_FILE, METADATA_FILE, STAGING_MARK
-from det_lightning.checkpoint.storage.leases import Lease, is_abandoned, new_content, remove_empty_parents
+from det_lightning.checkpoint.storage.leases import Lease, is_abandoned, new_content, remove_if_empty
 from det_lightning.checkpoint.storage.location import (
     Location,
     bookkeeping_path,
@@ -74,7 +74,7 @@ def remove_abandoned(root: Location) -> list[str]:
             removed_ids.append(checkpoint_id)
         (marks / name).remove()
     if root.is_local:
-        remove_empty_parents((marks / "any").local_path)
+        remove_if_empty(marks.local_path)
     return removed_ids
 
 
@@ -105,7 +105,7 @@ def remove_tree(directory: pathlib.Path) -> None:
     while directory.exists():
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(directory)
-    remove_empty_parents(directory)
+    remove_if_empty(directory.parent)
 
 
 def _finish_removals(root: Location) -> None:

@@ -35,7 +35,7 @@ def storage_from_config(config: Mapping[str, Any], options: Mapping[str, Any] | 
     """Return the URL of the storage of a ``checkpoint_storage`` section, and the options of its file system.
 
     ``options`` take precedence over the section; a secret that is masked there is taken from them, or from the
-    environment variable that its file system reads. Raises a ``ValueError`` that names all entries that are wrong,
+    environment variable that its file system reads. Raise a ``ValueError`` that names all entries that are wrong,
     missing or unknown, and no value that may be a secret.
     """
     kind = config.get("type")
