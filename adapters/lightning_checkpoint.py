@@ -19,8 +19,7 @@ from det_lightning.checkpoint.format.manifest import find_damage
 from det_lightning.checkpoint.format.upgrade import modernize
 from det_lightning.checkpoint.safe_load import allow_safe_values, finish, load_checkpoint
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.location import Location, explain_errors
-from det_lightning.checkpoint.storage.paths import checkpoint_path, new_id
+from det_lightning.checkpoint.storage.location import Location, checkpoint_path, explain_errors, new_id
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.engine.resume import require_resumable

@@ -11,8 +11,7 @@ import pytorch_lightning as pl
 
 from det_lightning.callbacks.attaching import require_trial_module
 from det_lightning.checkpoint.retention.rule import Retention
-from det_lightning.checkpoint.run_storage import RunStorage
-from det_lightning.checkpoint.saving import CheckpointSaver
+from det_lightning.checkpoint.saving import CheckpointSaver, RunStorage
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.engine.checkpointing import CheckpointPlan

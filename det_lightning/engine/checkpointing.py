@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.run_storage import RunStorage
-from det_lightning.checkpoint.storage.paths import new_id
+from det_lightning.checkpoint.saving import RunStorage
+from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.engine.metrics import is_numerical_scalar
 from det_lightning.engine.run import TrialRun

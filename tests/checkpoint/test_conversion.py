@@ -33,7 +33,7 @@ from det_lightning.checkpoint.format.lightning_file import (
     to_weights,
 )
 from det_lightning.checkpoint.format.resume_state import read_settings
-from det_lightning.checkpoint.format.upgrade import collect_load_data
+from det_lightning.checkpoint.format.upgrade import read_load_data
 from det_lightning.checkpoint.safe_load import read_state
 from tests.checkpoint.made_checkpoints import LOAD_DATA, assert_equal, forget_checksums, make_state, write_checkpoint
 from tests.trials import SmallTrial, seed_everything, weights_of
@@ -62,7 +62,7 @@ def test_a_ckpt_file_becomes_the_checkpoint_that_it_was_made_from(by_determined:
     assert_equal(after.resume, before.resume)
     assert after.trial_state == before.trial_state
     assert after.epochs_known
-    assert collect_load_data(back) == collect_load_data(directory) == LOAD_DATA
+    assert read_load_data(back).content == read_load_data(directory).content == LOAD_DATA
 
 
 def test_the_versions_of_modules_go_along_with_their_weights(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_the_trial_is_read_from_the_metadata_of_the_platform_where_nothing_else_
     (directory / "load_data.json").unlink()
     config = {"entrypoint": "model_def:DigitsTrial", "name": "digits"}
     (directory / "metadata.json").write_text(json.dumps({"hparams": {"lr": 1}, "experiment_config": config}))
-    assert collect_load_data(directory) == {
+    assert read_load_data(directory).content == {
         "trial_type": "PyTorchTrial",
         "experiment_config": config,
         "hparams": {"lr": 1},

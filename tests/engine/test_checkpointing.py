@@ -11,8 +11,7 @@ import pytest
 
 from det_lightning.callbacks import checkpoint as callback_module
 from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter
-from det_lightning.checkpoint.run_storage import RunStorage
-from det_lightning.checkpoint.saving import CheckpointSaver
+from det_lightning.checkpoint.saving import CheckpointSaver, RunStorage
 from det_lightning.engine.checkpointing import CheckpointPlan
 
 

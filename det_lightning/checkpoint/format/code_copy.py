@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from det_lightning.checkpoint.format.code_rules import CodeRules
-from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeScan, CodeSelection
+from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeScan
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +36,10 @@ class _SecretError(Exception):
 class CodeCopier:
     """Copies the code of one run into each of its checkpoints.
 
-    Left out are paths that ``.detignore`` names, secrets, paths that ``.gitignore`` names in the work tree of a git
-    repository, caches, results of other tools, virtual environments and checkpoints; but never a file from which this
-    process has imported a module, unless ``.detignore`` names it. Links are not followed. Files that cannot be copied
-    are named in a warning, once a run.
-
-    ``source`` is by default the working directory at that time; ``apart``, the storage of the checkpoints, is not
-    copied if it lies there. Paths that ``.detignore`` names with a ``!`` are copied whatever else would leave them out.
+    Left out is what :class:`CodeRules` name, virtual environments and checkpoints; but never a file from which this
+    process has imported a module, unless ``.detignore`` names it. Files that cannot be copied are named in a warning,
+    once a run. ``source`` is by default the working directory at that time; ``apart``, the storage of the checkpoints,
+    is not copied if it lies there.
     """
 
     def __init__(
@@ -68,35 +65,33 @@ class CodeCopier:
             return
         rules = CodeRules(source, self._with_secrets)
         apart = [target.parent, *([self._apart] if self._apart is not None else [])]
-        selection = CodeScan(source, rules, apart, self._limits).run()
-        problems = dict(selection.problems)
-        secrets = [*selection.secrets]
-        for name in [*selection.directories, *selection.files]:
+        scan = CodeScan(source, rules, apart, self._limits)
+        for name in [*scan.directories, *scan.files]:
             try:
                 if name.endswith("/"):
                     _make_directory(target / name)
                 elif name:
-                    _copy_file(source / name, target / name, name, rules, name in selection.imported)
+                    _copy_file(source / name, target / name, name, rules, name in scan.imported)
             except _CannotCopyError as e:
-                problems[name] = str(e)
+                scan.problems[name] = str(e)
             except _SecretError:
-                secrets.append(name)
-        self._report(_shown(str(source)), selection, problems, secrets)
+                scan.secrets.append(name)
+        self._report(_shown(str(source)), scan)
 
-    def _report(self, source: str, selection: CodeSelection, problems: dict[str, str], secrets: list[str]) -> None:
-        if selection.partial_because is not None and self._is_news("partial"):
-            largest = ", ".join(f"{_shown(name)} ({size / 1024**2:,.1f} MiB)" for name, size in selection.largest)
+    def _report(self, source: str, scan: CodeScan) -> None:
+        if scan.partial_because is not None and self._is_news("partial"):
+            largest = ", ".join(f"{_shown(name)} ({size / 1024**2:,.1f} MiB)" for name, size in scan.largest())
             logger.warning(
                 "Checkpoints get only a part of the code in %s, its Python sources and the files of imported modules: "
                 "%s. The largest of those that were looked at: %s. Name what the trial does not need in a file "
                 ".detignore there, with the syntax of .gitignore, or choose another directory with code_dir=.",
-                *(source, selection.partial_because, largest or "nothing"),
+                *(source, scan.partial_because, largest or "nothing"),
             )
-        for problem in filter(self._is_news, selection.rule_problems):
+        for problem in filter(self._is_news, scan.rule_problems):
             logger.warning("While the code is copied into checkpoints: %s.", _shown(problem))
-        if new := [f"{_shown(name)} ({problem})" for name, problem in problems.items() if self._is_news(name)]:
+        if new := [f"{_shown(name)} ({problem})" for name, problem in scan.problems.items() if self._is_news(name)]:
             logger.warning("Not copied from %s into checkpoints: %s.", source, _some(new))
-        if new := [_shown(name) for name in secrets if self._is_news(name)]:
+        if new := [_shown(name) for name in scan.secrets if self._is_news(name)]:
             logger.info(
                 "Not copied from %s into checkpoints, as they may hold secrets: %s. To copy one write !NAME into a "
                 "file .detignore there.",

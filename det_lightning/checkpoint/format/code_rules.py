@@ -47,11 +47,9 @@ class _UnreadableRulesError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class GitIgnores:
-    """The ``.gitignore`` files that apply to a directory.
+    """The ``.gitignore`` files that apply to a directory ``in_work_tree`` of a git repository, elsewhere none.
 
-    Attributes:
-        in_work_tree: the directory lies in the work tree of a git repository; elsewhere git ignores these files.
-        specs: the rules of each file, with the path of its directory to which they are relative, the innermost last.
+    ``specs`` are the rules of each, with the path of its directory to which they are relative, the innermost last.
     """
 
     in_work_tree: bool = False
@@ -93,11 +91,8 @@ class CodeRules:
     """The files that are left out of a copy of code, by name.
 
     ``.detignore`` comes first: a path that it names is left out, and one that it names with a ``!`` is not. After that
-    secrets, paths that ``.gitignore`` names, and those that no trial needs are left out.
-
-    Attributes:
-        problems: what is wrong with the files of rules, a sentence each.
-        detignore_failed: ``.detignore`` exists and cannot be read, so that its rules are not known.
+    secrets, paths that ``.gitignore`` names, and those that no trial needs are left out. ``problems`` are sentences on
+    what is wrong with the files of rules; if ``detignore_failed``, those of ``.detignore`` are not known.
     """
 
     def __init__(self, source: pathlib.Path, with_secrets: bool = False) -> None:
@@ -114,10 +109,7 @@ class CodeRules:
                 self.detignore_failed = True
 
     def detignore(self, name: str) -> bool | None:
-        """Return True if ``.detignore`` names a path, False if it does with a ``!``, and else None.
-
-        The path is relative to the directory; that of a directory ends in a slash.
-        """
+        """Return True if ``.detignore`` names a relative path, False if it does with a ``!``, and else None."""
         return self._detignore.check_file(name).include
 
     def is_secret(self, name: str) -> bool:

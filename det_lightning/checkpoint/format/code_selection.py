@@ -64,10 +64,8 @@ _MARKERS = {"pyvenv.cfg", "conda-meta", "CACHEDIR.TAG", layout.STAGING_MARK}
 class CodeLimits:
     """Limits beyond which only Python sources and the files of imported modules are copied.
 
-    Attributes:
-        size_bytes: size of all files; that of Determined's platform.
-        entries: number of files and directories that are looked at.
-        scan_s: time for that in seconds; a network drive may be slow.
+    ``size_bytes`` is that of Determined's platform. ``entries`` and ``scan_s`` limit the files and directories that are
+    looked at, and the time for that: a network drive may be slow.
     """
 
     size_bytes: int = 95 * 1024 * 1024
@@ -75,9 +73,10 @@ class CodeLimits:
     scan_s: float = 20.0
 
 
-@dataclasses.dataclass(frozen=True)
-class CodeSelection:
-    """The result of a :class:`CodeScan`.
+class CodeScan:
+    """A walk through the absolute path ``source``, level by level, because the code of a script lies near it.
+
+    The directories ``apart`` are left out, and links are not followed.
 
     Attributes:
         directories: paths of the directories to make, with a slash at the end, each after its parent.
@@ -87,31 +86,6 @@ class CodeSelection:
         rule_problems: what is wrong with the files of rules, a sentence each.
         secrets: paths that are left out because secrets have such names.
         partial_because: why only Python sources and the files of imported modules are to be copied, if so.
-        largest: the largest files and directories at the top, as far as they were looked at, with sizes in bytes.
-    """
-
-    directories: list[str]
-    files: list[str]
-    imported: set[str]
-    problems: dict[str, str]
-    rule_problems: list[str]
-    secrets: list[str]
-    partial_because: str | None
-    largest: list[tuple[str, int]]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Folder:
-    """A directory to scan: its path with a slash at the end, and the rules of git in it."""
-
-    name: str
-    ignores: GitIgnores
-
-
-class CodeScan:
-    """A walk through the absolute path ``source``, level by level, because the code of a script lies near it.
-
-    The directories ``apart`` are left out, and links are not followed.
     """
 
     def __init__(
@@ -121,47 +95,44 @@ class CodeScan:
         self._rules = rules
         self._limits = limits
         self._apart = {identity for path in apart if (identity := _identity(path)) is not None}
-        self._directories: list[str] = []
         self._sizes: dict[str, int] = {}
-        self._problems: dict[str, str] = {}
-        self._secrets: list[str] = []
-        self._rule_problems: list[str] = []
         self._entries = 0
         self._ends_at = time.monotonic() + limits.scan_s
-        self._ended_because: str | None = None
+        self.directories: list[str] = []
+        self.problems: dict[str, str] = {}
+        self.rule_problems = [*rules.problems]
+        self.secrets: list[str] = []
+        self.partial_because: str | None = None
+        self._walk()
+        self.imported = {name for name in files_imported_from(source) if self._may_be_copied(name)}
+        self.partial_because = self.partial_because or self._why_partial()
+        if self.partial_because is None:
+            self.files = sorted({*self._sizes, *self.imported})
+        else:
+            self.directories = []
+            self.files = sorted(self._sources_within_limit() | self.imported)
 
-    def run(self) -> CodeSelection:
-        """Return the files to copy."""
-        folders = deque([_Folder("", GitIgnores.around(self._source, self._rule_problems))])
-        while folders and self._ended_because is None:
-            folder = folders.popleft()
+    def _walk(self) -> None:
+        folders = deque([("", GitIgnores.around(self._source, self.rule_problems))])
+        while folders and self.partial_because is None:
+            folder, ignores = folders.popleft()
             entries = self._entries_of(folder)
-            if folder.name and _is_environment_or_checkpoint(self._source / folder.name, entries):
+            if folder and _is_environment_or_checkpoint(self._source / folder, entries):
                 continue
-            self._directories.append(folder.name)
+            self.directories.append(folder)
             names = {entry.name for entry in entries}
-            ignores = folder.ignores.entered(f"{self._source}/{folder.name}", names, self._rule_problems)
-            folders.extend(self._look_at(_Folder(folder.name, ignores), entries))
-        return self._select()
+            inner = ignores.entered(f"{self._source}/{folder}", names, self.rule_problems)
+            folders.extend((name, inner) for name in self._look_at(folder, inner, entries))
 
-    def _select(self) -> CodeSelection:
-        imported = {name for name in files_imported_from(self._source) if self._may_be_copied(name)}
-        partial_because = self._why_partial()
-        chosen = set(self._sizes) if partial_because is None else self._sources_within_limit(imported)
-        return CodeSelection(
-            directories=self._directories if partial_because is None else [],
-            files=sorted(chosen | imported),
-            imported=imported,
-            problems=self._problems,
-            rule_problems=[*self._rules.problems, *self._rule_problems],
-            secrets=self._secrets,
-            partial_because=partial_because,
-            largest=[] if partial_because is None else _largest(self._sizes),
-        )
+    def largest(self) -> list[tuple[str, int]]:
+        """Return the largest files and directories at the top, as far as they were looked at, with sizes in bytes."""
+        totals: Counter[str] = Counter()
+        for name, size in self._sizes.items():
+            top, slash, _ = name.partition("/")
+            totals[top + slash] += size
+        return totals.most_common(3)
 
     def _why_partial(self) -> str | None:
-        if self._ended_because is not None:
-            return self._ended_because
         total = sum(self._sizes.values())
         limit = self._limits.size_bytes
         if total > limit:
@@ -170,57 +141,57 @@ class CodeScan:
             return "it is not known what to leave out, because its .detignore cannot be read"
         return None
 
-    def _sources_within_limit(self, imported: set[str]) -> set[str]:
-        room = self._limits.size_bytes - sum(self._sizes.get(name, 0) for name in imported)
+    def _sources_within_limit(self) -> set[str]:
+        room = self._limits.size_bytes - sum(self._sizes.get(name, 0) for name in self.imported)
         chosen = set()
         for name, size in self._sizes.items():
-            if name not in imported and name.endswith(_SOURCE_SUFFIXES) and size <= room:
+            if name not in self.imported and name.endswith(_SOURCE_SUFFIXES) and size <= room:
                 room -= size
                 chosen.add(name)
         return chosen
 
-    def _entries_of(self, folder: _Folder) -> list[os.DirEntry[str]]:
+    def _entries_of(self, folder: str) -> list[os.DirEntry[str]]:
         found: list[os.DirEntry[str]] = []
         try:
-            with os.scandir(self._source / folder.name) as entries:
+            with os.scandir(self._source / folder) as entries:
                 for entry in entries:
                     self._entries += 1
                     if self._entries > self._limits.entries:
-                        self._ended_because = f"it holds more than {self._limits.entries:,} files and directories"
+                        self.partial_because = f"it holds more than {self._limits.entries:,} files and directories"
                     elif time.monotonic() > self._ends_at:
-                        self._ended_because = f"looking through it took more than {self._limits.scan_s:g} s"
-                    if self._ended_because is not None:
+                        self.partial_because = f"looking through it took more than {self._limits.scan_s:g} s"
+                    if self.partial_because is not None:
                         break
                     found.append(entry)
         except OSError as e:
-            self._problems[folder.name or "."] = e.strerror or str(e)
+            self.problems[folder or "."] = e.strerror or str(e)
         return found
 
-    def _look_at(self, folder: _Folder, entries: list[os.DirEntry[str]]) -> list[_Folder]:
+    def _look_at(self, folder: str, ignores: GitIgnores, entries: list[os.DirEntry[str]]) -> list[str]:
         """Note the files and problems among the entries of a directory; return the directories in it."""
         folders = []
         for entry in sorted(entries, key=operator.attrgetter("name")):
-            name = f"{folder.name}{entry.name}"
+            name = f"{folder}{entry.name}"
             try:
                 is_directory = entry.is_dir(follow_symlinks=False)
                 is_link = entry.is_symlink()
-                if self._leaves_out(f"{name}/" if is_directory else name, folder.ignores):
+                if self._leaves_out(f"{name}/" if is_directory else name, ignores):
                     continue
                 # A rule for a directory applies to a link to one too.
-                if is_link and self._leaves_out(f"{name}/", folder.ignores):
+                if is_link and self._leaves_out(f"{name}/", ignores):
                     continue
                 if is_link:
-                    self._problems[name] = "it is a link"
+                    self.problems[name] = "it is a link"
                 elif not is_directory and not entry.is_file(follow_symlinks=False):
-                    self._problems[name] = "it is neither a file nor a directory"
+                    self.problems[name] = "it is neither a file nor a directory"
                 elif _ODD_NAME.search(entry.name):
-                    self._problems[name] = "not every storage can hold its name"
+                    self.problems[name] = "not every storage can hold its name"
                 elif not is_directory:
                     self._sizes[name] = entry.stat(follow_symlinks=False).st_size
                 elif entry.name != layout.BOOKKEEPING_DIR and _identity(entry.path) not in self._apart:
-                    folders.append(_Folder(f"{name}/", folder.ignores))
+                    folders.append(f"{name}/")
             except OSError as e:  # it may have vanished since the directory was listed
-                self._problems[name] = e.strerror or str(e)
+                self.problems[name] = e.strerror or str(e)
         return folders
 
     def _leaves_out(self, name: str, ignores: GitIgnores) -> bool:
@@ -228,7 +199,7 @@ class CodeScan:
         if by_detignore is not None:
             return by_detignore
         if self._rules.is_secret(name):
-            self._secrets.append(name)
+            self.secrets.append(name)
             return True
         return self._rules.is_never_needed(name) or ignores.name(f"{self._source}/{name}")
 
@@ -265,14 +236,6 @@ def _holds_environment_or_checkpoint(folder: pathlib.Path) -> bool:
             return _is_environment_or_checkpoint(folder, list(entries))
     except OSError:  # the module's file cannot be read either
         return False
-
-
-def _largest(sizes: dict[str, int]) -> list[tuple[str, int]]:
-    totals: Counter[str] = Counter()
-    for name, size in sizes.items():
-        top, slash, _ = name.partition("/")
-        totals[top + slash] += size
-    return totals.most_common(3)
 
 
 def _mib(size_bytes: int) -> str:

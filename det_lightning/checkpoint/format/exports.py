@@ -17,31 +17,21 @@ from det_lightning.checkpoint.format.lightning_file import to_lightning, to_weig
 
 def export_weights(content: CheckpointContent, file: pathlib.Path) -> None:
     """Write the weights with ``torch.save``; see ``to_weights`` for their names."""
-    _save(to_weights(content), file)
+    with _replacing(file) as unfinished:
+        torch.save(to_weights(content), unfinished)
 
 
 def export_lightning(content: CheckpointContent, file: pathlib.Path) -> None:
     """Write a ``.ckpt`` file of Lightning; see ``to_lightning``."""
-    _save(to_lightning(content), file)
-
-
-def _save(values: dict[str, Any], file: pathlib.Path) -> None:
     with _replacing(file) as unfinished:
-        torch.save(values, unfinished)
+        torch.save(to_lightning(content), unfinished)
 
 
 def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[str]:
     """Write the weights in the safetensors format; see ``to_weights`` for their names.
 
-    Tensors that share memory become separate ones. The header holds the checkpoint's id, the number of batches it was
-    trained on, and the trial's class.
-
-    Returns:
-        The names of entries that are not tensors and were left out, such as ``_extra_state``.
-
-    Raises:
-        CheckpointError: the library is not installed, or a tensor has a type that the format does not support.
-        StorageError: the file cannot be written.
+    Tensors that share memory become separate ones. Return the names of entries that are not tensors and were left out,
+    such as ``_extra_state``.
     """
     try:
         from safetensors.torch import save_file

@@ -166,17 +166,10 @@ def _progress_in(entry: dict[str, Any]) -> tuple[Any, Any]:
 def from_lightning(ckpt: Mapping[str, Any], *, any_module: bool = False) -> CheckpointContent:
     """Convert the content of a ``.ckpt`` file; entries that Determined's files cannot hold go to ``lightning.pth``.
 
-    A ``.ckpt`` of a ``TrialModule`` is converted whole. The weights of another ``LightningModule`` become those of a
-    single model, under the same names, with its optimizers, schedulers and progress: batches as counted by Lightning's
-    loop, or else optimizer steps, and epochs. It has no states of callbacks or random generators and no position in the
-    data for a trial; Lightning's own entries are kept but not used.
-
-    Args:
-        ckpt: the content of the file.
-        any_module: accept a file that was not written by a ``TrialModule``.
-
-    Raises:
-        InvalidCheckpointException: it is not a checkpoint of Lightning, of another module than asked for, or damaged.
+    A ``.ckpt`` of a ``TrialModule`` is converted whole. With ``any_module``, the weights of another ``LightningModule``
+    become those of a single model, under the same names, with its optimizers, schedulers and progress: batches as
+    counted by Lightning's loop, or else optimizer steps, and epochs. It has no states of callbacks or random generators
+    and no position in the data for a trial; Lightning's own entries are kept but not used.
     """
     if not isinstance(ckpt.get("state_dict"), Mapping):
         raise errors.InvalidCheckpointException(

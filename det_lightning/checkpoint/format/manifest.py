@@ -66,7 +66,7 @@ def find_damage(directory: pathlib.Path, names: Sequence[str] | None = None) -> 
     Files that are not listed are passed over; a checkpoint that Determined wrote lists none.
     """
     metadata = _read_metadata(directory)
-    listed = _manifest_of(directory, metadata) or {}
+    listed = metadata.get(MANIFEST_KEY, {})
     chosen = listed if names is None else {name: listed[name] for name in names if name in listed}
     found = [find_metadata_damage(metadata), *(_compare(directory, name, entry) for name, entry in chosen.items())]
     return [damage for damage in found if damage is not None]
@@ -85,13 +85,13 @@ def require_unchanged(directory: pathlib.Path, names: Sequence[str]) -> None:
 
 def require_unchanged_code(directory: pathlib.Path) -> None:
     """Raise if a file of ``code/`` does not fit the manifest; see :func:`require_unchanged`."""
-    listed = _manifest_of(directory, _read_metadata(directory)) or {}
+    listed = _read_metadata(directory).get(MANIFEST_KEY, {})
     require_unchanged(directory, [name for name in listed if name.startswith(f"{CODE_DIR}/")])
 
 
 def find_unlisted(directory: pathlib.Path, names: Iterable[str] = ()) -> list[str]:
     """Return those of ``names``, and of the paths in ``code/``, that exist and are not listed in a manifest."""
-    listed = _manifest_of(directory, _read_metadata(directory))
+    listed = _read_metadata(directory).get(MANIFEST_KEY)
     if listed is None:
         return []
     present = [*(name for name in names if os.path.lexists(directory / name)), *_paths_in_code(directory)]
@@ -103,7 +103,7 @@ def split_code(directory: pathlib.Path) -> tuple[list[str], list[str]]:
 
     The former are listed in the manifest, if there is one. Links are not followed.
     """
-    listed = _manifest_of(directory, _read_metadata(directory))
+    listed = _read_metadata(directory).get(MANIFEST_KEY)
     present = _paths_in_code(directory)
     usable = [name for name, is_file in present.items() if is_file and (listed is None or name in listed)]
     return usable, sorted(present.keys() - {*usable})
@@ -124,16 +124,11 @@ def _paths_in_code(directory: pathlib.Path) -> dict[str, bool]:
 
 def _read_metadata(directory: pathlib.Path) -> dict[str, Any]:
     path = directory / METADATA_FILE
-    return read_json(path) if path.is_file() else {}
-
-
-def _manifest_of(directory: pathlib.Path, metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    manifest = metadata.get(MANIFEST_KEY)
-    if MANIFEST_KEY in metadata and not isinstance(manifest, dict):
-        raise errors.IncompleteCheckpointError(
-            f"{directory / METADATA_FILE}: {MANIFEST_KEY!r} should be an object; got {manifest!r:.200}."
-        )
-    return manifest
+    metadata = read_json(path) if path.is_file() else {}
+    manifest = metadata.get(MANIFEST_KEY, {})
+    if not isinstance(manifest, dict):
+        raise errors.IncompleteCheckpointError(f"{path}: {MANIFEST_KEY!r} should be an object; got {manifest!r:.200}.")
+    return metadata
 
 
 def _compare(directory: pathlib.Path, name: str, entry: Any) -> str | None:

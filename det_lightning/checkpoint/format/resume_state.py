@@ -60,13 +60,8 @@ class ResumeState:
     def from_dict(cls, values: Mapping[str, Any], source: str) -> ResumeState:
         """Read the content of ``resume.pth``, of any version; entries that no version has are ignored.
 
-        Args:
-            values: the content.
-            source: the file, for messages.
-
-        Raises:
-            InvalidCheckpointException: a newer release wrote it.
-            IncompleteCheckpointError: values are missing or wrong; names all of them.
+        Raise an ``InvalidCheckpointException`` if a newer release wrote it, and an ``IncompleteCheckpointError`` that
+        names all values that are missing or wrong.
         """
         version = values.get("version", 1)
         if type(version) is int and version > RESUME_VERSION:
@@ -165,10 +160,6 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_COUNT
 
 
-def _is_world_size(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= _MAX_WORLD_SIZE
-
-
 def _is_settings(value: Any) -> bool:
     return value is None or (
         isinstance(value, dict)
@@ -190,12 +181,8 @@ def _is_list(value: Any, is_right: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(is_right, value))
 
 
-def _is_pass_start(value: Any) -> bool:
-    return isinstance(value, dict) and _is_count(value.get("first_batch", 0))
-
-
 def _is_journal(value: Any) -> bool:
-    return _is_list(value, _is_pass_start)
+    return _is_list(value, lambda start: isinstance(start, dict) and _is_count(start.get("first_batch", 0)))
 
 
 def _is_gradients(value: Any) -> bool:
@@ -224,7 +211,10 @@ _EXPECTED: _Expected = {
     "optimizer_steps": (f"an integer from 0 to {MAX_COUNT}", _is_count),
     "gradients": ("a list of dicts of tensors", _is_gradients),
     "precision": ("a dict", _is_dict),
-    "world_size": (f"an integer from 1 to {_MAX_WORLD_SIZE}", _is_world_size),
+    "world_size": (
+        f"an integer from 1 to {_MAX_WORLD_SIZE}",
+        lambda value: type(value) is int and 1 <= value <= _MAX_WORLD_SIZE,
+    ),
     "settings": ("JSON objects named hparams and experiment_config", _is_settings),
     "best_value": ("a number", lambda value: isinstance(value, int | float | None)),
     "trial": ("a name", lambda value: isinstance(value, str | None)),

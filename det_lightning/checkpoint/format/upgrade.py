@@ -56,13 +56,11 @@ def _is(value: Any, kind: type) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class LoadData:
-    """How to build the trial of a checkpoint again.
+    """How to build the trial of a checkpoint again, as the file ``source`` holds it.
 
-    Attributes:
-        source: the file with this information.
-        trial_cls_spec: the trial's class, as ``"module:QualName"``; None if it is not known.
-        is_trainer: the script called ``Trainer`` itself; otherwise the platform built the trial, by the configuration.
-        may_be_functional: it may be a trial of the interface before 0.12.13, with a ``build_model`` method.
+    ``trial_cls_spec`` is the trial's class, as ``"module:QualName"``. If not ``is_trainer``, the platform built the
+    trial, by the configuration. ``may_be_functional``: it may have the interface before 0.12.13, with ``build_model``.
+    ``content`` is all that in the form of ``load_data.json``.
     """
 
     source: pathlib.Path
@@ -71,6 +69,7 @@ class LoadData:
     experiment_config: dict[str, Any] | None
     is_trainer: bool
     may_be_functional: bool
+    content: dict[str, Any]
 
 
 def read_load_data(directory: pathlib.Path) -> LoadData:
@@ -80,37 +79,23 @@ def read_load_data(directory: pathlib.Path) -> LoadData:
     """
     path = directory / LOAD_DATA_FILE
     if path.is_file():
-        return _parse_load_data(path, read_json(path))
+        content = read_json(path)
+        missing = [name for name in ("hparams", "experiment_config", "trial_cls_spec") if name not in content]
+        if missing:
+            raise errors.IncompleteCheckpointError(
+                f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(content)):.300}."
+            )
+        spec = content["trial_cls_spec"]
+        _require_load_data(path, content, spec)
+        is_trainer = bool(content.get("is_trainer", False))
+        return LoadData(path, spec, content["hparams"], content["experiment_config"], is_trainer, False, content)
     path = directory / METADATA_FILE
     content = read_json(path) if path.is_file() else {}
     config = content.get("experiment_config")
     spec = config.get("entrypoint") if isinstance(config, dict) else None
     hparams = content.get("hparams")
     _require_load_data(path, content, spec)
-    return LoadData(path, spec, hparams, config, is_trainer=False, may_be_functional=True)
-
-
-def _parse_load_data(path: pathlib.Path, content: dict[str, Any]) -> LoadData:
-    missing = [name for name in ("hparams", "experiment_config", "trial_cls_spec") if name not in content]
-    if missing:
-        raise errors.IncompleteCheckpointError(
-            f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(content)):.300}."
-        )
-    spec = content["trial_cls_spec"]
-    _require_load_data(path, content, spec)
-    is_trainer = bool(content.get("is_trainer", False))
-    return LoadData(path, spec, content["hparams"], content["experiment_config"], is_trainer, may_be_functional=False)
-
-
-def collect_load_data(directory: pathlib.Path) -> dict[str, Any]:
-    """Return how to build the trial of the checkpoint in ``directory``, in the form of ``load_data.json``."""
-    path = directory / LOAD_DATA_FILE
-    if path.is_file():
-        content = read_json(path)
-        _parse_load_data(path, content)
-        return content
-    found = read_load_data(directory)
-    return make_load_data(found.hparams, found.experiment_config, found.trial_cls_spec, found.is_trainer)
+    return LoadData(path, spec, hparams, config, False, True, make_load_data(hparams, config, spec, is_trainer=False))
 
 
 def make_load_data(

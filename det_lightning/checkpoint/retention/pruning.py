@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 class RunRetention:
     """Records the checkpoints of one trial, and deletes those that its rule does not keep.
 
-    It only reads the indexes of other trials of the experiment: each trial deletes its own checkpoints. Those that live
-    runs other than ``run_id`` have resumed are not deleted.
+    Each trial of an experiment deletes its own, except those that live runs other than ``run_id`` have resumed.
     """
 
     def __init__(
@@ -99,15 +98,10 @@ _INCOMPLETE_AFTER_S = 3600.0
 
 @dataclasses.dataclass
 class PrunePlan:
-    """Ids of checkpoints that are to be deleted, and of those that stay.
+    """Ids of checkpoints that are to be deleted: ``by_rule`` of each trial, and ``incomplete`` ones. The others stay.
 
-    Attributes:
-        by_rule: each trial's index, with the ids in it that the rule does not keep.
-        kept: those that the rule keeps.
-        incomplete: those that were never finished.
-        maybe_unfinished: incomplete ones that may still be being written, and stay.
-        unknown: complete ones whose trial neither an index nor their metadata name; they stay.
-        in_use: those that the rule does not keep, but a live run has written or resumed; they stay.
+    Those that a live run has written or resumed are ``in_use``. Incomplete ones that may still be being written are
+    ``maybe_unfinished``. The trial of those that are ``unknown`` is named neither by an index nor by their metadata.
     """
 
     by_rule: list[tuple[TrialIndex, list[str]]]
@@ -115,7 +109,7 @@ class PrunePlan:
     incomplete: list[str]
     maybe_unfinished: list[str]
     unknown: list[str]
-    in_use: list[str] = dataclasses.field(default_factory=list)
+    in_use: list[str]
 
     @property
     def to_delete(self) -> list[str]:
@@ -126,14 +120,9 @@ class PrunePlan:
 def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: bool = False) -> PrunePlan:
     """Decide what to delete by the rule, which is applied to each experiment; delete nothing.
 
-    Args:
-        storage: the checkpoints.
-        retention: the rule.
-        incomplete: delete incomplete checkpoints too, if their writer is known to be gone, or is not known and wrote
-            nothing for an hour.
-
-    Raises:
-        ValueError: trials of one experiment do not agree on which metrics are better.
+    With ``incomplete``, incomplete checkpoints too are to be deleted, if their writer is known to be gone, or is not
+    known and wrote nothing for an hour. Raise a ``ValueError`` if the trials of an experiment do not agree on which
+    metrics are better.
     """
     complete = storage.list_ids()
     there = set(complete)

@@ -14,9 +14,8 @@ from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.retention.trial_index import LOCKS_DIR, is_trial_name
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.leases import Lease, is_claimed
-from det_lightning.checkpoint.storage.location import Location, explain_errors
+from det_lightning.checkpoint.storage.location import Location, bookkeeping_path, explain_errors, is_name
 from det_lightning.checkpoint.storage.metadata import lineage_notes, read_metadata
-from det_lightning.checkpoint.storage.paths import bookkeeping_path, is_name
 
 logger = logging.getLogger(__name__)
 
@@ -30,18 +29,16 @@ class RunClaims:
 
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
-        self._used: dict[str, Lease] = {}
-        self._trial: Lease | None = None
+        self._leases: dict[str, Lease] = {}
         self.run_id = str(uuid.uuid4())
 
     def use(self, path: str | os.PathLike[str]) -> bool:
         """Keep other runs from deleting a checkpoint; return False if it is being deleted, or is gone.
 
-        In another storage than the run's own it is kept if det_lightning has written there, and can write again. A file
-        is Lightning's own, and left alone.
+        In another storage than the run's own this needs a directory of det_lightning that can be written to.
         """
         checkpoint = Location.parse(path, self._storage.options)
-        if checkpoint.path in self._used:
+        if checkpoint.path in self._leases:
             return True
         root = checkpoint.parent
         try:
@@ -57,14 +54,13 @@ class RunClaims:
             if is_claimed(_use_file(root, checkpoint.name, _DELETING)) or not checkpoint.is_dir():
                 lease.release()
                 return False
-        self._used[checkpoint.path] = lease
+        self._leases[checkpoint.path] = lease
         return True
 
     def trace_back(self, path: str | os.PathLike[str] | None, parent_id: str | None) -> dict[str, Any]:
         """Return the metadata notes on the checkpoint that the run resumes, and keep it from being deleted.
 
-        ``path`` is that of the checkpoint that was asked for. The one that was read, ``parent_id``, may be an earlier
-        one of the same storage; it is None if Lightning wrote it.
+        ``parent_id``, None if Lightning wrote it, may be an earlier one than ``path``, in the same storage.
         """
         if path is None or parent_id is None or not is_name(parent_id):
             return lineage_notes(self.run_id)
@@ -83,41 +79,41 @@ class RunClaims:
         return lease
 
     def claim_trial(self, experiment: str | None, given: str | None, inherited: object) -> str:
-        """Return the name of the trial that this run is, which no other live run has.
+        """Return the name of this run's trial: the one ``given``, or the ``inherited`` one, or a new one.
 
-        It is the one that the user gave, or that of the resumed checkpoint, or a new one if a live run has that.
-
-        Raises:
-            StorageError: a live run has the name ``given``, or the storage refuses.
+        Raise a ``StorageError`` if a live run has the name ``given``; another run may have the inherited one.
         """
         if given is not None:
-            if not self._claim(experiment, given):
-                holder = _describe_holder(_trial_file(self._storage.root, experiment or given, given))
+            if (holder := self._claim(experiment, given)) is not None:
                 raise errors.StorageError(
                     f"Trial {given!r} in {self._storage} belongs to another run, {holder}. Wait for its end, or give "
                     "this run a name of its own: trial=..."
                 )
             return given
         if isinstance(inherited, str) and is_trial_name(inherited):
-            if self._claim(experiment, inherited):
+            if (holder := self._claim(experiment, inherited)) is None:
                 return inherited
             logger.warning(
                 "The trial %s that this run resumes belongs to another run, %s. This one is a trial of its own.",
                 inherited,
-                _describe_holder(_trial_file(self._storage.root, experiment or inherited, inherited)),
+                holder,
             )
         name = str(uuid.uuid4())
         self._claim(experiment, name)
         return name
 
-    def _claim(self, experiment: str | None, trial: str) -> bool:
+    def _claim(self, experiment: str | None, trial: str) -> str | None:
+        """Claim the name of a trial; if a live run has it, return the description of that."""
         file = _trial_file(self._storage.root, experiment or trial, trial)
-        self._trial = self._storage.retry.call("claiming the name", lambda: Lease.take(file), where=trial)
-        return self._trial is not None
+        lease: Lease | None = self._storage.retry.call("claiming the name", lambda: Lease.take(file), where=trial)
+        if lease is None:
+            return _describe_holder(file)
+        self._leases[file.path] = lease
+        return None
 
     def renew(self) -> None:
         """Renew the claims on storages without locks."""
-        for lease in self._leases():
+        for lease in self._leases.values():
             if lease.is_due():
                 try:
                     self._storage.retry.call("renewing", lease.renew, where=lease.file)
@@ -126,17 +122,13 @@ class RunClaims:
 
     def release(self) -> None:
         """Give up all claims; the next ones are those of another run."""
-        for lease in self._leases():
+        for lease in self._leases.values():
             try:
                 self._storage.retry.call("removing", lease.release, where=lease.file)
             except errors.StorageError as e:
                 logger.warning("A claim of this run stays for some time: %s", e)
-        self._used.clear()
-        self._trial = None
+        self._leases.clear()
         self.run_id = str(uuid.uuid4())
-
-    def _leases(self) -> list[Lease]:
-        return [*self._used.values(), *([] if self._trial is None else [self._trial])]
 
 
 def is_trial_live(root: Location, experiment: str, trial: str) -> bool:
@@ -158,10 +150,8 @@ def is_used(root: Location, checkpoint_id: str, by_others_than: str | None = Non
 
 
 def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: str | None = None) -> bool:
-    """Remove a checkpoint, unless a live run other than ``run_id`` has resumed it; return whether it was removed.
-
-    A run that begins to use it meanwhile sees that it is being deleted, and the deleting one sees every earlier use.
-    """
+    """Remove a checkpoint, unless a live run other than ``run_id`` has resumed it; return whether it was removed."""
+    # A run that begins to use it meanwhile sees that it is being deleted; every earlier use is seen here.
     mark = _use_file(storage.root, checkpoint_id, _DELETING)
     deleting: Lease | None = storage.retry.call("claiming", lambda: Lease.take(mark), where=checkpoint_id)
     if deleting is None:

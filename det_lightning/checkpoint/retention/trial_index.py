@@ -9,14 +9,13 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, METADATA_FILE
 from det_lightning.checkpoint.retention.rule import CheckpointRecord
 from det_lightning.checkpoint.storage.leases import Lease
-from det_lightning.checkpoint.storage.location import Location, explain_errors
+from det_lightning.checkpoint.storage.location import Location, bookkeeping_path, explain_errors
 from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausible_time, read_metadata
-from det_lightning.checkpoint.storage.paths import bookkeeping_path
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +31,7 @@ def is_trial_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and not name.startswith(".")
 
 
-@dataclasses.dataclass
-class _IndexContent:
+class _Content(NamedTuple):
     """The content of the file of an index."""
 
     metric_name: str | None
@@ -45,10 +43,7 @@ class TrialIndex:
     """The checkpoints of one trial, in ``<root>/.det_lightning/index/<experiment>/<trial>.json``.
 
     Several processes may change it, one after another. A damaged file is rebuilt from the metadata of the checkpoints.
-
-    Raises:
-        ValueError: a name cannot be the name of a file.
-        StorageError: the index cannot be read.
+    Without ``smaller_is_better`` the metric is that of the file.
     """
 
     def __init__(
@@ -57,8 +52,7 @@ class TrialIndex:
         experiment: str,
         trial: str,
         metric_name: str | None = None,
-        smaller_is_better: bool = True,
-        content: _IndexContent | None = None,
+        smaller_is_better: bool | None = None,
     ) -> None:
         for what, name in (("experiment", experiment), ("trial", trial)):
             if not is_trial_name(name):
@@ -68,12 +62,16 @@ class TrialIndex:
                 )
         self.experiment = experiment
         self.trial = trial
-        self.metric_name = metric_name
-        self.smaller_is_better = smaller_is_better
         self._root = root
         self._file = bookkeeping_path(root, _INDEX_DIR, experiment, f"{trial}.json")
         self._included: dict[str, CheckpointRecord] = {}
-        self._records = (content or _read(root, experiment, trial)).records
+        content = self._read()
+        self._records = content.records
+        if smaller_is_better is None:
+            metric_name = content.metric_name
+            smaller_is_better = content.smaller_is_better
+        self.metric_name = metric_name
+        self.smaller_is_better = smaller_is_better
 
     @property
     def records(self) -> list[CheckpointRecord]:
@@ -125,7 +123,7 @@ class TrialIndex:
         digest = hashlib.sha256(self._file.path.encode()).hexdigest()[:32]
         lock = bookkeeping_path(self._root, LOCKS_DIR) / f"{digest}.json"
         with explain_errors("writing", self._file), Lease.wait_for(lock):
-            self._records = {**self._included, **_read(self._root, self.experiment, self.trial).records}
+            self._records = {**self._included, **self._read().records}
             yield
             self._write()
 
@@ -142,6 +140,33 @@ class TrialIndex:
                 unfinished.unlink(missing_ok=True)
         self._file.write(json.dumps(content, indent=1).encode("utf-8"))
 
+    def _read(self) -> _Content:
+        """Return the content of the file; rebuild it if it is damaged."""
+        with explain_errors("reading", self._file):
+            if not self._file.exists():
+                return _Content(None, True, {})
+            content = self._file.read()
+        try:
+            return _parse(content)
+        except (ValueError, TypeError, KeyError, RecursionError) as e:
+            logger.warning("The index %s is damaged (%s). It is rebuilt from the checkpoints.", self._file, e)
+        with explain_errors("reading", self._root):
+            return self._rebuild()
+
+    def _rebuild(self) -> _Content:
+        records = {}
+        metric_name = None
+        smaller_is_better = True
+        for checkpoint in (self._root / name for name in self._root.list_names() if name != BOOKKEEPING_DIR):
+            metadata = read_metadata(checkpoint)
+            notes = notes_in(metadata)
+            if (notes.experiment, notes.trial) == (self.experiment, self.trial):
+                records[checkpoint.name] = record_from_metadata(checkpoint, self.trial, metadata)
+                if notes.metric_name is not None:
+                    metric_name = notes.metric_name
+                    smaller_is_better = notes.smaller_is_better
+        return _Content(metric_name, smaller_is_better, records)
+
 
 def read_indexes(root: Location, experiment: str | None = None) -> list[TrialIndex]:
     """Return the indexes of all trials in a storage, or of those of one experiment."""
@@ -152,34 +177,18 @@ def read_indexes(root: Location, experiment: str | None = None) -> list[TrialInd
             for file in (folder / name).list_names():
                 trial = file.removesuffix(".json")
                 if file.endswith(".json") and is_trial_name(trial):
-                    content = _read(root, name, trial)
-                    found.append(TrialIndex(root, name, trial, content.metric_name, content.smaller_is_better, content))
+                    found.append(TrialIndex(root, name, trial))
     return found
 
 
-def _read(root: Location, experiment: str, trial: str) -> _IndexContent:
-    """Return the content of an index; rebuild it if its file is damaged."""
-    file = bookkeeping_path(root, _INDEX_DIR, experiment, f"{trial}.json")
-    with explain_errors("reading", file):
-        if not file.exists():
-            return _IndexContent(None, True, {})
-        content = file.read()
-    try:
-        return _parse(content)
-    except (ValueError, TypeError, KeyError, RecursionError) as e:
-        logger.warning("The index %s is damaged (%s). It is rebuilt from the checkpoints.", file, e)
-    with explain_errors("reading", root):
-        return _rebuild(root, experiment, trial)
-
-
-def _parse(content: bytes) -> _IndexContent:
+def _parse(content: bytes) -> _Content:
     """Return the content of an index; raise an error if it is something else."""
     parsed = json.loads(content)
     if not isinstance(parsed, dict):
         raise TypeError("it does not hold an object")
     records = [_checked(CheckpointRecord(**entry)) for entry in parsed["checkpoints"]]
     metric_name = parsed.get("metric")
-    return _IndexContent(
+    return _Content(
         metric_name if isinstance(metric_name, str) else None,
         bool(parsed.get("smaller_is_better", True)),
         {record.id: record for record in records},
@@ -195,22 +204,6 @@ def _checked(record: CheckpointRecord) -> CheckpointRecord:
     ):
         raise TypeError(f"an entry is {record!r:.200}")
     return record
-
-
-def _rebuild(root: Location, experiment: str, trial: str) -> _IndexContent:
-    """Return the content of an index from the metadata of the trial's checkpoints."""
-    found = _IndexContent(None, True, {})
-    for checkpoint in (root / name for name in root.list_names() if name != BOOKKEEPING_DIR):
-        metadata = read_metadata(checkpoint)
-        if (metadata.get("experiment"), metadata.get("trial")) != (experiment, trial):
-            continue
-        record = record_from_metadata(checkpoint, trial, metadata)
-        found.records[record.id] = record
-        notes = notes_in(metadata)
-        if notes.metric_name is not None:
-            found.metric_name = notes.metric_name
-            found.smaller_is_better = notes.smaller_is_better
-    return found
 
 
 def record_from_metadata(checkpoint: Location, trial: str, metadata: dict[str, Any]) -> CheckpointRecord:

@@ -1,10 +1,8 @@
-"""The functions that a pickle of ``torch.save`` may call.
-
-Each function here checks the arguments of the one that it replaces, and describes the result.
-"""
+"""The functions that a pickle of ``torch.save`` may call, with the arguments that each takes and what it returns."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -43,230 +41,207 @@ _MAX_EXPANSION = 1000
 NAMES = frozenset({*_QSCHEMES, *_TENSOR_CLASSES})
 
 
+def _are_pairs(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(i, list | tuple) and len(i) == 2 for i in value)
+
+
+def _are_counts(value: Any) -> bool:
+    return type(value) is tuple and len(value) <= 64 and all(map(is_count, value))
+
+
+def _are_hooks(value: Any) -> bool:
+    return value is None or (isinstance(value, DescribedDict) and not value.items)
+
+
+def _are_flags(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, DescribedDict)
+        and all(name in ("conj", "neg") for name in value.items[::2])
+        and all(isinstance(flag, bool) for flag in value.items[1::2])
+    )
+
+
+def _are_attributes(state: Any) -> bool:
+    """Return whether the attributes that a state adds to a tensor have no meaning to torch."""
+    parts = state if type(state) is tuple else (state,)
+    if len(parts) > 2 or not all(isinstance(part, DescribedDict | None) for part in parts):
+        return False
+    names = [name for part in parts if part is not None for name in part.items[::2]]
+    return all(isinstance(name, str) and not hasattr(torch.nn.Parameter, name) for name in names)
+
+
+def _is_quantizer(value: Any) -> bool:
+    if type(value) is not tuple or len(value) not in (3, 4) or not isinstance(value[0], NamedGlobal):
+        return False
+    numbers = [number for part in value[1:] for number in (part if type(part) is list else [part])]
+    return value[0].full in _QSCHEMES and all(isinstance(one, int | float | DescribedTensor) for one in numbers)
+
+
+def _dtype_of(name: Any) -> torch.dtype | None:
+    found = getattr(torch, name.full.removeprefix("torch."), None) if isinstance(name, NamedGlobal) else None
+    return found if isinstance(found, torch.dtype) else None
+
+
+# What may be passed as the argument of each name.
+_ARGUMENTS: dict[str, Callable[[Any], bool]] = {
+    "pairs": _are_pairs,
+    "counts": lambda value: isinstance(value, DescribedDict),
+    "items": lambda value: type(value) is list,
+    "text": lambda value: isinstance(value, str),
+    "content": lambda value: isinstance(value, str | PlainValue),
+    "encoding": lambda value: value in ("latin1", "latin-1"),
+    "real": lambda value: isinstance(value, int | float),
+    "imaginary": lambda value: isinstance(value, int | float),
+    "device": lambda value: isinstance(value, str),
+    "index": lambda value: value is None or is_count(value),
+    "layout_name": lambda value: isinstance(value, str) and value in _LAYOUTS,
+    "layout": lambda value: isinstance(value, NamedGlobal) and _LAYOUTS.get(value.full, 0) > 0,
+    "parts": lambda value: type(value) is tuple,
+    "storage": lambda value: isinstance(value, DescribedStorage),
+    "offset": is_count,
+    "size": _are_counts,
+    "stride": _are_counts,
+    "dtype": lambda value: _dtype_of(value) is not None,
+    "quantizer": _is_quantizer,
+    "requires_grad": lambda value: isinstance(value, bool),
+    "hooks": _are_hooks,
+    "flags": _are_flags,
+    "tensor": lambda value: isinstance(value, DescribedTensor),
+    "attributes": _are_attributes,
+    "function": lambda value: isinstance(value, NamedGlobal),
+    "kind": lambda value: isinstance(value, NamedGlobal),
+    "args": lambda value: type(value) is tuple,
+    "state": lambda _: True,
+}
+
+
 def _require(condition: bool, what: str) -> None:
     if not condition:
         raise ValueError(f"a call has other arguments than those of torch.save: {what}")
 
 
-def _ordered_dict(interpreter: Interpreter, items: Any = ()) -> DescribedDict:
-    found = DescribedDict(ordered=True)
-    _require(
-        isinstance(items, list | tuple) and all(isinstance(i, list | tuple) and len(i) == 2 for i in items), "pairs"
-    )
-    for key, value in items:
+def _check(parameters: str, describe: Callable[..., Any], interpreter: Interpreter, *args: Any) -> Any:
+    """Return the description of a call's result; parameters in brackets may be left out."""
+    names = parameters.split()
+    required = [name for name in names if not name.startswith("[")]
+    _require(len(required) <= len(args) <= len(names), "their number")
+    given = {name.strip("[]"): value for name, value in zip(names, args, strict=False)}
+    for name, value in given.items():
+        _require(_ARGUMENTS[name](value), name)
+    return describe(interpreter, **given)
+
+
+def _plain(_interpreter: Interpreter, **_: Any) -> PlainValue:
+    return PlainValue()
+
+
+def _elsewhere(_interpreter: Interpreter, **_: Any) -> CheckedElsewhere:
+    return CheckedElsewhere()
+
+
+def _ordered_dict(interpreter: Interpreter, pairs: Any = ()) -> DescribedDict:
+    for key, _ in pairs:
         interpreter.require_key(key)
-        found.items += [key, value]
-    return found
+    return DescribedDict([part for pair in pairs for part in pair], ordered=True)
 
 
-def _counter(_interpreter: Interpreter, counts: Any) -> DescribedDict:
-    _require(isinstance(counts, DescribedDict), "counts")
+def _counter(_interpreter: Interpreter, counts: DescribedDict) -> DescribedDict:
     return DescribedDict(list(counts.items))
 
 
-def _set(interpreter: Interpreter, items: Any) -> CheckedElsewhere:
-    _require(type(items) is list, "items of a set")
+def _set(interpreter: Interpreter, items: list[Any]) -> CheckedElsewhere:
     for item in items:
         interpreter.require_key(item)
     return CheckedElsewhere()
 
 
-def _encode(_interpreter: Interpreter, text: Any, encoding: Any) -> PlainValue:
-    _require(isinstance(text, str) and encoding in ("latin1", "latin-1"), "text and encoding")
-    return PlainValue()
+def _size(_interpreter: Interpreter, size: tuple[int, ...]) -> tuple[int, ...]:
+    return size
 
 
-def _bytearray(_interpreter: Interpreter, content: Any = "", encoding: Any = "latin-1") -> CheckedElsewhere:
-    _require(isinstance(content, str | PlainValue) and encoding in ("latin1", "latin-1"), "content")
-    return CheckedElsewhere()
+def _layout(_interpreter: Interpreter, layout_name: str) -> NamedGlobal:
+    return NamedGlobal(layout_name)
 
 
-def _complex(_interpreter: Interpreter, *parts: Any) -> PlainValue:
-    _require(len(parts) == 2 and all(isinstance(part, int | float) for part in parts), "real and imaginary part")
-    return PlainValue()
-
-
-def _size(_interpreter: Interpreter, lengths: Any) -> tuple[int, ...]:
-    _require_counts(lengths, "size")
-    found: tuple[int, ...] = lengths
-    return found
-
-
-def _device(_interpreter: Interpreter, kind: Any, index: Any = None) -> PlainValue:
-    _require(isinstance(kind, str) and (index is None or is_count(index)), "device")
-    return PlainValue()
-
-
-def _layout(_interpreter: Interpreter, name: Any) -> NamedGlobal:
-    _require(isinstance(name, str) and name in _LAYOUTS, "layout")
-    return NamedGlobal(name)
-
-
-def _require_counts(values: Any, what: str) -> None:
-    _require(type(values) is tuple and len(values) <= 64 and all(map(is_count, values)), what)
-
-
-def _require_inside(storage: Any, offset: Any, size: Any, stride: Any, itemsize: int | None = None) -> None:
-    """Raise unless the elements of a tensor lie in its storage."""
-    _require(isinstance(storage, DescribedStorage) and is_count(offset), "storage and offset")
-    _require_counts(size, "size")
-    _require_counts(stride, "stride")
-    _require(len(size) == len(stride) and math.prod(size) < MAX_NUMEL, "size and stride")
+def _strided(
+    _interpreter: Interpreter,
+    storage: DescribedStorage,
+    offset: int,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: Any = None,
+    quantizer: Any = None,
+    **_: Any,
+) -> DescribedTensor:
+    """Describe a tensor whose elements lie in its storage."""
+    found = _dtype_of(dtype)
+    itemsize = storage.itemsize if found is None else found.itemsize
+    count = math.prod(size)
+    _require(len(size) == len(stride) and count < MAX_NUMEL, "size and stride")
     last = sum((length - 1) * step for length, step in zip(size, stride, strict=True)) if 0 not in size else -1
-    elements = storage.nbytes // (itemsize or storage.itemsize)
-    _require(math.prod(size) <= max(_MANY_ELEMENTS, _MAX_EXPANSION * elements), "a tensor repeats its few elements")
-    _require(
-        (offset + last + 1) * (itemsize or storage.itemsize) <= storage.nbytes, "a tensor reaches beyond its storage"
-    )
-
-
-def _require_hooks(requires_grad: Any, hooks: Any) -> None:
-    _require(isinstance(requires_grad, bool), "requires_grad")
-    _require(hooks is None or (isinstance(hooks, DescribedDict) and not hooks.items), "hooks")
-
-
-def _require_flags(metadata: Any) -> None:
-    known = isinstance(metadata, DescribedDict) and all(name in ("conj", "neg") for name in metadata.items[::2])
-    _require(metadata is None or (known and all(isinstance(flag, bool) for flag in metadata.items[1::2])), "flags")
-
-
-def _require_attributes(state: Any) -> None:
-    """Raise unless the attributes that a state adds to a tensor have no meaning to torch."""
-    parts = state if type(state) is tuple else (state,)
-    _require(len(parts) <= 2, "state")
-    for part in parts:
-        _require(part is None or isinstance(part, DescribedDict), "state")
-        names = part.items[::2] if part is not None else []
-        _require(all(isinstance(name, str) and not hasattr(torch.nn.Parameter, name) for name in names), "attributes")
-
-
-def _tensor_v1(_interpreter: Interpreter, storage: Any, offset: Any, size: Any, stride: Any) -> DescribedTensor:
-    _require_inside(storage, offset, size, stride)
+    most = max(_MANY_ELEMENTS, _MAX_EXPANSION * (storage.nbytes // itemsize))
+    _require(count <= most, "a tensor repeats its few elements")
+    _require((offset + last + 1) * itemsize <= storage.nbytes, "a tensor reaches beyond its storage")
+    # torch makes an empty quantized tensor of this size first.
+    fits = quantizer is None or count * itemsize <= storage.nbytes
+    _require(fits, "a quantized tensor reaches beyond its storage")
     return DescribedTensor()
 
 
-def _tensor_v2(
-    _interpreter: Interpreter,
-    storage: Any,
-    offset: Any,
-    size: Any,
-    stride: Any,
-    requires_grad: Any,
-    hooks: Any,
-    metadata: Any = None,
-) -> DescribedTensor:
-    _require_inside(storage, offset, size, stride)
-    _require_hooks(requires_grad, hooks)
-    _require_flags(metadata)
-    return DescribedTensor()
-
-
-def _tensor_v3(
-    _interpreter: Interpreter,
-    storage: Any,
-    offset: Any,
-    size: Any,
-    stride: Any,
-    requires_grad: Any,
-    hooks: Any,
-    dtype: Any,
-    metadata: Any = None,
-) -> DescribedTensor:
-    _require_inside(storage, offset, size, stride, _dtype(dtype).itemsize)
-    _require_hooks(requires_grad, hooks)
-    _require_flags(metadata)
-    return DescribedTensor()
-
-
-def _dtype(name: Any) -> torch.dtype:
-    found = getattr(torch, name.full.removeprefix("torch."), None) if isinstance(name, NamedGlobal) else None
-    _require(isinstance(found, torch.dtype), "data type")
-    assert isinstance(found, torch.dtype)
-    return found
-
-
-def _quantized(
-    _interpreter: Interpreter,
-    storage: Any,
-    offset: Any,
-    size: Any,
-    stride: Any,
-    quantizer: Any,
-    requires_grad: Any,
-    hooks: Any,
-) -> DescribedTensor:
-    _require_inside(storage, offset, size, stride)
-    # torch makes an empty tensor of this size first.
-    _require(math.prod(size) * storage.itemsize <= storage.nbytes, "a quantized tensor reaches beyond its storage")
-    _require_hooks(requires_grad, hooks)
-    _require(
-        type(quantizer) is tuple and len(quantizer) in (3, 4) and isinstance(quantizer[0], NamedGlobal), "quantizer"
-    )
-    _require(quantizer[0].full in _QSCHEMES, "quantizer")
-    for part in quantizer[1:]:
-        numbers = part if type(part) is list else [part]
-        _require(all(isinstance(number, int | float | DescribedTensor) for number in numbers), "quantizer")
-    return DescribedTensor()
-
-
-def _sparse(_interpreter: Interpreter, layout: Any, data: Any) -> DescribedTensor:
+def _sparse(_interpreter: Interpreter, layout: NamedGlobal, parts: tuple[Any, ...]) -> DescribedTensor:
     """The values of the indices are checked when they exist; see ``numpy_values.finish``."""
-    parts = _LAYOUTS.get(layout.full, 0) if isinstance(layout, NamedGlobal) else 0
-    _require(parts > 0 and type(data) is tuple and len(data) in (parts, 4), "layout and parts")
-    tensors, size, coalesced = (data[:2], data[2], data[3:]) if parts == 3 else (data[:3], data[3], ())
+    count = _LAYOUTS[layout.full]
+    _require(len(parts) in (count, 4), "layout and parts")
+    tensors, size, coalesced = (parts[:2], parts[2], parts[3:]) if count == 3 else (parts[:3], parts[3], ())
     _require(all(isinstance(tensor, DescribedTensor) for tensor in tensors), "indices and values")
-    _require_counts(size, "size")
+    _require(_are_counts(size), "size")
     _require(all(isinstance(flag, bool | None) for flag in coalesced), "coalesced")
     return DescribedTensor()
 
 
-def _meta(_interpreter: Interpreter, dtype: Any, size: Any, stride: Any, requires_grad: Any) -> DescribedTensor:
-    _dtype(dtype)
-    _require_counts(size, "size")
-    _require_counts(stride, "stride")
-    _require(len(size) == len(stride) and isinstance(requires_grad, bool), "size and stride")
+def _meta(_interpreter: Interpreter, size: tuple[int, ...], stride: tuple[int, ...], **_: Any) -> DescribedTensor:
+    _require(len(size) == len(stride), "size and stride")
     return DescribedTensor()
 
 
-def _parameter(
-    _interpreter: Interpreter, data: Any, requires_grad: Any, hooks: Any, state: Any = None
-) -> DescribedTensor:
-    _require(isinstance(data, DescribedTensor), "tensor")
-    _require_hooks(requires_grad, hooks)
-    _require_attributes(state)
-    return DescribedTensor(state)
+def _parameter(_interpreter: Interpreter, attributes: Any = None, **_: Any) -> DescribedTensor:
+    return DescribedTensor(attributes)
 
 
-def _from_type(interpreter: Interpreter, function: Any, kind: Any, args: Any, state: Any) -> Any:
-    _require(
-        isinstance(kind, NamedGlobal) and (kind.full in _TENSOR_CLASSES or kind.full in interpreter.safe_names), "class"
-    )
+def _from_type(interpreter: Interpreter, function: Any, kind: NamedGlobal, args: Any, state: Any) -> Any:
+    is_safe = kind.full in interpreter.safe_names
+    _require(is_safe or kind.full in _TENSOR_CLASSES, "class")
     made = interpreter.call(function, args)
-    if kind.full in interpreter.safe_names:
+    if is_safe:
         return CheckedElsewhere()
     _require(isinstance(made, DescribedTensor), "tensor")
-    _require_attributes(state)
+    _require(_are_attributes(state), "attributes")
     return DescribedTensor((made, state))
 
 
-#: For each function, by its name, the one that checks its arguments.
+_STRIDED = "storage offset size stride"
+
+#: For each function, by its name, one that checks its arguments and describes the result.
 CALLS: dict[str, Callable[..., Any]] = {
-    "collections.OrderedDict": _ordered_dict,
-    "collections.Counter": _counter,
-    "builtins.set": _set,
-    "builtins.bytearray": _bytearray,
-    "builtins.complex": _complex,
-    "_codecs.encode": _encode,
-    "torch.Size": _size,
-    "torch.device": _device,
-    "torch.serialization._get_layout": _layout,
-    "torch._utils._rebuild_tensor": _tensor_v1,
-    "torch._utils._rebuild_tensor_v2": _tensor_v2,
-    "torch._utils._rebuild_tensor_v3": _tensor_v3,
-    "torch._utils._rebuild_qtensor": _quantized,
-    "torch._utils._rebuild_sparse_tensor": _sparse,
-    "torch._utils._rebuild_meta_tensor_no_storage": _meta,
-    "torch._utils._rebuild_parameter": _parameter,
-    "torch._utils._rebuild_parameter_with_state": _parameter,
-    "torch._tensor._rebuild_from_type_v2": _from_type,
+    name: functools.partial(_check, parameters, describe)
+    for name, parameters, describe in (
+        ("collections.OrderedDict", "[pairs]", _ordered_dict),
+        ("collections.Counter", "counts", _counter),
+        ("builtins.set", "items", _set),
+        ("builtins.bytearray", "[content] [encoding]", _elsewhere),
+        ("builtins.complex", "real imaginary", _plain),
+        ("_codecs.encode", "text encoding", _plain),
+        ("torch.Size", "size", _size),
+        ("torch.device", "device [index]", _plain),
+        ("torch.serialization._get_layout", "layout_name", _layout),
+        ("torch._utils._rebuild_tensor", _STRIDED, _strided),
+        ("torch._utils._rebuild_tensor_v2", f"{_STRIDED} requires_grad hooks [flags]", _strided),
+        ("torch._utils._rebuild_tensor_v3", f"{_STRIDED} requires_grad hooks dtype [flags]", _strided),
+        ("torch._utils._rebuild_qtensor", f"{_STRIDED} quantizer requires_grad hooks", _strided),
+        ("torch._utils._rebuild_sparse_tensor", "layout parts", _sparse),
+        ("torch._utils._rebuild_meta_tensor_no_storage", "dtype size stride requires_grad", _meta),
+        ("torch._utils._rebuild_parameter", "tensor requires_grad hooks [attributes]", _parameter),
+        ("torch._utils._rebuild_parameter_with_state", "tensor requires_grad hooks [attributes]", _parameter),
+        ("torch._tensor._rebuild_from_type_v2", "function kind args state", _from_type),
+    )
 }

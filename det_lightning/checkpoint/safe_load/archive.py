@@ -145,8 +145,7 @@ class _Part:
 class PlainArchive(io.RawIOBase):
     """An archive of given entries, without a copy of their content, that computes the checksums of all bytes read.
 
-    It is not a file of the operating system: torch must read it, and cannot look for another format in it. ``contents``
-    has the content of those entries that were read and compared already.
+    torch cannot look for another format in it, as in a file. ``contents`` of some entries were compared already.
     """
 
     def __init__(self, file: IO[bytes], entries: Mapping[str, Entry], contents: Mapping[str, bytes]) -> None:
@@ -191,24 +190,19 @@ class PlainArchive(io.RawIOBase):
             self._size += len(content)
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return the position."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Change the position, and return it."""
         self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` as far as there are bytes; return their number."""
         target = memoryview(buffer).cast("B")
         done = 0
         while done < len(target) and 0 <= self._position < self._size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout, manifest
 from det_lightning.checkpoint.format.resume_state import read_settings
-from det_lightning.checkpoint.format.upgrade import collect_load_data, modernize, read_load_data
+from det_lightning.checkpoint.format.upgrade import modernize, read_load_data
 from det_lightning.checkpoint.safe_load.reading import read_resume, read_trial_state
 from det_lightning.checkpoint.safe_load.state_file import read_state
 from det_lightning.masking import mask
@@ -22,8 +23,9 @@ from det_lightning.masking import mask
 
 @dataclasses.dataclass
 class Verdict:
-    """The result of :func:`verify_checkpoint`: number of files, number of those with a checksum in ``metadata.json``,
-    which is 0 if Determined wrote the checkpoint, and a sentence for each problem.
+    """The number of files of a checkpoint, that of checksums in its ``metadata.json``, and a sentence for each problem.
+
+    If Determined wrote the checkpoint there are no checksums.
     """
 
     files: int
@@ -34,15 +36,7 @@ class Verdict:
 def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verdict:
     """Find all missing, changed, damaged and unsafe files of a checkpoint with its ``code/``."""
     verdict = Verdict(sum(path.is_file() for path in directory.rglob("*")))
-
-    def attempt(check: Callable[[], Any]) -> None:
-        try:
-            check()
-        except errors.CheckpointError as e:
-            # A file that several checks read is reported once.
-            if str(e) not in verdict.problems:
-                verdict.problems.append(str(e))
-
+    attempt = functools.partial(_attempt, verdict.problems)
     attempt(lambda: layout.require_complete(directory))
     attempt(lambda: _compare_checksums(directory, verdict))
     attempt(lambda: read_load_data(directory))
@@ -52,9 +46,18 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
         state_file = layout.find_state_file(directory)
         attempt(lambda: read_state(state_file, trusted=trusted))
     attempt(lambda: read_resume(directory, trusted=trusted))
-    if (directory / layout.LIGHTNING_FILE).is_file():
-        attempt(lambda: read_state(directory / layout.LIGHTNING_FILE, trusted=trusted))
+    attempt(lambda: _inspect_lightning(directory, trusted))
     return verdict
+
+
+def _attempt(problems: list[str], read: Callable[[], Any]) -> Any:
+    """Return the result of ``read``; None if a file cannot be read, which is noted once for all that read it."""
+    try:
+        return read()
+    except errors.CheckpointError as e:
+        if str(e) not in problems:
+            problems.append(str(e))
+        return None
 
 
 def _compare_checksums(directory: pathlib.Path, verdict: Verdict) -> None:
@@ -86,21 +89,17 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     """
     problems: list[str] = []
     found: dict[str, Any] = {"problems": problems}
-
-    def attempt(read: Callable[[], dict[str, Any]]) -> None:
-        try:
-            found.update(read())
-        except errors.CheckpointError as e:
-            if str(e) not in problems:
-                problems.append(str(e))
-
-    attempt(lambda: _inspect_completeness(directory))
-    attempt(lambda: _inspect_metadata(directory))
-    attempt(lambda: {"load_data": mask(collect_load_data(directory))})
-    attempt(lambda: _inspect_trial_state(directory, trusted))
-    attempt(lambda: _inspect_state(directory, trusted))
-    attempt(lambda: _inspect_resume(directory, found.get("load_data"), trusted))
-    attempt(lambda: _inspect_lightning(directory, trusted))
+    reads: tuple[Callable[[], dict[str, Any]], ...] = (
+        lambda: _inspect_completeness(directory),
+        lambda: _inspect_metadata(directory),
+        lambda: {"load_data": mask(read_load_data(directory).content)},
+        lambda: _inspect_trial_state(directory, trusted),
+        lambda: _inspect_state(directory, trusted),
+        lambda: _inspect_resume(directory, found.get("load_data"), trusted),
+        lambda: _inspect_lightning(directory, trusted),
+    )
+    for read in reads:
+        found.update(_attempt(problems, read) or {})
     return found
 
 

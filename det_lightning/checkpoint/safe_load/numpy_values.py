@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,8 @@ def _attribute(owner: Any, name: Any) -> Any:
     return getattr(torch.optim.lr_scheduler.OneCycleLR, name)
 
 
-_NAMES: dict[str, Any] = {
+#: Names that are replaced here, and the replacements.
+STAND_INS: dict[str, Any] = {
     "numpy.ndarray": _Array,
     "numpy.dtype": _DataType,
     **{f"numpy.{core}.multiarray._reconstruct": _begin_array for core in ("core", "_core")},
@@ -107,18 +108,11 @@ _NAMES: dict[str, Any] = {
     "torch.optim.lr_scheduler.OneCycleLR": _OneCycle,
 }
 
-#: Names that are replaced here.
-STAND_INS = set(_NAMES)
-#: The replacements, for ``torch.serialization.safe_globals``.
-SAFE_GLOBALS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
-    (stand_in, name) for name, stand_in in _NAMES.items()
-]
-
 
 @contextlib.contextmanager
 def allow_safe_values() -> Iterator[None]:
     """Let ``torch.load(weights_only=True)`` read numpy's values inside; pass its result to :func:`finish`."""
-    with torch.serialization.safe_globals(SAFE_GLOBALS):
+    with torch.serialization.safe_globals([(stand_in, name) for name, stand_in in STAND_INS.items()]):
         yield
 
 

@@ -44,15 +44,10 @@ _STORAGES["torch.storage.UntypedStorage"] = 1
 
 
 class Interpreter:
-    """Interprets one pickle.
+    """Interprets the pickle at the position of ``file``, after which at most ``size`` bytes follow.
 
-    Args:
-        file: at the beginning of the pickle.
-        size: number of bytes that may follow.
-        claim: gets the key and the number of bytes of each storage, and returns whether it exists.
-        safe_names: names that may be called with any arguments.
-        calls: for each function that may be called, one that checks its arguments and describes its result.
-        names: classes and constants that a pickle may name and not call.
+    It may call ``safe_names`` with any arguments; ``calls`` check their arguments, and describe their result; ``names``
+    may not be called. ``claim`` returns whether there is a storage with a key and a number of bytes.
     """
 
     def __init__(

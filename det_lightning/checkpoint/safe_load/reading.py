@@ -17,7 +17,7 @@ from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState, find_wrong_counts, short_text
 from det_lightning.checkpoint.format.manifest import find_damage, require_unchanged
 from det_lightning.checkpoint.format.resume_state import ResumeState
-from det_lightning.checkpoint.format.upgrade import collect_load_data
+from det_lightning.checkpoint.format.upgrade import read_load_data
 from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
@@ -151,7 +151,7 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Checkp
         trial_state=trial_state,
         resume=read_resume(directory, trusted=trusted),
         lightning=read_state(lightning, trusted=trusted) if lightning.is_file() else None,
-        load_data=collect_load_data(directory),
+        load_data=read_load_data(directory).content,
         epochs_known=epochs_known,
         name=directory.name,
         source=str(state_file),

@@ -50,7 +50,7 @@ def _allowed_names() -> frozenset[str]:
     names = {one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}" for one in declared}
     # torch declares its nested tensors safe, but does not check their parts.
     safe = {name for name in names if not name.startswith(("torch.nested.", "torch._dynamo."))}
-    return frozenset(STAND_INS | safe) - frozenset(CALLS)
+    return frozenset(safe.union(STAND_INS)) - frozenset(CALLS)
 
 
 def check_old_format(file: IO[bytes], size: int) -> None:
@@ -124,16 +124,10 @@ _UNSAFE = re.compile(
 
 
 def read_state(path: pathlib.Path, *, trusted: bool = False, **torch_load_kwargs: Any) -> dict[str, Any]:
-    """Read a file that ``torch.save`` wrote: tensors, numpy values and plain Python containers.
+    """Read a dict that ``torch.save`` wrote, of tensors (by default to the CPU), numpy values and plain containers.
 
-    Args:
-        path: the file.
-        trusted: unpickle anything, and run any code that the file asks for.
-        **torch_load_kwargs: arguments of ``torch.load``; tensors go to the CPU by default.
-
-    Raises:
-        UnsafeCheckpointError: the file refers to other objects and is not ``trusted``.
-        IncompleteCheckpointError: the file is damaged or holds no dict.
+    If ``trusted``, unpickle anything, and run any code that the file asks for; otherwise other objects raise an
+    ``UnsafeCheckpointError``. A damaged file raises an ``IncompleteCheckpointError``.
     """
     kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False, **torch_load_kwargs}
     try:

@@ -91,7 +91,6 @@ class BackgroundTask(Generic[_Result]):
         self._done = True
 
     def is_done(self) -> bool:
-        """Return whether the work is done."""
         return self._done
 
     def wait(self) -> None:

@@ -14,8 +14,15 @@ import platformdirs
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.storage import metadata, staging
-from det_lightning.checkpoint.storage.location import Location, explain_errors
-from det_lightning.checkpoint.storage.paths import bookkeeping_path, checkpoint_path, is_name, is_own_id, new_id
+from det_lightning.checkpoint.storage.location import (
+    Location,
+    bookkeeping_path,
+    checkpoint_path,
+    explain_errors,
+    is_name,
+    is_own_id,
+    new_id,
+)
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.escaping import escape

@@ -1,8 +1,8 @@
-"""Leases: claims of processes on something in a storage.
+"""Leases: files by which a process claims something in a storage, such as a checkpoint that it writes.
 
-On a local disk a lease is a locked file, which ends with its process. Elsewhere it is a file with host, process and
-time, which counts until it is removed, its process is known to have ended, or it was not renewed for some time. Two
-processes that take such a lease in the same instant may both get it.
+On a local disk the file of a lease is locked; the lock ends with the process, however that ends. Elsewhere it is a file
+with host, process and time, which counts until it is removed, its process is known to have ended, or it was not renewed
+for some time. Two processes that take such a lease in the same instant may both get it.
 """
 
 from __future__ import annotations
@@ -10,26 +10,37 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import pathlib
 import socket
 import time
 import uuid
+import weakref
 from typing import IO, Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.storage.location import Location
-from det_lightning.checkpoint.storage.locks import make_directory, try_to_lock
 from det_lightning.checkpoint.storage.metadata import modified
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 # How long a lease on a remote storage counts without being renewed.
 _LASTS_S = 2 * 3600.0
 _RENEW_AFTER_S = 300.0
 _PAUSE_S = 0.02
+# No checkpoint takes so long to write.
+_ABANDONED_AFTER_S = 24 * 3600.0
+
+_MOST_ATTEMPTS = 100
 
 # Leases of this process: its process id alone may be that of an earlier one.
 _own_tokens: set[str] = set()
+_locked: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
 
 
 class Lease:
@@ -44,23 +55,17 @@ class Lease:
     @classmethod
     def take(cls, file: Location, lasts_s: float = _LASTS_S) -> Lease | None:
         """Return a lease; None if a live process holds one, which counts for ``lasts_s`` where there are no locks."""
-        content: dict[str, Any] = {
-            "host": socket.gethostname(),
-            "machine": _this_machine(),
-            "pid": os.getpid(),
-            "token": str(uuid.uuid4()),
-            "renewed": time.time(),
-        }
+        content = new_content()
         if file.is_local:
             with contextlib.suppress(_NoLocks):
                 if (lock := _lock_at(file.local_path)) is None:
                     return None
                 lock.truncate(0)
-                lock.write(_to_bytes(content))
+                lock.write(json.dumps(content).encode())
                 return cls(file, lock, content)
         if is_claimed(file, lasts_s):
             return None
-        file.write(_to_bytes(content))
+        file.write(json.dumps(content).encode())
         if json.loads(file.read()).get("token") != content["token"]:
             return None
         _own_tokens.add(content["token"])
@@ -78,6 +83,31 @@ class Lease:
             time.sleep(_PAUSE_S if file.is_local else 10 * _PAUSE_S)
         return lease
 
+    @classmethod
+    def mark(cls, file: Location) -> Lease:
+        """Return the lease of a local file that no other process takes; it is locked before it gets its name."""
+        path = file.local_path
+        unnamed = path.with_suffix(".new")
+        content = new_content()
+        while True:
+            _make_directory(path.parent)
+            try:
+                lock = _open(unnamed, os.O_CREAT | os.O_TRUNC)
+            except FileNotFoundError:  # another writer has just removed the empty directory
+                continue
+            try:
+                lock.write(json.dumps(content).encode())
+                if _try_to_lock(lock) is not False:
+                    unnamed.replace(path)
+                    return cls(file, lock, content)
+            except FileNotFoundError:
+                pass
+            except BaseException:
+                unnamed.unlink(missing_ok=True)
+                lock.close()
+                raise
+            lock.close()  # another run took it for an abandoned one before it was locked
+
     def is_due(self) -> bool:
         """Return whether the lease must be renewed to go on counting."""
         return self._lock is None and time.monotonic() - self._renewed > _RENEW_AFTER_S
@@ -85,7 +115,7 @@ class Lease:
     def renew(self) -> None:
         """Write the current time."""
         self._renewed = time.monotonic()
-        self.file.write(_to_bytes({**self._content, "renewed": time.time()}))
+        self.file.write(json.dumps({**self._content, "renewed": time.time()}).encode())
 
     def release(self) -> None:
         """Give up the lease, and remove the directories that were made for it if they are empty."""
@@ -96,15 +126,26 @@ class Lease:
             self.file.local_path.unlink(missing_ok=True)  # while the lock still protects it
             self._lock.close()
         if self.file.is_local:
-            _remove_empty_parents(self.file.local_path)
+            remove_if_empty(self.file.local_path.parent)
 
     def __enter__(self) -> Lease:
-        """Hold the lease for the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release it."""
         self.release()
+
+
+def new_content() -> dict[str, Any]:
+    """Return the content of the file of a new lease; earlier releases look for ``started`` in that of a checkpoint."""
+    now = time.time()
+    return {
+        "host": socket.gethostname(),
+        "machine": _this_machine(),
+        "pid": os.getpid(),
+        "token": str(uuid.uuid4()),
+        "renewed": now,
+        "started": now,
+    }
 
 
 def is_claimed(file: Location, lasts_s: float = _LASTS_S) -> bool:
@@ -128,6 +169,22 @@ def is_claimed(file: Location, lasts_s: float = _LASTS_S) -> bool:
     return _may_live(content, seen, lasts_s)
 
 
+def is_abandoned(mark: Location) -> bool:
+    """Return whether the process that marked a checkpoint as being written is known to be gone."""
+    try:
+        if mark.is_local:
+            with _open(mark.local_path) as file:
+                lock_taken = _try_to_lock(file)
+            if lock_taken is not None:
+                return lock_taken
+        age_s = time.time() - float(json.loads(mark.read())["started"])
+    except (FileNotFoundError, PermissionError, IsADirectoryError):  # just finished, or another user's, or not a mark
+        return False
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return False
+    return math.isfinite(age_s) and age_s > _ABANDONED_AFTER_S
+
+
 class _NoLocks(Exception):
     """The system or the file system has no locks."""
 
@@ -136,14 +193,14 @@ def _lock_at(path: pathlib.Path, create: bool = True) -> IO[bytes] | None:
     """Return the file at a path, locked; None if another process has locked it."""
     while True:
         if create:
-            make_directory(path.parent)
+            _make_directory(path.parent)
         try:
-            file = path.open("a+b" if create else "r+b", buffering=0)
+            file = _open(path, os.O_CREAT if create else 0)
         except FileNotFoundError:
             if create:  # another process has just removed the empty directory
                 continue
             raise
-        locked = try_to_lock(file)
+        locked = _try_to_lock(file)
         if locked and _is_at(path, file):
             return file
         file.close()
@@ -154,6 +211,46 @@ def _lock_at(path: pathlib.Path, create: bool = True) -> IO[bytes] | None:
         # Its holder removed it before it was locked here.
 
 
+def _open(path: pathlib.Path, flags: int = 0) -> IO[bytes]:
+    """Open a file for reading and writing; do not follow a link."""
+    flags |= os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    return os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+
+
+def _try_to_lock(file: IO[bytes]) -> bool | None:
+    """Lock a file until it is closed or the process ends; return False if something else has the lock.
+
+    None where the system, or the file system, has no locks. Forked processes do not get the lock: a loader's worker
+    that outlives its parent by some seconds must not lock out the next run.
+    """
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    _locked.add(file)
+    return True
+
+
+def _leave_to_parent() -> None:
+    """Point the descriptors of inherited locks elsewhere; to close them would leave file objects that close others."""
+    files = [file for file in _locked if not file.closed]
+    _locked.clear()
+    if not files:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for file in files:
+        os.dup2(nothing, file.fileno(), inheritable=False)
+    os.close(nothing)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
+
+
 def _is_at(path: pathlib.Path, file: IO[bytes]) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
@@ -161,12 +258,26 @@ def _is_at(path: pathlib.Path, file: IO[bytes]) -> bool:
         return False
 
 
-def _remove_empty_parents(path: pathlib.Path) -> None:
-    for folder in path.parents:
+def _make_directory(path: pathlib.Path) -> None:
+    """Make a directory that other processes make and, while it is empty, remove at the same time."""
+    for attempt in range(_MOST_ATTEMPTS):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, FileNotFoundError):
+            if attempt == _MOST_ATTEMPTS - 1 or path.is_file():
+                raise
+        else:
+            return
+
+
+def remove_if_empty(folder: pathlib.Path) -> None:
+    """Remove a directory of the bookkeeping, and those above it up to the bookkeeping itself, if they are empty."""
+    while BOOKKEEPING_DIR in folder.parts:
         with contextlib.suppress(OSError):
             folder.rmdir()
         if folder.name == BOOKKEEPING_DIR or folder.exists():
             return
+        folder = folder.parent
 
 
 def _may_live(content: bytes, seen: float | None, lasts_s: float) -> bool:
@@ -204,7 +315,3 @@ def _this_machine() -> str:
         parts.append(pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts.append(str(pathlib.Path("/proc/self/ns/pid").readlink()))  # containers number their own processes
     return " ".join(parts)
-
-
-def _to_bytes(content: dict[str, Any]) -> bytes:
-    return json.dumps(content).encode("utf-8")

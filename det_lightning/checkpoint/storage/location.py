@@ -1,4 +1,4 @@
-"""Locations on any file system that fsspec knows, and errors that explain what failed there."""
+"""Locations on any file system that fsspec knows: those of a storage, and errors that explain what failed there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import dataclasses
 import glob
 import os
 import pathlib
+import re
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +16,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from det_lightning import errors
+from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.escaping import escape
 from det_lightning.masking import MASK, cause_without_secrets, is_masked, mask_text, mask_url, secrets_in
 
@@ -67,12 +70,10 @@ class Location:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return self.path.rpartition("/")[2]
 
     @property
     def parent(self) -> Location:
-        """The directory that this lies in."""
         return dataclasses.replace(self, path=self.path.rpartition("/")[0])
 
     def __truediv__(self, name: str) -> Location:
@@ -130,9 +131,8 @@ class Location:
         parent = self.local_path.parent
         target = self.local_path.resolve()
         # The path to a target in the same directory keeps the links above it.
-        return dataclasses.replace(
-            self, path=str(parent / target.name if target.parent == parent.resolve() else target)
-        )
+        beside = target.parent == parent.resolve()
+        return dataclasses.replace(self, path=str(parent / target.name if beside else target))
 
     def _list(self) -> dict[str, Mapping[str, Any]]:
         self.fs.invalidate_cache()
@@ -157,7 +157,6 @@ class Location:
         }
 
     def read(self) -> bytes:
-        """Return the content of this file."""
         content: bytes = self.fs.cat_file(self.path)
         return content
 
@@ -167,7 +166,7 @@ class Location:
             write_whole(self.local_path, content)
             return
         if not self.is_object_store:
-            self.fs.makedirs(self.path.rpartition("/")[0], exist_ok=True)
+            self.fs.makedirs(self.parent.path, exist_ok=True)
         self.fs.pipe_file(self.path, content)
 
     def remove(self) -> None:
@@ -206,12 +205,7 @@ def write_whole(path: pathlib.Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def explain_errors(action: str, where: object = "") -> Iterator[None]:
-    """Turn the errors that a file system raises inside into a ``StorageError`` that names the action.
-
-    Args:
-        action: completes the sentence "The error came while ...".
-        where: the location that ends the sentence; escaped only when it is needed.
-    """
+    """Turn the errors that a file system raises inside into a ``StorageError`` that names ``action`` and ``where``."""
     try:
         yield
     except (errors.DetLightningError, AssertionError):
@@ -253,3 +247,49 @@ def _explain(shown: str, error: Exception) -> str:
             "gs://bucket/prefix, az://container/prefix, sftp://host/path."
         )
     return f"{shown} cannot be opened: {type(error).__name__}: {error}"
+
+
+# Names may come from files and listings, in any form: only the following functions make paths from them.
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def new_id() -> str:
+    """Return the id of a new checkpoint."""
+    return str(uuid.uuid4())
+
+
+def is_name(name: str) -> bool:
+    """Return whether a checkpoint's directory can have this name, which must not lead out of the storage."""
+    return name not in ("", ".", "..") and name.casefold() != BOOKKEEPING_DIR and not {"/", "\\", "\0"} & set(name)
+
+
+def is_own_id(name: str) -> bool:
+    """Return whether :func:`new_id` made this id; a name given by Lightning may precede it."""
+    before = name[:-36]
+    return _UUID.fullmatch(name[-36:]) is not None and (not before or before.endswith("-")) and is_name(name)
+
+
+def checkpoint_path(root: Location, checkpoint_id: str) -> Location:
+    """Return the directory of the checkpoint with this id, whether it exists or not."""
+    if not is_name(checkpoint_id):
+        raise errors.CheckpointNotFound(
+            f"There is no checkpoint {checkpoint_id!r}: an id is the name of a directory in {escape(root)}."
+        )
+    return root / checkpoint_id
+
+
+def bookkeeping_path(root: Location, *names: str) -> Location:
+    """Return the path of a file or directory that is kept beside the checkpoints."""
+    path = root
+    for name in (BOOKKEEPING_DIR, *names):
+        if path is not root and not is_name(name):
+            raise errors.StorageError(f"{name!r} cannot be the name of a file in {escape(path)}.")
+        path = path / name
+        target = path.link_target()
+        if target is not None:
+            raise errors.StorageError(
+                f"{escape(path)} is a link{f' to {escape(target)}' if target else ''}, and nothing is written or "
+                "deleted through a link. Replace it by its target, or remove it."
+            )
+    return path

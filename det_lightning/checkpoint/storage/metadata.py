@@ -161,14 +161,10 @@ def lineage_notes(run_id: str, parent_id: str | None = None, parent: Mapping[str
 
 @dataclasses.dataclass(frozen=True)
 class Ancestry:
-    """The age and origin of a checkpoint.
+    """The age and origin of a checkpoint: when it was ``written`` by the storage's clock; ``time`` by its metadata.
 
-    Attributes:
-        run: identifies its run. Of releases that noted none the trial counts as one; a checkpoint of another program
-            is a run of its own.
-        written: when it was written by the storage's clock, in seconds since 1970.
-        time: when it was written by its metadata; None if they do not say, or cannot be right.
-        parent: id of the checkpoint that its run resumed, if any, with ``parent_run`` and ``parent_steps``.
+    ``run`` identifies its run: of releases that noted none the trial, and a checkpoint of another program is a run of
+    its own. ``parent`` is the id of the checkpoint that its run resumed.
     """
 
     id: str

@@ -17,13 +17,20 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, LOAD_DATA_FILE, METADATA_FILE, STAGING_MARK
-from det_lightning.checkpoint.storage.location import Location, write_whole
-from det_lightning.checkpoint.storage.locks import MARK_SUFFIX, is_abandoned, mark_content, write_locked
-from det_lightning.checkpoint.storage.paths import bookkeeping_path, checkpoint_path, is_name, is_own_id, new_id
+from det_lightning.checkpoint.storage.leases import Lease, is_abandoned, new_content, remove_if_empty
+from det_lightning.checkpoint.storage.location import (
+    Location,
+    bookkeeping_path,
+    checkpoint_path,
+    is_name,
+    is_own_id,
+    new_id,
+    write_whole,
+)
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, upload
 from det_lightning.escaping import escape
 
@@ -34,13 +41,14 @@ _STAGING_PREFIX = "det_lightning-"
 # "replaced" is the name of earlier releases.
 _REMOVED_DIRS = ("removed", "replaced")
 _MARKS_DIR = "partial"
+_MARK_SUFFIX = ".json"
 
 
 def find_writers(root: Location) -> dict[str, bool]:
     """Return the ids of the checkpoints that were begun, and whether their writer may still live."""
     marks = bookkeeping_path(root, _MARKS_DIR)
-    ids = [name.removesuffix(MARK_SUFFIX) for name in marks.list_names() if name.endswith(MARK_SUFFIX)]
-    return {name: not is_abandoned(marks / f"{name}{MARK_SUFFIX}") for name in ids if is_name(name)}
+    ids = [name.removesuffix(_MARK_SUFFIX) for name in marks.list_names() if name.endswith(_MARK_SUFFIX)]
+    return {name: not is_abandoned(marks / f"{name}{_MARK_SUFFIX}") for name in ids if is_name(name)}
 
 
 def remove_abandoned(root: Location) -> list[str]:
@@ -51,11 +59,11 @@ def remove_abandoned(root: Location) -> list[str]:
     removed_ids = []
     for name in marks.list_names():
         checkpoint_id, _, suffix = name.rpartition(".")
-        if f".{suffix}" not in (MARK_SUFFIX, ".new") or not is_name(checkpoint_id) or not is_abandoned(marks / name):
+        if f".{suffix}" not in (_MARK_SUFFIX, ".new") or not is_name(checkpoint_id) or not is_abandoned(marks / name):
             continue
         checkpoint = checkpoint_path(root, checkpoint_id)
         # The writer of a mark that never got its final name had not begun.
-        if f".{suffix}" == MARK_SUFFIX and checkpoint.exists() and not (checkpoint / METADATA_FILE).exists():
+        if f".{suffix}" == _MARK_SUFFIX and checkpoint.exists() and not (checkpoint / METADATA_FILE).exists():
             if not _is_own_partial(checkpoint):
                 continue
             logger.warning("Removing the incomplete checkpoint %s: its writer ended before it did.", escape(checkpoint))
@@ -66,7 +74,7 @@ def remove_abandoned(root: Location) -> list[str]:
             removed_ids.append(checkpoint_id)
         (marks / name).remove()
     if root.is_local:
-        _remove_empty(marks.local_path)
+        remove_if_empty(marks.local_path)
     return removed_ids
 
 
@@ -97,7 +105,7 @@ def remove_tree(directory: pathlib.Path) -> None:
     while directory.exists():
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(directory)
-    _remove_empty(directory.parent)
+    remove_if_empty(directory.parent)
 
 
 def _finish_removals(root: Location) -> None:
@@ -111,13 +119,6 @@ def _finish_removals(root: Location) -> None:
                 remove_tree((removed / one).local_path)
             except OSError as e:  # another user's, perhaps; training need not wait for that
                 logger.warning("The rest of a removed checkpoint, %s, stays: %s", escape(removed / one), escape(e))
-
-
-def _remove_empty(folder: pathlib.Path) -> None:
-    """Remove a directory of the bookkeeping, and the bookkeeping itself, if they are empty."""
-    for one in (folder, folder.parent):
-        with contextlib.suppress(OSError):
-            one.rmdir()
 
 
 def remove_dead_stagings() -> None:
@@ -139,48 +140,31 @@ def _is_own_directory(path: pathlib.Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and (not hasattr(os, "getuid") or found.st_uid == os.getuid())
 
 
-class StagingDirectory(Protocol):
-    """A directory to write one checkpoint into."""
-
-    directory: pathlib.Path
-
-    def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
-        """Complete the checkpoint: bring ``names``, its files, into the storage, and ``metadata.json`` last."""
-
-    def abandon(self) -> None:
-        """Remove what was written."""
-
-
 class LocalStaging:
     """The final directory, on a local disk. A lock on its mark shows others that the writer lives."""
 
     def __init__(self, root: Location, checkpoint_id: str) -> None:
         self.directory = checkpoint_path(root, checkpoint_id).local_path
-        self._mark = bookkeeping_path(root, _MARKS_DIR).local_path / f"{checkpoint_id}{MARK_SUFFIX}"
-        self._lock = write_locked(self._mark)
+        self._mark = Lease.mark(bookkeeping_path(root, _MARKS_DIR) / f"{checkpoint_id}{_MARK_SUFFIX}")
         try:
             self.directory.mkdir(parents=True)
         except BaseException:
-            self._remove_mark()
+            self._mark.release()
             raise
 
     def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
+        """Complete the checkpoint, which has the files ``names``: write ``metadata.json`` last."""
         folders = [folder for folder, _, _ in os.walk(self.directory, topdown=False)]
         _sync([*map(self.directory.joinpath, names), *folders])
         write_whole(self.directory / METADATA_FILE, _to_json(metadata))
         _sync([self.directory, self.directory.parent])
-        self._remove_mark()
+        self._mark.release()
 
     def abandon(self) -> None:
         # First the file that makes it a complete one: an interruption must not leave a damaged checkpoint.
         (self.directory / METADATA_FILE).unlink(missing_ok=True)
         shutil.rmtree(self.directory, ignore_errors=True)
-        self._remove_mark()
-
-    def _remove_mark(self) -> None:
-        self._mark.unlink(missing_ok=True)
-        self._lock.close()
-        _remove_empty(self._mark.parent)
+        self._mark.release()
 
 
 class RemoteStaging:
@@ -188,12 +172,12 @@ class RemoteStaging:
 
     def __init__(self, root: Location, checkpoint_id: str, retry: RetryPolicy) -> None:
         self._target = checkpoint_path(root, checkpoint_id)
-        self._mark = bookkeeping_path(root, _MARKS_DIR) / f"{checkpoint_id}{MARK_SUFFIX}"
+        self._mark = bookkeeping_path(root, _MARKS_DIR) / f"{checkpoint_id}{_MARK_SUFFIX}"
         self._retry = retry
         self._staging = pathlib.Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX))
         self.directory = self._staging / checkpoint_id
         try:
-            self._lock = write_locked(self._staging / STAGING_MARK)
+            self._lease = Lease.mark(Location.parse(self._staging / STAGING_MARK))
             self.directory.mkdir()
         except BaseException:
             shutil.rmtree(self._staging, ignore_errors=True)
@@ -205,12 +189,11 @@ class RemoteStaging:
         in_order = sorted(names, key=lambda name: (name != LOAD_DATA_FILE, name))
         write_whole(self.directory / METADATA_FILE, _to_json(metadata))
         try:
-            self._retry.call("writing", lambda: self._mark.write(mark_content()), where=self._mark)
+            self._retry.call("writing", lambda: self._mark.write(_to_json(new_content())), where=self._mark)
             upload(self.directory, [*in_order, METADATA_FILE], self._target, self._retry)
         except errors.StorageError as e:
             # Without its mark the directory is not taken for one that a killed writer left.
-            (self._staging / STAGING_MARK).unlink(missing_ok=True)
-            self._lock.close()
+            self._lease.release()
             raise errors.StorageError(
                 f"{e} The checkpoint is not in the storage; a complete copy is kept in {escape(self.directory)}."
             ) from e
@@ -224,7 +207,11 @@ class RemoteStaging:
 
     def abandon(self) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
-        self._lock.close()
+        self._lease.release()
+
+
+#: Where one checkpoint is written; ``abandon`` removes what was written.
+StagingDirectory = LocalStaging | RemoteStaging
 
 
 def _sync(paths: Iterable[str | os.PathLike[str]]) -> None:

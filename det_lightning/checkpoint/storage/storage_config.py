@@ -19,29 +19,24 @@ _NOT_FOR_STORAGE = {"type", "propagation", "save_experiment_best", "save_trial_b
 # Earlier names of storage_path in shared_fs.
 _OLD_NAMES = {"tensorboard_path", "checkpoint_path"}
 
-# For a value that is masked in the section: an option of the call, and an environment variable.
-_SOURCES = {
+# For each entry the option of its file system, and the environment variable for a value that is masked in the section.
+_OPTIONS: dict[str, tuple[str, str | None]] = {
     "access_key": ("key", "AWS_ACCESS_KEY_ID"),
     "secret_key": ("secret", "AWS_SECRET_ACCESS_KEY"),
     "session_token": ("token", "AWS_SESSION_TOKEN"),
     "endpoint_url": ("endpoint_url", "AWS_ENDPOINT_URL"),
     "connection_string": ("connection_string", "AZURE_STORAGE_CONNECTION_STRING"),
     "credential": ("credential", "AZURE_STORAGE_ACCOUNT_KEY"),
+    "account_url": ("account_host", None),
 }
 
 
 def storage_from_config(config: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> _Settings:
-    """Return the URL of the storage that ``config`` describes, and the options of its file system.
+    """Return the URL of the storage of a ``checkpoint_storage`` section, and the options of its file system.
 
-    The layout below that URL is Determined's: one directory for each checkpoint, named by its id.
-
-    Args:
-        config: the ``checkpoint_storage`` section; a secret that is masked there is taken from ``options``, or from the
-            environment variable that its file system reads.
-        options: further options of the file system, which take precedence over the section.
-
-    Raises:
-        ValueError: entries are wrong, missing or unknown; names all of them, and no value that may be a secret.
+    ``options`` take precedence over the section; a secret that is masked there is taken from them, or from the
+    environment variable that its file system reads. Raise a ``ValueError`` that names all entries that are wrong,
+    missing or unknown, and no value that may be a secret.
     """
     kind = config.get("type")
     if not isinstance(kind, str) or kind not in _TYPES:
@@ -74,13 +69,13 @@ def _unmasked(given: dict[str, Any], options: Mapping[str, Any]) -> tuple[dict[s
     kept = {name: value for name, value in given.items() if not is_masked(value)}
     missing = []
     for name in [name for name in given if name not in kept]:
-        option, variable = _SOURCES.get(name, (None, None))
-        if option in options:
-            continue
-        if variable is not None and os.environ.get(variable):
-            kept[name] = os.environ[variable]
-        elif option is None:
+        option, variable = _OPTIONS.get(name, ("", None))
+        if variable is None:
             missing.append(f"{name} is masked: give the section with its own value")
+        elif option in options:
+            continue
+        elif os.environ.get(variable):
+            kept[name] = os.environ[variable]
         else:
             missing.append(f"{name} is masked: give it as the option {option!r}, or set {variable}")
     return kept, missing
@@ -121,13 +116,11 @@ def _inside_host_path(given: dict[str, Any]) -> pathlib.PurePosixPath:
 
 
 def _s3(given: dict[str, Any]) -> _Settings:
-    names = {"access_key": "key", "secret_key": "secret", "session_token": "token", "endpoint_url": "endpoint_url"}
-    return _url("s3", given["bucket"], given.get("prefix", "")), _renamed(given, names)
+    return _url("s3", given["bucket"], given.get("prefix", "")), _options_of(given)
 
 
 def _azure(given: dict[str, Any]) -> _Settings:
-    names = {"connection_string": "connection_string", "account_url": "account_host", "credential": "credential"}
-    options = _renamed(given, names)
+    options = _options_of(given)
     if "account_host" in options:
         host = options["account_host"].partition("://")[2] or options["account_host"]
         options |= {"account_host": host.rstrip("/"), "account_name": host.partition(".")[0]}
@@ -139,8 +132,8 @@ def _url(protocol: str, bucket: str | os.PathLike[str], prefix: str | os.PathLik
     return "/".join([f"{protocol}://{os.fspath(bucket).strip('/')}", *parts])
 
 
-def _renamed(given: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    return {option: given[name] for name, option in names.items() if name in given}
+def _options_of(given: dict[str, Any]) -> dict[str, Any]:
+    return {option: given[name] for name, (option, _) in _OPTIONS.items() if name in given}
 
 
 _TYPES: dict[Any, tuple[tuple[str, ...], tuple[str, ...], Callable[[dict[str, Any]], _Settings]]] = {

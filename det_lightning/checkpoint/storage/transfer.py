@@ -21,8 +21,7 @@ import tenacity
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR
-from det_lightning.checkpoint.storage.location import Location, explain_errors
-from det_lightning.checkpoint.storage.paths import is_name
+from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_text
 
@@ -65,15 +64,9 @@ class RetryPolicy:
     is_ending: Callable[[], bool] = dataclasses.field(default=_never, repr=False, compare=False)
 
     def call(self, what: str, action: Callable[[], Any], *, where: object = "") -> Any:
-        """Return the result of ``action``, after as many attempts as it takes.
+        """Return the result of ``action``, after as many attempts as it takes; messages say ``what`` and ``where``.
 
-        Args:
-            what: the name of the action for messages, such as "writing".
-            action: the function that is tried.
-            where: the location that completes the name.
-
-        Raises:
-            StorageError: it failed for good; the last failure is its cause.
+        Raise a ``StorageError`` if it fails for good; the last failure is its cause.
         """
         retrying = tenacity.Retrying(
             stop=functools.partial(self._should_stop, itertools.count(1)),

@@ -8,7 +8,7 @@ import pathlib
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -18,7 +18,7 @@ from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, describe_files, with_checksum
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.paths import new_id
+from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.escaping import escape
 from det_lightning.masking import describe_masked
@@ -27,6 +27,8 @@ from det_lightning.masking import describe_masked
 _FORMAT_VERSION = "0.38.1"
 # With less than this a disk counts as full.
 _LITTLE_ROOM_BYTES = 16 * 1024 * 1024
+# What torch and pickle raise if a state cannot be written, too.
+_WRITE_ERRORS = (OSError, RuntimeError, pickle.PicklingError, AttributeError, TypeError)
 
 
 class CheckpointWriter:
@@ -81,9 +83,11 @@ class CheckpointWriter:
         except OSError as e:
             raise errors.CheckpointError(f"No checkpoint can be written in {escape(self.storage)}: {e}") from e
         try:
-            with _writing_to(staging.directory):
+            try:
                 self._code.copy(staging.directory / layout.CODE_DIR)
                 _write_files(content, staging.directory)
+            except _WRITE_ERRORS as e:
+                raise _explain(e, staging.directory) from e
             if report_written is not None:
                 report_written(staging.directory)
         except BaseException:
@@ -94,7 +98,7 @@ class CheckpointWriter:
     def commit(self, content: CheckpointContent, staging: StagingDirectory) -> None:
         """Write the last file and bring the checkpoint into the storage; see :meth:`write`."""
         try:
-            with _writing_to(staging.directory):
+            try:
                 files = describe_files(staging.directory)
                 entries = {
                     "determined_version": _FORMAT_VERSION,
@@ -106,6 +110,8 @@ class CheckpointWriter:
                     MANIFEST_KEY: files,
                 }
                 staging.commit(with_checksum(entries), files)
+            except _WRITE_ERRORS as e:
+                raise _explain(e, staging.directory) from e
         except errors.StorageError:
             raise  # a copy is kept on this machine, and the message names it
         except BaseException:
@@ -113,19 +119,15 @@ class CheckpointWriter:
             raise
 
 
-@contextlib.contextmanager
-def _writing_to(directory: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RuntimeError, pickle.PicklingError, AttributeError, TypeError) as e:
-        room = ""
-        with contextlib.suppress(OSError):  # the directory itself may be missing
-            free = shutil.disk_usage(directory.parent).free
-            room = f" The disk is full: {free:,} bytes are free." if free < _LITTLE_ROOM_BYTES else ""
-        reason = str(e)
-        if isinstance(e, RuntimeError) and "inline_container" in reason:  # torch hides the error of the system
-            reason = f"torch.save() could not write all of a file, as on a full disk or beyond a quota ({e})"
-        raise errors.CheckpointError(f"Checkpoint {escape(directory)} cannot be written: {reason}.{room}") from e
+def _explain(error: Exception, directory: pathlib.Path) -> errors.CheckpointError:
+    room = ""
+    with contextlib.suppress(OSError):  # the directory itself may be missing
+        free = shutil.disk_usage(directory.parent).free
+        room = f" The disk is full: {free:,} bytes are free." if free < _LITTLE_ROOM_BYTES else ""
+    reason = str(error)
+    if isinstance(error, RuntimeError) and "inline_container" in reason:  # torch hides the error of the system
+        reason = f"torch.save() could not write all of a file, as on a full disk or beyond a quota ({error})"
+    return errors.CheckpointError(f"Checkpoint {escape(directory)} cannot be written: {reason}.{room}")
 
 
 def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
