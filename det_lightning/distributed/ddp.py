@@ -17,6 +17,7 @@ from det_lightning.distributed.backend import (
     ModelPlacement,
     ModelStates,
     Phases,
+    exchange_flat,
     parameters_of,
 )
 from det_lightning.distributed.weight_cast import WeightCast
@@ -30,10 +31,7 @@ class ModelDDP(DistributedDataParallel):
 
     Any order of forward and backward passes keeps the ranks equal. ``DistributedDataParallel`` averages a gradient once
     after each forward pass, and silently ignores what further backward passes add; here that is noticed, and
-    :meth:`average_rest` makes up for it.
-
-    Attributes:
-        communicates: gradients are averaged; otherwise they are kept, for an aggregation over batches.
+    :meth:`average_rest` makes up for it. Unless it ``communicates``, gradients are kept for an aggregation.
     """
 
     def __init__(self, module: torch.nn.Module, find_unused_parameters: bool = False) -> None:
@@ -130,19 +128,7 @@ class ModelDDP(DistributedDataParallel):
         rest = [parameter for parameter in parameters if parameter in self._local_only]
         self._local_only.difference_update(rest)
         gradients = [parameter.grad for parameter in rest if parameter.grad is not None]
-        if gradients:
-            _average(gradients)
-
-
-def _average(gradients: list[torch.Tensor]) -> None:
-    by_kind: dict[torch.dtype, list[torch.Tensor]] = {}
-    for gradient in gradients:
-        by_kind.setdefault(gradient.dtype, []).append(gradient)
-    for same in by_kind.values():
-        flat = torch.cat([gradient.reshape(-1) for gradient in same]).div_(dist.get_world_size())
-        dist.all_reduce(flat)
-        for gradient, values in zip(same, torch.split(flat, [g.numel() for g in same]), strict=True):
-            gradient.copy_(values.view_as(gradient))
+        exchange_flat(gradients, lambda flat: dist.all_reduce(flat.div_(dist.get_world_size())))
 
 
 class ReplicatedPlacement(ModelPlacement):

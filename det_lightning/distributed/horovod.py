@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,8 +69,8 @@ class HorovodPlacement(ModelPlacement):
             named[name] = parameter
         return named
 
-    def change_optimizer(
-        self, optimizer: torch.optim.Optimizer, change: Callable[[torch.optim.Optimizer], None]
+    def replace_parameters(
+        self, optimizer: torch.optim.Optimizer, others: dict[torch.nn.Parameter, torch.nn.Parameter]
     ) -> None:
         """Refuse to: Horovod exchanges the gradients of the parameters that it was given."""
         raise errors.InvalidExperimentException(

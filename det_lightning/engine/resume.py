@@ -108,7 +108,7 @@ def _apply_resume_state(resume: ResumeState, context: PyTorchTrialContext, sourc
     sharded = context.backend.states.is_sharded
     with explaining(f"The gradients in {source}"):
         load_gradients(context, average_gradients(gradients) if sharded else _of_rank(gradients, rank))
-        context.precision.load_unfinished(resume.precision)
+        context.precision.scaling.load_unfinished(resume.precision)
     restore_rng(_of_rank(resume.rng_states, rank), context.device)
 
 

@@ -165,14 +165,14 @@ class TrialRun:
 
     def _train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
         context = self.context
-        gradients = context.precision.path
-        if gradients.exchanges:
-            gradients.begin_batch(context.is_update_batch())
+        precision = context.precision
+        if precision.path.exchanges:
+            precision.path.begin_batch(context.is_update_batch())
         if context.experimental.auto_to_device:
             batch = context.to_device(batch)
         metrics: Any = self.trial.train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
-        if (scaling := context.precision.scaling) is not None:
-            scaling.end_batch()
+        if precision.scales_losses:
+            precision.scaling.end_batch()
         if isinstance(metrics, torch.Tensor):
             metrics = {"loss": metrics}
         elif not isinstance(metrics, dict):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.distributed.backend import GradientPath
+from det_lightning.distributed.backend import GradientExchange
 from det_lightning.precision.apex_levels import refuse_scaler
 from det_lightning.precision.scaling import LossNumbers, LossScaling
 
@@ -52,8 +52,8 @@ class InstalledApex(LossScaling):
     It trains in one process, because apex patches models that are not wrapped yet.
     """
 
-    def __init__(self, path: GradientPath) -> None:
-        super().__init__(path)
+    def __init__(self, exchange: GradientExchange) -> None:
+        super().__init__(exchange)
         self.exchanges = True  # a batch begins with its first loss
         self._amp = _import_amp()
         self._optimizers: list[torch.optim.Optimizer] = []

@@ -39,7 +39,7 @@ def collect_rest(
     }
     if context.scaler is not None:
         state["scaler_state_dict"] = context.scaler.state_dict()
-    return {**state, **context.precision.state_dict()}
+    return {**state, **context.precision.scaling.state_dict()}
 
 
 def collect_gradients(context: PyTorchTrialContext) -> list[dict[str, torch.Tensor]]:
@@ -105,7 +105,7 @@ def load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback
         has, lacks = ("checkpoint", "trial") if context.scaler is None else ("trial", "checkpoint")
         logger.warning("The %s has a gradient scaler but the %s has none; its state is not restored.", has, lacks)
     with explaining("The state of the precision"):
-        context.precision.load_state_dict(state)
+        context.precision.scaling.load_state_dict(state)
     saved = state.get("callbacks", {})
     for name, callback in callbacks.items():
         if name in saved:
