@@ -85,13 +85,9 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def import_only(path: str | os.PathLike[str], files: Iterable[pathlib.Path]) -> Iterator[None]:
-    """Import from ``path`` as :func:`import_from_path` does, but no other files than the given ones.
+    """Import from ``path`` as :func:`import_from_path` does, but only the ``files`` in it.
 
     Bytecode that lies in a ``__pycache__`` there is not used: it need not belong to the source.
-
-    Args:
-        path: the directory.
-        files: the files in it.
     """
     directory = pathlib.Path(path).resolve()
     hook = _only(directory, frozenset(str(file.resolve()) for file in files))

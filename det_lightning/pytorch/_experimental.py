@@ -21,10 +21,8 @@ class PyTorchExperimentalContext:
     def use_amp(self) -> None:
         """Run forward passes under autocast and let the context scale losses and steps.
 
-        Call it before any ``wrap_model``. Where there is no CUDA device the scaler is disabled.
-
-        Raises:
-            InvalidExperimentException: see ``context.wrap_scaler``.
+        Call it before any ``wrap_model``; otherwise, or after another choice, an InvalidExperimentException is raised.
+        Where there is no CUDA device the scaler is disabled.
         """
         self._use_amp()
 

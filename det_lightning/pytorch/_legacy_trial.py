@@ -11,7 +11,7 @@ import inspect
 import logging
 import weakref
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 
@@ -31,36 +31,24 @@ _BUILDERS = ("build_model", "optimizer")
 _adapted: weakref.WeakKeyDictionary[PyTorchTrialContext, weakref.ref[PyTorchTrial]] = weakref.WeakKeyDictionary()
 
 
-class _LegacyInterface(Protocol):
-    """What an old trial implements beyond loaders, callbacks and reducers; ``create_lr_scheduler`` is optional."""
-
-    def build_model(self) -> torch.nn.Module: ...
-
-    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer: ...
-
-    def train_batch(self, batch: TorchData, model: torch.nn.Module, epoch_idx: int, batch_idx: int) -> Any: ...
-
-    def evaluate_batch(self, batch: TorchData, model: torch.nn.Module) -> dict[str, Any]: ...
-
-    def evaluate_full_dataset(self, data_loader: Any, model: torch.nn.Module) -> dict[str, Any]: ...
-
-
 class LegacyTrialAdapter(PyTorchTrial):
     """An old trial, as ``trial``, behind today's interface; what it builds is wrapped already."""
 
     def __init__(self, context: PyTorchTrialContext, trial: PyTorchTrial) -> None:
         self.trial = trial
-        self._legacy = cast(_LegacyInterface, trial)
+        self._legacy: Any = trial
         self._context = context
         self._model = context.get_model()
         self._optimizer = context.get_optimizer()
 
     def train_batch(self, batch: TorchData, epoch_idx: int, batch_idx: int) -> torch.Tensor | dict[str, Any]:
         """Let the trial compute the loss, then do the backward pass and the optimizer step."""
-        metrics = self._legacy.train_batch(batch=batch, model=self._model, epoch_idx=epoch_idx, batch_idx=batch_idx)
+        metrics: torch.Tensor | dict[str, Any] = self._legacy.train_batch(
+            batch=batch, model=self._model, epoch_idx=epoch_idx, batch_idx=batch_idx
+        )
         self._context.backward(self._loss_of(metrics, batch_idx))
         self._context.step_optimizer(self._optimizer)
-        return cast("torch.Tensor | dict[str, Any]", metrics)
+        return metrics
 
     def _loss_of(self, metrics: Any, batch_idx: int) -> torch.Tensor:
         if isinstance(metrics, torch.Tensor):
@@ -85,10 +73,12 @@ class LegacyTrialAdapter(PyTorchTrial):
         return loss
 
     def evaluate_batch(self, batch: TorchData, batch_idx: int) -> dict[str, Any]:
-        return self._legacy.evaluate_batch(batch=batch, model=self._model)
+        metrics: dict[str, Any] = self._legacy.evaluate_batch(batch=batch, model=self._model)
+        return metrics
 
     def evaluate_full_dataset(self, data_loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
-        return self._legacy.evaluate_full_dataset(data_loader=data_loader, model=self._model)
+        metrics: dict[str, Any] = self._legacy.evaluate_full_dataset(data_loader=data_loader, model=self._model)
+        return metrics
 
     def build_training_data_loader(self) -> DataLoader | torch.utils.data.DataLoader[Any]:
         return self.trial.build_training_data_loader()
@@ -170,14 +160,13 @@ def _parameters_of_train_batch(trial_class: type[PyTorchTrial]) -> Mapping[str, 
         return {}
 
 
-def _wrap(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+def _wrap(trial: Any, context: PyTorchTrialContext) -> None:
     name = type(trial).__name__
-    legacy = cast(_LegacyInterface, trial)
-    model = legacy.build_model()
+    model = trial.build_model()
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"{name}.build_model() must return a torch.nn.Module; it returned {model!r}.")
     model = context.wrap_model(model)
-    optimizer = legacy.optimizer(model)
+    optimizer = trial.optimizer(model)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"{name}.optimizer() must return a torch.optim.Optimizer; it returned {optimizer!r}.")
     optimizer = context.wrap_optimizer(optimizer)

@@ -161,10 +161,8 @@ class _Registration:
 class ReducerRegistry:
     """The reducers of one trial, reset and reduced together.
 
-    Args:
-        allgather_fn: returns on each rank the list of what all ranks pass it, in the order of the ranks.
-        size: number of ranks.
-        device: of the batches; the states of torchmetrics metrics are moved there.
+    ``allgather_fn`` returns on each of ``size`` ranks the list of what all ranks pass it, in the order of the ranks.
+    The states of torchmetrics metrics are moved to ``device``.
     """
 
     def __init__(

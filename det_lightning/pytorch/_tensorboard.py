@@ -17,11 +17,7 @@ from tensorboard.compat.proto import event_pb2
 
 
 class TensorBoardOutput:
-    """The directory of a run's TensorBoard files, and their writer, both made when they are first used.
-
-    Args:
-        locate: returns the directory; by default ``runs/<time>_<host>``, as ``SummaryWriter`` has it.
-    """
+    """The directory of a run's TensorBoard files, which ``locate`` returns, and their writer, made on first use."""
 
     def __init__(self, enabled: bool, locate: Callable[[], pathlib.Path] | None = None) -> None:
         self.enabled = enabled
