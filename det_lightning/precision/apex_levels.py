@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from det_lightning import errors
 from det_lightning.distributed.backend import Backend
 from det_lightning.precision.levels import DYNAMIC, Level
 from det_lightning.precision.scaled_gradients import ScaledGradients
-from det_lightning.precision.scaling import LossNumbers, LossScaling
+from det_lightning.precision.scaling import LossScaling, number_of
 from det_lightning.precision.stepping import StepUnless
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class ApexLevels(LossScaling):
         self._optimizers = optimizers
         self._gradients = ScaledGradients(backend, optimizers, masters)
         self.scalers = [LossScaler(backend.device, level, window) for _ in range(level.num_losses)]
-        self._losses = LossNumbers()
+        self._losses: list[weakref.ref[torch.Tensor]] = []
         self._overflows: dict[torch.optim.Optimizer, torch.Tensor] = {}
 
     def begin_batch(self, communicate: bool) -> None:
@@ -115,7 +116,7 @@ class ApexLevels(LossScaling):
     def _scaler_of(self, loss: torch.Tensor) -> LossScaler:
         if len(self.scalers) == 1:
             return self.scalers[0]
-        number = self._losses.number_of(loss)
+        number = number_of(loss, self._losses)
         if number >= len(self.scalers):
             raise errors.InvalidExperimentException(
                 f"A batch called context.backward() with more than {len(self.scalers)} losses, and "

@@ -79,7 +79,11 @@ class ChosenPrecision:
         return scaler
 
     def use_amp(self) -> None:
-        """Run forward passes of models to come under autocast, and scale losses and steps."""
+        """Run forward passes under autocast and let the context scale losses and steps.
+
+        Call it before any ``wrap_model``; otherwise, or after another choice, an InvalidExperimentException is raised.
+        Where there is no CUDA device the scaler is disabled.
+        """
         scaler = self.wrap_scaler(make_scaler())
         self._chosen_by = "experimental.use_amp()"
         self._autocasts = True

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from det_lightning.distributed.backend import GradientExchange
-from det_lightning.precision.stepping import step_unless
+from det_lightning.precision.stepping import StepUnless
 
 logger = logging.getLogger(__name__)
 
@@ -66,23 +66,13 @@ class LossScaling:
         """Load what :meth:`unfinished` returned; empty if there was no such thing."""
 
 
-class LossNumbers:
-    """Numbers the losses of a batch in the order of their first backward passes."""
-
-    def __init__(self) -> None:
-        self._losses: list[weakref.ref[torch.Tensor]] = []
-
-    def clear(self) -> None:
-        """Begin a batch."""
-        self._losses.clear()
-
-    def number_of(self, loss: torch.Tensor) -> int:
-        """Return the number of a loss, which may run backward more than once."""
-        for number, seen in enumerate(self._losses):
-            if seen() is loss:
-                return number
-        self._losses.append(weakref.ref(loss))
-        return len(self._losses) - 1
+def number_of(loss: torch.Tensor, seen: list[weakref.ref[torch.Tensor]]) -> int:
+    """Return the number of a loss, which may run backward more than once, among those ``seen`` in a batch."""
+    for number, earlier in enumerate(seen):
+        if earlier() is loss:
+            return number
+    seen.append(weakref.ref(loss))
+    return len(seen) - 1
 
 
 class TorchAmp(LossScaling):
@@ -120,7 +110,7 @@ class _Scaler(torch.amp.GradScaler):
         found = list(optimizer_state["found_inf_per_device"].values())
         if args or kwargs or len(found) != 1:
             return super()._maybe_opt_step(optimizer, optimizer_state, *args, **kwargs)
-        step_unless(found[0], optimizer)
+        StepUnless(found[0]).step(optimizer)
         return None
 
 

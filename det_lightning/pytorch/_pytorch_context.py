@@ -82,7 +82,7 @@ class PyTorchTrialContext:
         self.lr_schedulers = self.wrapped.lr_schedulers
         reducer_device = None if loading_only else self.device
         self.reducers = ReducerRegistry(self.distributed.allgather, self.distributed.size, reducer_device)
-        self.experimental = PyTorchExperimentalContext(self.precision.use_amp, self.reducers.wrap_reducer)
+        self.experimental = PyTorchExperimentalContext(self.precision, self.reducers)
         self.profiler: Any = None
         self.position = TrainingPosition()
         self._tensorboard_path = pathlib.Path(tensorboard_path) if tensorboard_path else default_directory()
