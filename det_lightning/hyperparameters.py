@@ -29,7 +29,7 @@ def _value(entry: Any, name: str, mistakes: list[str]) -> Any:
     if not isinstance(entry, Mapping):
         return entry
     kind = entry.get("type")
-    if not isinstance(kind, str) or isinstance(entry.get("type"), Mapping):
+    if not isinstance(kind, str):
         return _values(entry, f"{name}.", mistakes)
     try:
         return _VALUE_OF[kind](entry)
