@@ -15,7 +15,7 @@ DDP_PREFIX = "module."
 
 
 class ModelPlacement:
-    """Makes models and optimizers ready for training: here it moves models to a device."""
+    """Makes models and optimizers ready for training and validations: here it moves models to a device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -41,6 +41,15 @@ class ModelPlacement:
     ) -> None:
         """Make an optimizer update ``others`` in place of its own parameters."""
         replace_parameters(optimizer, others)
+
+    def begin_training(self) -> None:
+        """Begin a run, when everything is wrapped and loaded."""
+
+    def begin_validation(self, in_step: bool) -> None:
+        """Begin a validation; ``in_step`` if all ranks run the models equally often in it."""
+
+    def end_validation(self) -> None:
+        """End a validation."""
 
 
 class GradientExchange:
@@ -75,19 +84,6 @@ class GradientExchange:
 
     def agree(self, flag: torch.Tensor) -> None:
         """Make a scalar on the device, of shape ``()``, the greatest that any rank has."""
-
-
-class Phases:
-    """What must happen between batches: nothing where every rank can run its models by itself."""
-
-    def begin_training(self) -> None:
-        """Begin a run, when everything is wrapped and loaded."""
-
-    def begin_validation(self, in_step: bool) -> None:
-        """Begin a validation; ``in_step`` if all ranks run the models equally often in it."""
-
-    def end_validation(self) -> None:
-        """End a validation."""
 
 
 class ModelStates:
@@ -142,7 +138,6 @@ class Backend:
     device: torch.device
     placement: ModelPlacement
     gradients: GradientExchange
-    phases: Phases
     states: ModelStates
 
 
@@ -151,7 +146,7 @@ class LocalBackend(Backend):
 
     def __init__(self, device: torch.device | None = None) -> None:
         device = device or torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-        super().__init__(device, ModelPlacement(device), GradientExchange(), Phases(), ModelStates())
+        super().__init__(device, ModelPlacement(device), GradientExchange(), ModelStates())
 
 
 def exchange_flat(tensors: Iterable[torch.Tensor], exchange: Callable[[torch.Tensor], Any]) -> None:

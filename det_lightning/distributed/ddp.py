@@ -16,7 +16,6 @@ from det_lightning.distributed.backend import (
     GradientExchange,
     ModelPlacement,
     ModelStates,
-    Phases,
     exchange_flat,
     parameters_of,
 )
@@ -156,6 +155,14 @@ class ReplicatedPlacement(ModelPlacement):
         self.models[self.models.index(model)] = changed
         return changed
 
+    def begin_validation(self, in_step: bool) -> None:
+        for model in self.models:
+            model.begin_evaluation()
+
+    def end_validation(self) -> None:
+        for model in self.models:
+            model.end_evaluation()
+
 
 class ReplicatedGradients(GradientExchange):
     """Averages over ranks what the backward passes of :class:`ModelDDP` leave."""
@@ -188,25 +195,9 @@ class ReplicatedGradients(GradientExchange):
         dist.all_reduce(flag, dist.ReduceOp.MAX)
 
 
-class ReplicatedPhases(Phases):
-    """Keeps ranks from waiting for each other during validations."""
-
-    def __init__(self, models: list[ModelDDP]) -> None:
-        self._models = models
-
-    def begin_validation(self, in_step: bool) -> None:
-        for model in self._models:
-            model.begin_evaluation()
-
-    def end_validation(self) -> None:
-        for model in self._models:
-            model.end_evaluation()
-
-
 class DDPBackend(Backend):
     """Trains each wrapped model as a :class:`ModelDDP`."""
 
     def __init__(self, device: torch.device, find_unused_parameters: bool = False) -> None:
         placement = ReplicatedPlacement(device, find_unused_parameters)
-        gradients = ReplicatedGradients(placement.models)
-        super().__init__(device, placement, gradients, ReplicatedPhases(placement.models), ModelStates())
+        super().__init__(device, placement, ReplicatedGradients(placement.models), ModelStates())

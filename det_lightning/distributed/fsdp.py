@@ -18,7 +18,6 @@ from det_lightning.distributed.backend import (
     GradientExchange,
     ModelPlacement,
     ModelStates,
-    Phases,
     exchange_flat,
     parameters_of,
 )
@@ -122,6 +121,29 @@ class ShardedPlacement(ModelPlacement):
         held = {parameter for wrapped in self.optimizers for parameter in parameters_of(wrapped)}
         self.whole.forget(parameter for parameter in before if parameter not in held)
 
+    def begin_training(self) -> None:
+        """Find the whole parameters; the ranks are equal since models were wrapped."""
+        self.whole.find()
+
+    def begin_validation(self, in_step: bool) -> None:
+        """Share the buffers; make the models whole if the ranks will not run them equally often."""
+        self.whole.find()
+        share_buffers(self.models)
+        if not in_step:
+            self._set_whole(True)
+
+    def end_validation(self) -> None:
+        self._set_whole(False)
+
+    def _set_whole(self, whole: bool) -> None:
+        for model in self.models:
+            for unit in units_of(model):
+                unit.set_reshard_after_forward(not whole, recurse=False)
+                if whole:
+                    unit.unshard()
+                else:
+                    unit.reshard()
+
 
 class ShardedGradients(GradientExchange):
     """Exchanges what FSDP2 leaves to its user: gradients that are kept over batches, and those of unused parameters.
@@ -184,36 +206,6 @@ class ShardedGradients(GradientExchange):
 
     def agree(self, flag: torch.Tensor) -> None:
         dist.all_reduce(flag, dist.ReduceOp.MAX)
-
-
-class ShardedPhases(Phases):
-    """Makes models whole where ranks will not run them equally often."""
-
-    def __init__(self, placed: ShardedPlacement) -> None:
-        self._placed = placed
-
-    def begin_training(self) -> None:
-        """Find the whole parameters; the ranks are equal since models were wrapped."""
-        self._placed.whole.find()
-
-    def begin_validation(self, in_step: bool) -> None:
-        """Share the buffers; make the models whole if the ranks will not run them equally often."""
-        self._placed.whole.find()
-        share_buffers(self._placed.models)
-        if not in_step:
-            self._set_whole(True)
-
-    def end_validation(self) -> None:
-        self._set_whole(False)
-
-    def _set_whole(self, whole: bool) -> None:
-        for model in self._placed.models:
-            for unit in units_of(model):
-                unit.set_reshard_after_forward(not whole, recurse=False)
-                if whole:
-                    unit.unshard()
-                else:
-                    unit.reshard()
 
 
 def share_buffers(models: list[torch.nn.Module]) -> None:
@@ -280,7 +272,7 @@ class FSDPBackend(Backend):
     def __init__(self, device: torch.device, policy: Policy | None = None) -> None:
         placed = ShardedPlacement(device, policy)
         gradients = ShardedGradients(placed)
-        super().__init__(device, placed, gradients, ShardedPhases(placed), ShardedStates(placed, gradients))
+        super().__init__(device, placed, gradients, ShardedStates(placed, gradients))
 
 
 def _as_predicate(policy: Policy | None) -> Callable[[torch.nn.Module], bool]:

@@ -13,7 +13,6 @@ from det_lightning.distributed.backend import (
     GradientExchange,
     ModelPlacement,
     ModelStates,
-    Phases,
     parameters_of,
 )
 from det_lightning.distributed.horovod_broadcast import share_state, share_tensors
@@ -78,6 +77,16 @@ class HorovodPlacement(ModelPlacement):
             "exchange the gradients of others. Use opt_level='O2', which keeps them as masters, or master_weights=True."
         )
 
+    def begin_training(self) -> None:
+        """Make weights and the states of optimizers those of the chief."""
+        if self.hvd.size() == 1:
+            return
+        of_models = [tensor for model in self.models for tensor in (*model.parameters(), *model.buffers())]
+        of_optimizers = [parameter for wrapped in self.optimizers for parameter in wrapped.parameters]
+        share_tensors(self.hvd, list(dict.fromkeys([*of_models, *of_optimizers])), "det_lightning.weights")
+        for index, wrapped in enumerate(self.optimizers):
+            share_state(self.hvd, wrapped.optimizer, self.device, f"det_lightning.optimizer{index}")
+
 
 class HorovodGradients(GradientExchange):
     """Finishes the exchange that Horovod's optimizers begin while a backward pass runs."""
@@ -112,23 +121,6 @@ class HorovodGradients(GradientExchange):
         return next(wrapped for wrapped in self._placed.optimizers if wrapped.optimizer is optimizer)
 
 
-class HorovodPhases(Phases):
-    """Makes ranks equal when a run begins."""
-
-    def __init__(self, placed: HorovodPlacement) -> None:
-        self._placed = placed
-
-    def begin_training(self) -> None:
-        """Make weights and the states of optimizers those of the chief."""
-        if self._placed.hvd.size() == 1:
-            return
-        of_models = [tensor for model in self._placed.models for tensor in (*model.parameters(), *model.buffers())]
-        of_optimizers = [parameter for wrapped in self._placed.optimizers for parameter in wrapped.parameters]
-        share_tensors(self._placed.hvd, list(dict.fromkeys([*of_models, *of_optimizers])), "det_lightning.weights")
-        for index, wrapped in enumerate(self._placed.optimizers):
-            share_state(self._placed.hvd, wrapped.optimizer, self._placed.device, f"det_lightning.optimizer{index}")
-
-
 class HorovodStates(ModelStates):
     """The states of every rank's models and optimizers, read when no exchange is under way."""
 
@@ -156,7 +148,7 @@ class HorovodBackend(Backend):
                 "HOROVOD_GPU_OPERATIONS=NCCL scripts/build_horovod.sh where CUDA and NCCL can be compiled with."
             )
         placed = HorovodPlacement(device, hvd)
-        super().__init__(device, placed, HorovodGradients(placed), HorovodPhases(placed), HorovodStates(placed))
+        super().__init__(device, placed, HorovodGradients(placed), HorovodStates(placed))
 
 
 class _Wrapped:

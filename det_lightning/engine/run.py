@@ -99,7 +99,7 @@ class TrialRun:
         """Load the checkpoint, if there is one, and notify the callbacks."""
         if self._resume is not None:
             apply(self._resume, self.context, self.events)
-        self.context.backend.phases.begin_training()
+        self.context.backend.placement.begin_training()
         self.events.emit("on_training_start")
         self._actions.begin([])
         self._step_end = self._next_step_end()
@@ -238,7 +238,7 @@ class TrialRun:
         self.context.reducers.reset_reducers()
         for model in self.context.models:
             model.eval()
-        self.context.backend.phases.begin_validation(self._validates_in_step)
+        self.context.backend.placement.begin_validation(self._validates_in_step)
         for hook in self.events.overriding("on_validation_step_start"):
             hook()
         self.events.emit("on_validation_start")
@@ -258,7 +258,7 @@ class TrialRun:
         self.events.emit("on_validation_end", metrics)
         for hook in self.events.overriding("on_validation_step_end"):
             hook(metrics)
-        self.context.backend.phases.end_validation()
+        self.context.backend.placement.end_validation()
         self.state.last_val = self.state.batches_trained
         for reporter in self._reporters:
             reporter.report_validation(self.state.batches_trained, metrics)
