@@ -66,7 +66,7 @@ class TrainingProcesses:
         return cls(DistributedContext(), LocalBackend(device))
 
     def make_strategy(self) -> Strategy | str:
-        """Return a new strategy for ``pl.Trainer`` that uses these processes and launches none."""
+        """Return a strategy for ``pl.Trainer`` that uses these processes and launches none."""
         if self.distributed.size == 1:
             return "auto"
         if isinstance(self.backend, HorovodBackend):

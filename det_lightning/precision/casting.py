@@ -39,9 +39,9 @@ def floats_of(dtype: torch.dtype) -> TensorCast:
 def cast_floats(value: Any, cast: TensorCast) -> Any:
     """Return ``value`` with its tensors, of any shapes, cast.
 
-    Containers keep their types: lists, tuples, named tuples, sets, dicts and other mutable mappings, also those that
-    are dataclasses too (as Hugging Face's outputs are), and dataclasses, frozen ones included (Lightning's
-    ``apply_to_collection`` leaves those, and sets). In anything else tensors stay; a warning says so.
+    Containers keep their types: lists, tuples, named tuples, sets, mutable mappings (Hugging Face's outputs are among
+    them) and dataclasses, frozen ones too; Lightning's ``apply_to_collection`` leaves those, and sets. In anything else
+    tensors stay; a warning says so.
     """
     if isinstance(value, torch.Tensor):
         return cast(value)

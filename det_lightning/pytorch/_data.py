@@ -150,11 +150,8 @@ class DataLoader:
 
 
 def _begin_worker(init: Callable[[int], None] | None, worker_id: int) -> None:
-    """Begin a worker that loads batches.
-
-    Its process leaves the group of the one that trains. Schedulers signal whole groups, and a worker killed by that
-    would end the training before it is saved.
-    """
+    """Begin a worker process that loads batches, in a process group of its own."""
+    # Schedulers signal whole groups, and a worker killed by that would end the training before it is saved.
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
     if init is not None:

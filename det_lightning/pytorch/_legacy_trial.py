@@ -99,8 +99,7 @@ class LegacyTrialAdapter(PyTorchTrial):
 def is_legacy_trial(trial: type[PyTorchTrial] | PyTorchTrial) -> bool:
     """Return whether a trial, or its class, has the interface before Determined 0.12.13.
 
-    It has if it defines ``build_model`` and ``optimizer`` and its ``train_batch`` takes a ``model``: today's training
-    loop does not pass one, so methods that happen to have those names do not make a trial an old one.
+    It has ``build_model`` and ``optimizer``, which any trial may define, and a ``train_batch`` that takes a ``model``.
     """
     trial_class = trial if isinstance(trial, type) else type(trial)
     if _missing_builders(trial_class):
@@ -112,8 +111,7 @@ def is_legacy_trial(trial: type[PyTorchTrial] | PyTorchTrial) -> bool:
 def adapt_legacy_trial(trial: PyTorchTrial, context: PyTorchTrialContext) -> PyTorchTrial:
     """Wrap what an old trial builds, and return it behind today's interface; return any other trial unchanged.
 
-    A trial that wrapped something itself is not an old one. Adapting a trial again, for a second run, uses the model
-    and the optimizer of the first one.
+    A trial that wrapped something itself is not an old one. A second run uses the model and optimizer of the first.
     """
     if not is_legacy_trial(trial):
         return trial

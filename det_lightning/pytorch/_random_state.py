@@ -214,11 +214,9 @@ class ResumableBatchSampler(BatchSampler):
     """Iterates over ``batch_sampler`` endlessly, from batch ``first_batch`` on, in the order that ``journal`` has.
 
     A recorded pass is begun in the recorded random state and leaves the global generators unchanged; a new pass draws
-    from them and is recorded. The length is that of one pass.
-
-    A sampler fits if its order changes from pass to pass only with the state of the global generators when a pass
-    begins, generators in its attributes that nothing else draws from, or numbers in its attributes. One that draws from
-    a global generator for every sample, or that changes a list of its own, is resumed in another order.
+    from them and is recorded. The length is that of one pass. A sampler that draws from a global generator for every
+    sample, or that changes a list of its own, is resumed in another order; a sampler fits if it depends on the global
+    generators when a pass begins, on generators in its attributes that nothing else draws from, or on numbers there.
     """
 
     def __init__(self, batch_sampler: Any, journal: PassJournal, first_batch: int = 0) -> None:
