@@ -161,6 +161,14 @@ def exchange_flat(tensors: Iterable[torch.Tensor], exchange: Callable[[torch.Ten
             tensor.copy_(values.view_as(tensor))
 
 
+def watch_gradient(parameter: torch.nn.Parameter, hook: Callable[[torch.nn.Parameter], None]) -> None:
+    """Call ``hook`` when the gradient of ``parameter`` has changed, which may be frozen now and trained later."""
+    frozen = not parameter.requires_grad
+    parameter.requires_grad_(True)
+    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    parameter.requires_grad_(not frozen)
+
+
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     """Return the parameters that an optimizer updates, in its order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -18,6 +18,7 @@ from det_lightning.distributed.backend import (
     ModelStates,
     exchange_flat,
     parameters_of,
+    watch_gradient,
 )
 from det_lightning.distributed.weight_cast import WeightCast
 
@@ -72,11 +73,7 @@ class ModelDDP(DistributedDataParallel):
             else:
                 self._local_only.add(changed)
 
-        # A parameter that is frozen now may be trained later; DistributedDataParallel would not know of it.
-        frozen = not parameter.requires_grad
-        parameter.requires_grad_(True)
-        parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
-        parameter.requires_grad_(not frozen)
+        watch_gradient(parameter, note)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model; its next backward pass averages the gradients, if any are wanted."""
