@@ -51,8 +51,9 @@ class WrappedParts:
         """
         self._precision.require_no_levels("wrap_model")
         if self._backend is not None:
-            shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-            self._require_same(f"wraps model {len(self.models)}, a {type(model).__name__}", shapes)
+            if self._distributed.size > 1:
+                shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+                self._require_same(f"wraps model {len(self.models)}, a {type(model).__name__}", shapes)
             self._precision.cast(model)
             model = self._backend.placement.wrap_model(model)
         model = self._precision.surround(model)
@@ -127,18 +128,15 @@ class WrappedParts:
 
     def require_same_on_all_ranks(self) -> None:
         """Raise, on every rank, if the ranks have wrapped different numbers of parts; all ranks must call it."""
-        has = (
-            f"{len(self.models)} model(s), {len(self.optimizers)} optimizer(s), {len(self.lr_schedulers)} scheduler(s)"
-        )
-        self._require_same(f"trains {has}", {})
+        if self._distributed.size > 1:
+            has = f"{len(self.models)} model(s), {len(self.optimizers)} optimizer(s)"
+            self._require_same(f"trains {has}, {len(self.lr_schedulers)} scheduler(s)", {})
 
     def _require_same(self, does: str, shapes: dict[str, tuple[int, ...]]) -> None:
         """Raise, on every rank, if the ranks do different things now; otherwise some would wait for others forever.
 
         The message names what each does, and the first parameter that differs.
         """
-        if self._distributed.size == 1:
-            return
         found = [_checked(entry) for entry in self._distributed.allgather(("det_lightning", does, shapes))]
         if any(entry[0] != does for entry in found):
             each = "; ".join(f"rank {rank} {theirs}" for rank, (theirs, _) in enumerate(found))
