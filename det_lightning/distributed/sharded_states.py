@@ -50,7 +50,7 @@ def shard_like(whole: torch.Tensor, parameter: DTensor) -> DTensor:
 
 
 def shard_if_alike(value: Any, target: Any) -> Any:
-    """Return a whole tensor sharded as ``target`` is, if that is sharded and of the same shape; anything else as is."""
+    """Return a whole tensor sharded as ``target`` is, if that is sharded and has the same shape; else ``value``."""
     if isinstance(target, DTensor) and isinstance(value, torch.Tensor) and value.shape == target.shape:
         return shard_like(value, target)
     return value
