@@ -9,13 +9,9 @@ __all__ = ["chosen_hparams"]
 
 
 def chosen_hparams(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one value for each hyperparameter of a configuration.
+    """Return one value for each hyperparameter of a configuration; a ValueError names all that cannot be read.
 
-    A constant has its own value, ``categorical`` its first one, and a range its middle: for ``log`` that of the
-    exponents.
-
-    Raises:
-        ValueError: an entry is of an unknown type, or lacks its values; all such are named.
+    A constant has its own value, ``categorical`` its first one, and a range its middle, for ``log`` that of exponents.
     """
     entries = config.get("hyperparameters") or {}
     mistakes: list[str] = []
@@ -33,7 +29,7 @@ def _value(entry: Any, name: str, mistakes: list[str]) -> Any:
     if not isinstance(entry, Mapping):
         return entry
     kind = entry.get("type")
-    if not isinstance(kind, str) or isinstance(entry.get("type"), Mapping):
+    if not isinstance(kind, str):
         return _values(entry, f"{name}.", mistakes)
     try:
         return _VALUE_OF[kind](entry)

@@ -85,13 +85,9 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def import_only(path: str | os.PathLike[str], files: Iterable[pathlib.Path]) -> Iterator[None]:
-    """Import from ``path`` as :func:`import_from_path` does, but no other files than the given ones.
+    """Import from ``path`` as :func:`import_from_path` does, but only the ``files`` in it.
 
     Bytecode that lies in a ``__pycache__`` there is not used: it need not belong to the source.
-
-    Args:
-        path: the directory.
-        files: the files in it.
     """
     directory = pathlib.Path(path).resolve()
     hook = _only(directory, frozenset(str(file.resolve()) for file in files))
@@ -128,16 +124,12 @@ class _Finder(FileFinder):
 
     def find_spec(self, fullname: str, target: ModuleType | None = None) -> ModuleSpec | None:
         base = str(pathlib.Path(self.path, fullname.rpartition(".")[2]))
-        for suffix, loader in _LOADERS:
-            package = str(pathlib.Path(base, f"__init__{suffix}"))
-            if package in self._allowed:
-                locations = [base]
-                return spec_from_file_location(
-                    fullname, package, loader=loader(fullname, package), submodule_search_locations=locations
-                )
-        for suffix, loader in _LOADERS:
-            if base + suffix in self._allowed:
-                return spec_from_file_location(fullname, base + suffix, loader=loader(fullname, base + suffix))
+        for stem, locations in ((str(pathlib.Path(base, "__init__")), [base]), (base, None)):
+            for suffix, loader in _LOADERS:
+                if (file := stem + suffix) in self._allowed:
+                    return spec_from_file_location(
+                        fullname, file, loader=loader(fullname, file), submodule_search_locations=locations
+                    )
         if any(file.startswith(base + os.sep) for file in self._allowed):
             namespace = ModuleSpec(fullname, None, is_package=True)
             namespace.submodule_search_locations = [base]

@@ -89,12 +89,7 @@ def mask_url(url: str) -> str:
 
 
 def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a text with the secrets in it masked: passwords of URLs, ``name=value`` of secrets, tokens of known forms.
-
-    Args:
-        text: such as the message of an error.
-        secrets: what is known to be a secret, too.
-    """
+    """Return a text with ``secrets``, passwords of URLs, ``name=value`` of secrets and tokens of known forms masked."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
     text = _URL.sub(rf"\1\2:{MASK}@", text)
@@ -166,10 +161,7 @@ def cause_without_secrets(error: BaseException) -> BaseException | None:
 class MaskedSettings(dict[Any, Any]):
     """Settings less those whose values were masked where they were written: nobody takes a mask for a value.
 
-    Args:
-        entries: what is left.
-        where: what they are settings of, such as ``experiment_config['checkpoint_storage']``.
-        masked: names of the entries that are left out; to look one up is an error.
+    ``where`` names what they are settings of; to look up one of the ``masked`` entries is an error.
     """
 
     def __init__(self, entries: Mapping[Any, Any], where: str, masked: list[Any]) -> None:
@@ -194,12 +186,7 @@ def is_masked(value: Any) -> bool:
 
 
 def leave_out_masked(settings: Any, where: str) -> Any:
-    """Return settings without values that are masks; the very same object where there are none.
-
-    Args:
-        settings: as they were given, or read from a checkpoint.
-        where: what they are, for the error that names a missing one.
-    """
+    """Return the settings ``where`` without values that are masks; the very same object if there are none."""
     if isinstance(settings, dict):
         kept = {
             name: leave_out_masked(item, f"{where}[{name!r}]") for name, item in settings.items() if not is_masked(item)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from pytorch_lightning.strategies import DDPStrategy
@@ -22,9 +20,6 @@ class PerModelStrategy(DDPStrategy):
     """
 
     strategy_name: str
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
 
     def setup_environment(self) -> None:
         """Connect the processes.

@@ -30,29 +30,16 @@ TRIAL_STRATEGIES = (*_PER_MODEL, HorovodStrategy)
 
 @dataclasses.dataclass(frozen=True)
 class TrainingProcesses:
-    """The processes of a run, made from the arguments of a script or from Lightning's strategy.
-
-    Attributes:
-        distributed: rank and size, and the exchange of objects.
-        backend: makes models ready for training and keeps them equal.
-    """
+    """The processes of a run, and the backend that keeps their models equal."""
 
     distributed: DistributedContext
     backend: Backend
 
     @classmethod
     def of_script(cls, distributed: DistributedContext | None, strategy: str | Strategy) -> TrainingProcesses:
-        """Take the processes of a run that its script has launched.
+        """Return the processes of a run that its script has launched.
 
-        Args:
-            distributed: the processes; by default those of Horovod if it is asked for, or those of torchrun if it has
-                started this one, which are connected if they are not yet; otherwise this one alone.
-            strategy: how they train: a name of ``pl.Trainer(strategy=...)``, or a strategy with options.
-
-        Raises:
-            ImportError: Horovod is asked for, and not installed.
-            ValueError: no such strategy is known; Horovod is asked for together with something else; nothing connects
-                the processes; or a node has more of them than GPUs.
+        ``distributed`` and ``strategy`` are those of ``init``, which says what they may be and what is raised.
         """
         if _is_horovod(strategy):
             return _of_horovod(distributed)
@@ -70,11 +57,7 @@ class TrainingProcesses:
 
     @classmethod
     def of_trainer(cls, strategy: Strategy) -> TrainingProcesses:
-        """Take the processes that a strategy of ``pl.Trainer`` has launched.
-
-        Raises:
-            ValueError: the environment asks for Horovod, and it was not chosen.
-        """
+        """Return those of a strategy of ``pl.Trainer``; a ValueError if the environment asks for Horovod instead."""
         if not isinstance(strategy, HorovodStrategy):
             refuse_horovod(getattr(strategy, "strategy_name", type(strategy).__name__))
         device = strategy.root_device
@@ -83,7 +66,7 @@ class TrainingProcesses:
         return cls(DistributedContext(), LocalBackend(device))
 
     def make_strategy(self) -> Strategy | str:
-        """Return a new strategy for ``pl.Trainer`` that uses these processes and launches none."""
+        """Return a strategy for ``pl.Trainer`` that uses these processes and launches none."""
         if self.distributed.size == 1:
             return "auto"
         if isinstance(self.backend, HorovodBackend):

@@ -33,20 +33,13 @@ class _Contribution:
 
 
 class Exchange:
-    """Numbered rounds among a group of ranks; every rank of the group must take part in every round.
+    """Numbered rounds among the ranks ``members``, the first being the chief; each must take part in every round.
 
     In a round each rank appends its contribution to one key and counts itself. The last one to come publishes all
     contributions under another key, which the others poll. Every rank sees which operation each has called, so
     differing calls raise on every rank. The keys of a round are deleted when the next one is complete, large objects
     when all have read them. A rank that leaves puts an alarm under the key that the others would poll next.
-
-    The objects are pickled. Whoever reaches the store can run code in the ranks, as with ``torch.distributed``.
-
-    Args:
-        session: of all ranks.
-        name: prefix of the group's keys.
-        suffix: of the names of the group's operations, ``_local`` on a node.
-        members: the ranks of the group, in its order; the first one is its chief.
+    ``name`` is the prefix of the group's keys, ``suffix`` that of its operations' names, ``_local`` on a node.
     """
 
     def __init__(self, session: Session, name: str, suffix: str, members: Sequence[int]) -> None:

@@ -24,14 +24,8 @@ class Session:
     """The keys that all ranks of one run share in a store, from their rendezvous until they leave.
 
     Rank 0 draws the name of the session at random, so keys that an earlier context, or the same run before a restart,
-    has left in the store are never seen.
-
-    Attributes:
-        rounds: the number of exchanges that this rank has completed in each group.
-        on_leave: called with the reason when this rank leaves.
-
-    Raises:
-        RuntimeError: the store cannot be started or reached, or not all ranks came; names them.
+    has left in the store are never seen. ``rounds`` counts the exchanges that this rank has completed in each group;
+    ``on_leave`` is called with the reason when it leaves.
     """
 
     def __init__(self, address: StoreAddress, rank: int, size: int, timeout_s: float) -> None:

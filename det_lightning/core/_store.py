@@ -57,9 +57,8 @@ def agent_store(rank: int, size: int, one_node: bool) -> StoreAddress | None:
 def pauses(timeout_s: float, longest_s: float = LONGEST_PAUSE_S) -> Iterator[float]:
     """Yield the seconds that have passed, with a sleep after each, until the time is over.
 
-    Ranks poll the store with growing pauses, because its own ``wait`` cannot be interrupted by signals, and writes
-    warnings of the C++ side to stderr whenever its time is over. An eighth more is waited than needed, at most
-    ``longest_s``: 20 requests of 0.1 ms in a second.
+    Ranks poll the store, because its own ``wait`` cannot be interrupted by signals, and logs warnings when its time is
+    over. An eighth more is waited than needed, at most ``longest_s``: 20 requests of 0.1 ms in a second.
     """
     started = time.monotonic()
     while (passed := time.monotonic() - started) < timeout_s:

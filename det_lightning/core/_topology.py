@@ -94,3 +94,16 @@ def topology_from_environment(need: str, variables: tuple[str, ...]) -> ProcessT
 def topology_from_horovod(hvd: Any) -> ProcessTopology:
     """Return the topology of the processes that ``horovod.torch`` connects."""
     return ProcessTopology(**{field.name: getattr(hvd, field.name)() for field in dataclasses.fields(ProcessTopology)})
+
+
+def elastic_job() -> str | None:
+    """Return the id of torchrun's job, which restarts keep; None without torchrun, or if the job has no id."""
+    # A job that was not given a name is called "none".
+    job = os.environ.get("TORCHELASTIC_RUN_ID")
+    return None if job in (None, "", "none") else job
+
+
+def restarts() -> int:
+    """Return how often torchrun has restarted the processes of this job."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(count) if count.isdecimal() else 0

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from det_lightning.distributed.weight_cast import WeightCast
+from det_lightning.distributed.weight_cast import WeightCast, replace_parameters
 
 #: What DistributedDataParallel puts before the names of parameters and buffers.
 DDP_PREFIX = "module."
 
 
 class ModelPlacement:
-    """Makes models and optimizers ready for training: here it moves models to a device."""
+    """Makes models and optimizers ready for training and validations: here it moves models to a device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -35,19 +36,29 @@ class ModelPlacement:
         casting.renew(model)
         return model
 
-    def change_optimizer(
-        self, optimizer: torch.optim.Optimizer, change: Callable[[torch.optim.Optimizer], None]
+    def replace_parameters(
+        self, optimizer: torch.optim.Optimizer, others: dict[torch.nn.Parameter, torch.nn.Parameter]
     ) -> None:
-        """Let ``change`` give an optimizer other parameters."""
-        change(optimizer)
+        """Make an optimizer update ``others`` in place of its own parameters."""
+        replace_parameters(optimizer, others)
+
+    def begin_training(self) -> None:
+        """Begin a run, when everything is wrapped and loaded."""
+
+    def begin_validation(self, in_step: bool) -> None:
+        """Begin a validation; ``in_step`` if all ranks run the models equally often in it."""
+
+    def end_validation(self) -> None:
+        """End a validation."""
 
 
-class GradientPath(Protocol):
-    """The way from a loss to updated parameters."""
+class GradientExchange:
+    """Exchanges gradients among ranks: here there is a single process, and nothing to exchange.
 
-    @property
-    def exchanges(self) -> bool:
-        """Whether :meth:`begin_batch` and :meth:`synchronize` must be called."""
+    Only where it ``exchanges`` must :meth:`begin_batch` and :meth:`synchronize` be called.
+    """
+
+    exchanges = False
 
     def begin_batch(self, communicate: bool) -> None:
         """Begin a training batch; its gradients are exchanged over ranks only if ``communicate`` is true."""
@@ -56,31 +67,13 @@ class GradientPath(Protocol):
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
         """Run ``loss.backward``. A ``loss`` has the shape ``()``, or that of ``gradient``."""
+        loss.backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the gradients of ``optimizer`` those of all ranks, before they are looked at."""
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         """Run one step of ``optimizer``, through ``scaler`` if there is one."""
-
-
-class GradientExchange:
-    """A :class:`GradientPath` without loss scaling: here that of a single process, which exchanges nothing."""
-
-    exchanges = False
-
-    def begin_batch(self, communicate: bool) -> None:
-        """There is nobody to exchange gradients with."""
-
-    def backward(
-        self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
-    ) -> None:
-        loss.backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
-
-    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """The gradients of the only rank are those of all."""
-
-    def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         if scaler is None:
             optimizer.step()
         else:
@@ -91,19 +84,6 @@ class GradientExchange:
 
     def agree(self, flag: torch.Tensor) -> None:
         """Make a scalar on the device, of shape ``()``, the greatest that any rank has."""
-
-
-class Phases:
-    """What must happen between batches: nothing where every rank can run its models by itself."""
-
-    def begin_training(self) -> None:
-        """Begin a run, when everything is wrapped and loaded."""
-
-    def begin_validation(self, in_step: bool) -> None:
-        """Begin a validation; ``in_step`` if all ranks run the models equally often in it."""
-
-    def end_validation(self) -> None:
-        """End a validation."""
 
 
 class ModelStates:
@@ -151,22 +131,14 @@ class ModelStates:
         return whole.to(parameter.device)
 
 
+@dataclasses.dataclass(eq=False)
 class Backend:
     """What a context trains on: the device of this process, and one object for each purpose."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        placement: ModelPlacement,
-        gradients: GradientExchange,
-        phases: Phases,
-        states: ModelStates,
-    ) -> None:
-        self.device = device
-        self.placement = placement
-        self.gradients = gradients
-        self.phases = phases
-        self.states = states
+    device: torch.device
+    placement: ModelPlacement
+    gradients: GradientExchange
+    states: ModelStates
 
 
 class LocalBackend(Backend):
@@ -174,7 +146,27 @@ class LocalBackend(Backend):
 
     def __init__(self, device: torch.device | None = None) -> None:
         device = device or torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-        super().__init__(device, ModelPlacement(device), GradientExchange(), Phases(), ModelStates())
+        super().__init__(device, ModelPlacement(device), GradientExchange(), ModelStates())
+
+
+def exchange_flat(tensors: Iterable[torch.Tensor], exchange: Callable[[torch.Tensor], Any]) -> None:
+    """Run ``exchange`` in place on all values of ``tensors``, as one flat tensor for each type."""
+    by_kind: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_kind.setdefault(tensor.dtype, []).append(tensor)
+    for same in by_kind.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in same])
+        exchange(flat)
+        for tensor, values in zip(same, torch.split(flat, [t.numel() for t in same]), strict=True):
+            tensor.copy_(values.view_as(tensor))
+
+
+def watch_gradient(parameter: torch.nn.Parameter, hook: Callable[[torch.nn.Parameter], None]) -> None:
+    """Call ``hook`` when the gradient of ``parameter`` has changed, which may be frozen now and trained later."""
+    frozen = not parameter.requires_grad
+    parameter.requires_grad_(True)
+    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    parameter.requires_grad_(not frozen)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:

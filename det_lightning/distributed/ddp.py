@@ -16,8 +16,9 @@ from det_lightning.distributed.backend import (
     GradientExchange,
     ModelPlacement,
     ModelStates,
-    Phases,
+    exchange_flat,
     parameters_of,
+    watch_gradient,
 )
 from det_lightning.distributed.weight_cast import WeightCast
 
@@ -30,10 +31,7 @@ class ModelDDP(DistributedDataParallel):
 
     Any order of forward and backward passes keeps the ranks equal. ``DistributedDataParallel`` averages a gradient once
     after each forward pass, and silently ignores what further backward passes add; here that is noticed, and
-    :meth:`average_rest` makes up for it.
-
-    Attributes:
-        communicates: gradients are averaged; otherwise they are kept, for an aggregation over batches.
+    :meth:`average_rest` makes up for it. Unless it ``communicates``, gradients are kept for an aggregation.
     """
 
     def __init__(self, module: torch.nn.Module, find_unused_parameters: bool = False) -> None:
@@ -75,11 +73,7 @@ class ModelDDP(DistributedDataParallel):
             else:
                 self._local_only.add(changed)
 
-        # A parameter that is frozen now may be trained later; DistributedDataParallel would not know of it.
-        frozen = not parameter.requires_grad
-        parameter.requires_grad_(True)
-        parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
-        parameter.requires_grad_(not frozen)
+        watch_gradient(parameter, note)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model; its next backward pass averages the gradients, if any are wanted."""
@@ -130,19 +124,7 @@ class ModelDDP(DistributedDataParallel):
         rest = [parameter for parameter in parameters if parameter in self._local_only]
         self._local_only.difference_update(rest)
         gradients = [parameter.grad for parameter in rest if parameter.grad is not None]
-        if gradients:
-            _average(gradients)
-
-
-def _average(gradients: list[torch.Tensor]) -> None:
-    by_kind: dict[torch.dtype, list[torch.Tensor]] = {}
-    for gradient in gradients:
-        by_kind.setdefault(gradient.dtype, []).append(gradient)
-    for same in by_kind.values():
-        flat = torch.cat([gradient.reshape(-1) for gradient in same]).div_(dist.get_world_size())
-        dist.all_reduce(flat)
-        for gradient, values in zip(same, torch.split(flat, [g.numel() for g in same]), strict=True):
-            gradient.copy_(values.view_as(gradient))
+        exchange_flat(gradients, lambda flat: dist.all_reduce(flat.div_(dist.get_world_size())))
 
 
 class ReplicatedPlacement(ModelPlacement):
@@ -169,6 +151,14 @@ class ReplicatedPlacement(ModelPlacement):
         changed = ModelDDP(model.module, self._find_unused_parameters)
         self.models[self.models.index(model)] = changed
         return changed
+
+    def begin_validation(self, in_step: bool) -> None:
+        for model in self.models:
+            model.begin_evaluation()
+
+    def end_validation(self) -> None:
+        for model in self.models:
+            model.end_evaluation()
 
 
 class ReplicatedGradients(GradientExchange):
@@ -202,25 +192,9 @@ class ReplicatedGradients(GradientExchange):
         dist.all_reduce(flag, dist.ReduceOp.MAX)
 
 
-class ReplicatedPhases(Phases):
-    """Keeps ranks from waiting for each other during validations."""
-
-    def __init__(self, models: list[ModelDDP]) -> None:
-        self._models = models
-
-    def begin_validation(self, in_step: bool) -> None:
-        for model in self._models:
-            model.begin_evaluation()
-
-    def end_validation(self) -> None:
-        for model in self._models:
-            model.end_evaluation()
-
-
 class DDPBackend(Backend):
     """Trains each wrapped model as a :class:`ModelDDP`."""
 
     def __init__(self, device: torch.device, find_unused_parameters: bool = False) -> None:
         placement = ReplicatedPlacement(device, find_unused_parameters)
-        gradients = ReplicatedGradients(placement.models)
-        super().__init__(device, placement, gradients, ReplicatedPhases(placement.models), ModelStates())
+        super().__init__(device, placement, ReplicatedGradients(placement.models), ModelStates())

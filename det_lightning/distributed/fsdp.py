@@ -18,14 +18,14 @@ from det_lightning.distributed.backend import (
     GradientExchange,
     ModelPlacement,
     ModelStates,
-    Phases,
+    exchange_flat,
     parameters_of,
 )
 from det_lightning.distributed.sharded_states import (
     gather_optimizer,
     gather_tensors,
-    load_into_model,
     load_into_optimizer,
+    shard_if_alike,
     shard_like,
 )
 from det_lightning.distributed.weight_cast import WeightCast, replace_parameters
@@ -113,22 +113,42 @@ class ShardedPlacement(ModelPlacement):
             replace_parameters(optimizer, former)
         return model
 
-    def change_optimizer(
-        self, optimizer: torch.optim.Optimizer, change: Callable[[torch.optim.Optimizer], None]
+    def replace_parameters(
+        self, optimizer: torch.optim.Optimizer, others: dict[torch.nn.Parameter, torch.nn.Parameter]
     ) -> None:
         before = parameters_of(optimizer)
-        change(optimizer)
+        super().replace_parameters(optimizer, others)
         held = {parameter for wrapped in self.optimizers for parameter in parameters_of(wrapped)}
         self.whole.forget(parameter for parameter in before if parameter not in held)
+
+    def begin_training(self) -> None:
+        """Find the whole parameters; the ranks are equal since models were wrapped."""
+        self.whole.find()
+
+    def begin_validation(self, in_step: bool) -> None:
+        """Share the buffers; make the models whole if the ranks will not run them equally often."""
+        self.whole.find()
+        share_buffers(self.models)
+        if not in_step:
+            self._set_whole(True)
+
+    def end_validation(self) -> None:
+        self._set_whole(False)
+
+    def _set_whole(self, whole: bool) -> None:
+        for model in self.models:
+            for unit in units_of(model):
+                unit.set_reshard_after_forward(not whole, recurse=False)
+                if whole:
+                    unit.unshard()
+                else:
+                    unit.reshard()
 
 
 class ShardedGradients(GradientExchange):
     """Exchanges what FSDP2 leaves to its user: gradients that are kept over batches, and those of unused parameters.
 
     FSDP2 averages all that a backward pass adds, in whatever order passes come.
-
-    Attributes:
-        keeps_gradients: some batch of the run was not to exchange its gradients.
     """
 
     exchanges = True
@@ -188,47 +208,10 @@ class ShardedGradients(GradientExchange):
         dist.all_reduce(flag, dist.ReduceOp.MAX)
 
 
-class ShardedPhases(Phases):
-    """Makes models whole where ranks will not run them equally often."""
-
-    def __init__(self, placed: ShardedPlacement) -> None:
-        self._placed = placed
-
-    def begin_training(self) -> None:
-        """Find the whole parameters; the ranks are equal since models were wrapped."""
-        self._placed.whole.find()
-
-    def begin_validation(self, in_step: bool) -> None:
-        """Share the buffers; make the models whole if the ranks will not run them equally often."""
-        self._placed.whole.find()
-        share_buffers(self._placed.models)
-        if not in_step:
-            self._set_whole(True)
-
-    def end_validation(self) -> None:
-        self._set_whole(False)
-
-    def _set_whole(self, whole: bool) -> None:
-        for model in self._placed.models:
-            for unit in units_of(model):
-                unit.set_reshard_after_forward(not whole, recurse=False)
-                if whole:
-                    unit.unshard()
-                else:
-                    unit.reshard()
-
-
 def share_buffers(models: list[torch.nn.Module]) -> None:
     """Make the buffers of all ranks those of the chief, as Determined's data-parallel training does."""
-    by_kind: dict[torch.dtype, list[torch.Tensor]] = {}
-    for model in models:
-        for buffer in model.buffers():
-            by_kind.setdefault(buffer.dtype, []).append(buffer)
-    for same in by_kind.values():
-        flat = torch.cat([buffer.reshape(-1) for buffer in same])
-        dist.broadcast(flat, 0)
-        for buffer, values in zip(same, torch.split(flat, [b.numel() for b in same]), strict=True):
-            buffer.copy_(values.view_as(buffer))
+    buffers = [buffer for model in models for buffer in model.buffers()]
+    exchange_flat(buffers, lambda flat: dist.broadcast(flat, 0))
 
 
 class ShardedStates(ModelStates):
@@ -247,7 +230,9 @@ class ShardedStates(ModelStates):
         return gather_optimizer(optimizer)
 
     def load_model(self, model: torch.nn.Module, weights: dict[str, Any]) -> None:
-        load_into_model(model, weights)
+        current = model.state_dict()
+        fitted = {name: shard_if_alike(value, current.get(name)) for name, value in weights.items()}
+        model.load_state_dict(fitted)
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         load_into_optimizer(optimizer, state)
@@ -287,7 +272,7 @@ class FSDPBackend(Backend):
     def __init__(self, device: torch.device, policy: Policy | None = None) -> None:
         placed = ShardedPlacement(device, policy)
         gradients = ShardedGradients(placed)
-        super().__init__(device, placed, gradients, ShardedPhases(placed), ShardedStates(placed, gradients))
+        super().__init__(device, placed, gradients, ShardedStates(placed, gradients))
 
 
 def _as_predicate(policy: Policy | None) -> Callable[[torch.nn.Module], bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from det_lightning.distributed.backend import (
     GradientExchange,
     ModelPlacement,
     ModelStates,
-    Phases,
     parameters_of,
 )
 from det_lightning.distributed.horovod_broadcast import share_state, share_tensors
@@ -70,14 +68,24 @@ class HorovodPlacement(ModelPlacement):
             named[name] = parameter
         return named
 
-    def change_optimizer(
-        self, optimizer: torch.optim.Optimizer, change: Callable[[torch.optim.Optimizer], None]
+    def replace_parameters(
+        self, optimizer: torch.optim.Optimizer, others: dict[torch.nn.Parameter, torch.nn.Parameter]
     ) -> None:
         """Refuse to: Horovod exchanges the gradients of the parameters that it was given."""
         raise errors.InvalidExperimentException(
             f"Horovod knows the parameters of the {type(optimizer).__name__} since wrap_optimizer(), and would not "
             "exchange the gradients of others. Use opt_level='O2', which keeps them as masters, or master_weights=True."
         )
+
+    def begin_training(self) -> None:
+        """Make weights and the states of optimizers those of the chief."""
+        if self.hvd.size() == 1:
+            return
+        of_models = [tensor for model in self.models for tensor in (*model.parameters(), *model.buffers())]
+        of_optimizers = [parameter for wrapped in self.optimizers for parameter in wrapped.parameters]
+        share_tensors(self.hvd, list(dict.fromkeys([*of_models, *of_optimizers])), "det_lightning.weights")
+        for index, wrapped in enumerate(self.optimizers):
+            share_state(self.hvd, wrapped.optimizer, self.device, f"det_lightning.optimizer{index}")
 
 
 class HorovodGradients(GradientExchange):
@@ -113,23 +121,6 @@ class HorovodGradients(GradientExchange):
         return next(wrapped for wrapped in self._placed.optimizers if wrapped.optimizer is optimizer)
 
 
-class HorovodPhases(Phases):
-    """Makes ranks equal when a run begins."""
-
-    def __init__(self, placed: HorovodPlacement) -> None:
-        self._placed = placed
-
-    def begin_training(self) -> None:
-        """Make weights and the states of optimizers those of the chief."""
-        if self._placed.hvd.size() == 1:
-            return
-        of_models = [tensor for model in self._placed.models for tensor in (*model.parameters(), *model.buffers())]
-        of_optimizers = [parameter for wrapped in self._placed.optimizers for parameter in wrapped.parameters]
-        share_tensors(self._placed.hvd, list(dict.fromkeys([*of_models, *of_optimizers])), "det_lightning.weights")
-        for index, wrapped in enumerate(self._placed.optimizers):
-            share_state(self._placed.hvd, wrapped.optimizer, self._placed.device, f"det_lightning.optimizer{index}")
-
-
 class HorovodStates(ModelStates):
     """The states of every rank's models and optimizers, read when no exchange is under way."""
 
@@ -157,7 +148,7 @@ class HorovodBackend(Backend):
                 "HOROVOD_GPU_OPERATIONS=NCCL scripts/build_horovod.sh where CUDA and NCCL can be compiled with."
             )
         placed = HorovodPlacement(device, hvd)
-        super().__init__(device, placed, HorovodGradients(placed), HorovodPhases(placed), HorovodStates(placed))
+        super().__init__(device, placed, HorovodGradients(placed), HorovodStates(placed))
 
 
 class _Wrapped:

@@ -31,9 +31,7 @@ def horovod_is_wanted() -> bool:
 def connect_horovod() -> Any:
     """Return ``horovod.torch``, connected to the other processes of the run.
 
-    Raises:
-        ImportError: it is not installed, or was built without torch.
-        ValueError: another launcher, or another kind of distributed training, is asked for too.
+    An ImportError if it is not installed or has no torch, a ValueError if the environment asks for something else too.
     """
     others = [f"{name}={os.environ[name]}" for name in _OF_OTHERS if os.environ.get(name)]
     if others:

@@ -49,15 +49,11 @@ def shard_like(whole: torch.Tensor, parameter: DTensor) -> DTensor:
     return cast(DTensor, sharded.clone())
 
 
-def load_into_model(model: torch.nn.Module, weights: dict[str, Any]) -> None:
-    """Load whole weights into a model that may be sharded; they are the same on all ranks."""
-    current = model.state_dict()
-    fitted = {}
-    for name, value in weights.items():
-        target = current.get(name)
-        fits = isinstance(target, DTensor) and isinstance(value, torch.Tensor) and value.shape == target.shape
-        fitted[name] = shard_like(value, cast(DTensor, target)) if fits else value
-    model.load_state_dict(fitted)
+def shard_if_alike(value: Any, target: Any) -> Any:
+    """Return a whole tensor sharded as ``target`` is, if that is sharded and has the same shape; else ``value``."""
+    if isinstance(target, DTensor) and isinstance(value, torch.Tensor) and value.shape == target.shape:
+        return shard_like(value, target)
+    return value
 
 
 def load_into_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

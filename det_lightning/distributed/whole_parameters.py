@@ -9,6 +9,8 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.hooks import RemovableHandle
 
+from det_lightning.distributed.backend import watch_gradient
+
 
 class WholeParameters:
     """Finds the whole parameter of each sharded one; it holds a gradient that is not exchanged yet."""
@@ -49,15 +51,8 @@ class WholeParameters:
         for name, parameter in model.named_parameters():
             if parameter is not sharded[name]:
                 self._whole[sharded[name]] = parameter
-                self._watch(parameter)
+                watch_gradient(parameter, self._used.add)
         unit.reshard()
-
-    def _watch(self, whole: torch.nn.Parameter) -> None:
-        # A parameter that is frozen now may be trained later.
-        frozen = not whole.requires_grad
-        whole.requires_grad_(True)
-        whole.register_post_accumulate_grad_hook(self._used.add)  # type: ignore[no-untyped-call]
-        whole.requires_grad_(not frozen)
 
     def __getitem__(self, sharded: torch.nn.Parameter) -> torch.nn.Parameter:
         return self._whole[sharded]

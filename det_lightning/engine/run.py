@@ -99,7 +99,7 @@ class TrialRun:
         """Load the checkpoint, if there is one, and notify the callbacks."""
         if self._resume is not None:
             apply(self._resume, self.context, self.events)
-        self.context.backend.phases.begin_training()
+        self.context.backend.placement.begin_training()
         self.events.emit("on_training_start")
         self._actions.begin([])
         self._step_end = self._next_step_end()
@@ -165,14 +165,14 @@ class TrialRun:
 
     def _train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
         context = self.context
-        gradients = context.precision.path
-        if gradients.exchanges:
-            gradients.begin_batch(context.is_update_batch())
+        precision = context.precision
+        if precision.path.exchanges:
+            precision.path.begin_batch(context.is_update_batch())
         if context.experimental.auto_to_device:
             batch = context.to_device(batch)
         metrics: Any = self.trial.train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
-        if (scaling := context.precision.scaling) is not None:
-            scaling.end_batch()
+        if precision.scales_losses:
+            precision.scaling.end_batch()
         if isinstance(metrics, torch.Tensor):
             metrics = {"loss": metrics}
         elif not isinstance(metrics, dict):
@@ -238,7 +238,7 @@ class TrialRun:
         self.context.reducers.reset_reducers()
         for model in self.context.models:
             model.eval()
-        self.context.backend.phases.begin_validation(self._validates_in_step)
+        self.context.backend.placement.begin_validation(self._validates_in_step)
         for hook in self.events.overriding("on_validation_step_start"):
             hook()
         self.events.emit("on_validation_start")
@@ -258,7 +258,7 @@ class TrialRun:
         self.events.emit("on_validation_end", metrics)
         for hook in self.events.overriding("on_validation_step_end"):
             hook(metrics)
-        self.context.backend.phases.end_validation()
+        self.context.backend.placement.end_validation()
         self.state.last_val = self.state.batches_trained
         for reporter in self._reporters:
             reporter.report_validation(self.state.batches_trained, metrics)

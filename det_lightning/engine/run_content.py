@@ -69,7 +69,7 @@ def _resume_state(run: TrialRun) -> ResumeState:
         journals=distributed.allgather(journal),
         optimizer_steps=context.optimizer_steps,
         gradients=_gradients_of_ranks(context),
-        precision=context.precision.unfinished(),
+        precision=context.precision.scaling.unfinished(),
         world_size=distributed.size,
         settings=_masked_settings(context),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import Any
 
 import torch
@@ -10,12 +11,57 @@ import torch
 from det_lightning import errors
 from det_lightning.distributed.backend import Backend
 from det_lightning.precision.levels import DYNAMIC, Level
-from det_lightning.precision.loss_scaler import LossScaler
 from det_lightning.precision.scaled_gradients import ScaledGradients
-from det_lightning.precision.scaling import LossNumbers, LossScaling
+from det_lightning.precision.scaling import LossScaling, number_of
 from det_lightning.precision.stepping import StepUnless
 
 logger = logging.getLogger(__name__)
+
+
+class LossScaler:
+    """apex's loss scaler: one number on the device; an overflow halves it, ``window`` passes without one double it.
+
+    Only :meth:`state_dict` waits for the device. Scale, inverse and overflow have the shape ``()``.
+    """
+
+    def __init__(self, device: torch.device, level: Level, window: int) -> None:
+        self.dynamic = level.loss_scale == DYNAMIC
+        self._window = window
+        bounds = {"min": level.min_loss_scale, "max": level.max_loss_scale}
+        self._bounds = {name: bound for name, bound in bounds.items() if bound is not None}
+        initial = 2.0**16 if self.dynamic else float(level.loss_scale)
+        self._scale = torch.full((), initial, dtype=torch.float32, device=device)
+        self._unskipped = torch.zeros((), dtype=torch.int32, device=device)
+        self._bound()
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss in float32, times the scale."""
+        return loss.float() * self._scale
+
+    def inverse(self) -> torch.Tensor:
+        """Return what gradients must be multiplied by."""
+        return self._scale.reciprocal()
+
+    def update(self, overflow: torch.Tensor) -> None:
+        """Adapt the scale after a backward pass; ``overflow`` is not 0 if a gradient was not finite."""
+        if not self.dynamic:
+            self._unskipped += 1
+            return
+        torch._amp_update_scale_(self._scale, self._unskipped, overflow, 2.0, 0.5, self._window)
+        self._bound()
+
+    def _bound(self) -> None:
+        if self.dynamic and self._bounds:
+            self._scale.clamp_(**self._bounds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return apex's entry for one scaler."""
+        return {"loss_scale": float(self._scale), "unskipped": int(self._unskipped)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned; a KeyError if an entry is missing."""
+        self._scale.fill_(float(state["loss_scale"]))
+        self._unskipped.fill_(int(state["unskipped"]))
 
 
 class ApexLevels(LossScaling):
@@ -23,11 +69,8 @@ class ApexLevels(LossScaling):
 
     The n-th loss of a batch is scaled by the n-th scaler; with one scaler all are scaled by that. Each backward pass
     unscales the gradients that it adds and adapts its scaler. If one of them is not finite, the next step of every
-    optimizer that got gradients from the pass is skipped.
-
-    Args:
-        masters: the float32 parameter that an optimizer has in place of one in half precision.
-        window: number of passes without an overflow after which a scale is doubled.
+    optimizer that got gradients from the pass is skipped. ``masters`` are the float32 parameters that optimizers
+    have in place of those in half precision.
     """
 
     def __init__(
@@ -44,19 +87,8 @@ class ApexLevels(LossScaling):
         self._device = backend.device
         self._optimizers = optimizers
         self._gradients = ScaledGradients(backend, optimizers, masters)
-        dynamic = level.loss_scale == DYNAMIC
-        self.scalers = [
-            LossScaler(
-                backend.device,
-                dynamic,
-                initial=2.0**16 if dynamic else float(level.loss_scale),
-                window=window,
-                minimum=level.min_loss_scale,
-                maximum=level.max_loss_scale,
-            )
-            for _ in range(level.num_losses)
-        ]
-        self._losses = LossNumbers()
+        self.scalers = [LossScaler(backend.device, level, window) for _ in range(level.num_losses)]
+        self._losses: list[weakref.ref[torch.Tensor]] = []
         self._overflows: dict[torch.optim.Optimizer, torch.Tensor] = {}
 
     def begin_batch(self, communicate: bool) -> None:
@@ -84,7 +116,7 @@ class ApexLevels(LossScaling):
     def _scaler_of(self, loss: torch.Tensor) -> LossScaler:
         if len(self.scalers) == 1:
             return self.scalers[0]
-        number = self._losses.number_of(loss)
+        number = number_of(loss, self._losses)
         if number >= len(self.scalers):
             raise errors.InvalidExperimentException(
                 f"A batch called context.backward() with more than {len(self.scalers)} losses, and "
@@ -121,9 +153,7 @@ class ApexLevels(LossScaling):
             logger.warning(
                 "The checkpoint has the states of %d loss scalers, and configure_apex_amp(num_losses=%d) made %d; the "
                 "states that fit are loaded.",
-                len(saved),
-                len(self.scalers),
-                len(self.scalers),
+                *(len(saved), len(self.scalers), len(self.scalers)),
             )
         for index, scaler in enumerate(self.scalers):
             if (entry := saved.get(f"loss_scaler{index}")) is not None:

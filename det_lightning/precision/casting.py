@@ -1,4 +1,4 @@
-"""Casting what goes into a model and what comes out of it, in any nesting."""
+"""Casting whole models, what goes into them and what comes out of them, in any nesting."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def floats_of(dtype: torch.dtype) -> TensorCast:
 def cast_floats(value: Any, cast: TensorCast) -> Any:
     """Return ``value`` with its tensors, of any shapes, cast.
 
-    Containers keep their types: lists, tuples, named tuples, sets, dicts and other mutable mappings, also those that
-    are dataclasses too (as Hugging Face's outputs are), and dataclasses, frozen ones included (Lightning's
-    ``apply_to_collection`` leaves those, and sets). In anything else tensors stay; a warning says so.
+    Containers keep their types: lists, tuples, named tuples, sets, mutable mappings (Hugging Face's outputs are among
+    them) and dataclasses, frozen ones too; Lightning's ``apply_to_collection`` leaves those, and sets. In anything else
+    tensors stay; a warning says so.
     """
     if isinstance(value, torch.Tensor):
         return cast(value)
@@ -78,11 +78,8 @@ def _cast_fields(value: Any, cast: TensorCast) -> Any:
 class CastingForward:
     """The forward pass of a model with casts around it; set as the model's ``forward``.
 
-    It is an object, not a closure, so that a deep copy of the model runs the copy.
-
-    Args:
-        inputs, outputs: how to cast arguments and what is returned, of any shapes; None leaves them.
-        autocast: device type and what to compute in where that is safe; None computes in the types of the tensors.
+    It is an object, not a closure, so that a deep copy of the model runs the copy. ``autocast`` is the device type, and
+    what to compute in where that is safe.
     """
 
     def __init__(
@@ -104,3 +101,30 @@ class CastingForward:
         with contextlib.nullcontext() if self._autocast is None else torch.autocast(*self._autocast):
             output = self._forward(*args, **kwargs)
         return output if self._outputs is None else cast_floats(output, self._outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeModelPrecision:
+    """The precision of every wrapped model where the trial does not choose one.
+
+    ``name`` is for messages, such as ``"pl.Trainer(precision='bf16-mixed')"``. Weights are cast to ``dtype`` too if
+    ``casts_weights``; otherwise models compute in it under autocast. float16 needs to scale losses for that, with the
+    settings of ``scaler`` or by default torch's.
+    """
+
+    name: str
+    dtype: torch.dtype
+    casts_weights: bool = False
+    scales: bool = False
+    scaler: torch.amp.GradScaler | None = dataclasses.field(default=None, compare=False)
+
+    def cast(self, model: torch.nn.Module) -> None:
+        """Cast the weights of ``model`` in place, if that was chosen."""
+        if self.casts_weights:
+            model.to(self.dtype)
+
+    def surround(self, model: torch.nn.Module, device: torch.device) -> None:
+        """Make the forward pass of ``model`` compute in this precision, and return float32."""
+        inputs = floats_of(self.dtype) if self.casts_weights else None
+        autocast = None if self.casts_weights else (device.type, self.dtype)
+        model.forward = CastingForward(model.forward, inputs, halves_to_float, autocast)

@@ -8,15 +8,13 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.distributed.backend import Backend, GradientPath
+from det_lightning.distributed.backend import Backend, GradientExchange
 from det_lightning.precision.apex_levels import ApexLevels
-from det_lightning.precision.casting import CastingForward, halves_to_float
+from det_lightning.precision.casting import CastingForward, WholeModelPrecision, halves_to_float
 from det_lightning.precision.installed_apex import InstalledApex, apex_is_wanted
 from det_lightning.precision.level_models import apply_level, check_parts, configured_parts, put_back, wrapped_ones
 from det_lightning.precision.levels import resolve_level
-from det_lightning.precision.scaling import LossScaling
-from det_lightning.precision.torch_amp import TorchAmp, make_scaler
-from det_lightning.precision.whole_models import WholeModelPrecision
+from det_lightning.precision.scaling import LossScaling, TorchAmp, make_scaler
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +22,8 @@ logger = logging.getLogger(__name__)
 class ChosenPrecision:
     """The precision that a trial trains in: float32 until something else is chosen, which can be done once.
 
-    Attributes:
-        models, optimizers: all that are wrapped.
-        path: the way from a loss to updated parameters.
-        scaling: ``path`` where losses are scaled; None in float32.
+    ``models`` and ``optimizers`` are all that are wrapped. ``path`` leads from a loss to updated parameters: it is
+    ``scaling`` if this ``scales_losses``, and otherwise the backend's exchange of gradients.
     """
 
     def __init__(self, backend: Backend, processes: int = 1, loading_only: bool = False) -> None:
@@ -36,23 +32,22 @@ class ChosenPrecision:
         self._loading_only = loading_only
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        self.path: GradientPath = backend.gradients
-        self.scaling: LossScaling | None = None
+        self.path: GradientExchange | LossScaling = backend.gradients
+        self.scaling = LossScaling(backend.gradients)
+        self.scales_losses = False
         self._scaler: Any = None
         self._whole_models: WholeModelPrecision | None = None
         self._chosen_by: str | None = None
         self._autocasts = False
-        self._has_levels = False
 
     def use_scaling(self, scaling: LossScaling) -> None:
         """Scale losses from now on."""
-        self.path = scaling
-        self.scaling = scaling
+        self.path = self.scaling = scaling
+        self.scales_losses = True
 
-    def _use_levels(self, scaling: LossScaling) -> None:
-        self.use_scaling(scaling)
-        self._chosen_by = "configure_apex_amp()"
-        self._has_levels = True
+    @property
+    def _has_levels(self) -> bool:
+        return isinstance(self.scaling, ApexLevels | InstalledApex)
 
     # torch.amp
 
@@ -84,11 +79,15 @@ class ChosenPrecision:
         return scaler
 
     def use_amp(self) -> None:
-        """Run forward passes of models to come under autocast, and scale losses and steps."""
-        self.wrap_scaler(make_scaler())
+        """Run forward passes under autocast and let the context scale losses and steps.
+
+        Call it before any ``wrap_model``; otherwise, or after another choice, an InvalidExperimentException is raised.
+        Where there is no CUDA device the scaler is disabled.
+        """
+        scaler = self.wrap_scaler(make_scaler())
         self._chosen_by = "experimental.use_amp()"
         self._autocasts = True
-        self.use_scaling(TorchAmp(self.scaler, self._backend.gradients))
+        self.use_scaling(TorchAmp(scaler, self._backend.gradients))
 
     @property
     def scaler(self) -> Any:
@@ -160,8 +159,9 @@ class ChosenPrecision:
                 f"The trial was trained with {self._whole_models.name}, and cannot change to {precision.name}. Build "
                 "it again, with the weights of a checkpoint."
             )
-        if self._chosen_by is not None:
-            raise _two_precisions(self._chosen_by, precision)
+        chosen_by = "configure_apex_amp()" if self._has_levels else self._chosen_by
+        if chosen_by is not None:
+            raise _two_precisions(chosen_by, precision)
         if self.models and precision.casts_weights and self._processes > 1:
             raise errors.InvalidExperimentException(
                 f"{precision.name} casts weights, and the trial's models are made ready for {self._processes} "
@@ -242,7 +242,7 @@ class ChosenPrecision:
         level = level.on_device(self._backend.device)
         inner = wrapped_ones(chosen_models, self.models)
         changed, masters = apply_level(level, self._backend, inner, chosen_optimizers)
-        self._use_levels(ApexLevels(level, self._backend, self.optimizers, masters))
+        self.use_scaling(ApexLevels(level, self._backend, self.optimizers, masters))
         self.models[:] = [changed.get(model, model) for model in self.models]
         if verbosity:
             logger.info("Mixed precision is configured: %s.", level)
@@ -265,30 +265,8 @@ class ChosenPrecision:
             )
         apex = InstalledApex(self._backend.gradients)
         configured = apex.initialize(*given, **arguments)
-        self._use_levels(apex)
+        self.use_scaling(apex)
         return configured
-
-    # States
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what belongs into ``state_dict.pth`` beside the state of :attr:`scaler`, by key."""
-        return {} if self.scaling is None else self.scaling.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned from the content of a ``state_dict.pth``; warn of what is left over."""
-        if self._has_levels and self.scaling is not None:
-            self.scaling.load_state_dict(state)
-        elif "amp_state" in state:
-            logger.warning("The checkpoint has the state of apex's loss scalers, which the trial does not configure.")
-
-    def unfinished(self) -> dict[str, Any]:
-        """Return what an aggregation under way has collected beyond the gradients of the models' parameters."""
-        return {} if self.scaling is None else self.scaling.unfinished()
-
-    def load_unfinished(self, saved: dict[str, Any]) -> None:
-        """Load what :meth:`unfinished` returned; empty if there was no such thing."""
-        if self.scaling is not None:
-            self.scaling.load_unfinished(saved)
 
 
 def _two_precisions(call: str, precision: WholeModelPrecision) -> errors.InvalidExperimentException:

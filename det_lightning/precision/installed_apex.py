@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import weakref
 from typing import Any
 
 import torch
 
 from det_lightning import errors
-from det_lightning.distributed.backend import GradientPath
+from det_lightning.distributed.backend import GradientExchange
 from det_lightning.precision.apex_levels import refuse_scaler
-from det_lightning.precision.scaling import LossNumbers, LossScaling
+from det_lightning.precision.scaling import LossScaling, number_of
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +53,13 @@ class InstalledApex(LossScaling):
     It trains in one process, because apex patches models that are not wrapped yet.
     """
 
-    def __init__(self, path: GradientPath) -> None:
-        super().__init__(path)
+    def __init__(self, exchange: GradientExchange) -> None:
+        super().__init__(exchange)
         self.exchanges = True  # a batch begins with its first loss
         self._amp = _import_amp()
         self._optimizers: list[torch.optim.Optimizer] = []
         self._count = 1
-        self._losses = LossNumbers()
+        self._losses: list[weakref.ref[torch.Tensor]] = []
 
     def initialize(self, models: Any, optimizers: Any, num_losses: int | None, **arguments: Any) -> tuple[Any, Any]:
         """Run ``apex.amp.initialize`` and keep its optimizers for :meth:`backward`."""
@@ -74,7 +75,7 @@ class InstalledApex(LossScaling):
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        loss_id = 0 if self._count == 1 else self._losses.number_of(loss)
+        loss_id = 0 if self._count == 1 else number_of(loss, self._losses)
         with self._amp.scale_loss(loss, self._optimizers, loss_id=loss_id) as scaled:
             super().backward(scaled, gradient, retain_graph, create_graph)
 

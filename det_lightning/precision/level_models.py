@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from det_lightning import errors
 from det_lightning.distributed.backend import Backend
-from det_lightning.distributed.weight_cast import WeightCast, named_tensors, replace_parameters
+from det_lightning.distributed.weight_cast import WeightCast, named_tensors
 from det_lightning.precision.casting import CastingForward, TensorCast, floats_of, halves_to_float
 from det_lightning.precision.levels import HALF_TYPES, Level
+
+_T = TypeVar("_T")
 
 
 def configured_parts(models: Any, optimizers: Any) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
     """Return what was given, each alone or in a list or tuple, as two lists."""
-    parts: list[list[Any]] = []
-    for name, given, kind in (("models", models, torch.nn.Module), ("optimizers", optimizers, torch.optim.Optimizer)):
-        alone = isinstance(given, kind)
-        found = [given] if alone else list(given) if isinstance(given, list | tuple) else [given]
-        wrong = [f"{item!r:.80} of type {type(item).__name__}" for item in found if not isinstance(item, kind)]
-        if wrong:
-            raise errors.InvalidExperimentException(
-                f"configure_apex_amp({name}=...) takes a {kind.__module__}.{kind.__name__} or a list of them; got "
-                + ", ".join(wrong)
-                + "."
-            )
-        parts.append(found)
-    return parts[0], parts[1]
+    return _listed("models", models, torch.nn.Module), _listed("optimizers", optimizers, torch.optim.Optimizer)
+
+
+def _listed(name: str, given: Any, kind: type[_T]) -> list[_T]:
+    found = list(given) if isinstance(given, list | tuple) else [given]
+    if wrong := [f"{item!r:.80} of type {type(item).__name__}" for item in found if not isinstance(item, kind)]:
+        raise errors.InvalidExperimentException(
+            f"configure_apex_amp({name}=...) takes a {kind.__module__}.{kind.__name__} or a list of them; got "
+            f"{', '.join(wrong)}."
+        )
+    return found
 
 
 def check_parts(
@@ -86,9 +86,7 @@ def apply_level(
 ) -> tuple[dict[torch.nn.Module, torch.nn.Module], dict[torch.nn.Parameter, torch.nn.Parameter]]:
     """Cast models, and what goes into them and comes out.
 
-    Returns:
-        The replacement of each model that has one; and the float32 parameter, which its optimizer has, of each
-        parameter in half precision.
+    Return the replacement of each model that has one, and the float32 master of each parameter in half precision.
     """
     changed: dict[torch.nn.Module, torch.nn.Module] = {}
     halves: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
@@ -103,7 +101,7 @@ def apply_level(
             _keep_masters(changed.get(model, model), masters)
     elif halves:
         for optimizer in optimizers:
-            backend.placement.change_optimizer(optimizer, lambda changed: replace_parameters(changed, halves))
+            backend.placement.replace_parameters(optimizer, halves)
     for model in models:
         _surround(changed.get(model, model), level, backend.device)
     return changed, masters
@@ -149,12 +147,7 @@ def _surround(model: torch.nn.Module, level: Level, device: torch.device) -> Non
 
 
 def put_back(given: Any, wrapped: list[torch.nn.Module], changed: dict[torch.nn.Module, torch.nn.Module]) -> Any:
-    """Return ``given``, one model or several in a container, with replacements.
-
-    Args:
-        wrapped: the same models as they were wrapped.
-        changed: the replacements of those.
-    """
+    """Return ``given``, one model or several in a container; ``changed`` replaces some of the ``wrapped`` ones."""
     alone = isinstance(given, torch.nn.Module)
     results = []
     for model, inner in zip([given] if alone else given, wrapped, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -73,15 +74,9 @@ class Level:
             "a GPU; numbers are coarser, and nothing gets faster.",
             self.opt_level,
         )
-        return dataclasses.replace(
-            self,
-            cast_model_type=_without_float16(self.cast_model_type),
-            cast_model_outputs=_without_float16(self.cast_model_outputs),
-        )
-
-
-def _without_float16(dtype: torch.dtype | None) -> torch.dtype | None:
-    return torch.bfloat16 if dtype is torch.float16 else dtype
+        types = {"cast_model_type": self.cast_model_type, "cast_model_outputs": self.cast_model_outputs}
+        halved = {name: torch.bfloat16 for name, dtype in types.items() if dtype is torch.float16}
+        return dataclasses.replace(self, **halved)  # type: ignore[arg-type]
 
 
 def resolve_level(opt_level: Any, overrides: dict[str, Any]) -> Level:
@@ -122,40 +117,32 @@ def _clashes_with_autocast(given: dict[str, Any]) -> list[str]:
 
 
 def _parse(name: str, value: Any, mistakes: list[str]) -> Any:
+    parse, expected = _PROPERTIES[name]
     try:
-        return _PARSERS[name](value)
-    except (TypeError, ValueError) as e:
-        mistakes.append(f"{name}={value!r}, which should be {e}")
+        return parse(value)
+    except (TypeError, ValueError, KeyError):
+        mistakes.append(f"{name}={value!r}, which should be {expected}")
         return None
 
 
 def _parse_flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise TypeError("True, False or None")
+        raise TypeError
     return value
 
 
 def _parse_flag_or_name(value: Any) -> bool:
-    if value in ("True", "False"):
-        return bool(value == "True")
-    if not isinstance(value, bool):
-        raise TypeError("True, False, 'True', 'False' or None")
-    return value
+    return {"True": True, "False": False}[value] if isinstance(value, str) else _parse_flag(value)
 
 
 def _parse_loss_scale(value: Any) -> float | str:
-    return (
-        DYNAMIC if value == DYNAMIC else _positive(value, "a number above 0, such a number as a string, or 'dynamic'")
-    )
+    return DYNAMIC if value == DYNAMIC else _parse_positive(value)
 
 
-def _positive(value: Any, expected: str = "a number above 0") -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(expected) from None
+def _parse_positive(value: Any) -> float:
+    number = float(value)
     if isinstance(value, bool) or not (number > 0 and math.isfinite(number)):
-        raise ValueError(expected)
+        raise ValueError
     return number
 
 
@@ -165,24 +152,26 @@ def _parse_weights_type(value: Any) -> torch.dtype | None:
 
 def _parse_type(value: Any) -> torch.dtype:
     if not isinstance(value, torch.dtype) or not value.is_floating_point:
-        raise TypeError("a floating-point torch.dtype, such as torch.float16, or None")
+        raise TypeError
     return value
 
 
 def _parse_count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError("an int of at least 1")
+        raise ValueError
     return value
 
 
-_PARSERS = {
-    "cast_model_type": _parse_weights_type,
-    "patch_torch_functions": _parse_flag,
-    "keep_batchnorm_fp32": _parse_flag_or_name,
-    "master_weights": _parse_flag,
-    "loss_scale": _parse_loss_scale,
-    "cast_model_outputs": _parse_type,
-    "num_losses": _parse_count,
-    "min_loss_scale": _positive,
-    "max_loss_scale": _positive,
+_A_TYPE = "a floating-point torch.dtype, such as torch.float16, or None"
+# How each property is read, and what a message says of it.
+_PROPERTIES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "cast_model_type": (_parse_weights_type, _A_TYPE),
+    "patch_torch_functions": (_parse_flag, "True, False or None"),
+    "keep_batchnorm_fp32": (_parse_flag_or_name, "True, False, 'True', 'False' or None"),
+    "master_weights": (_parse_flag, "True, False or None"),
+    "loss_scale": (_parse_loss_scale, "a number above 0, such a number as a string, or 'dynamic'"),
+    "cast_model_outputs": (_parse_type, _A_TYPE),
+    "num_losses": (_parse_count, "an int of at least 1"),
+    "min_loss_scale": (_parse_positive, "a number above 0"),
+    "max_loss_scale": (_parse_positive, "a number above 0"),
 }

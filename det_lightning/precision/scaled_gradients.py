@@ -15,8 +15,7 @@ from det_lightning.distributed.backend import Backend, parameters_of
 class ScaledGradients:
     """Unscales what each backward pass adds, so that passes with different scales can add to the same gradients.
 
-    Args:
-        masters: the float32 parameter that an optimizer has in place of one in half precision.
+    ``masters`` are the float32 parameters that optimizers have in place of those in half precision.
     """
 
     def __init__(
@@ -46,12 +45,8 @@ class ScaledGradients:
     def end_pass(self, inverse: torch.Tensor) -> tuple[list[torch.optim.Optimizer], torch.Tensor]:
         """Exchange and unscale what the pass has added, and add earlier gradients again.
 
-        Args:
-            inverse: what to multiply gradients by, of shape ``()``.
-
-        Returns:
-            The optimizers whose parameters got gradients, and a tensor of shape ``()`` that is not 0 if any of them, on
-            any rank, is not finite.
+        Return the optimizers whose parameters got gradients, and a tensor of shape ``()`` that is not 0 if any of them,
+        on any rank, is not finite.
         """
         self._take_from_halves()
         touched = [optimizer for optimizer in self._optimizers if _has_gradients(optimizer)]

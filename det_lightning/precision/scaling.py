@@ -1,46 +1,50 @@
-"""Loss scaling, between a context and the exchange of gradients."""
+"""Loss scaling: what its kinds have in common, and that of ``torch.amp``."""
 
 from __future__ import annotations
 
+import logging
+import warnings
 import weakref
 from typing import Any
 
 import torch
 
-from det_lightning.distributed.backend import GradientPath
+from det_lightning.distributed.backend import GradientExchange
+from det_lightning.precision.stepping import StepUnless
+
+logger = logging.getLogger(__name__)
 
 
 class LossScaling:
-    """A way from a loss to updated parameters on which losses are scaled; what is not overridden goes to ``path``.
+    """Scales losses between a context and the exchange of gradients; what is not overridden goes to that.
 
-    Attributes:
-        exchanges: whether :meth:`begin_batch` and :meth:`synchronize` must be called.
+    Only where it ``exchanges`` must :meth:`begin_batch` and :meth:`synchronize` be called.
     """
 
-    def __init__(self, path: GradientPath) -> None:
-        self._path = path
-        self.exchanges = path.exchanges
+    def __init__(self, exchange: GradientExchange) -> None:
+        self._exchange = exchange
+        self.exchanges = exchange.exchanges
 
     def begin_batch(self, communicate: bool) -> None:
         """Begin a training batch; ``communicate`` if optimizers step on it."""
-        self._path.begin_batch(communicate)
+        self._exchange.begin_batch(communicate)
 
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
         """Run ``loss.backward``, scaled."""
-        self._path.backward(loss, gradient, retain_graph, create_graph)
+        self._exchange.backward(loss, gradient, retain_graph, create_graph)
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the gradients of ``optimizer`` those of all ranks."""
-        self._path.synchronize(optimizer)
+        self._exchange.synchronize(optimizer)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the gradients of ``optimizer`` those of the loss itself, before they are looked at."""
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         """Run one step of ``optimizer``, unless scaled gradients overflowed; by ``scaler`` if the trial gave one."""
-        self._path.step(optimizer, scaler)
+        self._exchange.step(optimizer, scaler)
 
     def end_batch(self) -> None:
         """End a training batch."""
@@ -50,7 +54,9 @@ class LossScaling:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned from the content of a ``state_dict.pth``."""
+        """Load what :meth:`state_dict` returned from the content of a ``state_dict.pth``; warn of what is left over."""
+        if "amp_state" in state:
+            logger.warning("The checkpoint has the state of apex's loss scalers, which the trial does not configure.")
 
     def unfinished(self) -> dict[str, Any]:
         """Return what an aggregation under way has collected beyond the gradients of the models' parameters."""
@@ -60,20 +66,64 @@ class LossScaling:
         """Load what :meth:`unfinished` returned; empty if there was no such thing."""
 
 
-class LossNumbers:
-    """Numbers the losses of a batch in the order of their first backward passes."""
+def number_of(loss: torch.Tensor, seen: list[weakref.ref[torch.Tensor]]) -> int:
+    """Return the number of a loss, which may run backward more than once, among those ``seen`` in a batch."""
+    for number, earlier in enumerate(seen):
+        if earlier() is loss:
+            return number
+    seen.append(weakref.ref(loss))
+    return len(seen) - 1
 
-    def __init__(self) -> None:
-        self._losses: list[weakref.ref[torch.Tensor]] = []
 
-    def clear(self) -> None:
-        """Begin a batch."""
-        self._losses.clear()
+class TorchAmp(LossScaling):
+    """Scales each loss and steps through one scaler, which is updated once a batch, if any optimizer has stepped."""
 
-    def number_of(self, loss: torch.Tensor) -> int:
-        """Return the number of a loss, which may run backward more than once."""
-        for number, seen in enumerate(self._losses):
-            if seen() is loss:
-                return number
-        self._losses.append(weakref.ref(loss))
-        return len(self._losses) - 1
+    def __init__(self, scaler: Any, exchange: GradientExchange) -> None:
+        super().__init__(exchange)
+        self._scaler = scaler
+        self._stepped = False
+
+    def backward(
+        self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
+    ) -> None:
+        super().backward(self._scaler.scale(loss), gradient, retain_graph, create_graph)
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        self._scaler.unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
+        super().step(optimizer, self._scaler if scaler is None else scaler)
+        self._stepped |= scaler is None or scaler is self._scaler
+
+    def end_batch(self) -> None:
+        if self._stepped:
+            self._stepped = False
+            self._scaler.update()
+
+
+class _Scaler(torch.amp.GradScaler):
+    """torch's scaler, which skips a step on the device where the optimizer can."""
+
+    def _maybe_opt_step(
+        self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        found = list(optimizer_state["found_inf_per_device"].values())
+        if args or kwargs or len(found) != 1:
+            return super()._maybe_opt_step(optimizer, optimizer_state, *args, **kwargs)
+        StepUnless(found[0]).step(optimizer)
+        return None
+
+
+def make_scaler(like: torch.amp.GradScaler | None = None, device: str = "cuda") -> torch.amp.GradScaler:
+    """Return a scaler with the settings of another one; for a GPU that is not there it is disabled."""
+    settings: dict[str, Any] = {}
+    if like is not None and like.is_enabled():
+        settings = {
+            "init_scale": like.get_scale(),
+            "growth_factor": like.get_growth_factor(),
+            "backoff_factor": like.get_backoff_factor(),
+            "growth_interval": like.get_growth_interval(),
+        }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*GradScaler is enabled, but CUDA is not available.*")
+        return _Scaler(device, **settings)

@@ -16,40 +16,35 @@ _warned: set[type] = set()
 
 
 class StepUnless:
-    """Steps through :func:`step_unless`, in place of a gradient scaler where gradients are unscaled already."""
+    """Takes the place of a gradient scaler where gradients are unscaled; ``overflow`` has the shape ``()``."""
 
     def __init__(self, overflow: torch.Tensor) -> None:
         self._overflow = overflow
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step ``optimizer`` unless there was an overflow."""
-        step_unless(self._overflow, optimizer)
+    def step(self, optimizer: Any) -> None:
+        """Step ``optimizer`` if the overflow is 0; otherwise leave parameters and state unchanged.
 
-
-def step_unless(overflow: torch.Tensor, optimizer: Any) -> None:
-    """Step ``optimizer`` if ``overflow``, of shape ``()``, is 0; otherwise leave parameters and state unchanged.
-
-    A fused optimizer decides on the device. On a GPU those of torch that have a fused implementation are switched to
-    it, unless the trial chose one by ``foreach=`` or ``fused=``. For any other the host must wait for the flag.
-    """
-    if not _decides_on_device(optimizer):
-        if overflow.is_cuda and type(optimizer) not in _warned:
-            _warned.add(type(optimizer))
-            logger.warning(
-                "%s cannot skip a step by itself when gradients overflow, so every step waits for the GPU. Adam, "
-                "AdamW, SGD and Adagrad of torch with fused=True do not need that.",
-                type(optimizer).__name__,
-            )
-        if not overflow.item():
+        A fused optimizer decides on the device. On a GPU those of torch that have a fused implementation are switched
+        to it, unless the trial chose one by ``foreach=`` or ``fused=``. For any other the host must wait for the flag.
+        """
+        if not _decides_on_device(optimizer):
+            if self._overflow.is_cuda and type(optimizer) not in _warned:
+                _warned.add(type(optimizer))
+                logger.warning(
+                    "%s cannot skip a step by itself when gradients overflow, so every step waits for the GPU. Adam, "
+                    "AdamW, SGD and Adagrad of torch with fused=True do not need that.",
+                    type(optimizer).__name__,
+                )
+            if not self._overflow.item():
+                optimizer.step()
+            return
+        _begin_momentum(optimizer)
+        # How torch's GradScaler passes it to a fused optimizer.
+        optimizer.found_inf = self._overflow
+        try:
             optimizer.step()
-        return
-    _begin_momentum(optimizer)
-    # torch's own way of telling a fused optimizer, as GradScaler does.
-    optimizer.found_inf = overflow
-    try:
-        optimizer.step()
-    finally:
-        del optimizer.found_inf
+        finally:
+            del optimizer.found_inf
 
 
 def _decides_on_device(optimizer: Any) -> bool:

@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning.errors import ShouldExit
 from det_lightning.pytorch import samplers
-from det_lightning.pytorch._callback import PyTorchCallback
+from det_lightning.pytorch._callback import ClipGradsL2Norm, ClipGradsL2Value, PyTorchCallback, reset_parameters
 from det_lightning.pytorch._data import DataLoader, TorchData, adapt_batch_sampler, data_length, to_device
 from det_lightning.pytorch._experimental import PyTorchExperimentalContext
 from det_lightning.pytorch._load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from det_lightning.pytorch._lr_scheduler import LRScheduler
-from det_lightning.pytorch._older_names import ClipGradsL2Norm, ClipGradsL2Value, reset_parameters
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import isolated_rng

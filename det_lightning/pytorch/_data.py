@@ -79,37 +79,27 @@ class DataLoader:
                 "Give one of them, or return a torch.utils.data.DataLoader and call "
                 "context.experimental.disable_dataset_reproducibility_checks()."
             )
-        common: dict[str, Any] = {
-            "num_workers": num_workers,
-            "collate_fn": collate_fn,
-            "pin_memory": pin_memory,
-            "timeout": timeout,
-            "worker_init_fn": worker_init_fn,
-            "multiprocessing_context": multiprocessing_context,
-            "generator": generator,
-            "prefetch_factor": prefetch_factor,
-            "persistent_workers": persistent_workers,
-            **torch_kwargs,
-        }
-        # torch checks the arguments and makes the samplers; this loader itself is never iterated.
-        template: data.DataLoader[Any] = data.DataLoader(
-            dataset, batch_size, shuffle, sampler, batch_sampler, drop_last=drop_last, **common
-        )
         self.dataset = dataset
-        self.batch_size = template.batch_size
-        self.drop_last = template.drop_last
-        self.sampler = template.sampler
-        self.batch_sampler = cast("Any", template.batch_sampler)
         self.num_workers = num_workers
-        self.prefetch_factor = template.prefetch_factor
         self.persistent_workers = persistent_workers
         self.multiprocessing_context = multiprocessing_context
-        self.collate_fn = template.collate_fn
         self.worker_init_fn = worker_init_fn
         self.pin_memory = pin_memory
         self.timeout = timeout
         self.generator = generator
+        self.prefetch_factor = prefetch_factor
+        self.collate_fn = collate_fn
         self._torch_kwargs = torch_kwargs
+        # torch checks the arguments and makes the samplers; this loader itself is never iterated.
+        template = self._build(
+            batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, drop_last=drop_last
+        )
+        self.batch_size = template.batch_size
+        self.drop_last = template.drop_last
+        self.sampler = template.sampler
+        self.batch_sampler = cast("Any", template.batch_sampler)
+        self.prefetch_factor = template.prefetch_factor
+        self.collate_fn = template.collate_fn
 
     def get_data_loader(
         self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
@@ -122,7 +112,7 @@ class DataLoader:
             num_replicas: number of ranks to share the batches out to.
             rank: the rank whose share is loaded: batches ``rank``, ``rank + num_replicas``, ...
         """
-        return self._build(adapt_batch_sampler(self.batch_sampler, repeat, skip, num_replicas, rank))
+        return self._build(batch_sampler=adapt_batch_sampler(self.batch_sampler, repeat, skip, num_replicas, rank))
 
     def get_resumable_loader(
         self, journal: PassJournal, first_batch: int = 0, num_replicas: int = 1, rank: int = 0
@@ -134,12 +124,11 @@ class DataLoader:
         # Prefetching workers ask the sampler for that many batches before they are trained on.
         journal.keep = 2 + self.num_workers * (self.prefetch_factor or 0)
         endless = ResumableBatchSampler(self.batch_sampler, journal, first_batch * num_replicas)
-        return self._build(adapt_batch_sampler(endless, num_replicas=num_replicas, rank=rank))
+        return self._build(batch_sampler=adapt_batch_sampler(endless, num_replicas=num_replicas, rank=rank))
 
-    def _build(self, batch_sampler: Any) -> data.DataLoader[Any]:
+    def _build(self, **batching: Any) -> data.DataLoader[Any]:
         return data.DataLoader(
             self.dataset,
-            batch_sampler=batch_sampler,
             num_workers=self.num_workers,
             collate_fn=self.collate_fn,
             pin_memory=self.pin_memory,
@@ -149,6 +138,7 @@ class DataLoader:
             generator=self.generator,
             prefetch_factor=self.prefetch_factor,
             persistent_workers=self.persistent_workers,
+            **batching,
             **self._torch_kwargs,
         )
 
@@ -160,11 +150,8 @@ class DataLoader:
 
 
 def _begin_worker(init: Callable[[int], None] | None, worker_id: int) -> None:
-    """Begin a worker that loads batches.
-
-    Its process leaves the group of the one that trains. Schedulers signal whole groups, and a worker killed by that
-    would end the training before it is saved.
-    """
+    """Begin a worker process that loads batches, in a process group of its own."""
+    # Schedulers signal whole groups, and a worker killed by that would end the training before it is saved.
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
     if init is not None:

@@ -9,7 +9,7 @@ import os
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._elastic import restarts
+from det_lightning.core._topology import restarts
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
 

@@ -11,7 +11,7 @@ import inspect
 import logging
 import weakref
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 
@@ -31,36 +31,24 @@ _BUILDERS = ("build_model", "optimizer")
 _adapted: weakref.WeakKeyDictionary[PyTorchTrialContext, weakref.ref[PyTorchTrial]] = weakref.WeakKeyDictionary()
 
 
-class _LegacyInterface(Protocol):
-    """What an old trial implements beyond loaders, callbacks and reducers; ``create_lr_scheduler`` is optional."""
-
-    def build_model(self) -> torch.nn.Module: ...
-
-    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer: ...
-
-    def train_batch(self, batch: TorchData, model: torch.nn.Module, epoch_idx: int, batch_idx: int) -> Any: ...
-
-    def evaluate_batch(self, batch: TorchData, model: torch.nn.Module) -> dict[str, Any]: ...
-
-    def evaluate_full_dataset(self, data_loader: Any, model: torch.nn.Module) -> dict[str, Any]: ...
-
-
 class LegacyTrialAdapter(PyTorchTrial):
     """An old trial, as ``trial``, behind today's interface; what it builds is wrapped already."""
 
     def __init__(self, context: PyTorchTrialContext, trial: PyTorchTrial) -> None:
         self.trial = trial
-        self._legacy = cast(_LegacyInterface, trial)
+        self._legacy: Any = trial
         self._context = context
         self._model = context.get_model()
         self._optimizer = context.get_optimizer()
 
     def train_batch(self, batch: TorchData, epoch_idx: int, batch_idx: int) -> torch.Tensor | dict[str, Any]:
         """Let the trial compute the loss, then do the backward pass and the optimizer step."""
-        metrics = self._legacy.train_batch(batch=batch, model=self._model, epoch_idx=epoch_idx, batch_idx=batch_idx)
+        metrics: torch.Tensor | dict[str, Any] = self._legacy.train_batch(
+            batch=batch, model=self._model, epoch_idx=epoch_idx, batch_idx=batch_idx
+        )
         self._context.backward(self._loss_of(metrics, batch_idx))
         self._context.step_optimizer(self._optimizer)
-        return cast("torch.Tensor | dict[str, Any]", metrics)
+        return metrics
 
     def _loss_of(self, metrics: Any, batch_idx: int) -> torch.Tensor:
         if isinstance(metrics, torch.Tensor):
@@ -85,10 +73,12 @@ class LegacyTrialAdapter(PyTorchTrial):
         return loss
 
     def evaluate_batch(self, batch: TorchData, batch_idx: int) -> dict[str, Any]:
-        return self._legacy.evaluate_batch(batch=batch, model=self._model)
+        metrics: dict[str, Any] = self._legacy.evaluate_batch(batch=batch, model=self._model)
+        return metrics
 
     def evaluate_full_dataset(self, data_loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
-        return self._legacy.evaluate_full_dataset(data_loader=data_loader, model=self._model)
+        metrics: dict[str, Any] = self._legacy.evaluate_full_dataset(data_loader=data_loader, model=self._model)
+        return metrics
 
     def build_training_data_loader(self) -> DataLoader | torch.utils.data.DataLoader[Any]:
         return self.trial.build_training_data_loader()
@@ -109,8 +99,7 @@ class LegacyTrialAdapter(PyTorchTrial):
 def is_legacy_trial(trial: type[PyTorchTrial] | PyTorchTrial) -> bool:
     """Return whether a trial, or its class, has the interface before Determined 0.12.13.
 
-    It has if it defines ``build_model`` and ``optimizer`` and its ``train_batch`` takes a ``model``: today's training
-    loop does not pass one, so methods that happen to have those names do not make a trial an old one.
+    It has ``build_model`` and ``optimizer``, which any trial may define, and a ``train_batch`` that takes a ``model``.
     """
     trial_class = trial if isinstance(trial, type) else type(trial)
     if _missing_builders(trial_class):
@@ -122,8 +111,7 @@ def is_legacy_trial(trial: type[PyTorchTrial] | PyTorchTrial) -> bool:
 def adapt_legacy_trial(trial: PyTorchTrial, context: PyTorchTrialContext) -> PyTorchTrial:
     """Wrap what an old trial builds, and return it behind today's interface; return any other trial unchanged.
 
-    A trial that wrapped something itself is not an old one. Adapting a trial again, for a second run, uses the model
-    and the optimizer of the first one.
+    A trial that wrapped something itself is not an old one. A second run uses the model and optimizer of the first.
     """
     if not is_legacy_trial(trial):
         return trial
@@ -170,14 +158,13 @@ def _parameters_of_train_batch(trial_class: type[PyTorchTrial]) -> Mapping[str, 
         return {}
 
 
-def _wrap(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+def _wrap(trial: Any, context: PyTorchTrialContext) -> None:
     name = type(trial).__name__
-    legacy = cast(_LegacyInterface, trial)
-    model = legacy.build_model()
+    model = trial.build_model()
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"{name}.build_model() must return a torch.nn.Module; it returned {model!r}.")
     model = context.wrap_model(model)
-    optimizer = legacy.optimizer(model)
+    optimizer = trial.optimizer(model)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"{name}.optimizer() must return a torch.optim.Optimizer; it returned {optimizer!r}.")
     optimizer = context.wrap_optimizer(optimizer)

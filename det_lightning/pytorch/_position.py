@@ -9,10 +9,9 @@ from det_lightning import errors
 
 @dataclasses.dataclass
 class TrainingPosition:
-    """The batch that is being trained on; the training loop moves it, the context answers from it.
+    """The batch that is being trained on; indices count from 0 over the whole run.
 
-    Indices count from 0 over the whole run. ``batch_idx`` is None before the first batch, and ``epoch_len`` before the
-    training loader is built.
+    ``batch_idx`` is None before the first batch, and ``epoch_len`` before the training loader is built.
     """
 
     initial_batch: int = 0

@@ -82,7 +82,7 @@ class PyTorchTrialContext:
         self.lr_schedulers = self.wrapped.lr_schedulers
         reducer_device = None if loading_only else self.device
         self.reducers = ReducerRegistry(self.distributed.allgather, self.distributed.size, reducer_device)
-        self.experimental = PyTorchExperimentalContext(self.precision.use_amp, self.reducers.wrap_reducer)
+        self.experimental = PyTorchExperimentalContext(self.precision, self.reducers)
         self.profiler: Any = None
         self.position = TrainingPosition()
         self._tensorboard_path = pathlib.Path(tensorboard_path) if tensorboard_path else default_directory()
@@ -210,20 +210,16 @@ class PyTorchTrialContext:
         if frequency > 1 and average:
             _divide_gradients(optimizer, frequency)
         if clip_grads is not None or self.before_step:
-            self._before_step(optimizer, clip_grads)
+            self.precision.scaling.unscale(optimizer)
+            parameters = parameters_of(optimizer)
+            if clip_grads is not None:
+                clip_grads(parameters)
+            for hook in self.before_step:
+                hook(parameters)
         path.step(optimizer, scaler)
         self.optimizer_steps += 1
         if auto_zero_grads:
             optimizer.zero_grad()
-
-    def _before_step(self, optimizer: torch.optim.Optimizer, clip_grads: ClipGrads | None) -> None:
-        if self.precision.scaling is not None:
-            self.precision.scaling.unscale(optimizer)
-        parameters = parameters_of(optimizer)
-        if clip_grads is not None:
-            clip_grads(parameters)
-        for hook in self.before_step:
-            hook(parameters)
 
     def is_update_batch(self) -> bool:
         """Return whether the current batch closes an aggregation, so that optimizers step on it."""

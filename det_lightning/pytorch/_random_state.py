@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import operator
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -51,39 +51,50 @@ def restore_rng(state: dict[str, Any], device: torch.device | None = None) -> No
 
 def require_rng(state: Any, source: str) -> None:
     """Raise unless :func:`restore_rng` can use a state; the global generators keep theirs. All mistakes are named."""
+    generators = {
+        "cpu_rng_state": torch.Generator(),
+        "np_rng_state": np.random.RandomState(),
+        "random_rng_state": random.Random(),
+    }
     mistakes = []
-    for name, attempt in _ATTEMPTS.items():
+    for name, generator in generators.items():
         try:
-            attempt(state[name])
-        except (KeyError, TypeError, ValueError, RuntimeError, IndexError, OverflowError, AttributeError) as e:
+            _set_state(generator, state[name])
+        except _UNFIT as e:
             mistakes.append(f"{name!r}: {'it is missing' if isinstance(e, KeyError) else str(e)[:200]}")
     if mistakes:
         raise errors.InvalidCheckpointException(f"The random state in {source} is damaged: {'; '.join(mistakes)}.")
 
 
-def _try_numpy(state: Any) -> None:
-    generator = np.random.RandomState()
-    generator.set_state(state)
-    position = generator.get_state(legacy=False)["state"]["pos"]
-    # numpy does not check it, and would read beyond its memory.
-    if not 0 <= position <= _WORDS:
+def _set_state(generator: Any, state: Any) -> None:
+    """Give any kind of generator a state, unless that is damaged."""
+    if isinstance(generator, np.random.RandomState):
+        attempt = np.random.RandomState()
+        attempt.set_state(state)
+        _require_position(attempt.get_state(legacy=False)["state"]["pos"])
+        generator.set_state(state)
+    elif isinstance(generator, np.random.Generator):
+        _require_position(state["state"].get("pos", 0))
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        version, internal, gauss = state
+        generator.setstate((version, tuple(internal), gauss))
+        if not isinstance(gauss, float | None):
+            raise TypeError(f"the next normal value should be a number; got a {type(gauss).__name__}")
+    else:
+        generator.set_state(state)
+
+
+def _require_position(position: Any) -> None:
+    """Raise unless a position is one in numpy's Mersenne Twister: numpy would read beyond its memory."""
+    if type(position) is not int or not 0 <= position <= _WORDS:
         raise ValueError(f"the position should be from 0 to {_WORDS}; got {position}")
 
 
-def _try_python(state: Any) -> None:
-    version, internal, gauss = state
-    random.Random().setstate((version, tuple(internal), gauss))
-    if not isinstance(gauss, float | None):
-        raise TypeError(f"the next normal value should be a number; got a {type(gauss).__name__}")
-
-
-# Of the Mersenne Twister, which numpy's RandomState is.
+_GENERATORS = (torch.Generator, np.random.RandomState, np.random.Generator, random.Random)
 _WORDS = 624
-_ATTEMPTS: dict[str, Callable[[Any], Any]] = {
-    "cpu_rng_state": lambda state: torch.Generator().set_state(state),
-    "np_rng_state": _try_numpy,
-    "random_rng_state": _try_python,
-}
+# What generators raise about a state that is not one of theirs.
+_UNFIT = (TypeError, ValueError, RuntimeError, KeyError, IndexError, OverflowError, AttributeError)
 
 
 @contextlib.contextmanager
@@ -130,26 +141,15 @@ def _restore_sampler(sampler: Any, state: dict[str, Any]) -> None:
     for name, value in state.items():
         try:
             _restore_attribute(sampler, name, current.get(name), value)
-        except (TypeError, ValueError, RuntimeError, KeyError, IndexError, OverflowError, AttributeError) as e:
+        except _UNFIT as e:
             raise errors.InvalidCheckpointException(
                 f"The checkpoint has a state for {name!r:.100} of {type(sampler).__name__} that it does not take: {e}"
             ) from e
 
 
 def _restore_attribute(sampler: Any, name: str, holder: Any, value: Any) -> None:
-    if isinstance(holder, np.random.RandomState):
-        _try_numpy(value)
-        holder.set_state(value)
-    elif isinstance(holder, torch.Generator):
-        holder.set_state(value)
-    elif isinstance(holder, np.random.Generator):
-        position = value["state"].get("pos", 0)
-        if type(position) is not int or not 0 <= position <= _WORDS:
-            raise ValueError(f"the position should be from 0 to {_WORDS}")
-        holder.bit_generator.state = value
-    elif isinstance(holder, random.Random):
-        version, internal, gauss = value
-        holder.setstate((version, tuple(internal), gauss))
+    if isinstance(holder, _GENERATORS):
+        _set_state(holder, value)
     elif not isinstance(value, bool | int | float | str | None):
         raise TypeError(f"a sampler's numbers and texts are kept; got a {type(value).__name__}")
     elif holder is not None and not _are_alike(holder, value):
@@ -177,11 +177,10 @@ class PassStart:
 
 
 class PassJournal:
-    """Remembers how the latest passes over the training data began, so that a resumed run can repeat their order.
+    """Keeps how the latest passes over the training data began, so that a resumed run can repeat their order.
 
-    Args:
-        starts: what :meth:`state_dict` returned when the checkpoint was written; empty for a run from the start.
-        keep: number of passes to remember; workers that prefetch can be that many passes ahead of the training.
+    ``starts`` is what :meth:`state_dict` returned for the checkpoint. Workers that prefetch can be ``keep`` passes
+    ahead of the training.
     """
 
     def __init__(self, starts: list[dict[str, Any]] | None = None, keep: int = 2) -> None:
@@ -215,11 +214,9 @@ class ResumableBatchSampler(BatchSampler):
     """Iterates over ``batch_sampler`` endlessly, from batch ``first_batch`` on, in the order that ``journal`` has.
 
     A recorded pass is begun in the recorded random state and leaves the global generators unchanged; a new pass draws
-    from them and is recorded. The length is that of one pass.
-
-    A sampler fits if its order changes from pass to pass only with the state of the global generators when a pass
-    begins, generators in its attributes that nothing else draws from, or numbers in its attributes. One that draws from
-    a global generator for every sample, or that changes a list of its own, is resumed in another order.
+    from them and is recorded. The length is that of one pass. A sampler that draws from a global generator for every
+    sample, or that changes a list of its own, is resumed in another order; a sampler fits if it depends on the global
+    generators when a pass begins, on generators in its attributes that nothing else draws from, or on numbers there.
     """
 
     def __init__(self, batch_sampler: Any, journal: PassJournal, first_batch: int = 0) -> None:

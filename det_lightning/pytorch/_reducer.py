@@ -28,12 +28,9 @@ class Reducer(enum.Enum):
 
 
 def simple_reduce(reducer: Reducer, values: Any, weights: list[int] | None = None) -> Any:
-    """Reduce ``values`` over all of its elements.
+    """Reduce an array or sequence of shape ``(n, ...)``, with one entry per batch or one per rank, to one value.
 
-    Args:
-        reducer: how.
-        values: array or sequence of shape ``(n, ...)``: one entry per batch, or one per rank.
-        weights: for AVG over ranks, the number of batches of each rank, shape ``(n,)``.
+    ``weights``, of shape ``(n,)``, are the numbers of batches of the ranks, for AVG.
     """
     if reducer is Reducer.AVG:
         return np.average(values, weights=weights)
@@ -161,10 +158,8 @@ class _Registration:
 class ReducerRegistry:
     """The reducers of one trial, reset and reduced together.
 
-    Args:
-        allgather_fn: returns on each rank the list of what all ranks pass it, in the order of the ranks.
-        size: number of ranks.
-        device: of the batches; the states of torchmetrics metrics are moved there.
+    ``allgather_fn`` returns on each of ``size`` ranks the list of what all ranks pass it, in the order of the ranks.
+    The states of torchmetrics metrics are moved to ``device``.
     """
 
     def __init__(

@@ -14,14 +14,8 @@ logger = logging.getLogger(__name__)
 class TrialSettings:
     """Hyperparameters and configuration of a trial, and the lookups that a context offers.
 
-    A secret that is masked in either is left out, and an error names it where the trial looks it up.
-
-    Args:
-        slots: number of processes that train together and share ``global_batch_size``.
-
-    Raises:
-        InvalidExperimentException: ``global_batch_size`` is not an integer, or smaller than the number of slots.
-        ValueError: ``aggregation_frequency`` is below 1.
+    A secret that is masked in either is left out, and an error names it where the trial looks it up. ``slots``
+    processes train together and share ``global_batch_size``.
     """
 
     def __init__(
@@ -104,11 +98,7 @@ class TrialSettings:
         return self._require_batch_size(self._global_batch_size)
 
     def get_per_slot_batch_size(self) -> int:
-        """Return the number of records in a batch on one slot: ``global_batch_size // slots``.
-
-        Raises:
-            ValueError: hparams has no ``global_batch_size``.
-        """
+        """Return ``global_batch_size // slots``; raise a ValueError if hparams has none."""
         return self._require_batch_size(self._per_slot_batch_size)
 
     def _require_batch_size(self, size: int | None) -> int:

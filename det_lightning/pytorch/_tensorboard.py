@@ -9,7 +9,7 @@ import pathlib
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import google_crc32c
@@ -17,11 +17,7 @@ from tensorboard.compat.proto import event_pb2
 
 
 class TensorBoardOutput:
-    """The directory of a run's TensorBoard files, and their writer, both made when they are first used.
-
-    Args:
-        locate: returns the directory; by default ``runs/<time>_<host>``, as ``SummaryWriter`` has it.
-    """
+    """The directory of a run's TensorBoard files, which ``locate`` returns, and their writer, made on first use."""
 
     def __init__(self, enabled: bool, locate: Callable[[], pathlib.Path] | None = None) -> None:
         self.enabled = enabled
@@ -56,9 +52,8 @@ class TensorBoardOutput:
     def add_scalars(self, scalars: list[tuple[str, float, int]]) -> None:
         """Write ``(tag, value, step)`` triples and flush them.
 
-        Until :attr:`writer` is used they go to a file of their own, in one piece: a ``SummaryWriter``
-        reopens its file for each value. Once there is one it is used, since TensorBoard follows only the latest file of
-        a directory.
+        Until :attr:`writer` is used they go to a file of their own, in one piece: a ``SummaryWriter`` reopens its file
+        for each value. Once there is one it is used: TensorBoard follows only the latest file of a directory.
         """
         if not scalars:
             return
@@ -91,7 +86,12 @@ class EventFile:
 
     def write(self, scalars: list[tuple[str, float, int]]) -> None:
         """Append ``(tag, value, step)`` triples."""
-        self._append(_serialized(scalars))
+        event = event_pb2.Event(wall_time=time.time())
+        entry = event.summary.value.add()
+        events = []
+        for entry.tag, entry.simple_value, event.step in scalars:
+            events.append(event.SerializeToString())
+        self._append(events)
 
     def _append(self, events: Iterable[bytes]) -> None:
         # One write for all; and tensorboard's own writer spends most of its time on checksums, in Python.
@@ -109,10 +109,3 @@ def _masked_checksum(data: bytes) -> bytes:
     checksum = google_crc32c.value(data)
     rotated = (checksum >> 15) | (checksum << 17)
     return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def _serialized(scalars: list[tuple[str, float, int]]) -> Iterator[bytes]:
-    event = event_pb2.Event(wall_time=time.time())
-    entry = event.summary.value.add()
-    for entry.tag, entry.simple_value, event.step in scalars:
-        yield event.SerializeToString()

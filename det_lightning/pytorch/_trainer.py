@@ -26,7 +26,7 @@ from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._elastic import elastic_job
+from det_lightning.core._topology import elastic_job
 from det_lightning.pytorch._latest_checkpoint import choose_checkpoints
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial

@@ -39,7 +39,7 @@ def collect_rest(
     }
     if context.scaler is not None:
         state["scaler_state_dict"] = context.scaler.state_dict()
-    return {**state, **context.precision.state_dict()}
+    return {**state, **context.precision.scaling.state_dict()}
 
 
 def collect_gradients(context: PyTorchTrialContext) -> list[dict[str, torch.Tensor]]:
@@ -71,31 +71,34 @@ def load_state(
     state: dict[str, Any],
     source: str,
     trial_class: str | None = None,
+    *,
+    with_weights: bool = True,
 ) -> None:
-    """Load everything but the random state into the trial; an error names everything that does not fit."""
+    """Load everything but the random state into the trial; an error names everything that does not fit.
+
+    Without weights Lightning has loaded models and optimizers.
+    """
 
     def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         _require_numbers(saved)
         context.backend.states.load_optimizer(optimizer, saved)
 
-    _raise_if_any(
-        [
-            *_load_models(context, state),
-            *_load_each("optimizer", context.optimizers, state, "optimizers_state_dict", load_optimizer),
-            *_load_schedulers(context, state),
-        ],
-        source,
-        trial_class,
-    )
-    load_rest(context, callbacks, state)
+    def load_scheduler(scheduler: LRScheduler, saved: dict[str, Any]) -> None:
+        if not _is_number(saved.get("last_epoch", 0)):
+            raise ValueError(f"'last_epoch' should be a number; got {_shown(saved['last_epoch'])}")
+        scheduler.load_state_dict(saved)
+
+    schedulers = context.lr_schedulers
+    mismatches = []
+    if with_weights:
+        mismatches += _load_models(context, state)
+        mismatches += _load_each("optimizer", context.optimizers, state, "optimizers_state_dict", load_optimizer)
+    mismatches += _load_each("learning rate scheduler", schedulers, state, "lr_schedulers_state_dict", load_scheduler)
+    _raise_if_any(mismatches, source, trial_class)
+    _load_rest(context, callbacks, state)
 
 
-def load_schedulers(context: PyTorchTrialContext, state: dict[str, Any], source: str) -> None:
-    """Load the learning rate schedulers."""
-    _raise_if_any(_load_schedulers(context, state), source)
-
-
-def load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], state: dict[str, Any]) -> None:
+def _load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], state: dict[str, Any]) -> None:
     """Load gradient and loss scalers and the callbacks; what is missing on one side is warned of."""
     if context.scaler is not None and "scaler_state_dict" in state:
         with explaining("The state of the gradient scaler"):
@@ -105,7 +108,7 @@ def load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback
         has, lacks = ("checkpoint", "trial") if context.scaler is None else ("trial", "checkpoint")
         logger.warning("The %s has a gradient scaler but the %s has none; its state is not restored.", has, lacks)
     with explaining("The state of the precision"):
-        context.precision.load_state_dict(state)
+        context.precision.scaling.load_state_dict(state)
     saved = state.get("callbacks", {})
     for name, callback in callbacks.items():
         if name in saved:
@@ -126,15 +129,6 @@ def _load_models(context: PyTorchTrialContext, state: dict[str, Any]) -> list[st
         context.backend.states.load_model(model, _fit_prefix(model, weights))
 
     return _load_each("model", context.models, state, "models_state_dict", load)
-
-
-def _load_schedulers(context: PyTorchTrialContext, state: dict[str, Any]) -> list[str]:
-    def load(scheduler: LRScheduler, saved: dict[str, Any]) -> None:
-        if not _is_number(saved.get("last_epoch", 0)):
-            raise ValueError(f"'last_epoch' should be a number; got {_shown(saved['last_epoch'])}")
-        scheduler.load_state_dict(saved)
-
-    return _load_each("learning rate scheduler", context.lr_schedulers, state, "lr_schedulers_state_dict", load)
 
 
 def _fit_prefix(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
@@ -170,8 +164,7 @@ def _raise_if_any(mismatches: list[str], source: str, trial_class: str | None = 
         raise errors.InvalidCheckpointException(
             f"{source} does not fit the trial:\n- "
             + "\n- ".join(mismatches)
-            + f"\nIt is a checkpoint of another trial, "
-            f"or the trial was changed.{written_by}"
+            + f"\nIt is a checkpoint of another trial, or the trial was changed.{written_by}"
         )
 
 
@@ -221,12 +214,4 @@ def _shown(value: Any) -> str:
 
 
 # What loading a state that does not fit raises.
-_MISFITS = (
-    RuntimeError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    IndexError,
-    OverflowError,
-)
+_MISFITS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)

@@ -10,25 +10,21 @@ from det_lightning import errors
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.distributed.backend import Backend
 from det_lightning.precision import ChosenPrecision
-from det_lightning.pytorch._agreement import require_same_counts, require_same_model
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._settings import TrialSettings
 
 _T = TypeVar("_T")
+_WAY_OUT = (
+    "Every rank must build the same trial: nothing in its __init__ may depend on the rank, or on random numbers that "
+    "are not seeded alike."
+)
 
 
 class WrappedParts:
     """Models, optimizers and learning rate schedulers, made ready for training as they are wrapped.
 
-    Args:
-        distributed: the processes of the run, which must wrap the same models.
-        backend: what to train on; None leaves everything on the device where the trial makes it.
-        precision: what models compute in.
-        settings: of the trial.
-
-    Attributes:
-        models, optimizers, lr_schedulers: what the trial wrapped, in that order.
-        averages: for each optimizer, whether aggregated gradients are divided by the number of their batches.
+    Without a ``backend`` everything stays on the device where the trial makes it. ``averages`` has for each optimizer
+    whether aggregated gradients are divided by the number of their batches.
     """
 
     def __init__(
@@ -55,7 +51,9 @@ class WrappedParts:
         """
         self._precision.require_no_levels("wrap_model")
         if self._backend is not None:
-            require_same_model(self._distributed, len(self.models), model)
+            if self._distributed.size > 1:
+                shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+                self._require_same(f"wraps model {len(self.models)}, a {type(model).__name__}", shapes)
             self._precision.cast(model)
             model = self._backend.placement.wrap_model(model)
         model = self._precision.surround(model)
@@ -130,7 +128,25 @@ class WrappedParts:
 
     def require_same_on_all_ranks(self) -> None:
         """Raise, on every rank, if the ranks have wrapped different numbers of parts; all ranks must call it."""
-        require_same_counts(self._distributed, len(self.models), len(self.optimizers), len(self.lr_schedulers))
+        if self._distributed.size > 1:
+            has = f"{len(self.models)} model(s), {len(self.optimizers)} optimizer(s)"
+            self._require_same(f"trains {has}, {len(self.lr_schedulers)} scheduler(s)", {})
+
+    def _require_same(self, does: str, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Raise, on every rank, if the ranks do different things now; otherwise some would wait for others forever.
+
+        The message names what each does, and the first parameter that differs.
+        """
+        found = [_checked(entry) for entry in self._distributed.allgather(("det_lightning", does, shapes))]
+        if any(entry[0] != does for entry in found):
+            each = "; ".join(f"rank {rank} {theirs}" for rank, (theirs, _) in enumerate(found))
+            raise errors.InvalidExperimentException(f"The ranks do not do the same: {each}. {_WAY_OUT}")
+        for rank, (_, theirs) in enumerate(found):
+            if list(theirs.items()) != list(found[0][1].items()):
+                raise errors.InvalidExperimentException(
+                    f"The ranks do not do the same: each {does}, but {_first_difference(found[0][1], theirs, rank)}. "
+                    f"{_WAY_OUT}"
+                )
 
     # The single model, optimizer and scheduler of a trial, as in Determined 0.13
 
@@ -154,3 +170,17 @@ def _only(wrapped: list[_T], what: str) -> _T:
             f"Keep what the wrap method returned instead."
         )
     return wrapped[0]
+
+
+def _checked(entry: Any) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """Return what a rank does; one that is elsewhere may have sent anything."""
+    if isinstance(entry, tuple) and len(entry) == 3 and entry[0] == "det_lightning":
+        return entry[1], entry[2]
+    return f"exchanges {entry!r:.100}", {}
+
+
+def _first_difference(first: dict[str, tuple[int, ...]], theirs: dict[str, tuple[int, ...]], rank: int) -> str:
+    for (name, shape), (their_name, their_shape) in zip(first.items(), theirs.items(), strict=False):
+        if (name, shape) != (their_name, their_shape):
+            return f"its {name} has the shape {shape} on rank 0, and its {their_name} {their_shape} on rank {rank}"
+    return f"it has {len(first)} parameters on rank 0, and {len(theirs)} on rank {rank}"

@@ -164,7 +164,7 @@ def test_an_overflow_is_skipped_on_the_device(tmp_path: Path) -> None:
             return loss * float("inf") if len(self.losses) % 10 == 5 else loss
 
     trial = train(Overflows, tmp_path)
-    state = trial.context.precision.state_dict()["amp_state"]["loss_scaler0"]
+    state = trial.context.precision.scaling.state_dict()["amp_state"]["loss_scaler0"]
     assert state["loss_scale"] <= 2.0**10
     assert curve(trial)[-4:].isfinite().all()
     assert all(p.isfinite().all() for p in trial.model.parameters())

@@ -87,7 +87,7 @@ def train(
 
 
 def outcome_of(trial: Leveled) -> dict[str, Any]:
-    return {"updates": trial.updates, **trial.context.precision.state_dict()}
+    return {"updates": trial.updates, **trial.context.precision.scaling.state_dict()}
 
 
 def through_lightning(strategy: str) -> dict[str, Any]:

@@ -190,7 +190,7 @@ class TwoLosses:
     def train(self, factors: tuple[float, ...]) -> None:
         self.batch += 1
         self.context.position.batch_idx = self.batch
-        self.context.precision.path.begin_batch(self.context.is_update_batch())
+        self.context.precision.scaling.begin_batch(self.context.is_update_batch())
         inputs, targets = BATCHES[self.batch]
         for index, factor in enumerate(factors):
             loss = ((self.models[index % 2](inputs) - targets) ** 2).mean() * factor
@@ -200,7 +200,7 @@ class TwoLosses:
         self.context.precision.scaling.end_batch()
 
     def scales(self) -> list[float]:
-        entries = self.context.precision.state_dict()["amp_state"]
+        entries = self.context.precision.scaling.state_dict()["amp_state"]
         return [entry["loss_scale"] / 2**16 for entry in entries.values()]
 
     def weights(self, index: int) -> torch.Tensor:
@@ -316,7 +316,7 @@ def test_recurrent_and_tied_weights(level: str) -> None:
     losses = []
     for batch in range(40):
         context.position.batch_idx = batch
-        context.precision.path.begin_batch(context.is_update_batch())
+        context.precision.scaling.begin_batch(context.is_update_batch())
         loss = torch.nn.functional.cross_entropy(model(tokens, reverse=False).flatten(0, 1), tokens.flatten())
         context.backward(loss)
         context.step_optimizer(optimizer)
@@ -331,7 +331,7 @@ def test_an_optimizer_that_was_not_configured_sees_unscaled_gradients_too() -> N
     optimizers = [context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
     context.configure_apex_amp(models[0], optimizers[0], opt_level="O2", loss_scale=1024.0)
     context.position.batch_idx = 0
-    context.precision.path.begin_batch(context.is_update_batch())
+    context.precision.scaling.begin_batch(context.is_update_batch())
     context.backward(models[1](models[0](torch.ones(1, 2))).sum())
     assert torch.equal(models[1].bias.grad, torch.ones(2))
 

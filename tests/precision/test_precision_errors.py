@@ -131,7 +131,7 @@ def test_calls_in_the_wrong_order(calls: list[Callable[[Context], Any]], message
 def test_a_level_that_is_not_enabled_changes_nothing() -> None:
     context = Context()
     configure(opt_level="nonsense", enabled=False)(context)
-    assert context.precision.scaling is None
+    assert not context.precision.scales_losses
     assert context.precision.path is context.backend.gradients
 
 
@@ -200,13 +200,13 @@ def test_an_installed_apex_is_used(installed: Callable[[str | None], None]) -> N
     assert apex.amp.calls[0]["opt_level"] == "O2"
     assert apex.amp.calls[0]["num_losses"] == 1
     context.position.batch_idx = 0
-    context.precision.path.begin_batch(context.is_update_batch())
+    context.precision.scaling.begin_batch(context.is_update_batch())
     before = model.weight.detach().clone()
     context.backward(model(torch.ones(1, 2)).sum())
     context.step_optimizer(optimizer)
     context.precision.scaling.end_batch()
     torch.testing.assert_close(model.weight, before - 0.1)
-    state = context.precision.state_dict()
+    state = context.precision.scaling.state_dict()
     assert state == {"amp_state": apex.amp.state_dict()}
-    context.precision.load_state_dict(state)
+    context.precision.scaling.load_state_dict(state)
     assert apex.amp.calls[1:] == [0, state["amp_state"]]

@@ -16,7 +16,7 @@ from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.precision.casting import cast_floats, halves_to_float
-from det_lightning.precision.torch_amp import TorchAmp, make_scaler
+from det_lightning.precision.scaling import TorchAmp, make_scaler
 from tests.trials import SmallTrial, seed_everything, weights_of
 
 OFF = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
@@ -71,7 +71,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path, kind: type[L
     resumed = fit(kind, tmp_path / "two", 10, aggregation, latest_checkpoint="last")
     assert resumed.losses == straight.losses[5:]
     assert torch.equal(weights_of(resumed), weights_of(straight))
-    assert resumed.context.precision.state_dict() == straight.context.precision.state_dict()
+    assert resumed.context.precision.scaling.state_dict() == straight.context.precision.scaling.state_dict()
 
 
 def test_the_state_is_in_apexs_own_form(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_an_old_state_of_apex_goes_on() -> None:
     context = pytorch.PyTorchTrialContext()
     Leveled(context)
     old = {"amp_state": collections.OrderedDict(loss_scaler0={"loss_scale": 512.0, "unskipped": 1999})}
-    context.precision.load_state_dict(old)
-    assert context.precision.state_dict() == {"amp_state": dict(old["amp_state"])}
+    context.precision.scaling.load_state_dict(old)
+    assert context.precision.scaling.state_dict() == {"amp_state": dict(old["amp_state"])}
 
 
 def test_states_of_other_precisions_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -134,7 +134,7 @@ def test_lightnings_own_checkpoints_hold_masters_and_scales_too(tmp_path: Path, 
     train(3)
     resumed = train(8, tmp_path / "3.ckpt")
     assert resumed.losses == straight.losses[3:]
-    assert resumed.context.precision.state_dict() == straight.context.precision.state_dict()
+    assert resumed.context.precision.scaling.state_dict() == straight.context.precision.scaling.state_dict()
 
 
 # torch.amp
@@ -199,7 +199,7 @@ def test_use_amp_updates_its_scaler_once_a_batch_and_only_after_a_step() -> None
     for batch, inputs in enumerate(torch.randn(8, 4, 2)):
         factor = float("inf") if batch == 3 else 1.0
         context.position.batch_idx = batch
-        context.precision.path.begin_batch(context.is_update_batch())
+        context.precision.scaling.begin_batch(context.is_update_batch())
         context.backward(model(inputs).square().mean() * factor)
         for optimizer in optimizers:
             context.step_optimizer(optimizer, clip_grads=lambda p: torch.nn.utils.clip_grad_norm_(p, 0.1))
@@ -220,7 +220,7 @@ def test_use_amp_updates_its_scaler_once_a_batch_and_only_after_a_step() -> None
             assert torch.equal(mine, theirs)
     assert ours.get_scale() == 2.0**15
     # No step, no update: torch would raise.
-    context.precision.path.begin_batch(context.is_update_batch())
+    context.precision.scaling.begin_batch(context.is_update_batch())
     context.precision.scaling.end_batch()
 
 

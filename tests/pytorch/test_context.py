@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from det_lightning import errors
 from det_lightning.core import DistributedContext
 from det_lightning.distributed.backend import LocalBackend
+from det_lightning.precision.scaling import TorchAmp
 from det_lightning.pytorch import LRScheduler, PyTorchTrialContext
 
 Mode = LRScheduler.StepMode
@@ -305,8 +306,8 @@ def test_a_scaler_of_the_trials_own_under_automatic_scaling() -> None:
     weight = make_weight(1.0)
     optimizer = wrapped_sgd(context, weight)
     context.position.batch_idx = 0
-    assert context.precision.scaling is not None
-    context.precision.path.begin_batch(True)
+    assert isinstance(context.precision.scaling, TorchAmp)
+    context.precision.scaling.begin_batch(True)
     context.backward(weight * 0.5)
     assert weight.grad is not None
     assert weight.grad.item() == 2.0
