@@ -51,11 +51,7 @@ _IN_BLOCKED = ("determined.experimental.test_one_batch",)
 
 @functools.cache
 def counterpart(path: str) -> str | None:
-    """Return the dotted name in det_lightning of what Determined has at ``path``; None if there is nothing.
-
-    Args:
-        path: a dotted name that begins with ``determined``: a module, a name in one, or attributes of such a name.
-    """
+    """Return the dotted name in det_lightning of what Determined has at ``path``; None if there is nothing."""
     if path not in _IN_BLOCKED and any(_is_in(path, prefix) for prefix in _BLOCKED):
         return None
     for candidate in _candidates(path):

@@ -43,11 +43,7 @@ class FilePort:
         return self.before != self.after
 
     def write(self) -> None:
-        """Write the ported content to a new file, which replaces the old one; hard links to that one stay.
-
-        Raises:
-            OSError: the file cannot be written, or is a link; it is unchanged.
-        """
+        """Replace the file by a new one with the ported content, or raise OSError; hard links to the old one stay."""
         if self.path.is_symlink():
             raise OSError(f"{self.path} is a link, and nothing is written through one")
         content = self.after.encode(self.encoding)
@@ -78,13 +74,7 @@ def is_portable(path: pathlib.Path) -> bool:
 
 
 def port_file(path: pathlib.Path) -> FilePort:
-    """Port one file; it is not written.
-
-    A file that cannot be parsed stays as it is, which is a finding if it mentions Determined.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Port one file, without writing it. A file that cannot be parsed stays; if it uses Determined, a finding says so."""
     content = path.read_bytes()
     port = _port_of(path)
     encoding = _encoding_of(path, content)

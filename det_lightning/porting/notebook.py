@@ -20,12 +20,7 @@ class NotebookError(ValueError):
 
 
 def port_notebook(text: str) -> tuple[str, list[Finding]]:
-    """Return a notebook with its code cells ported, and what could not be; lines count over the code of all cells.
-
-    Raises:
-        NotebookError: ``text`` is not a notebook, or not laid out as Jupyter does.
-        libcst.ParserSyntaxError: a cell is not Python 3.
-    """
+    """Return a notebook with its code cells ported, and findings, whose lines count over the code of all cells."""
     notebook, indent = _read(text)
     cells = [cell for cell in notebook.get("cells", []) if cell.get("cell_type") == "code"]
     sources = ["".join(cell["source"]) for cell in cells]

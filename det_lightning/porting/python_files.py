@@ -22,11 +22,7 @@ _WORTH_PARSING = re.compile(
 
 
 def port_python(text: str) -> tuple[str, list[Finding]]:
-    """Return Python source that uses det_lightning, and what could not be rewritten.
-
-    Raises:
-        libcst.ParserSyntaxError: ``text`` is not Python 3.
-    """
+    """Return Python source that uses det_lightning, and what could not be rewritten."""
     if not _WORTH_PARSING.search(text):
         return text, []
     file = PythonFile(text)

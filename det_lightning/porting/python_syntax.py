@@ -45,11 +45,7 @@ class _Walk(cst.CSTVisitor):
 
 
 class PythonFile:
-    """Syntax, scopes and positions of a file, given as text without a byte order mark.
-
-    Raises:
-        libcst.ParserSyntaxError: it is not Python 3.
-    """
+    """Syntax, scopes and positions of a file; raises libcst.ParserSyntaxError if it is not Python 3."""
 
     def __init__(self, text: str) -> None:
         self._wrapper = metadata.MetadataWrapper(cst.parse_module(_FORM_FEEDS.sub("", text)), unsafe_skip_copy=True)
@@ -196,7 +192,7 @@ def methods_of(definition: cst.ClassDef) -> list[cst.FunctionDef]:
 
 
 def find_classes(file: PythonFile) -> dict[str, list[cst.ClassDef]]:
-    """Return the classes that derive from ``PyTorchTrial`` and ``PyTorchCallback``, also through others of the file.
+    """Return the trials and callbacks of a file, also those that derive from others of the file.
 
     What derives from ``SomethingTrial`` of another module and defines ``train_batch`` is a trial too.
     """

@@ -26,11 +26,7 @@ _OLD_SEARCHERS = {
 
 
 def port_yaml(text: str) -> tuple[str, list[Finding]]:
-    """Return YAML with launch layers and packages rewritten, and what could not be.
-
-    Raises:
-        yaml.YAMLError: ``text`` is not YAML.
-    """
+    """Return YAML with launch layers and packages rewritten, and what could not be."""
     port = _YamlPort(text)
     for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
         if document is not None:

@@ -71,15 +71,7 @@ class TrialOptions:
 
 
 def trial_options(values: Any, directory: Path) -> TrialOptions | None:
-    """Return the options; None if there is no trial.
-
-    Args:
-        values: has the options as attributes, such as ``pytest.Config.option``.
-        directory: paths are relative to it.
-
-    Raises:
-        BadTrial: options are missing or invalid; names all of them.
-    """
+    """Return the options among ``pytest.Config.option``; None if there is no trial. BadTrial names all mistakes."""
     mistakes: list[str] = []
 
     def tried(read: Any, *arguments: Any) -> Any:

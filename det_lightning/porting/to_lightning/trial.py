@@ -21,11 +21,7 @@ class Scheduler:
 
 
 class Trial:
-    """Finds in a trial what the context is called and what was wrapped with it.
-
-    Attributes:
-        optimizers: attributes that hold wrapped optimizers; with ``*`` before those that hold several.
-    """
+    """Finds in a trial what the context is called and what was wrapped with it."""
 
     def __init__(self, file: ModuleFile, definition: cst.ClassDef) -> None:
         self.file = file
@@ -37,7 +33,7 @@ class Trial:
         self._context_attributes = {
             name for name, value in self._assignments() if dotted_name(value) == self._context_parameter != ""
         }
-        self.optimizers: list[str] = []
+        self.optimizers: list[str] = []  # the attributes that hold them; with * before one that holds several
         self.schedulers: list[Scheduler] = []
         for call in self.context_calls("wrap_optimizer"):
             self._add_optimizer(call)

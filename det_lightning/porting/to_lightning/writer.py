@@ -40,20 +40,10 @@ class NoTrialError(ValueError):
 
 
 def write_module(text: str) -> tuple[str, int]:
-    """Write a file with a trial as one with a LightningModule.
+    """Return the source of a trial as that of a LightningModule, and the number of TODO comments in it.
 
-    Everything else in the file stays: models, datasets, functions. What trains with Determined's ``Trainer`` becomes a
-    comment.
-
-    Args:
-        text: Python source with one trial, of determined or det_lightning.
-
-    Returns:
-        The new source, and the number of TODO comments in it.
-
-    Raises:
-        NoTrialError: there is no trial, or more than one, or it lacks a method.
-        libcst.ParserSyntaxError: it is not Python 3.
+    Everything else in the file stays; what trains with Determined's ``Trainer`` becomes a comment. Raises NoTrialError,
+    and libcst.ParserSyntaxError if it is not Python 3.
     """
     file = ModuleFile(port_python(text.replace("\r\n", "\n"))[0])
     definition = _find_trial(file)

@@ -79,13 +79,9 @@ def _resumed(runs: TrialRuns, straight: Run) -> tuple[int, Run]:
 def lost_state(straight: Run, again: Run, resumed: Run, batches: int) -> dict[str, str]:
     """Return a finding for each object that loses state after a resume, with the usual cause.
 
-    A value counts if training changed it, in the same way in both uninterrupted runs (what the clock changes is not
-    state of the training), if it differs after the resume, and if that matters: it is read before it is written again.
-    If only its outermost object is known to be read, the value must still differ at the end.
-
-    Args:
-        straight, again: two uninterrupted runs.
-        resumed: the run that resumed from the checkpoint after ``batches`` batches.
+    A value counts if both uninterrupted runs changed it in the same way (what the clock changes is not state of the
+    training), if it differs after the resume, and if it is read before it is written again. If only its outermost
+    object is known to be read, it must still differ at the end.
     """
     start = straight.observer.states["start"]
     saved = straight.observer.states[batches]
