@@ -6,7 +6,7 @@ import re
 
 from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.findings import Finding, Severity, line_at
-from det_lightning.porting.missing_parts import missing_launcher
+from det_lightning.porting.missing_parts import missing
 from det_lightning.porting.requirements import port_installs, useless_installs
 
 _AUTO = ("det_lightning.launch.horovod", "--autohorovod")
@@ -53,7 +53,7 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
         before, quote, module = match.groups()
         words = launcher_counterpart(module)
         if words is None:
-            findings.append(missing_launcher(module, line_at(text, match.start(3), first_line)))
+            findings.append(missing(f"determined.launch.{module}", line_at(text, match.start(3), first_line)))
             return match.group()
         return before + (f"{quote}, {quote}" if quote else " ").join(words)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from det_lightning.porting.bindings import Bindings
-from det_lightning.porting.bypasses import note_bypasses
-from det_lightning.porting.cluster_uses import note_cluster_uses
+from det_lightning.porting.bypasses import note_bypasses, note_cluster_uses
 from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.findings import Finding
 from det_lightning.porting.imports import ImportRewriter

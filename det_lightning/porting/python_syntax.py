@@ -49,7 +49,7 @@ class PythonFile:
 
     def __init__(self, text: str) -> None:
         self._wrapper = metadata.MetadataWrapper(cst.parse_module(_FORM_FEEDS.sub("", text)), unsafe_skip_copy=True)
-        self._positions: Mapping[cst.CSTNode, Any] = self._wrapper.resolve(metadata.PositionProvider)
+        self._positions = self._wrapper.resolve(metadata.PositionProvider)
         self.module = self._wrapper.module
         self._walk = _Walk(self.module)
         self.edits = Edits(text)
@@ -74,12 +74,10 @@ class PythonFile:
         return [node for node in self._walk.nodes[first:last] if isinstance(node, kinds)]
 
     def line(self, node: cst.CSTNode) -> int:
-        line: int = self._positions[node].start.line
-        return line
+        return self._positions[node].start.line
 
     def end_line(self, node: cst.CSTNode) -> int:
-        line: int = self._positions[node].end.line
-        return line
+        return self._positions[node].end.line
 
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
         """Return where a node begins and ends in the text."""

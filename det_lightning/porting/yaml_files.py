@@ -11,7 +11,7 @@ import yaml
 from det_lightning.porting.commands import launcher_counterpart, port_shell, runs_a_class, trial_class_in
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Severity
-from det_lightning.porting.missing_parts import missing_launcher
+from det_lightning.porting.missing_parts import missing
 from det_lightning.porting.requirements import port_requirement
 
 _MODULE = re.compile(r"determined\.launch\.(\w+)")
@@ -72,7 +72,7 @@ class _YamlPort:
                 self._seen.add(id(word))
                 words = launcher_counterpart(found.group(1))
                 if words is None:
-                    self.findings.append(missing_launcher(found.group(1), _line(word)))
+                    self.findings.append(missing(word.value, _line(word)))
                 else:
                     self._replace(word, self._separator(node, word).join(_quoted(new, word) for new in words))
         scalars = [word for word in node.value if isinstance(word, yaml.ScalarNode)]

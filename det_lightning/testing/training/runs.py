@@ -9,9 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from det_lightning.testing.observation.attribute_access import AttributeAccess
 from det_lightning.testing.observation.context_bypass import ContextBypass, cleared_gradients_noted
-from det_lightning.testing.observation.observer import Observer
+from det_lightning.testing.observation.observer import AttributeAccess, Observer
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
