@@ -86,7 +86,6 @@ def _count(options: list[str]) -> tuple[list[str], int]:
 
 
 def _take(options: list[str], names: tuple[str, ...]) -> tuple[str | None, list[str]]:
-    """Return the value of an option, and the others."""
     for index, option in enumerate(options):
         name, equals, value = option.partition("=")
         if name in names and equals:

@@ -164,7 +164,6 @@ def _check_loader(file: PythonFile, method: cst.FunctionDef, torch_names: set[st
 
 
 def _check_steps(file: PythonFile, method: cst.FunctionDef, optimizers: set[str]) -> None:
-    """Note steps in ``train_batch`` that go around the context."""
     for call in file.find(cst.Call, within=method):
         owner = dotted_name(call.func.value) if isinstance(call.func, cst.Attribute) else ""
         name = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""

@@ -69,7 +69,6 @@ class FilePort:
             raise
 
     def not_written(self, reason: str, advice: str) -> FilePort:
-        """Return it with a finding on why it is not to be written."""
         finding = Finding(0, Severity.problem, f"not written: {reason}", advice)
         return dataclasses.replace(self, findings=[finding, *self.findings], may_be_written=False)
 

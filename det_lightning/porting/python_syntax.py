@@ -80,7 +80,6 @@ class PythonFile:
         return self._positions[node].end.line
 
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
-        """Return where a node begins and ends in the text."""
         position = self._positions[node]
         start = self.edits.offset(position.start.line, position.start.column)
         return start, self.edits.offset(position.end.line, position.end.column)
@@ -104,7 +103,6 @@ class PythonFile:
         self.edits.replace(start, after if is_between and end < after else end, "")
 
     def note(self, node: cst.CSTNode, severity: Severity, reason: str, advice: str) -> None:
-        """Record a finding in the line that a node begins in."""
         self.findings.append(Finding(self.line(node), severity, reason, advice))
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:

@@ -58,13 +58,11 @@ class PortingProcess:
         return FilePort(path, reply["before"], reply["after"], findings, reply["encoding"])
 
     def __enter__(self) -> PortingProcess:
-        """Return itself; the process is started when it is needed."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the process."""
         self._end()
 
     def _start(self) -> subprocess.Popen[str]:

@@ -65,7 +65,6 @@ class TrialOptions:
 
     @property
     def aggregation_frequency(self) -> int:
-        """Number of batches of an update in the configuration."""
         optimizations = (self.config or {}).get("optimizations") or {}
         return int(optimizations.get("aggregation_frequency") or 1)
 

@@ -103,7 +103,6 @@ class TrialCollector(pytest.Collector):
         self._runs = runs
 
     def collect(self) -> Iterable[pytest.Item]:
-        """Import the trial once, and yield its checks."""
         try:
             with self._runs.source.imported():
                 pass

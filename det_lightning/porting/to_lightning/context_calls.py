@@ -146,7 +146,6 @@ def _in_init(file: ModuleFile, node: cst.CSTNode) -> bool:
 
 
 def _unwrap(file: ModuleFile, call: cst.Call, name: str) -> None:
-    """Leave what was wrapped."""
     wrapped = call.args[0].value
     statement = file.parent(call)
     if name == "wrap_optimizer" and len(call.args) > 1:

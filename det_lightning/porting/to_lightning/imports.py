@@ -88,7 +88,6 @@ class Imports:
         return sorted(found, key=lambda statement: len(list(self._file.ancestors(statement))))
 
     def _existing(self) -> set[str]:
-        """Return the import statements of the file that may be needed."""
         existing = set()
         for statement in self._file.find(cst.Import, cst.ImportFrom):
             if isinstance(self._file.parent(self._file.parent(statement) or statement), cst.Module):

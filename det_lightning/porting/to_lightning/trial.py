@@ -48,18 +48,15 @@ class Trial:
                     yield name, statement.value
 
     def assigned(self) -> set[str]:
-        """Return the attributes of ``self`` that the trial assigns."""
         return {name for name, _ in self._assignments()}
 
     def is_context(self, node: cst.CSTNode) -> bool:
-        """Return whether an expression is the trial's context."""
         if isinstance(node, cst.Name):
             in_init = self.file.function(node) is self.methods.get("__init__")
             return node.value == self._context_parameter and in_init
         return attribute_of_self(node) in self._context_attributes
 
     def context_calls(self, method: str) -> Iterator[cst.Call]:
-        """Yield the calls of a method of the context."""
         for call in self.file.find(cst.Call, within=self.definition):
             called = call.func
             if isinstance(called, cst.Attribute) and called.attr.value == method and self.is_context(called.value):

@@ -48,7 +48,6 @@ class AttributeAccess:
         return not known or self._first.get((label, attribute)) == "read"
 
     def note(self, watched: Any, attribute: str, access: str) -> None:
-        """Note an access, ``"read"`` or ``"write"``."""
         if self.active and id(watched) in self._watched:
             label, _ = self._watched[id(watched)]
             self._first.setdefault((label, attribute), access)
@@ -106,7 +105,6 @@ class Observer(recorder.TrainingLog):
             self._read_state("end")
 
     def watch_callbacks(self) -> None:
-        """Watch the trial and its callbacks, once all are built."""
         for name, callback in self.callbacks.items():
             own = [of for of in type(callback).__mro__ if not of.__module__.startswith("det_lightning")]
             self.late_hooks[name] = [hook for hook in _LATE_HOOKS if any(hook in vars(of) for of in own)]

@@ -80,7 +80,6 @@ class TrainingRecord:
         return dataclasses.replace(self, events=self.events[first + 1 :])
 
     def content(self) -> dict[str, Any]:
-        """Return the content of the record's file."""
         fields = {name: getattr(self, name) for name in _FIELDS}
         return {"format": FORMAT, "version": VERSION, **fields, "settings": vars(self.settings)}
 

@@ -37,7 +37,6 @@ class RankResult:
 
     @classmethod
     def of(cls, run: Run) -> RankResult:
-        """Return the results of ``run``."""
         observer = run.observer
         failure = None if run.failure is None else (run.failure.stage, run.failure.text)
         return cls(
