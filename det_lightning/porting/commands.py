@@ -20,7 +20,7 @@ _TRIAL = re.compile(
     r"(?:determined|det_lightning)\.launch\.(?:torch_distributed|\w*horovod)\b[^#;]{0,200}?"
     r"\s[\"']?(?:--trial[\"'\s,=]+)?(--trial\b|[A-Za-z_][\w.]*:[A-Za-z_]\w*(?=[\"'\s]|$))"
 )
-_COMMENT = re.compile(r"^[ \t]*#[^\n]*\n?", re.MULTILINE)
+_COMMENT = re.compile(r"(^[ \t]*#[^\n]*\n?)", re.MULTILINE)
 _CLI = re.compile(
     r"(?:^|[\s;&|(`@])(det(?:\s+-\w+\s+\S+)*\s+(?:a|agent|checkpoint|c|cmd|command|deploy|dev|e|experiment|job|m|master|"
     r"model|notebook|preview-search|project|resources?|rp|shell|slot|s|t|task|template|tensorboard|trial|tpl|u|user|"
@@ -80,15 +80,14 @@ def runs_a_class(given: str, line: int) -> Finding:
 
 def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
     """Return shell commands, but for lines of comment, with launch layers and packages rewritten, and what is left."""
-    parts = []
     findings = []
-    position = 0
-    for comment in [*_COMMENT.finditer(text), None]:
-        end = len(text) if comment is None else comment.start()
-        ported, found = _port_part(text[position:end], line_at(text, position, first_line))
-        findings += found
-        parts += [ported, "" if comment is None else comment.group()]
-        position = end if comment is None else comment.end()
+    parts = _COMMENT.split(text)
+    line = first_line
+    for index, part in enumerate(parts):
+        if index % 2 == 0:  # between two comments
+            parts[index], found = _port_part(part, line)
+            findings += found
+        line += part.count("\n")
     return "".join(parts), findings
 
 

@@ -26,7 +26,7 @@ _OUTCOMES = {"passed": "passed", "failed": "failed", "error": "error", "skipped"
 
 @dataclasses.dataclass(frozen=True)
 class CheckResult:
-    """One line of the checklist."""
+    """The result of a check."""
 
     name: str  # such as "is deterministic under a seed"
     outcome: str  # "passed", "failed", "error" or "skipped"

@@ -11,7 +11,6 @@ from det_lightning.porting.python_syntax import dotted_name, last_name, methods_
 from det_lightning.porting.to_lightning.callbacks import rewrite_build_callbacks, rewrite_callback
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES, rewrite_context
 from det_lightning.porting.to_lightning.imports import Imports, advice_for
-from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
 from det_lightning.porting.to_lightning.module_file import ModuleFile, statements_of
 from det_lightning.porting.to_lightning.reducers import rewrite_reducers
 from det_lightning.porting.to_lightning.steps import (
@@ -19,7 +18,7 @@ from det_lightning.porting.to_lightning.steps import (
     rewrite_optimizer_steps,
     rewrite_train_batch,
 )
-from det_lightning.porting.to_lightning.trial import Scheduler, Trial, parameters_of
+from det_lightning.porting.to_lightning.trial import Scheduler, Trial, drop_own_hparams, parameters_of, rename_members
 
 _REQUIRED = ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
 _LOADERS = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
