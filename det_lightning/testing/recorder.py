@@ -297,12 +297,8 @@ def train(
 ) -> None:
     """Train with the ``init`` and ``Trainer`` of ``api``, which Determined has since 0.21.
 
-    Args:
-        trial_class: the trial, as :func:`recorded` returned it.
-        api: ``determined.pytorch``, or a module with the same names.
-        settings: as in a record.
-        log: receives the events.
-        init, trainer, fit: further arguments of ``init``, ``Trainer`` and ``fit``; they override those of the settings.
+    ``trial_class`` is what :func:`recorded` returned; ``init``, ``trainer`` and ``fit`` hold further arguments of
+    ``init``, ``Trainer`` and ``fit``, which override those of the settings.
     """
     wanted = {
         "hparams": settings["hparams"],
