@@ -52,8 +52,6 @@ class ImportedTrial:
 
     def __init__(self, spec: str, directory: Path) -> None:
         self._module_name, _, self._class_name = spec.rpartition(":")
-        if not self._module_name or not self._class_name:
-            raise BadTrial(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
         if self._module_name.endswith(".py"):
             file = directory / self._module_name
             directory = file.parent
