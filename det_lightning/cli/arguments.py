@@ -46,11 +46,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 
 
 def parse_options(given: list[str] | None) -> dict[str, Any]:
-    """Return the values of ``--option`` by name: constants, integers, JSON's lists and objects are parsed, others text.
-
-    Raises:
-        ValueError: an option is not of the form KEY=VALUE, or looks like JSON and is invalid.
-    """
+    """Return the values of ``--option`` by name; constants, integers, and JSON's lists and objects are parsed."""
     options = {}
     for entry in given or []:
         key, equals, value = entry.partition("=")

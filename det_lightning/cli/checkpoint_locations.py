@@ -62,10 +62,7 @@ def list_sizes(checkpoint: Location) -> dict[str, int]:
 
 @contextlib.contextmanager
 def opened(checkpoint: Location, options: Mapping[str, Any], *, with_code: bool = False) -> Iterator[pathlib.Path]:
-    """Yield a checkpoint as a local directory, with a progress bar where it is downloaded; see ``open_checkpoint``.
-
-    Errors name the checkpoint itself, not the local copy.
-    """
+    """Yield a checkpoint as a local directory, with a progress bar for a download; errors name the checkpoint."""
     with contextlib.ExitStack() as stack:
         if checkpoint.is_local:
             directory = checkpoint.local_path

@@ -91,10 +91,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
-    """Write a table to the standard output; headings that begin with ``>`` are those of numbers, set flush right.
-
-    Numbers, and the cells of the first column, are never broken into lines.
-    """
+    """Write a table; headings with ``>`` are of numbers, which, like the first column, are never broken into lines."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

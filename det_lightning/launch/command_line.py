@@ -20,13 +20,7 @@ def wants_help(options: list[str], given: list[str]) -> bool:
 
 
 def problem_of(script: list[str], options: list[str], launcher: str) -> str:
-    """Return what is wrong with a script that is to be run; empty if nothing is.
-
-    Args:
-        script: with its arguments.
-        options: what came before ``--``.
-        launcher: the program that the options are for.
-    """
+    """Return what is wrong with a script and its arguments; empty if nothing is."""
     if not script:
         return "no script to run is given."
     first = script[0]

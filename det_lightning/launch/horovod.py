@@ -36,11 +36,7 @@ _AUTO = "--autohorovod"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status.
-
-    Args:
-        arguments: the command line; by default that of the process.
-    """
+    """Run the command line, by default that of the process; return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options, script = split(given)
     if wants_help(options, given):
@@ -86,7 +82,6 @@ def _count(options: list[str]) -> tuple[list[str], int]:
 
 
 def _take(options: list[str], names: tuple[str, ...]) -> tuple[str | None, list[str]]:
-    """Return the value of an option, and the others."""
     for index, option in enumerate(options):
         name, equals, value = option.partition("=")
         if name in names and equals:

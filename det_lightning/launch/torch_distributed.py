@@ -42,11 +42,7 @@ _PREEMPTING = ("SIGTERM", "SIGUSR1")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status.
-
-    Args:
-        arguments: the command line; by default that of the process.
-    """
+    """Run the command line, by default that of the process; return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options, script = split(given)
     if wants_help(options, given):

@@ -41,22 +41,13 @@ class Reference:
 
 
 class Bindings:
-    """The bindings of a file and their uses.
-
-    Args:
-        file: the file.
-        package: the package whose names are looked for; paths begin with ``determined`` in any case.
-
-    Attributes:
-        stars: statements ``from determined... import *``.
-        renameable: the name ``determined`` can be replaced by another one wherever it is used.
-    """
+    """The names that a file imports from ``package``, by Determined's names, and their uses."""
 
     def __init__(self, file: PythonFile, package: str = "determined") -> None:
         self._file = file
         self._package = package
         self.found: list[Binding] = []
-        self.stars: list[cst.ImportFrom] = []
+        self.stars: list[cst.ImportFrom] = []  # from determined... import *
         for statement in file.find(cst.Import, cst.ImportFrom):
             if isinstance(statement, cst.Import):
                 self._add_import(statement)
@@ -64,6 +55,7 @@ class Bindings:
                 self._add_from(statement)
         self.references = self._references()
         certain = all(use.certain for use in self.references if use.binding.name == "determined")
+        # Whether another name can replace ``determined`` wherever it is used.
         self.renameable = certain and not self._is_named_elsewhere()
 
     def _add_import(self, statement: cst.Import) -> None:

@@ -6,7 +6,7 @@ import re
 
 from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.findings import Finding, Severity, line_at
-from det_lightning.porting.missing_parts import missing_launcher
+from det_lightning.porting.missing_parts import missing
 from det_lightning.porting.requirements import port_installs, useless_installs
 
 _AUTO = ("det_lightning.launch.horovod", "--autohorovod")
@@ -20,7 +20,7 @@ _TRIAL = re.compile(
     r"(?:determined|det_lightning)\.launch\.(?:torch_distributed|\w*horovod)\b[^#;]{0,200}?"
     r"\s[\"']?(?:--trial[\"'\s,=]+)?(--trial\b|[A-Za-z_][\w.]*:[A-Za-z_]\w*(?=[\"'\s]|$))"
 )
-_COMMENT = re.compile(r"^[ \t]*#[^\n]*\n?", re.MULTILINE)
+_COMMENT = re.compile(r"(^[ \t]*#[^\n]*\n?)", re.MULTILINE)
 _CLI = re.compile(
     r"(?:^|[\s;&|(`@])(det(?:\s+-\w+\s+\S+)*\s+(?:a|agent|checkpoint|c|cmd|command|deploy|dev|e|experiment|job|m|master|"
     r"model|notebook|preview-search|project|resources?|rp|shell|slot|s|t|task|template|tensorboard|trial|tpl|u|user|"
@@ -53,7 +53,7 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
         before, quote, module = match.groups()
         words = launcher_counterpart(module)
         if words is None:
-            findings.append(missing_launcher(module, line_at(text, match.start(3), first_line)))
+            findings.append(missing(f"determined.launch.{module}", line_at(text, match.start(3), first_line)))
             return match.group()
         return before + (f"{quote}, {quote}" if quote else " ").join(words)
 
@@ -80,15 +80,14 @@ def runs_a_class(given: str, line: int) -> Finding:
 
 def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
     """Return shell commands, but for lines of comment, with launch layers and packages rewritten, and what is left."""
-    parts = []
     findings = []
-    position = 0
-    for comment in [*_COMMENT.finditer(text), None]:
-        end = len(text) if comment is None else comment.start()
-        ported, found = _port_part(text[position:end], line_at(text, position, first_line))
-        findings += found
-        parts += [ported, "" if comment is None else comment.group()]
-        position = end if comment is None else comment.end()
+    parts = _COMMENT.split(text)
+    line = first_line
+    for index, part in enumerate(parts):
+        if index % 2 == 0:  # between two comments
+            parts[index], found = _port_part(part, line)
+            findings += found
+        line += part.count("\n")
     return "".join(parts), findings
 
 

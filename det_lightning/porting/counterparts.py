@@ -18,17 +18,10 @@ _MOVED = {
     "determined._import": "determined",
     "determined._info": "determined",
     "determined.core._distributed": "determined.core",
-    "determined.pytorch._callback": _PYTORCH,
-    "determined.pytorch._data": _PYTORCH,
-    "determined.pytorch._experimental": _PYTORCH,
-    "determined.pytorch._load": _PYTORCH,
-    "determined.pytorch._lr_scheduler": _PYTORCH,
-    "determined.pytorch._pytorch_context": _PYTORCH,
-    "determined.pytorch._pytorch_trial": _PYTORCH,
-    "determined.pytorch._reducer": _PYTORCH,
-    "determined.pytorch._trainer": _PYTORCH,
-    "determined.pytorch._trainer_utils": _PYTORCH,
 }
+_IN_PYTORCH = ("_callback", "_data", "_experimental", "_load", "_lr_scheduler", "_pytorch_context", "_pytorch_trial",
+               "_reducer", "_trainer", "_trainer_utils")  # fmt: skip
+_MOVED.update({f"{_PYTORCH}.{module}": _PYTORCH for module in _IN_PYTORCH})
 _RENAMED = {
     "determined.TrialContext": "determined.pytorch.PyTorchTrialContext",
     "determined.pytorch._ShouldExit": "determined.pytorch.ShouldExit",
@@ -51,11 +44,7 @@ _IN_BLOCKED = ("determined.experimental.test_one_batch",)
 
 @functools.cache
 def counterpart(path: str) -> str | None:
-    """Return the dotted name in det_lightning of what Determined has at ``path``; None if there is nothing.
-
-    Args:
-        path: a dotted name that begins with ``determined``: a module, a name in one, or attributes of such a name.
-    """
+    """Return the dotted name in det_lightning of what Determined has at ``path``; None if there is nothing."""
     if path not in _IN_BLOCKED and any(_is_in(path, prefix) for prefix in _BLOCKED):
         return None
     for candidate in _candidates(path):

@@ -32,11 +32,7 @@ class Edits:
         return found.group() if found else "\n"
 
     def replace(self, start: int, end: int, new: str) -> None:
-        """Replace ``text[start:end]``, and drop the replacements within it; see :meth:`render`.
-
-        Raises:
-            ValueError: it overlaps with another replacement.
-        """
+        """Replace ``text[start:end]``, and drop the replacements within it; see :meth:`render`."""
         for span in self._within(start, end):
             del self._replacements[span]
         if (start, end) not in self._replacements and not self.is_free(start, end):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import importlib
 import io
 import os
 import pathlib
@@ -19,11 +20,16 @@ from det_lightning.porting.findings import Finding, Severity, unresolved
 _BOM = "\ufeff"
 _PYTHON = (".py", ".pyi", ".pyw")
 _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
-_SHELL_NAMES = re.compile(r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile")
-_DOCKER_NAMES = re.compile(r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file")
-_REQUIREMENT_NAMES = re.compile(r"(?i).*(?:requirements|constraints).*\.(?:txt|in)")
-_CONFIG_NAMES = ("pyproject.toml", "setup.cfg", "tox.ini", "Pipfile")
-
+# By the name of a file, the first that fits; imported when it is needed, since each needs a library of its own.
+_PORTS = {
+    r"(?is).+\.(?:py|pyi|pyw)": "python_files.port_python",
+    r"(?is).+\.ipynb": "notebook.port_notebook",
+    r"(?is).+\.ya?ml": "yaml_files.port_yaml",
+    r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": "commands.port_dockerfile",
+    r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": "requirements.port_requirements_file",
+    r"pyproject\.toml|setup\.cfg|tox\.ini|Pipfile": "requirements.port_config_file",
+    r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile": "commands.port_shell",
+}
 _Port = Callable[[str], tuple[str, list[Finding]]]
 
 
@@ -43,11 +49,7 @@ class FilePort:
         return self.before != self.after
 
     def write(self) -> None:
-        """Write the ported content to a new file, which replaces the old one; hard links to that one stay.
-
-        Raises:
-            OSError: the file cannot be written, or is a link; it is unchanged.
-        """
+        """Replace the file by a new one with the ported content, or raise OSError; hard links to the old one stay."""
         if self.path.is_symlink():
             raise OSError(f"{self.path} is a link, and nothing is written through one")
         content = self.after.encode(self.encoding)
@@ -67,33 +69,28 @@ class FilePort:
             raise
 
     def not_written(self, reason: str, advice: str) -> FilePort:
-        """Return it with a finding on why it is not to be written."""
         finding = Finding(0, Severity.problem, f"not written: {reason}", advice)
         return dataclasses.replace(self, findings=[finding, *self.findings], may_be_written=False)
 
 
 def is_portable(path: pathlib.Path) -> bool:
     """Return whether a file is of a kind that the porting tool reads."""
-    return _port_of(path) is not None
+    return _name_of_port(path) is not None
 
 
 def port_file(path: pathlib.Path) -> FilePort:
-    """Port one file; it is not written.
-
-    A file that cannot be parsed stays as it is, which is a finding if it mentions Determined.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Port one file, without writing it. One that cannot be parsed stays; if it uses Determined, a finding says so."""
     content = path.read_bytes()
-    port = _port_of(path)
+    name = _name_of_port(path)
     encoding = _encoding_of(path, content)
     try:
         text = content.decode(encoding)
     except (UnicodeDecodeError, LookupError):
         return FilePort(path, "", "", _not_understood(content.decode("latin-1"), f"it is not encoded as {encoding}"))
-    if port is None or "\0" in text:
+    if name is None or "\0" in text:
         return FilePort(path, text, text, [], encoding)
+    module, _, function = name.partition(".")
+    port: _Port = getattr(importlib.import_module(f"det_lightning.porting.{module}"), function)
     mark = _BOM if text.startswith(_BOM) else ""
     body = text[len(mark) :]
     try:
@@ -108,31 +105,8 @@ def port_file(path: pathlib.Path) -> FilePort:
     return FilePort(path, text, mark + ported, unresolved(findings, body), encoding)
 
 
-def _port_of(path: pathlib.Path) -> _Port | None:
-    """Return what ports files of this name. Imports it, since each needs a library of its own."""
-    name = path.name
-    suffix = path.suffix.lower()
-    if suffix in _PYTHON:
-        from det_lightning.porting.python_files import port_python
-
-        return port_python
-    if suffix == ".ipynb":
-        from det_lightning.porting.notebook import port_notebook
-
-        return port_notebook
-    if suffix in (".yaml", ".yml"):
-        from det_lightning.porting.yaml_files import port_yaml
-
-        return port_yaml
-    from det_lightning.porting import commands, requirements
-
-    if _DOCKER_NAMES.fullmatch(name):
-        return commands.port_dockerfile
-    if _REQUIREMENT_NAMES.fullmatch(name):
-        return requirements.port_requirements_file
-    if name in _CONFIG_NAMES:
-        return requirements.port_config_file
-    return commands.port_shell if _SHELL_NAMES.fullmatch(name) else None
+def _name_of_port(path: pathlib.Path) -> str | None:
+    return next((name for names, name in _PORTS.items() if re.fullmatch(names, path.name)), None)
 
 
 def _encoding_of(path: pathlib.Path, content: bytes) -> str:

@@ -18,11 +18,7 @@ _LONG_STRINGS = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''", re.DOTALL)
 
 
 class ImportRewriter:
-    """Rewrites import statements, and what is used of the names that they bind.
-
-    A file that uses only parts that det_lightning does not have stays, and so does a name of which no use can be
-    rewritten.
-    """
+    """Rewrites imports and their uses. A name of which no use can be rewritten stays, and so does such a file."""
 
     def __init__(self, file: PythonFile) -> None:
         self.file = file

@@ -47,6 +47,16 @@ _ADVICE = {
         "use context.distributed for rank and size, and strategy='horovod' to train with Horovod",
     ),
     "determined.keras": _KERAS,
+    "determined.launch": ("it is unknown", "python -m det_lightning.launch.torch_distributed"),
+    "determined.launch.deepspeed": (
+        "DeepSpeed's launcher is not covered",
+        "python -m det_lightning.launch.torch_distributed starts processes for DDP and FSDP",
+    ),
+    "determined.launch.tensorflow": _KERAS,
+    "determined.launch.wrap_rank": (
+        "the launchers of det_lightning prefix no lines with ranks",
+        "remove it; torchrun has --log-dir, --redirects and --tee for the output of ranks",
+    ),
     "determined.layers": ("it is Determined's own training loop", "remove it"),
     "determined.lightning": (
         "a LightningModule needs no adapter here",
@@ -73,18 +83,6 @@ _ADVICE = {
     "determined.util": ("it is internal to Determined's tools", "use the standard library"),
 }
 
-_LAUNCHERS = {
-    "deepspeed": (
-        "DeepSpeed's launcher is not covered",
-        "python -m det_lightning.launch.torch_distributed starts processes for DDP and FSDP",
-    ),
-    "tensorflow": _KERAS,
-    "wrap_rank": (
-        "the launchers of det_lightning prefix no lines with ranks",
-        "remove it; torchrun has --log-dir, --redirects and --tee for the output of ranks",
-    ),
-}
-
 
 def missing_part(path: str) -> str:
     """Return the shortest prefix of ``path`` that det_lightning does not have."""
@@ -109,9 +107,3 @@ def _topic(path: str) -> str:
     while prefix not in _ADVICE:
         prefix = prefix.rpartition(".")[0] or "determined"
     return prefix
-
-
-def missing_launcher(module: str, line: int) -> Finding:
-    """Return the finding for a launch layer ``determined.launch.<module>`` that det_lightning does not have."""
-    reason, advice = _LAUNCHERS.get(module, ("it is unknown", "python -m det_lightning.launch.torch_distributed"))
-    return Finding(line, Severity.problem, f"determined.launch.{module}: {reason}", advice)

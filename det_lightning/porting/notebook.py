@@ -20,18 +20,14 @@ class NotebookError(ValueError):
 
 
 def port_notebook(text: str) -> tuple[str, list[Finding]]:
-    """Return a notebook with its code cells ported, and what could not be; lines count over the code of all cells.
-
-    Raises:
-        NotebookError: ``text`` is not a notebook, or not laid out as Jupyter does.
-        libcst.ParserSyntaxError: a cell is not Python 3.
-    """
+    """Return a notebook with its code cells ported, and findings, whose lines count over the code of all cells."""
     notebook, indent = _read(text)
     cells = [cell for cell in notebook.get("cells", []) if cell.get("cell_type") == "code"]
     sources = ["".join(cell["source"]) for cell in cells]
     # Cells that are run by another program begin with two signs.
     python = [number for number, source in enumerate(sources) if not source.lstrip().startswith("%%")]
-    program = "".join(_hide_magic(sources[number]).rstrip("\n") + "\n" + _END_OF_CELL for number in python)
+    hidden = [_MAGIC.sub(r"\1pass  #:::\2", sources[number]) for number in python]
+    program = "".join(source.rstrip("\n") + "\n" + _END_OF_CELL for source in hidden)
     ported, findings = port_python(program)
     for number, source in zip(python, ported.split(_END_OF_CELL), strict=False):
         shown, found = _show_magic(source.removesuffix("\n"))
@@ -60,10 +56,6 @@ def _dump(notebook: dict[str, Any], indent: int | None) -> str:
 
 def _ending(text: str) -> str:
     return text[len(text.rstrip("\n")) :]
-
-
-def _hide_magic(source: str) -> str:
-    return _MAGIC.sub(r"\1pass  #:::\2", source)
 
 
 def _show_magic(source: str) -> tuple[str, list[Finding]]:

@@ -15,13 +15,9 @@ _SKIPPED = {"__pycache__", "build", "dist", "env", "node_modules", "site-package
 
 
 def find_files(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
-    """Return the files below ``paths`` that the porting tool reads, each once; those that were named in any case.
+    """Return the files below ``paths`` that can be ported, each once, leaving out directories such as ``.git``.
 
-    Directories of tools (``.git``, ``node_modules``, virtual environments, ...) are left out.
-
-    Raises:
-        FileNotFoundError: paths do not exist.
-        ValueError: files that were named are of kinds that the porting tool does not read.
+    Raises FileNotFoundError for paths that do not exist, and ValueError for files of other kinds.
     """
     given = list(paths)
     missing = [str(path) for path in given if not path.exists()]
@@ -62,11 +58,7 @@ def _is_skipped(directory: pathlib.Path) -> bool:
 def port_paths(paths: Iterable[pathlib.Path]) -> list[FilePort]:
     """Port all files below ``paths``, and return those that change or have findings; nothing is written.
 
-    A file that cannot be read or written has a finding that says why. Where nothing but hints was found the project has
-    nothing to do with Determined, and the list is empty.
-
-    Raises:
-        FileNotFoundError, ValueError: see :func:`find_files`.
+    The list is empty if nothing but hints was found: such a project has nothing to do with Determined.
     """
     with PortingProcess() as process:
         ported = [_port(process, file) for file in find_files(paths)]

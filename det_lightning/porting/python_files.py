@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from det_lightning.porting.bindings import Bindings
-from det_lightning.porting.bypasses import note_bypasses
-from det_lightning.porting.cluster_uses import note_cluster_uses
+from det_lightning.porting.bypasses import note_bypasses, note_cluster_uses
 from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.findings import Finding
 from det_lightning.porting.imports import ImportRewriter
@@ -22,11 +21,7 @@ _WORTH_PARSING = re.compile(
 
 
 def port_python(text: str) -> tuple[str, list[Finding]]:
-    """Return Python source that uses det_lightning, and what could not be rewritten.
-
-    Raises:
-        libcst.ParserSyntaxError: ``text`` is not Python 3.
-    """
+    """Return Python source that uses det_lightning, and what could not be rewritten."""
     if not _WORTH_PARSING.search(text):
         return text, []
     file = PythonFile(text)

@@ -45,15 +45,11 @@ class _Walk(cst.CSTVisitor):
 
 
 class PythonFile:
-    """Syntax, scopes and positions of a file, given as text without a byte order mark.
-
-    Raises:
-        libcst.ParserSyntaxError: it is not Python 3.
-    """
+    """Syntax, scopes and positions of a file; raises libcst.ParserSyntaxError if it is not Python 3."""
 
     def __init__(self, text: str) -> None:
         self._wrapper = metadata.MetadataWrapper(cst.parse_module(_FORM_FEEDS.sub("", text)), unsafe_skip_copy=True)
-        self._positions: Mapping[cst.CSTNode, Any] = self._wrapper.resolve(metadata.PositionProvider)
+        self._positions = self._wrapper.resolve(metadata.PositionProvider)
         self.module = self._wrapper.module
         self._walk = _Walk(self.module)
         self.edits = Edits(text)
@@ -78,15 +74,12 @@ class PythonFile:
         return [node for node in self._walk.nodes[first:last] if isinstance(node, kinds)]
 
     def line(self, node: cst.CSTNode) -> int:
-        line: int = self._positions[node].start.line
-        return line
+        return self._positions[node].start.line
 
     def end_line(self, node: cst.CSTNode) -> int:
-        line: int = self._positions[node].end.line
-        return line
+        return self._positions[node].end.line
 
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
-        """Return where a node begins and ends in the text."""
         position = self._positions[node]
         start = self.edits.offset(position.start.line, position.start.column)
         return start, self.edits.offset(position.end.line, position.end.column)
@@ -110,7 +103,6 @@ class PythonFile:
         self.edits.replace(start, after if is_between and end < after else end, "")
 
     def note(self, node: cst.CSTNode, severity: Severity, reason: str, advice: str) -> None:
-        """Record a finding in the line that a node begins in."""
         self.findings.append(Finding(self.line(node), severity, reason, advice))
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
@@ -196,7 +188,7 @@ def methods_of(definition: cst.ClassDef) -> list[cst.FunctionDef]:
 
 
 def find_classes(file: PythonFile) -> dict[str, list[cst.ClassDef]]:
-    """Return the classes that derive from ``PyTorchTrial`` and ``PyTorchCallback``, also through others of the file.
+    """Return the trials and callbacks of a file, also those that derive from others of the file.
 
     What derives from ``SomethingTrial`` of another module and defines ``train_batch`` is a trial too.
     """

@@ -104,7 +104,6 @@ class _ConfigReader:
         self._depth = 0  # of brackets that are open
 
     def port(self, line: str) -> str:
-        """Return the next line, ported."""
         self._line += 1
         if not self._depth and (section := _SECTION.match(line)):
             self._section = section.group(1)

@@ -28,22 +28,14 @@ class PortingFailed(ValueError):
 
 
 class PortingProcess:
-    """Ports files in another process, which is started again after a file that crashed it or took too long.
-
-    Args:
-        timeout_s: how long a file may take, in seconds.
-    """
+    """Ports files in another process, which is started again after a file that crashed it or took too long."""
 
     def __init__(self, timeout_s: float = 15.0) -> None:
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[str] | None = None
 
     def port(self, path: pathlib.Path) -> FilePort:
-        """Port one file; see :func:`port_file`.
-
-        Raises:
-            PortingFailed: the file cannot be read, crashes its reader, or takes too long.
-        """
+        """Port one file; raises PortingFailed if it cannot be read, crashes its reader, or takes too long."""
         process = self._process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None, "it is started with pipes"
         started_s = time.monotonic()
@@ -66,13 +58,11 @@ class PortingProcess:
         return FilePort(path, reply["before"], reply["after"], findings, reply["encoding"])
 
     def __enter__(self) -> PortingProcess:
-        """Return itself; the process is started when it is needed."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the process."""
         self._end()
 
     def _start(self) -> subprocess.Popen[str]:
@@ -90,10 +80,7 @@ class PortingProcess:
 
 
 def serve(timeout_s: float) -> None:
-    """Port the files that the standard input names, one a line, and answer for each on the standard output.
-
-    A watchdog ends the process when a file takes longer than ``timeout_s``, whatever the process is busy with.
-    """
+    """Port each file that the standard input names; a watchdog ends the process when one takes too long."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     replies = sys.stdout
     sys.stdout = sys.stderr

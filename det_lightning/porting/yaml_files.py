@@ -11,7 +11,7 @@ import yaml
 from det_lightning.porting.commands import launcher_counterpart, port_shell, runs_a_class, trial_class_in
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Severity
-from det_lightning.porting.missing_parts import missing_launcher
+from det_lightning.porting.missing_parts import missing
 from det_lightning.porting.requirements import port_requirement
 
 _MODULE = re.compile(r"determined\.launch\.(\w+)")
@@ -26,11 +26,7 @@ _OLD_SEARCHERS = {
 
 
 def port_yaml(text: str) -> tuple[str, list[Finding]]:
-    """Return YAML with launch layers and packages rewritten, and what could not be.
-
-    Raises:
-        yaml.YAMLError: ``text`` is not YAML.
-    """
+    """Return YAML with launch layers and packages rewritten, and what could not be."""
     port = _YamlPort(text)
     for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
         if document is not None:
@@ -76,7 +72,7 @@ class _YamlPort:
                 self._seen.add(id(word))
                 words = launcher_counterpart(found.group(1))
                 if words is None:
-                    self.findings.append(missing_launcher(found.group(1), _line(word)))
+                    self.findings.append(missing(word.value, _line(word)))
                 else:
                     self._replace(word, self._separator(node, word).join(_quoted(new, word) for new in words))
         scalars = [word for word in node.value if isinstance(word, yaml.ScalarNode)]

@@ -20,7 +20,6 @@ class Curve:
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """The points of all segments."""
         return [point for segment in self.segments for point in segment]
 
 

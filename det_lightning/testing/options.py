@@ -65,21 +65,12 @@ class TrialOptions:
 
     @property
     def aggregation_frequency(self) -> int:
-        """Number of batches of an update in the configuration."""
         optimizations = (self.config or {}).get("optimizations") or {}
         return int(optimizations.get("aggregation_frequency") or 1)
 
 
 def trial_options(values: Any, directory: Path) -> TrialOptions | None:
-    """Return the options; None if there is no trial.
-
-    Args:
-        values: has the options as attributes, such as ``pytest.Config.option``.
-        directory: paths are relative to it.
-
-    Raises:
-        BadTrial: options are missing or invalid; names all of them.
-    """
+    """Return the options among ``pytest.Config.option``; None if there is no trial. BadTrial names all mistakes."""
     mistakes: list[str] = []
 
     def tried(read: Any, *arguments: Any) -> Any:

@@ -31,7 +31,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--trial-tolerance": {"metavar": "SHARE", "type": float, "help": "relative tolerance for numbers of the reference"},
     "--trial-checkpoint": {"metavar": "PATH", "help": "load this old checkpoint, and validate with it"},
     "--trial-metrics": {"metavar": "JSON", "help": "its validation metrics, if the checkpoint does not have them"},
-    "--trial-report": {"metavar": "FILE", "help": "write the checklist and the curves as an HTML page"},
+    "--trial-report": {"metavar": "FILE", "help": "write the checks and the curves as an HTML page"},
 }
 _MARKS = {"passed": ("[x]", "green"), "failed": ("[ ]", "red"), "skipped": ("[-]", "yellow")}
 
@@ -103,7 +103,6 @@ class TrialCollector(pytest.Collector):
         self._runs = runs
 
     def collect(self) -> Iterable[pytest.Item]:
-        """Import the trial once, and yield its checks."""
         try:
             with self._runs.source.imported():
                 pass
@@ -151,7 +150,7 @@ class TrialSession:
             self._reports[name] = report
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print the checklist, with a reason for each check that did not pass."""
+        """Print the checks, with a reason for each check that did not pass."""
         if self._reports:
             terminalreporter.section(f"checks of {self._options.spec}")
         for check in CHECKS:

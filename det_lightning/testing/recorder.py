@@ -158,7 +158,6 @@ class TrainingLog:
         self._gradients: dict[str, float] = {}
 
     def add(self, event: str, **fields: Any) -> None:
-        """Record an event."""
         self.events.append({"event": event, "batch": self.batches, **fields})
 
     def hook(self, name: str, arguments: dict[str, Any], given: Sequence[Any]) -> None:
@@ -170,7 +169,6 @@ class TrainingLog:
             self.add("validation", metrics=describe(given[0]))
 
     def start(self, trial: Any) -> None:
-        """Record a trial that was just built."""
         trainable = {}
         for prefix, model in named_models(trial).items():
             for name, parameter in model.named_parameters():
@@ -184,20 +182,17 @@ class TrainingLog:
         self._gradients[name] = self._gradients.get(name, 0.0) + float(values.detach().double().norm())
 
     def batch_start(self, trial: Any, batch: Any, epoch: Any) -> None:
-        """Record the state and the data that a batch is trained with."""
         self._gradients = {}
         state = {"learning_rates": learning_rates(trial), "random": random_states()}
         self.add("batch_start", epoch=epoch, data=describe(batch), **state)
 
     def batch_end(self, trial: Any, metrics: Any) -> None:
-        """Record the metrics, gradients and weights after a batch."""
         metrics = describe(metrics if isinstance(metrics, dict) else {"loss": metrics})
         gradients = dict(sorted(self._gradients.items()))
         self.add("batch_end", metrics=metrics, gradients=gradients, weights=self.weights(trial), random=random_states())
         self.batches += 1
 
     def end(self, trial: Any) -> None:
-        """Record the state at the end of a training."""
         states = {name: describe(callback.state_dict()) for name, callback in self.callbacks.items()}
         rates = learning_rates(trial)
         self.add("end", weights=self.weights(trial), learning_rates=rates, callbacks=states, random=random_states())
@@ -302,12 +297,8 @@ def train(
 ) -> None:
     """Train with the ``init`` and ``Trainer`` of ``api``, which Determined has since 0.21.
 
-    Args:
-        trial_class: the trial, as :func:`recorded` returned it.
-        api: ``determined.pytorch``, or a module with the same names.
-        settings: as in a record.
-        log: receives the events.
-        init, trainer, fit: further arguments of ``init``, ``Trainer`` and ``fit``; they override those of the settings.
+    ``trial_class`` is what :func:`recorded` returned; ``init``, ``trainer`` and ``fit`` hold further arguments of
+    ``init``, ``Trainer`` and ``fit``, which override those of the settings.
     """
     wanted = {
         "hparams": settings["hparams"],

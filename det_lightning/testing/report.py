@@ -26,7 +26,7 @@ _OUTCOMES = {"passed": "passed", "failed": "failed", "error": "error", "skipped"
 
 @dataclasses.dataclass(frozen=True)
 class CheckResult:
-    """One line of the checklist."""
+    """The result of a check."""
 
     name: str  # such as "is deterministic under a seed"
     outcome: str  # "passed", "failed", "error" or "skipped"
@@ -51,13 +51,11 @@ class ReportData:
 
     @property
     def records(self) -> dict[str, TrainingRecord]:
-        """The existing records, by side."""
         sides = {"reference": self.reference, "ours": self.ours}
         return {side: record for side, record in sides.items() if record is not None}
 
     @property
     def bit_equal(self) -> bool:
-        """Whether the two sides are equal to the bit."""
         if self.reference is None or self.ours is None or self.difference is not None:
             return False
         return tolerance_for(self.reference, self.ours).exact

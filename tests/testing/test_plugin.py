@@ -77,7 +77,7 @@ def test_one_test_for_each_check_without_a_test_file(pytester: pytest.Pytester) 
     )
 
 
-def test_the_end_of_the_output_is_a_checklist(pytester: pytest.Pytester) -> None:
+def test_the_output_ends_with_the_checks(pytester: pytest.Pytester) -> None:
     result = run(
         pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "not real and not processes"
     )

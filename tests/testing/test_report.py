@@ -134,7 +134,7 @@ def test_without_jinja2_the_error_says_what_to_install(tmp_path: Path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def test_the_checklist_keeps_the_order_of_the_checks(tmp_path: Path) -> None:
+def test_the_report_keeps_the_order_of_the_checks(tmp_path: Path) -> None:
     text = outline("equal", tmp_path).text
     places = [text.index(check.name) for check in CHECKS]
     assert places == sorted(places)

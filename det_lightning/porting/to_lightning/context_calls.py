@@ -24,13 +24,11 @@ _CALLS = {
     "get_tensorboard_writer": "self.logger.experiment",
     "get_tensorboard_path": "self.logger.log_dir",
 }
+# Also with get_ before the name.
 _DISTRIBUTED = {
     "rank": "self.global_rank",
-    "get_rank": "self.global_rank",
     "local_rank": "self.local_rank",
-    "get_local_rank": "self.local_rank",
     "size": "self.trainer.world_size",
-    "get_size": "self.trainer.world_size",
 }
 _POSITION = {"epoch_len": "self.trainer.num_training_batches", "batch_idx": "self.trainer.fit_loop.total_batch_idx"}
 _UNWRAPPED = ("wrap_model", "wrap_optimizer", "wrap_lr_scheduler")
@@ -83,8 +81,8 @@ def _rewrite_use(file: ModuleFile, context: cst.Name | cst.Attribute) -> None:
     call = file.parent(attribute)
     if isinstance(call, cst.Call) and call.func is attribute:
         _rewrite_call(file, call, attribute)
-    elif part == "distributed" and name in _DISTRIBUTED:
-        _rewrite_rank(file, attribute, name)
+    elif part == "distributed" and name.removeprefix("get_") in _DISTRIBUTED:
+        _rewrite_rank(file, attribute, name.removeprefix("get_"))
     elif part == "position" and name in _POSITION:
         file.replace(attribute, _POSITION[name])
     elif name == "device":
@@ -126,8 +124,8 @@ def _rewrite_call(file: ModuleFile, call: cst.Call, method: cst.Attribute) -> No
         _rewrite_to_device(file, call)
     elif name in _CALLS:
         file.replace(call, _CALLS[name])
-    elif name in _DISTRIBUTED and ".distributed." in dotted_name(method):
-        _rewrite_rank(file, call, name)
+    elif name.removeprefix("get_") in _DISTRIBUTED and ".distributed." in dotted_name(method):
+        _rewrite_rank(file, call, name.removeprefix("get_"))
     elif name in _SETTINGS:
         setting, advice = _SETTINGS[name]
         file.replace(call, f'self.hparams["{setting}"]')
@@ -148,7 +146,6 @@ def _in_init(file: ModuleFile, node: cst.CSTNode) -> bool:
 
 
 def _unwrap(file: ModuleFile, call: cst.Call, name: str) -> None:
-    """Leave what was wrapped."""
     wrapped = call.args[0].value
     statement = file.parent(call)
     if name == "wrap_optimizer" and len(call.args) > 1:
@@ -162,7 +159,7 @@ def _unwrap(file: ModuleFile, call: cst.Call, name: str) -> None:
 
 
 def _rewrite_rank(file: ModuleFile, use: cst.BaseExpression, name: str) -> None:
-    if name.endswith("size") and _in_init(file, use):
+    if name == "size" and _in_init(file, use):
         file.replace(use, "1")
         file.todo(
             use, "the number of processes is not known here; it is self.trainer.world_size, once there is a trainer"

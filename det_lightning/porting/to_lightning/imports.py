@@ -60,10 +60,8 @@ class Imports:
     def left_uses(self, within: cst.CSTNode) -> list[Reference]:
         """Return the uses within a node that still need a name of det_lightning."""
         names = set(self._file.names(within=within))
-        return [use for use in self._bindings.references if use.node in names and not self._is_rewritten(use)]
-
-    def _is_rewritten(self, use: Reference) -> bool:
-        return use.path == _LOADER or self._file.edits.covers(*self._file.span(use.expression))
+        uses = [use for use in self._bindings.references if use.node in names and use.path != _LOADER]
+        return [use for use in uses if not self._file.edits.covers(*self._file.span(use.expression))]
 
     def need(self, statement: str) -> None:
         self._needed.add(statement)
@@ -73,9 +71,9 @@ class Imports:
         if not re.search(r"\bAny\b", self._file.edits.result()):
             self._needed.discard(_ANY)
         new = sorted(self._needed - self._existing())
-        ours = {binding.alias for binding in self._bindings.found}
+        ours = {binding.alias: binding.name for binding in self._bindings.found}
         for statement in self._statements():
-            left = [alias for alias in _aliases(statement) if alias in ours and _bound_name(alias) in remaining]
+            left = [alias for alias in _aliases(statement) if ours.get(alias) in remaining]
             kept = [alias for alias in _aliases(statement) if alias in left or alias not in ours]
             self._file.replace_statement(statement, [*_import_lines(statement, kept), *new])
             new = []
@@ -88,7 +86,6 @@ class Imports:
         return sorted(found, key=lambda statement: len(list(self._file.ancestors(statement))))
 
     def _existing(self) -> set[str]:
-        """Return the import statements of the file that may be needed."""
         existing = set()
         for statement in self._file.find(cst.Import, cst.ImportFrom):
             if isinstance(self._file.parent(self._file.parent(statement) or statement), cst.Module):
@@ -105,10 +102,6 @@ def advice_for(path: str) -> str:
 
 def _aliases(statement: cst.Import | cst.ImportFrom) -> list[cst.ImportAlias]:
     return [] if isinstance(statement.names, cst.ImportStar) else list(statement.names)
-
-
-def _bound_name(alias: cst.ImportAlias) -> str:
-    return alias.evaluated_alias or alias.evaluated_name.split(".")[0]
 
 
 def _import_lines(statement: cst.Import | cst.ImportFrom, aliases: list[cst.ImportAlias]) -> list[str]:

@@ -118,7 +118,6 @@ class ModuleFile(PythonFile):
         self.edits.replace(start, end, new)
 
     def append_to_class(self, definition: cst.ClassDef, methods: list[list[str]]) -> None:
-        """Put methods, each a list of lines, at the end of a class."""
         body = statements_of(definition.body)
         last = [statement for statement in body if statement not in self._removed][-1]
         indentation = self.indentation(body[0])

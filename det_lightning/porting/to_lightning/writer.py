@@ -11,7 +11,6 @@ from det_lightning.porting.python_syntax import dotted_name, last_name, methods_
 from det_lightning.porting.to_lightning.callbacks import rewrite_build_callbacks, rewrite_callback
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES, rewrite_context
 from det_lightning.porting.to_lightning.imports import Imports, advice_for
-from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
 from det_lightning.porting.to_lightning.module_file import ModuleFile, statements_of
 from det_lightning.porting.to_lightning.reducers import rewrite_reducers
 from det_lightning.porting.to_lightning.steps import (
@@ -19,7 +18,7 @@ from det_lightning.porting.to_lightning.steps import (
     rewrite_optimizer_steps,
     rewrite_train_batch,
 )
-from det_lightning.porting.to_lightning.trial import Scheduler, Trial, parameters_of
+from det_lightning.porting.to_lightning.trial import Scheduler, Trial, drop_own_hparams, parameters_of, rename_members
 
 _REQUIRED = ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
 _LOADERS = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
@@ -40,20 +39,10 @@ class NoTrialError(ValueError):
 
 
 def write_module(text: str) -> tuple[str, int]:
-    """Write a file with a trial as one with a LightningModule.
+    """Return the source of a trial as that of a LightningModule, and the number of TODO comments in it.
 
-    Everything else in the file stays: models, datasets, functions. What trains with Determined's ``Trainer`` becomes a
-    comment.
-
-    Args:
-        text: Python source with one trial, of determined or det_lightning.
-
-    Returns:
-        The new source, and the number of TODO comments in it.
-
-    Raises:
-        NoTrialError: there is no trial, or more than one, or it lacks a method.
-        libcst.ParserSyntaxError: it is not Python 3.
+    Everything else in the file stays; what trains with Determined's ``Trainer`` becomes a comment. Raises NoTrialError,
+    and libcst.ParserSyntaxError if it is not Python 3.
     """
     file = ModuleFile(port_python(text.replace("\r\n", "\n"))[0])
     definition = _find_trial(file)

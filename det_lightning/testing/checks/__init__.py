@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One line of the checklist."""
+    """A check of a trial."""
 
     name: str  # reads as a sentence after the trial's name
     function: str  # "module:function" below this package

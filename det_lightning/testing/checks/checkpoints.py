@@ -21,10 +21,7 @@ _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "lear
 
 def is_complete(runs: TrialRuns) -> None:
     """No state that the training changes, and reads again, is missing after a resume."""
-    straight = runs.require(runs.straight)
-    again = runs.require(runs.again)
-    batches, resumed = _resumed(runs, straight)
-    if lost := lost_state(straight, again, resumed, batches):
+    if lost := lost_state(runs):
         message = f"{runs.source.name} changes state that is not in its checkpoints:"
         raise CheckFailed(message, lost, dict.fromkeys(lost.values()))
 
@@ -76,17 +73,16 @@ def _resumed(runs: TrialRuns, straight: Run) -> tuple[int, Run]:
     return batches, resumed
 
 
-def lost_state(straight: Run, again: Run, resumed: Run, batches: int) -> dict[str, str]:
+def lost_state(runs: TrialRuns) -> dict[str, str]:
     """Return a finding for each object that loses state after a resume, with the usual cause.
 
-    A value counts if training changed it, in the same way in both uninterrupted runs (what the clock changes is not
-    state of the training), if it differs after the resume, and if that matters: it is read before it is written again.
-    If only its outermost object is known to be read, the value must still differ at the end.
-
-    Args:
-        straight, again: two uninterrupted runs.
-        resumed: the run that resumed from the checkpoint after ``batches`` batches.
+    A value counts if both uninterrupted runs changed it in the same way (what the clock changes is not state of the
+    training), if it differs after the resume, and if it is read before it is written again. If only its outermost
+    object is known to be read, it must still differ at the end. Raises NotChecked if a run failed.
     """
+    straight = runs.require(runs.straight)
+    again = runs.require(runs.again)
+    batches, resumed = _resumed(runs, straight)
     start = straight.observer.states["start"]
     saved = straight.observer.states[batches]
     elsewhere = again.observer.states.get(batches, {})

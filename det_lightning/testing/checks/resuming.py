@@ -58,15 +58,10 @@ def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason
 
 def _suspects(runs: TrialRuns) -> Sequence[str]:
     """Return the state that is known to be lost over a checkpoint."""
-    straight = runs.straight
-    batches = runs.boundaries.after_validation
-    if straight.failure is not None or runs.again.failure is not None or batches not in straight.checkpoints:
+    try:
+        return [f"this state is not in the checkpoint: {finding}" for finding in lost_state(runs)]
+    except NotChecked:
         return ()
-    resumed = runs.resumed(straight, batches)
-    if not resumed.training_began:
-        return ()
-    lost = lost_state(straight, runs.again, resumed, batches)
-    return [f"this state is not in the checkpoint: {finding}" for finding in lost]
 
 
 def _late_changes(run: Run, difference: Difference) -> Sequence[str]:

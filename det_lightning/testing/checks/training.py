@@ -29,12 +29,7 @@ def listed(names: Iterable[str]) -> str:
 def difference_of_runs(
     one: Run, other: Run, after: int | None = None, names: tuple[str, str] | None = None
 ) -> Difference | None:
-    """Return the first difference to the bit between two runs.
-
-    Args:
-        after: the number of batches after which ``other`` resumed from a checkpoint of ``one``.
-        names: of the runs, in sentences; by default those of their plans.
-    """
+    """Return the first difference of two runs; ``other`` may have resumed from ``one`` after ``after`` batches."""
     start = "on_training_start" if after is None else "on_checkpoint_upload_end"
     difference = first_difference(one.record.since(start, after), other.record.since("on_training_start"))
     if difference is None:

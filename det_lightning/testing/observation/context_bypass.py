@@ -76,7 +76,6 @@ class ContextBypass:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Note the calls within the block."""
         schedulers = _with_subclasses(TorchLRScheduler) | {ReduceLROnPlateau}
         handle = register_optimizer_step_pre_hook(self._optimizer_step)
         try:

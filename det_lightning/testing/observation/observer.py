@@ -17,7 +17,6 @@ from det_lightning import pytorch
 from det_lightning.pytorch._random_state import capture_rng
 from det_lightning.pytorch._weights import collect_rest, collect_weights
 from det_lightning.testing import recorder
-from det_lightning.testing.observation.attribute_access import AttributeAccess
 from det_lightning.testing.observation.object_state import ObjectState, read_state
 
 Modules = Callable[[], list[ModuleType]]
@@ -25,6 +24,49 @@ Modules = Callable[[], list[ModuleType]]
 # Hooks that run after the content of a checkpoint was collected.
 _LATE_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
 _RANDOM_STATES = {"cpu_rng_state": "torch", "np_rng_state": "numpy", "random_rng_state": "Python"}
+
+
+class AttributeAccess:
+    """Notes, once :attr:`active`, which attributes of objects are read before they are written: their value matters."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self._first: dict[tuple[str, str], str] = {}
+        self._watched: dict[int, tuple[str, Any]] = {}  # holds the object, so that its id is not reused
+
+    def watch(self, watched: Any, label: str) -> None:
+        """Watch an object; all attributes of one whose class cannot be replaced count as read."""
+        try:
+            watched.__class__ = self._noting(type(watched))
+        except TypeError:
+            return
+        self._watched[id(watched)] = (label, watched)
+
+    def is_read_first(self, label: str, attribute: str) -> bool:
+        """Return whether the old value of an attribute was, or may have been, read."""
+        known = any(label == of_watched for of_watched, _ in self._watched.values())
+        return not known or self._first.get((label, attribute)) == "read"
+
+    def note(self, watched: Any, attribute: str, access: str) -> None:
+        if self.active and id(watched) in self._watched:
+            label, _ = self._watched[id(watched)]
+            self._first.setdefault((label, attribute), access)
+
+    def _noting(self, of: type) -> type:
+        access = self
+        get: Any = of.__getattribute__
+        put: Any = of.__setattr__
+
+        def read(self: Any, name: str) -> Any:
+            access.note(self, name, "read")
+            return get(self, name)
+
+        def write(self: Any, name: str, value: Any) -> None:
+            access.note(self, name, "write")
+            put(self, name, value)
+
+        names = {"__module__": of.__module__, "__qualname__": of.__qualname__}
+        return type(of.__name__, (of,), {"__getattribute__": read, "__setattr__": write, **names})
 
 
 class Observer(recorder.TrainingLog):
@@ -63,7 +105,6 @@ class Observer(recorder.TrainingLog):
             self._read_state("end")
 
     def watch_callbacks(self) -> None:
-        """Watch the trial and its callbacks, once all are built."""
         for name, callback in self.callbacks.items():
             own = [of for of in type(callback).__mro__ if not of.__module__.startswith("det_lightning")]
             self.late_hooks[name] = [hook for hook in _LATE_HOOKS if any(hook in vars(of) for of in own)]

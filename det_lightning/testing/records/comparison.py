@@ -75,12 +75,10 @@ def _by_kind(differences: list[Difference]) -> tuple[str, ...]:
 def value_differences(
     kind: str, name: str, theirs: Any, mine: Any, tolerance: Tolerance = BIT_EQUAL, weight_scale: float | None = None
 ) -> Iterator[Difference]:
-    """Yield the differences beyond the tolerance between two values, as the recorder describes them.
+    """Yield the differences beyond the tolerance between two described values; nested ones are named by their path.
 
-    Args:
-        name: of the values; nested ones are named by their path.
-        weight_scale: the magnitude that the tolerance of weights is relative to; None for anything but weights. Of
-            weights only the norm, and a majority of the sampled elements, are compared.
+    The tolerance of weights is relative to ``weight_scale``, None for other values; of weights only the norm, and a
+    majority of the sampled elements, are compared.
     """
     if nested := _nested(name, theirs, mine):
         for inner, (theirs_within, mine_within) in nested.items():

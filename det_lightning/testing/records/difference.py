@@ -35,7 +35,6 @@ class Tolerance:
         return self.relative == 0 == self.absolute
 
     def of(self, kind: str) -> Tolerance:
-        """Return the tolerance for one kind of :class:`Difference`."""
         if kind == "learning rate":
             return dataclasses.replace(self, relative=min(self.relative, 1e-6), absolute=0.0)
         if kind in ("parameter", "buffer", "callback state"):

@@ -80,17 +80,12 @@ class TrainingRecord:
         return dataclasses.replace(self, events=self.events[first + 1 :])
 
     def content(self) -> dict[str, Any]:
-        """Return the content of the record's file."""
         fields = {name: getattr(self, name) for name in _FIELDS}
         return {"format": FORMAT, "version": VERSION, **fields, "settings": vars(self.settings)}
 
 
 def read_record(path: str | os.PathLike[str], trial: str | None = None) -> TrainingRecord:
-    """Read a record of ``trial``, of which only the name of the class is compared, since modules move.
-
-    Raises:
-        RecordError: the file is missing, damaged, not a record, of a newer recorder, or of another trial.
-    """
+    """Read a record of ``trial``, of which only the class's name is compared, since modules move."""
     path = Path(path)
     advice = _how_to_make_one(trial)
     try:
@@ -120,11 +115,7 @@ def write_record(record: TrainingRecord, path: str | os.PathLike[str]) -> None:
 
 
 def parse_record(content: Any, source: str) -> TrainingRecord:
-    """Return the record in ``content``, which was read from JSON.
-
-    Raises:
-        RecordError: it is not a record; names all that is wrong, and ``source``.
-    """
+    """Return the record in ``content``, read from JSON; RecordError names all that is wrong, and ``source``."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise RecordError(f"{source} is JSON, but not a record of a training. {_how_to_make_one(None)}")
     if content.get("version") != VERSION:

@@ -67,7 +67,6 @@ class Failure:
 
     @property
     def reason(self) -> str:
-        """The error in one line."""
         return traceback.format_exception_only(self.error)[-1].strip().partition("\n")[0][:160]
 
     @property
@@ -88,7 +87,6 @@ class Run:
 
     @property
     def training_began(self) -> bool:
-        """Whether its training began."""
         return any(event.get("name") == "on_training_start" for event in self.record.events)
 
 

@@ -37,7 +37,6 @@ class RankResult:
 
     @classmethod
     def of(cls, run: Run) -> RankResult:
-        """Return the results of ``run``."""
         observer = run.observer
         failure = None if run.failure is None else (run.failure.stage, run.failure.text)
         return cls(
@@ -46,10 +45,7 @@ class RankResult:
 
 
 def train_in_two_processes(source: ImportedTrial, plan: RunPlan) -> list[RankResult]:
-    """Train in two processes that share each batch; return the result of each, or only the first failed one.
-
-    The plan must be picklable. Raises RuntimeError if a process ends without a result, or they take too long.
-    """
+    """Train in two processes that share each batch; return the result of each, or only the first failed one."""
     plan.storage.mkdir(parents=True)
     arguments = (source.spec, source.directory, plan, free_port("127.0.0.1"))
     processes: Any = spawn(_train_rank, arguments, nprocs=_SIZE, join=False)  # type: ignore[no-untyped-call]

@@ -39,12 +39,7 @@ class Conversion:
 
 
 def compare_with_reference(options: TrialOptions, source: TrialSource, settings: RunSettings) -> Conversion:
-    """Train on both sides, or read the record of the other one, and compare.
-
-    Raises:
-        NotChecked: there is no reference, or the trial fails there.
-        BadTrial: the reference cannot be read, or was made with other hyperparameters.
-    """
+    """Train on both sides, or read the record of the reference, and compare them."""
     reference = _reference(options, source, settings)
     if options.record is not None:
         write_record(reference, options.record)
@@ -103,10 +98,7 @@ def _require_same_hparams(options: TrialOptions, reference: TrainingRecord) -> N
 
 
 def record_ours(trial: type | TrialSource, settings: RunSettings, *, threads: int | None = None) -> TrainingRecord:
-    """Train a trial on det_lightning in this process, and return the record, which holds an error of the trial too.
-
-    Numbers may depend on ``threads``, torch's number of threads: pass the reference's.
-    """
+    """Train a trial on det_lightning in this process, with as many threads as its reference, and return the record."""
     source = GivenTrial(trial) if isinstance(trial, type) else trial
     with tempfile.TemporaryDirectory() as directory:
         storage = Path(directory, "checkpoints")
@@ -123,16 +115,7 @@ def record_determined(
     python: str | os.PathLike[str] = sys.executable,
     timeout_s: float = 600,
 ) -> TrainingRecord:
-    """Train a trial on the real determined in a process of its own, and return the record.
-
-    Args:
-        directory: of the trial's module; also the working directory.
-        python: the interpreter, possibly of an old environment.
-
-    Raises:
-        RecordError: determined is not installed there, the trial cannot be imported, or the process failed or took
-            too long. (An error while the trial trains is part of the record.)
-    """
+    """Train a trial on the real determined in a process of its own, perhaps with another Python."""
     with tempfile.TemporaryDirectory() as temporary:
         options = Path(temporary, "settings.json")
         output = Path(temporary, "record.json")

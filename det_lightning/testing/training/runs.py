@@ -9,9 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from det_lightning.testing.observation.attribute_access import AttributeAccess
 from det_lightning.testing.observation.context_bypass import ContextBypass, cleared_gradients_noted
-from det_lightning.testing.observation.observer import Observer
+from det_lightning.testing.observation.observer import AttributeAccess, Observer
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
@@ -74,12 +73,10 @@ class TrialRuns:
         self._folder = tempfile.TemporaryDirectory(prefix="det_lightning-", ignore_cleanup_errors=True)
 
     def close(self) -> None:
-        """Remove the checkpoints of the runs."""
         self._folder.cleanup()
 
     @functools.cached_property
     def settings(self) -> RunSettings:
-        """The settings of all runs but those beside a reference."""
         options = self.options
         return RunSettings(
             hparams=options.hparams or {},
@@ -135,7 +132,6 @@ class TrialRuns:
 
     @functools.cached_property
     def under_lightning(self) -> Run:
-        """The same run with Lightning's API."""
         return train_under_lightning(self.source, self.boundaries.applied_to(self.plan("pl.Trainer")), Observer())
 
     @property
@@ -177,7 +173,6 @@ class TrialRuns:
         return compare_with_reference(self.options, self.source, self.reference_settings)
 
     def own_record(self) -> TrainingRecord:
-        """Record the trial on det_lightning, as beside a reference."""
         return record_ours(self.source, self.reference_settings)
 
     def require(self, run: Run) -> Run:
@@ -187,7 +182,6 @@ class TrialRuns:
         return run
 
     def explained(self, run: Run) -> Exception:
-        """Return the error to raise for a run that failed."""
         assert run.failure is not None
         if explanation := explain_failure(self.source, self.settings, run.failure):
             return BadTrial(explanation)

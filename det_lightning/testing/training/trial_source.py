@@ -44,20 +44,14 @@ class GivenTrial:
 
 
 class ImportedTrial:
-    """A class that is imported by name, with ``determined`` as an alias of det_lightning.
+    """A class that is imported by name from ``directory``, with ``determined`` as an alias of det_lightning.
 
     Each block imports the trial's modules again, so that globals and class attributes start as in a new process, and
     restores the environment and the working directory. Modules that fail to import a second time are kept.
-
-    Args:
-        spec: ``"module:Class"`` or ``"path/to/file.py:Class"``; raises BadTrial for anything else.
-        directory: first on the search path of modules.
     """
 
     def __init__(self, spec: str, directory: Path) -> None:
         self._module_name, _, self._class_name = spec.rpartition(":")
-        if not self._module_name or not self._class_name:
-            raise BadTrial(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
         if self._module_name.endswith(".py"):
             file = directory / self._module_name
             directory = file.parent
