@@ -13,12 +13,11 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals
-from det_lightning.adapters.progress_bars import BarRefresh
-from det_lightning.engine.boundary import Action
+from det_lightning.adapters.reporting import BarRefresh
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
-from det_lightning.engine.signals import interrupts_end_the_process
-from det_lightning.engine.stopping import all_ranks_end
+from det_lightning.engine.schedule import Action
+from det_lightning.engine.stopping import all_ranks_end, interrupts_end_the_process
 
 logger = logging.getLogger(__name__)
 

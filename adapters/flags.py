@@ -19,7 +19,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
-from det_lightning.adapters.precision import TRIAL_PRECISIONS
+from det_lightning.adapters.building import TRIAL_PRECISIONS
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
 from det_lightning.engine.schedule import Schedule
 from det_lightning.pytorch._position import TrainingPosition

@@ -12,16 +12,14 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals
-from det_lightning.adapters.building import TrialBuilder
+from det_lightning.adapters.building import TrialBuilder, take_precision
 from det_lightning.adapters.driver import RunDriver, StopIterationGuard
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, take_content
-from det_lightning.adapters.precision import take_precision
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, to_entry
-from det_lightning.engine.checkpointing import CheckpointPlan, RunCheckpoints
+from det_lightning.engine.checkpointing import CheckpointPlan, RunCheckpoints, RunContent
 from det_lightning.engine.run import Reporter, TrialRun
-from det_lightning.engine.run_content import collect_content_without_weights
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.masking import mask
 from det_lightning.precision import WholeModelPrecision
@@ -241,7 +239,7 @@ class TrialModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the trial's callbacks, random state and position in the data."""
-        checkpoint[TRIAL_KEY] = to_entry(collect_content_without_weights(self.trial_run))
+        checkpoint[TRIAL_KEY] = to_entry(RunContent(self.trial_run).collect_without_weights())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built."""
@@ -283,6 +281,15 @@ class TrialModule(pl.LightningModule):
         run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
         self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan))
         run.start_up(self.trainer.limit_train_batches)
+
+
+def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> TrialModule:
+    """Return the module; raise a TypeError unless it is a :class:`TrialModule`."""
+    if not isinstance(module, TrialModule):
+        raise TypeError(
+            f"{type(callback).__name__} works with a det_lightning.adapters.TrialModule; got a {type(module).__name__}."
+        )
+    return module
 
 
 class _RunGuard(pl.Callback):

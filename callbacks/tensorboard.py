@@ -6,7 +6,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from det_lightning.callbacks.attaching import require_trial_module
+from det_lightning.adapters.module import require_trial_module
 from det_lightning.engine.metrics import is_numerical_scalar
 from det_lightning.pytorch._tensorboard import TensorBoardOutput
 

@@ -40,6 +40,9 @@ class TrialEvents:
             (callback, bool(inspect.signature(callback.on_training_epoch_start).parameters))
             for callback in callbacks.values()
         ]
+        wants_written = self.overriding("on_checkpoint_end") or self.overriding("on_checkpoint_write_end")
+        #: Called with the directory of a checkpoint that is written; None if no callback looks at it.
+        self.report_written = self._report_written if wants_written else None
         self._warn_of_old_spellings()
 
     def _warn_of_old_spellings(self) -> None:
@@ -71,11 +74,7 @@ class TrialEvents:
         """Call ``on_trial_shutdown``, the last callback first, and the others even if one raises."""
         self._shutdown.close()
 
-    def wants_written(self) -> bool:
-        """Return whether a callback looks at the directory of a checkpoint."""
-        return any(self.overriding(method) for method in ("on_checkpoint_end", "on_checkpoint_write_end"))
-
-    def report_written(self, directory: pathlib.Path) -> None:
+    def _report_written(self, directory: pathlib.Path) -> None:
         """Call ``on_checkpoint_end``, the older name, and ``on_checkpoint_write_end`` of each callback."""
         for callback in self.callbacks.values():
             callback.on_checkpoint_end(str(directory))

@@ -37,8 +37,8 @@ def collect_rest(
         "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
         "rng_state": rng_state,
     }
-    if context.scaler is not None:
-        state["scaler_state_dict"] = context.scaler.state_dict()
+    if context.precision.scaler is not None:
+        state["scaler_state_dict"] = context.precision.scaler.state_dict()
     return {**state, **context.precision.state_dict()}
 
 
@@ -97,12 +97,13 @@ def load_schedulers(context: PyTorchTrialContext, state: dict[str, Any], source:
 
 def load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], state: dict[str, Any]) -> None:
     """Load gradient and loss scalers and the callbacks; what is missing on one side is warned of."""
-    if context.scaler is not None and "scaler_state_dict" in state:
+    scaler = context.precision.scaler
+    if scaler is not None and "scaler_state_dict" in state:
         with explaining("The state of the gradient scaler"):
             _require_scale(state["scaler_state_dict"])
-            context.scaler.load_state_dict(state["scaler_state_dict"])
-    elif (context.scaler is not None) != ("scaler_state_dict" in state):
-        has, lacks = ("checkpoint", "trial") if context.scaler is None else ("trial", "checkpoint")
+            scaler.load_state_dict(state["scaler_state_dict"])
+    elif (scaler is not None) != ("scaler_state_dict" in state):
+        has, lacks = ("checkpoint", "trial") if scaler is None else ("trial", "checkpoint")
         logger.warning("The %s has a gradient scaler but the %s has none; its state is not restored.", has, lacks)
     with explaining("The state of the precision"):
         context.precision.load_state_dict(state)
