@@ -13,13 +13,14 @@ from pytorch_lightning.trainer.states import TrainerFn
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals
 from det_lightning.adapters.building import TrialBuilder, take_precision
-from det_lightning.adapters.driver import RunDriver, StopIterationGuard
+from det_lightning.adapters.driver import RunDriver, stop_iteration_guarded
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, take_content
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, to_entry
 from det_lightning.engine.checkpointing import CheckpointPlan, RunCheckpoints, RunContent
 from det_lightning.engine.run import Reporter, TrialRun
+from det_lightning.engine.schedule import Schedule
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.masking import mask
 from det_lightning.precision import WholeModelPrecision
@@ -93,13 +94,9 @@ class TrialModule(pl.LightningModule):
                 "trial_seed": trial_seed,
             },
         )
-        self.options = flags.RunOptions(
-            max_length=max_length,
-            validation_period=validation_period,
-            reporting_period=reporting_period,
-            step_zero_validation=step_zero_validation,
-            test_mode=test_mode,
-        )
+        # Raises now for a wrong period, not when training starts.
+        self._given_schedule = Schedule(max_length, validation_period, None, reporting_period, test_mode)
+        self._step_zero_validation = step_zero_validation
         self._wrap_checkpoint_io = functools.partial(
             TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first
         )
@@ -173,16 +170,16 @@ class TrialModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Load the checkpoint into the trial; validate where that is due before the first batch."""
-        self._driving().begin_training(self.options.step_zero_validation)
+        self._driving().begin_training(self._step_zero_validation)
 
     def training_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Train up to the next boundary or the end of the epoch."""
-        with StopIterationGuard():
+        with stop_iteration_guarded():
             self._driving().train(dataloader_iter)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Do what is due at the boundary; leave a validation to Lightning's loop."""
-        with StopIterationGuard():
+        with stop_iteration_guarded():
             lightning_internals.allow_validation(self.trainer, due=self._driving().act())
 
     def on_train_end(self) -> None:
@@ -216,22 +213,22 @@ class TrialModule(pl.LightningModule):
 
     def on_validation_start(self) -> None:
         """Begin a validation of the trial."""
-        with StopIterationGuard():
+        with stop_iteration_guarded():
             self.trial_run.begin_validation()
 
     def validation_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Evaluate the validation data."""
-        with StopIterationGuard():
-            self._driving().evaluate(dataloader_iter, self.options.test_mode)
+        with stop_iteration_guarded():
+            self._driving().evaluate(dataloader_iter)
 
     def on_validation_epoch_end(self) -> None:
         """Reduce and log the metrics of the validation."""
-        with StopIterationGuard():
+        with stop_iteration_guarded():
             self._driving().end_validation_epoch()
 
     def on_validation_end(self) -> None:
         """Do what is left to do at the boundary after its validation."""
-        with StopIterationGuard():
+        with stop_iteration_guarded():
             if self.trainer.state.fn is TrainerFn.FITTING:
                 self._driving().act_after_validation()
 
@@ -276,7 +273,7 @@ class TrialModule(pl.LightningModule):
         trial, context = self._built()
         plan = self.checkpoint_plan
         period = None if plan is None else plan.period
-        schedule = flags.schedule_of(self.trainer, self.options, context.position, period)
+        schedule = flags.complete_schedule(self.trainer, self._given_schedule, context.position, period)
         reporters = [LightningReporter(self), *self.reporters]
         run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
         self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan))

@@ -64,18 +64,12 @@ class BarRefresh:
         """Return whether it is time to draw."""
         return time.monotonic() >= self._next_s
 
-    def draw_training(self, batches: int) -> None:
-        """Show the number of batches of the epoch that are trained."""
-        for bar, shown in self._shown(batches):
-            bar.on_train_batch_end(self._trainer, self._trainer.lightning_module, None, None, shown - 1)
-
-    def draw_validation(self, batches: int) -> None:
-        """Show the number of batches of the validation that are evaluated."""
-        for bar, shown in self._shown(batches):
-            bar.on_validation_batch_end(self._trainer, self._trainer.lightning_module, None, None, shown - 1)
-
-    def _shown(self, batches: int) -> list[tuple[ProgressBar, int]]:
-        """Return each bar with the number to show: tqdm's draws itself at multiples of its refresh rate only."""
+    def draw(self, hook: str, batches: int) -> None:
+        """Call the ``hook`` of each bar for the end of a batch, with the number of batches that are done."""
         self._next_s = time.monotonic() + _BAR_INTERVAL_S
-        rates = [(bar, bar.refresh_rate if isinstance(bar, TQDMProgressBar) else 1) for bar in self._bars]
-        return [(bar, batches - batches % rate) for bar, rate in rates if batches >= rate]
+        for bar in self._bars:
+            # tqdm's bar draws itself at multiples of its refresh rate only.
+            rate = bar.refresh_rate if isinstance(bar, TQDMProgressBar) else 1
+            if batches >= rate:
+                shown = batches - batches % rate
+                getattr(bar, hook)(self._trainer, self._trainer.lightning_module, None, None, shown - 1)

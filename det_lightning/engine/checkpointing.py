@@ -236,10 +236,15 @@ class RunCheckpoints:
         self.report_complete(wait=True)
         _on_chief(self._distributed, self._saver.finish)
 
-    def abandon(self) -> None:
+    def abandon(self, exception: BaseException) -> None:
         """Finish what is under way on this rank, when the run has failed and the other ranks may be gone."""
         self._unreported = 0
-        self._report(self._plan.run_storage.finish_in_a_hurry())
+        try:
+            self._report(self._plan.run_storage.finish_in_a_hurry())
+        except errors.CheckpointError as e:
+            # The failure must not hide what ended the run.
+            if e is not exception:
+                logger.error("The checkpoint that was under way when the run failed is lost: %s", e)
 
     def close(self) -> None:
         """Give up the name of the trial, and what keeps others from deleting checkpoints."""

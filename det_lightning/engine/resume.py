@@ -18,8 +18,6 @@ from det_lightning.pytorch._weights import (
     average_gradients,
     explaining,
     load_gradients,
-    load_rest,
-    load_schedulers,
     load_state,
 )
 
@@ -89,10 +87,7 @@ def apply(content: CheckpointContent, context: PyTorchTrialContext, events: Tria
     events.emit("on_checkpoint_load_start", state)
     if content.has_weights:
         modernize(state, source)
-        load_state(context, events.callbacks, state, source, content.trial_class)
-    else:
-        load_schedulers(context, state, source)
-        load_rest(context, events.callbacks, state)
+    load_state(context, events.callbacks, state, source, content.trial_class, content.has_weights)
     if resume is not None:
         _apply_resume_state(resume, context, source)
     elif "rng_state" in state:

@@ -35,16 +35,19 @@ class Schedule:
         test_mode: bool = False,
     ) -> None:
         units = {
-            Boundary.TRAIN: ("max_length", max_length),
-            Boundary.VALIDATE: ("validation_period", validation_period),
-            Boundary.CHECKPOINT: ("checkpoint_period", checkpoint_period),
-            Boundary.REPORT: ("reporting_period", reporting_period),
+            "max_length": max_length,
+            "validation_period": validation_period,
+            "checkpoint_period": checkpoint_period,
+            "reporting_period": reporting_period,
         }
-        _require_units(dict(units.values()))
+        _require_units(units)
         self.max_length = max_length
+        self.validation_period = validation_period
+        self.reporting_period = reporting_period
         self.test_mode = test_mode
         # A period that no run reaches need not be looked at after each batch.
-        due = [(boundary, u) for boundary, (_, u) in units.items() if u is not None and u.value != sys.maxsize]
+        known = zip(Boundary, units.values(), strict=True)
+        due = [(boundary, unit) for boundary, unit in known if unit is not None and unit.value != sys.maxsize]
         self._batch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Batch)]
         self._epoch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Epoch)]
 

@@ -71,31 +71,19 @@ def load_state(
     state: dict[str, Any],
     source: str,
     trial_class: str | None = None,
+    with_weights: bool = True,
 ) -> None:
-    """Load everything but the random state into the trial; an error names everything that does not fit."""
+    """Load everything but the random state into the trial; an error names everything that does not fit.
 
-    def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-        _require_numbers(saved)
-        context.backend.states.load_optimizer(optimizer, saved)
-
-    _raise_if_any(
-        [
-            *_load_models(context, state),
-            *_load_each("optimizer", context.optimizers, state, "optimizers_state_dict", load_optimizer),
-            *_load_schedulers(context, state),
-        ],
-        source,
-        trial_class,
-    )
-    load_rest(context, callbacks, state)
+    Without weights, models and optimizers are left as they are.
+    """
+    mismatches = [*_load_models(context, state), *_load_optimizers(context, state)] if with_weights else []
+    mismatches += _load_schedulers(context, state)
+    _raise_if_any(mismatches, source, trial_class)
+    _load_rest(context, callbacks, state)
 
 
-def load_schedulers(context: PyTorchTrialContext, state: dict[str, Any], source: str) -> None:
-    """Load the learning rate schedulers."""
-    _raise_if_any(_load_schedulers(context, state), source)
-
-
-def load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], state: dict[str, Any]) -> None:
+def _load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], state: dict[str, Any]) -> None:
     """Load gradient and loss scalers and the callbacks; what is missing on one side is warned of."""
     scaler = context.precision.scaler
     if scaler is not None and "scaler_state_dict" in state:
@@ -127,6 +115,14 @@ def _load_models(context: PyTorchTrialContext, state: dict[str, Any]) -> list[st
         context.backend.states.load_model(model, _fit_prefix(model, weights))
 
     return _load_each("model", context.models, state, "models_state_dict", load)
+
+
+def _load_optimizers(context: PyTorchTrialContext, state: dict[str, Any]) -> list[str]:
+    def load(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+        _require_numbers(saved)
+        context.backend.states.load_optimizer(optimizer, saved)
+
+    return _load_each("optimizer", context.optimizers, state, "optimizers_state_dict", load)
 
 
 def _load_schedulers(context: PyTorchTrialContext, state: dict[str, Any]) -> list[str]:
