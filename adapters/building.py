@@ -26,11 +26,7 @@ TRIAL_PRECISIONS = ("32-true", *_TYPES)
 
 
 class TrialPrecision(Precision):
-    """Replaces Lightning's plugin, whose autocast would cover whole steps, including backward passes and updates.
-
-    Args:
-        precision: the value of ``trainer.precision``.
-    """
+    """Replaces Lightning's plugin, whose autocast would cover whole steps, including backward passes and updates."""
 
     def __init__(self, precision: Any) -> None:
         self.precision = precision
@@ -55,11 +51,7 @@ def take_precision(trainer: pl.Trainer) -> WholeModelPrecision | None:
 
 
 class TrialBuilder:
-    """Builds a trial once its device is known, or takes one that is built; see :class:`TrialModule`.
-
-    Raises:
-        TypeError: ``trial`` is not a trial, or was built and has no ``context``.
-    """
+    """Builds a trial once its device is known, or takes one that is built; see :class:`TrialModule`."""
 
     def __init__(
         self,
@@ -82,11 +74,7 @@ class TrialBuilder:
     def build(
         self, strategy: Strategy, precision: WholeModelPrecision | None = None
     ) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return the trial, adapted if it is an old one, and its context; they are built on the first call.
-
-        Raises:
-            InvalidExperimentException: there is a ``precision`` for all models, and the trial chooses one too.
-        """
+        """Return the trial, adapted if it is an old one, and its context; they are built on the first call."""
         if self._context is None:
             processes = TrainingProcesses.of_trainer(strategy)
             self._context = PyTorchTrialContext(

@@ -103,12 +103,8 @@ class TrialModule(pl.LightningModule):
         self.trial: PyTorchTrial | None = None
         self._runnable: PyTorchTrial | None = None
         self.context: PyTorchTrialContext | None = None
-        self.driver: RunDriver | None = None
-        self.checkpoint_plan: CheckpointPlan | None = None
-        self.stop_request: StopRequest | None = None
-        self.reporters: list[Reporter] = []
         self._model_precision: WholeModelPrecision | None = None
-        self.resume_content: CheckpointContent | None = None
+        self._forget_run()
         if hparams:
             # For Lightning's checkpoints and loggers, which take the name of the argument; the trial has its own.
             hparams = mask(hparams)
@@ -116,16 +112,19 @@ class TrialModule(pl.LightningModule):
 
     # Setup
 
+    def _forget_run(self) -> None:
+        self.driver: RunDriver | None = None
+        self.checkpoint_plan: CheckpointPlan | None = None
+        self.stop_request: StopRequest | None = None
+        self.reporters: list[Reporter] = []
+        self.resume_content: CheckpointContent | None = None
+
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that cannot work; attach what ends a trial's run after an exception."""
         flags.refuse_unsupported_flags(self.trainer)
         lightning_internals.keep_ranks_independent(self.trainer)
         self._model_precision = take_precision(self.trainer)
-        self.checkpoint_plan = None
-        self.reporters = []
-        self.resume_content = None
-        self.driver = None
-        self.stop_request = None
+        self._forget_run()
         return [_RunGuard()]
 
     def setup(self, stage: str) -> None:

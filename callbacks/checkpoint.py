@@ -18,7 +18,6 @@ from det_lightning.checkpoint.saving import CheckpointSaver
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._elastic import restarts
 from det_lightning.engine.checkpointing import CheckpointPlan
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
@@ -184,6 +183,19 @@ class DeterminedCheckpoint(pl.Callback):
         self._run_storage.claims.release()
 
 
+def elastic_job() -> str | None:
+    """Return the id of torchrun's job, which restarts keep; None without torchrun, or if the job has none."""
+    job = os.environ.get("TORCHELASTIC_RUN_ID")
+    # torchrun's name for a job that was not given one is "none".
+    return None if job in (None, "", "none") else job
+
+
+def _restarts() -> int:
+    """Return how often torchrun has restarted the processes of this job."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(count) if count.isdecimal() else 0
+
+
 def choose_checkpoints(
     distributed: DistributedContext,
     checkpoints: DeterminedCheckpoint,
@@ -207,7 +219,7 @@ def _find_latest(
     storage: CheckpointStorage, latest: str | os.PathLike[str] | None, job: str | None, most: int
 ) -> list[str]:
     """Return the checkpoint to resume from and, if the newest is wanted, those before it, ``most`` in all."""
-    if restarts():
+    if _restarts():
         if job is None:
             logger.warning(
                 "The script was restarted, but its job has no id, so its checkpoints are not known from others. Give "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 import pathlib
@@ -35,7 +34,6 @@ class TrialEvents:
         if wrong:
             raise TypeError(f"build_callbacks() must return PyTorchCallback objects of det_lightning; got {wrong}.")
         self.callbacks = callbacks
-        self._shutdown = contextlib.ExitStack()
         self._epoch_starts = [
             (callback, bool(inspect.signature(callback.on_training_epoch_start).parameters))
             for callback in callbacks.values()
@@ -63,16 +61,6 @@ class TrialEvents:
         """Call ``method`` of every callback."""
         for callback in self.callbacks.values():
             getattr(callback, method)(*args, **kwargs)
-
-    def start_up(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        """Call ``on_trial_startup``; each callback that gets it also gets ``on_trial_shutdown``."""
-        for callback in self.callbacks.values():
-            callback.on_trial_startup(first_batch_idx, checkpoint_uuid)
-            self._shutdown.callback(callback.on_trial_shutdown)
-
-    def shut_down(self) -> None:
-        """Call ``on_trial_shutdown``, the last callback first, and the others even if one raises."""
-        self._shutdown.close()
 
     def _report_written(self, directory: pathlib.Path) -> None:
         """Call ``on_checkpoint_end``, the older name, and ``on_checkpoint_write_end`` of each callback."""

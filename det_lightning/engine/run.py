@@ -62,7 +62,7 @@ class TrialRun:
         self.state = TrialState() if resume is None else resume.trial_state
         self.evaluation = Evaluation(trial, context, schedule.test_mode)
         self.data: TrialData  # from start_up() on
-        self._workers = contextlib.ExitStack()
+        self._at_end = contextlib.ExitStack()
         self._resume = resume
         self._reporters = reporters
         self._window = MetricWindow()
@@ -86,10 +86,12 @@ class TrialRun:
         self.context.position.batch_idx = None
         self.context.position.initial_batch = self.state.batches_trained
         require_same_checkpoint(self.context.distributed, self._resume)
-        self.events.start_up(self.state.batches_trained, None if self._resume is None else self._resume.name)
+        for callback in self.events.callbacks.values():
+            callback.on_trial_startup(self.state.batches_trained, None if self._resume is None else self._resume.name)
+            self._at_end.callback(callback.on_trial_shutdown)
         journal = journal_of(self._resume, self.context.distributed.rank)
         self.data = TrialData(self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit)
-        self._workers.callback(self.data.close)
+        self._at_end.callback(self.data.training.close)
         self._validates_in_step = self.evaluation.by_batch and self.data.has_even_validation()
         if self._resume is not None and not self._resume.epochs_known:
             self.state.epochs_trained = self.state.batches_trained // self.data.epoch_len
@@ -104,21 +106,15 @@ class TrialRun:
         self._step_end = self._next_step_end()
 
     def shut_down(self) -> None:
-        """End the loaders' workers, then notify the callbacks."""
-        self._workers.close()
-        self.events.shut_down()
+        """End the loaders' workers, then notify the callbacks, the last one first; all, even if one raises."""
+        self._at_end.close()
 
     # Training
 
     def train(self, batches: Iterator[Any], yields: Callable[[], bool]) -> int:
         """Train up to the next boundary or the end of the epoch; return the number of batches trained.
 
-        Args:
-            batches: from the next one on, without end.
-            yields: called after each batch; true to return before a boundary is reached.
-
-        Raises:
-            RuntimeError: there are no more batches.
+        ``batches`` have no end. ``yields``, called after each, is true to return before a boundary is reached.
         """
         if not self._in_workload:
             self._begin_workload()

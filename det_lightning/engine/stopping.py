@@ -32,13 +32,7 @@ class StopRequest:
 
 
 class EarlyEnd:
-    """Agrees with the other ranks on whether the run ends.
-
-    Attributes:
-        stop_request: ends the run from outside.
-        is_alone: there are no other ranks.
-        preempted: the run ends because a process was asked to.
-    """
+    """Agrees with the other ranks on whether the run ends; ``preempted`` if it does because a process was asked to."""
 
     def __init__(self, context: PyTorchTrialContext, stop_request: StopRequest | None) -> None:
         self.stop_request = stop_request or StopRequest(exit_code=0)

@@ -18,7 +18,7 @@ from det_lightning import errors
 from det_lightning.adapters.lightning_internals import interrupts_come_through, quiet_hints
 from det_lightning.adapters.module import TrialModule
 from det_lightning.adapters.strategies.processes import TrainingProcesses
-from det_lightning.callbacks.checkpoint import DeterminedCheckpoint, choose_checkpoints
+from det_lightning.callbacks.checkpoint import DeterminedCheckpoint, choose_checkpoints, elastic_job
 from det_lightning.callbacks.preemption import PreemptionHandler
 from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
@@ -26,7 +26,6 @@ from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._elastic import elastic_job
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import isolated_rng, seed_everything
