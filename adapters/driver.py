@@ -26,16 +26,22 @@ def _always() -> bool:
     return True
 
 
-@contextlib.contextmanager
-def stop_iteration_guarded() -> Iterator[None]:
-    """Raise a ``RuntimeError`` for a ``StopIteration`` of trial code: Lightning takes one for the end of the data."""
-    try:
-        yield
-    except StopIteration as e:
-        raise RuntimeError(
-            "The trial or one of its callbacks raised StopIteration (a next() on an iterator that has ended?); "
-            "see the exception above."
-        ) from e
+class StopIterationGuard:
+    """Raises a ``RuntimeError`` for a ``StopIteration`` of trial code: Lightning takes one for the end of the data.
+
+    ``contextlib.contextmanager`` would raise the ``StopIteration`` itself again.
+    """
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Raise a ``RuntimeError`` in place of a ``StopIteration``."""
+        if isinstance(error, StopIteration):
+            raise RuntimeError(
+                "The trial or one of its callbacks raised StopIteration (a next() on an iterator that has ended?); "
+                "see the exception above."
+            ) from error
 
 
 @contextlib.contextmanager

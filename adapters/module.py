@@ -13,7 +13,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals
 from det_lightning.adapters.building import TrialBuilder, take_precision
-from det_lightning.adapters.driver import RunDriver, stop_iteration_guarded
+from det_lightning.adapters.driver import RunDriver, StopIterationGuard
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, take_content
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.checkpoint.format.content import CheckpointContent
@@ -173,12 +173,12 @@ class TrialModule(pl.LightningModule):
 
     def training_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Train up to the next boundary or the end of the epoch."""
-        with stop_iteration_guarded():
+        with StopIterationGuard():
             self._driving().train(dataloader_iter)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Do what is due at the boundary; leave a validation to Lightning's loop."""
-        with stop_iteration_guarded():
+        with StopIterationGuard():
             lightning_internals.allow_validation(self.trainer, due=self._driving().act())
 
     def on_train_end(self) -> None:
@@ -212,22 +212,22 @@ class TrialModule(pl.LightningModule):
 
     def on_validation_start(self) -> None:
         """Begin a validation of the trial."""
-        with stop_iteration_guarded():
+        with StopIterationGuard():
             self.trial_run.begin_validation()
 
     def validation_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Evaluate the validation data."""
-        with stop_iteration_guarded():
+        with StopIterationGuard():
             self._driving().evaluate(dataloader_iter)
 
     def on_validation_epoch_end(self) -> None:
         """Reduce and log the metrics of the validation."""
-        with stop_iteration_guarded():
+        with StopIterationGuard():
             self._driving().end_validation_epoch()
 
     def on_validation_end(self) -> None:
         """Do what is left to do at the boundary after its validation."""
-        with stop_iteration_guarded():
+        with StopIterationGuard():
             if self.trainer.state.fn is TrainerFn.FITTING:
                 self._driving().act_after_validation()
 
