@@ -1,4 +1,4 @@
-"""Ending a run before its length is reached: because the trial wants to, a process was asked to, or by a signal."""
+"""Ending a run before its length is reached: because the trial wants to, or a process was asked or signalled to."""
 
 from __future__ import annotations
 
