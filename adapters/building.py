@@ -1,9 +1,12 @@
-"""Building a trial on the device that Lightning chose."""
+"""Building a trial on the device and in the precision that ``pl.Trainer`` was given."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import Strategy
 
 from det_lightning.adapters.strategies.processes import TrainingProcesses
@@ -12,13 +15,43 @@ from det_lightning.pytorch._legacy_trial import adapt_legacy_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
+_TYPES = {
+    "bf16-mixed": torch.bfloat16,
+    "16-mixed": torch.float16,
+    "bf16-true": torch.bfloat16,
+    "16-true": torch.float16,
+}
+#: The values of ``pl.Trainer(precision=...)`` that a trial can be trained with.
+TRIAL_PRECISIONS = ("32-true", *_TYPES)
+
+
+class TrialPrecision(Precision):
+    """Replaces Lightning's plugin, whose autocast would cover whole steps, including backward passes and updates."""
+
+    def __init__(self, precision: Any) -> None:
+        self.precision = precision
+
+
+def take_precision(trainer: pl.Trainer) -> WholeModelPrecision | None:
+    """Replace Lightning's precision plugin; return the precision for each wrapped model, None for float32."""
+    plugin = trainer.strategy.precision_plugin
+    dtype = _TYPES.get(plugin.precision)
+    if dtype is None:
+        return None
+    scales = plugin.precision == "16-mixed"
+    if not isinstance(plugin, TrialPrecision):
+        trainer.strategy.precision_plugin = TrialPrecision(plugin.precision)
+    return WholeModelPrecision(
+        f"pl.Trainer(precision={plugin.precision!r})",
+        dtype,
+        casts_weights=plugin.precision.endswith("-true"),
+        scales=scales,
+        scaler=getattr(plugin, "scaler", None) if scales else None,
+    )
+
 
 class TrialBuilder:
-    """Builds a trial once its device is known, or takes one that is built; see :class:`TrialModule`.
-
-    Raises:
-        TypeError: ``trial`` is not a trial, or was built and has no ``context``.
-    """
+    """Builds a trial once its device is known, or takes one that is built; see :class:`TrialModule`."""
 
     def __init__(
         self,
@@ -41,11 +74,7 @@ class TrialBuilder:
     def build(
         self, strategy: Strategy, precision: WholeModelPrecision | None = None
     ) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return the trial, adapted if it is an old one, and its context; they are built on the first call.
-
-        Raises:
-            InvalidExperimentException: there is a ``precision`` for all models, and the trial chooses one too.
-        """
+        """Return the trial, adapted if it is an old one, and its context; they are built on the first call."""
         if self._context is None:
             processes = TrainingProcesses.of_trainer(strategy)
             self._context = PyTorchTrialContext(

@@ -13,12 +13,11 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals
-from det_lightning.adapters.progress_bars import BarRefresh
-from det_lightning.engine.boundary import Action
+from det_lightning.adapters.reporting import BarRefresh
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
-from det_lightning.engine.signals import interrupts_end_the_process
-from det_lightning.engine.stopping import all_ranks_end
+from det_lightning.engine.schedule import Action
+from det_lightning.engine.stopping import all_ranks_end, interrupts_end_the_process
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +27,10 @@ def _always() -> bool:
 
 
 class StopIterationGuard:
-    """Raises a ``RuntimeError`` for a ``StopIteration`` of trial code: Lightning takes one for the end of the data."""
+    """Raises a ``RuntimeError`` for a ``StopIteration`` of trial code: Lightning takes one for the end of the data.
+
+    ``contextlib.contextmanager`` would raise the ``StopIteration`` itself again.
+    """
 
     def __enter__(self) -> None:
         """Do nothing."""
@@ -103,7 +105,7 @@ class RunDriver:
         """
         run = self.run
         if self._bars.any_drawn and self._bars.is_due():
-            self._bars.draw_training(run.state.batches_trained % run.data.epoch_len)
+            self._bars.draw("on_train_batch_end", run.state.batches_trained % run.data.epoch_len)
         early_end = run.early_end
         # Several ranks agree on a request to end at the next boundary.
         if run.context.optimizer_steps >= self._max_steps or (early_end.is_alone and early_end.stop_request.requested):
@@ -120,14 +122,14 @@ class RunDriver:
         epochs_done = run.at_epoch_end() and max_epochs not in (None, -1) and run.state.epochs_trained >= max_epochs
         return bool(steps_done or epochs_done or trainer.should_stop)
 
-    def evaluate(self, dataloader_iter: Iterator[Any], single_batch: bool) -> None:
+    def evaluate(self, dataloader_iter: Iterator[Any]) -> None:
         """Evaluate the validation data, or one batch of it if a callback looks at each."""
         run = self.run
         over = True
         if run.evaluation.by_batch:
             yields = _always if self._shows_each_validation_batch else self._ends_validation_step
             over = run.evaluation.evaluate((batch for batch, *_ in dataloader_iter), yields)
-            if over and not single_batch:
+            if over and not run.schedule.test_mode:
                 run.data.validation.run_out()
         else:
             run.evaluation.evaluate_full_dataset(run.data.validation_loader)
@@ -136,7 +138,7 @@ class RunDriver:
 
     def _ends_validation_step(self) -> bool:
         if self._bars.any_drawn and self._bars.is_due():
-            self._bars.draw_validation(self.run.evaluation.batches_evaluated)
+            self._bars.draw("on_validation_batch_end", self.run.evaluation.batches_evaluated)
         return False
 
     @_invalid_hp_ends_the_run()
@@ -184,20 +186,12 @@ class RunDriver:
             if self._checkpoints is not None:
                 if saves and all_ranks_end(self.run.context.distributed):
                     self._checkpoints.save_unless_current()
-                self._finish_checkpoints_after(exception, self._checkpoints)
+                # A KeyboardInterrupt means that Lightning ignores further ones.
+                interrupted = isinstance(exception, KeyboardInterrupt)
+                with interrupts_end_the_process() if interrupted else contextlib.nullcontext():
+                    self._checkpoints.abandon(exception)
         finally:
             self.close()
-
-    def _finish_checkpoints_after(self, exception: BaseException, checkpoints: RunCheckpoints) -> None:
-        # A KeyboardInterrupt means that Lightning ignores further ones.
-        interrupted = isinstance(exception, KeyboardInterrupt)
-        try:
-            with interrupts_end_the_process() if interrupted else contextlib.nullcontext():
-                checkpoints.abandon()
-        except errors.CheckpointError as e:
-            # The failure must not hide what ended the run.
-            if e is not exception:
-                logger.error("The checkpoint that was under way when the run failed is lost: %s", e)
 
     def close(self) -> None:
         """End the run, and leave the trainer's flags as the user had set them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytorch_lightning as pl
@@ -19,7 +18,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
-from det_lightning.adapters.precision import TRIAL_PRECISIONS
+from det_lightning.adapters.building import TRIAL_PRECISIONS
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
 from det_lightning.engine.schedule import Schedule
 from det_lightning.pytorch._position import TrainingPosition
@@ -106,34 +105,18 @@ class _InEpochSchedule:
         return (epoch + 1) % self._every_epochs == 0 and (batch + 1) % every_batches == 0
 
 
-@dataclasses.dataclass(frozen=True)
-class RunOptions:
-    """The arguments of a :class:`TrialModule` for its run; see there."""
-
-    max_length: TrainUnit | None = None
-    validation_period: TrainUnit | None = None
-    reporting_period: TrainUnit | None = None
-    step_zero_validation: bool = False
-    test_mode: bool = False
-
-    def __post_init__(self) -> None:
-        # Raise now for a wrong period, not when training starts.
-        Schedule(self.max_length, self.validation_period, None, self.reporting_period)
-
-
-def schedule_of(
-    trainer: pl.Trainer, options: RunOptions, position: TrainingPosition, checkpoint_period: TrainUnit | None
+def complete_schedule(
+    trainer: Any, given: Schedule, position: TrainingPosition, checkpoint_period: TrainUnit | None
 ) -> Schedule:
-    """Return the schedule of a run, by ``options`` or else by the flags of ``trainer``."""
-    if options.max_length is not None:
+    """Return the schedule of a run; the flags of ``trainer`` decide on the periods that are not ``given``."""
+    if given.max_length is not None:
         lightning_internals.lift_epoch_limit(trainer)
-    flags: Any = trainer
     return Schedule(
-        max_length=options.max_length,
-        validation_period=options.validation_period or _validation_period_of(trainer, position),
+        max_length=given.max_length,
+        validation_period=given.validation_period or _validation_period_of(trainer, position),
         checkpoint_period=checkpoint_period,
-        reporting_period=options.reporting_period or Batch(max(1, flags.log_every_n_steps)),
-        test_mode=options.test_mode,
+        reporting_period=given.reporting_period or Batch(max(1, trainer.log_every_n_steps)),
+        test_mode=given.test_mode,
     )
 
 

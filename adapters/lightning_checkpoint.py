@@ -33,14 +33,10 @@ logger = logging.getLogger(__name__)
 DETERMINED_KEY = "determined_checkpoint"
 
 
-class _WithoutSecrets(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.msg = mask_text(record.getMessage())
-        record.args = ()
-        return True
-
-
-_WITHOUT_SECRETS = _WithoutSecrets()
+def _without_secrets(record: logging.LogRecord) -> bool:
+    record.msg = mask_text(record.getMessage())
+    record.args = ()
+    return True
 
 
 def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitting: bool) -> CheckpointContent | None:
@@ -68,11 +64,8 @@ def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitti
 class TrialCheckpointIO(CheckpointIO):
     """Reads directories in Determined's format, so that ``ckpt_path=`` takes one; leaves files to ``inner``.
 
-    Args:
-        inner: Lightning's own reader and writer.
-        trusted: unpickle anything, running whatever code a checkpoint contains.
-        options: for the file system of a URL; see ``CheckpointStorage``.
-        newest_first: paths or URLs of checkpoints; where one of them is damaged the next one is read.
+    Where one of the checkpoints ``newest_first`` is damaged the next one is read. For the other arguments see
+    :class:`TrialModule`.
     """
 
     def __init__(
@@ -84,7 +77,7 @@ class TrialCheckpointIO(CheckpointIO):
     ) -> None:
         self.inner = inner
         # Lightning logs the URL that it restores from.
-        logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_WITHOUT_SECRETS)
+        logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_without_secrets)
         self.trusted = trusted
         self.options = dict(options or {})
         self._newest_first = list(newest_first)

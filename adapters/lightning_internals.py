@@ -88,12 +88,7 @@ def lift_epoch_limit(trainer: pl.Trainer) -> None:
 
 
 def end_training(trainer: pl.Trainer, early: bool) -> None:
-    """End the training after the present step.
-
-    Args:
-        trainer: the one to end.
-        early: also where ``min_epochs`` or ``min_steps`` are not reached.
-    """
+    """End the training after the present step; ``early``: also before ``min_epochs`` or ``min_steps`` are reached."""
     trainer.should_stop = True
     if early:
         trainer.fit_loop.min_epochs = None
@@ -101,13 +96,9 @@ def end_training(trainer: pl.Trainer, early: bool) -> None:
 
 
 def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_batches: int = 0) -> None:
-    """Make Lightning's counters agree with the trial's.
+    """Make Lightning's ``global_step``, ``batch_idx`` and logging step agree with the trial's.
 
-    Args:
-        trainer: gets a new ``global_step``, ``batch_idx`` and logging step.
-        state: how far the trial has come.
-        optimizer_steps: number of optimizer steps of the run.
-        extra_batches: number of batches of the present step beyond the one that Lightning counts.
+    The present step has ``extra_batches`` beyond the one that Lightning counts.
     """
     epoch_loop = trainer.fit_loop.epoch_loop
     progress = epoch_loop.manual_optimization.optim_step_progress.total
@@ -129,13 +120,7 @@ def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
 
 
 def publish_metrics(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
-    """Show metrics to callbacks and progress bars without Lightning's result collection.
-
-    Args:
-        trainer: gets the metrics.
-        tensors: 0-d float64 tensors, for ``callback_metrics`` and ``logged_metrics``.
-        scalars: the same values, for progress bars.
-    """
+    """Show metrics to callbacks (0-d float64 tensors) and progress bars without Lightning's result collection."""
     trainer.callback_metrics.update(tensors)
     trainer.logged_metrics.update(tensors)
     trainer.progress_bar_metrics.update(scalars)

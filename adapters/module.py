@@ -12,16 +12,15 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals
-from det_lightning.adapters.building import TrialBuilder
+from det_lightning.adapters.building import TrialBuilder, take_precision
 from det_lightning.adapters.driver import RunDriver, StopIterationGuard
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, take_content
-from det_lightning.adapters.precision import take_precision
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, to_entry
-from det_lightning.engine.checkpointing import CheckpointPlan, RunCheckpoints
+from det_lightning.engine.checkpointing import CheckpointPlan, RunCheckpoints, RunContent
 from det_lightning.engine.run import Reporter, TrialRun
-from det_lightning.engine.run_content import collect_content_without_weights
+from det_lightning.engine.schedule import Schedule
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.masking import mask
 from det_lightning.precision import WholeModelPrecision
@@ -95,25 +94,17 @@ class TrialModule(pl.LightningModule):
                 "trial_seed": trial_seed,
             },
         )
-        self.options = flags.RunOptions(
-            max_length=max_length,
-            validation_period=validation_period,
-            reporting_period=reporting_period,
-            step_zero_validation=step_zero_validation,
-            test_mode=test_mode,
-        )
+        # Raises now for a wrong period, not when training starts.
+        self._given_schedule = Schedule(max_length, validation_period, None, reporting_period, test_mode)
+        self._step_zero_validation = step_zero_validation
         self._wrap_checkpoint_io = functools.partial(
             TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first
         )
         self.trial: PyTorchTrial | None = None
         self._runnable: PyTorchTrial | None = None
         self.context: PyTorchTrialContext | None = None
-        self.driver: RunDriver | None = None
-        self.checkpoint_plan: CheckpointPlan | None = None
-        self.stop_request: StopRequest | None = None
-        self.reporters: list[Reporter] = []
         self._model_precision: WholeModelPrecision | None = None
-        self.resume_content: CheckpointContent | None = None
+        self._forget_run()
         if hparams:
             # For Lightning's checkpoints and loggers, which take the name of the argument; the trial has its own.
             hparams = mask(hparams)
@@ -121,16 +112,19 @@ class TrialModule(pl.LightningModule):
 
     # Setup
 
+    def _forget_run(self) -> None:
+        self.driver: RunDriver | None = None
+        self.checkpoint_plan: CheckpointPlan | None = None
+        self.stop_request: StopRequest | None = None
+        self.reporters: list[Reporter] = []
+        self.resume_content: CheckpointContent | None = None
+
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that cannot work; attach what ends a trial's run after an exception."""
         flags.refuse_unsupported_flags(self.trainer)
         lightning_internals.keep_ranks_independent(self.trainer)
         self._model_precision = take_precision(self.trainer)
-        self.checkpoint_plan = None
-        self.reporters = []
-        self.resume_content = None
-        self.driver = None
-        self.stop_request = None
+        self._forget_run()
         return [_RunGuard()]
 
     def setup(self, stage: str) -> None:
@@ -175,7 +169,7 @@ class TrialModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Load the checkpoint into the trial; validate where that is due before the first batch."""
-        self._driving().begin_training(self.options.step_zero_validation)
+        self._driving().begin_training(self._step_zero_validation)
 
     def training_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Train up to the next boundary or the end of the epoch."""
@@ -224,7 +218,7 @@ class TrialModule(pl.LightningModule):
     def validation_step(self, dataloader_iter: Iterator[Any]) -> None:
         """Evaluate the validation data."""
         with StopIterationGuard():
-            self._driving().evaluate(dataloader_iter, self.options.test_mode)
+            self._driving().evaluate(dataloader_iter)
 
     def on_validation_epoch_end(self) -> None:
         """Reduce and log the metrics of the validation."""
@@ -241,7 +235,7 @@ class TrialModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the trial's callbacks, random state and position in the data."""
-        checkpoint[TRIAL_KEY] = to_entry(collect_content_without_weights(self.trial_run))
+        checkpoint[TRIAL_KEY] = to_entry(RunContent(self.trial_run).collect_without_weights())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built."""
@@ -278,11 +272,20 @@ class TrialModule(pl.LightningModule):
         trial, context = self._built()
         plan = self.checkpoint_plan
         period = None if plan is None else plan.period
-        schedule = flags.schedule_of(self.trainer, self.options, context.position, period)
+        schedule = flags.complete_schedule(self.trainer, self._given_schedule, context.position, period)
         reporters = [LightningReporter(self), *self.reporters]
         run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
         self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan))
         run.start_up(self.trainer.limit_train_batches)
+
+
+def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> TrialModule:
+    """Return the module; raise a TypeError unless it is a :class:`TrialModule`."""
+    if not isinstance(module, TrialModule):
+        raise TypeError(
+            f"{type(callback).__name__} works with a det_lightning.adapters.TrialModule; got a {type(module).__name__}."
+        )
+    return module
 
 
 class _RunGuard(pl.Callback):

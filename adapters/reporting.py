@@ -1,14 +1,18 @@
-"""A trial's metrics as Lightning's: for loggers, progress bars, and callbacks that monitor a metric."""
+"""A trial's metrics as Lightning's, for loggers and callbacks; progress bars during steps that hold many batches."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import ProgressBar, TQDMProgressBar
 
 from det_lightning.adapters import lightning_internals
 from det_lightning.engine.metrics import scalars_of
+
+_BAR_INTERVAL_S = 0.1
 
 
 class LightningReporter:
@@ -44,3 +48,28 @@ class LightningReporter:
 def _as_tensors(scalars: dict[str, float]) -> dict[str, torch.Tensor]:
     """Keep all bits: Lightning would round a Python float to float32."""
     return {name: torch.tensor(value, dtype=torch.float64) for name, value in scalars.items()}
+
+
+class BarRefresh:
+    """Draws the progress bars of a trainer at most ten times a second, through their documented hooks."""
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        callbacks: list[pl.Callback] = getattr(trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
+        self._trainer = trainer
+        self._bars = [bar for bar in callbacks if isinstance(bar, ProgressBar) and getattr(bar, "is_enabled", True)]
+        self.any_drawn = bool(self._bars)
+        self._next_s = time.monotonic() + _BAR_INTERVAL_S
+
+    def is_due(self) -> bool:
+        """Return whether it is time to draw."""
+        return time.monotonic() >= self._next_s
+
+    def draw(self, hook: str, batches: int) -> None:
+        """Call the ``hook`` of each bar for the end of a batch, with the number of batches that are done."""
+        self._next_s = time.monotonic() + _BAR_INTERVAL_S
+        for bar in self._bars:
+            # tqdm's bar draws itself at multiples of its refresh rate only.
+            rate = bar.refresh_rate if isinstance(bar, TQDMProgressBar) else 1
+            if batches >= rate:
+                shown = batches - batches % rate
+                getattr(bar, hook)(self._trainer, self._trainer.lightning_module, None, None, shown - 1)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from det_lightning.callbacks.attaching import require_trial_module
-from det_lightning.engine.metrics import is_numerical_scalar
+from det_lightning.adapters.module import require_trial_module
+from det_lightning.engine.metrics import scalars_of
 from det_lightning.pytorch._tensorboard import TensorBoardOutput
 
 
@@ -55,4 +55,4 @@ class DeterminedTensorBoard(pl.Callback):
 
 
 def _tagged(metrics: dict[str, Any], step: int) -> list[tuple[str, float, int]]:
-    return [(f"Determined/{name}", float(value), step) for name, value in metrics.items() if is_numerical_scalar(value)]
+    return [(f"Determined/{name}", value, step) for name, value in scalars_of(metrics).items()]

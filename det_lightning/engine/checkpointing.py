@@ -1,20 +1,30 @@
-"""When a run is saved beyond its schedule, and which events follow a checkpoint."""
+"""The checkpoints of a run: when it is saved beyond its schedule, what they hold, which events follow them."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import logging
 import math
 from collections.abc import Callable
 from typing import Any
 
 from det_lightning import errors
+from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.resume_state import ResumeState
+from det_lightning.checkpoint.format.upgrade import make_load_data
 from det_lightning.checkpoint.saving import RunStorage
+from det_lightning.checkpoint.storage.background import tensors_in
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.engine.metrics import is_numerical_scalar
 from det_lightning.engine.run import TrialRun
-from det_lightning.engine.run_content import collect_content
+from det_lightning.masking import describe_masked, mask
+from det_lightning.pytorch._legacy_trial import original_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._random_state import capture_rng
+from det_lightning.pytorch._weights import collect_gradients, collect_rest, collect_weights
 from det_lightning.units import TrainUnit
 
 logger = logging.getLogger(__name__)
@@ -69,12 +79,99 @@ class CheckpointPlan:
         return is_better
 
 
+class RunContent:
+    """Collects what the checkpoints of a run hold. All ranks call the same methods, because they gather state."""
+
+    def __init__(self, run: TrialRun) -> None:
+        self._run = run
+
+    def collect(self) -> CheckpointContent | None:
+        """Return the content of a checkpoint, as the trial's callbacks leave it; None except on the chief."""
+        run = self._run
+        context = run.context
+        resume = self._resume_state()
+        chief = context.distributed.rank == 0
+        sharded = context.backend.states.is_sharded
+        weights = collect_weights(context) if chief or sharded else {}
+        if not chief:
+            return None
+        copies = list(tensors_in(weights)) if sharded else []
+        state = {**weights, **collect_rest(context, run.events.callbacks, capture_rng(context.device))}
+        run.events.emit("on_checkpoint_save_start", state)
+        return CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume, copies=copies)
+
+    def collect_without_weights(self) -> CheckpointContent:
+        """Return callbacks, random state and position in the data, which Lightning's own files lack."""
+        run = self._run
+        rest = collect_rest(run.context, run.events.callbacks, capture_rng(run.context.device))
+        state = dataclasses.replace(run.state)
+        return CheckpointContent(rest, state, self._load_data, self._resume_state(), has_weights=False)
+
+    def _resume_state(self) -> ResumeState:
+        run = self._run
+        context = run.context
+        distributed = context.distributed
+        rng = run.rng_before_final_validation or capture_rng(context.device)
+        journal = run.data.journal.state_dict(run.state.batches_trained * distributed.size)
+        return ResumeState(
+            trial_state=dict(vars(run.state)),
+            rng_states=distributed.allgather(rng),
+            journals=distributed.allgather(journal),
+            optimizer_steps=context.optimizer_steps,
+            gradients=_gradients_of_ranks(context),
+            precision=context.precision.scaling.unfinished(),
+            world_size=distributed.size,
+            settings=self._settings,
+        )
+
+    @functools.cached_property
+    def _settings(self) -> dict[str, Any]:
+        """Hyperparameters and experiment configuration without their secrets; None for one that is not there."""
+
+        def value_or_none(lookup: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+            try:
+                return lookup()
+            except ValueError:
+                return None
+
+        settings = self._run.context.settings
+        found = {
+            "hparams": mask(value_or_none(settings.get_hparams)),
+            "experiment_config": mask(value_or_none(settings.get_experiment_config)),
+        }
+        # The file holds plain values only.
+        plain: dict[str, Any] = json.loads(json.dumps(found, default=describe_masked))
+        return plain
+
+    @functools.cached_property
+    def _load_data(self) -> dict[str, Any]:
+        trial_class = type(original_trial(self._run.trial))
+        # Determined wants both hyperparameters and configuration, or neither.
+        complete = None not in self._settings.values()
+        return make_load_data(
+            **(self._settings if complete else dict.fromkeys(self._settings)),
+            trial_cls_spec=f"{trial_class.__module__}:{trial_class.__qualname__}",
+        )
+
+
+def _gradients_of_ranks(context: PyTorchTrialContext) -> Any:
+    """Return the gradients of an aggregation under way: those of a single rank, or a list with those of each rank.
+
+    Where they are sharded the list has only their average, on the chief.
+    """
+    own = collect_gradients(context)
+    if context.distributed.size == 1:
+        return own
+    return [own] if context.backend.states.is_sharded else context.distributed.allgather(own)
+
+
 class RunCheckpoints:
     """Saves a run, and notifies the trial of the checkpoints that are complete. All ranks call the same methods."""
 
     def __init__(self, run: TrialRun, plan: CheckpointPlan) -> None:
         self._run = run
         self._plan = plan
+        self._content = RunContent(run)
         self._distributed = run.context.distributed
         self._saver = plan.run_storage.saver
         self._validated: tuple[int, float] | None = None
@@ -82,19 +179,19 @@ class RunCheckpoints:
 
     def save(self) -> None:
         """Write a checkpoint, or begin to, once the one before is written."""
-        self.report_complete(wait=True)
+        if self._unreported:
+            self.report_complete(wait=True)
         run = self._run
         batches_trained = run.state.batches_trained
         run.state.last_ckpt = batches_trained
         checkpoint_id = self._distributed.broadcast(new_id())
-        content = collect_content(run)
+        content = self._content.collect()
         if content is not None:
             if content.resume is not None:
                 content.resume.best_value = self._plan.best_value
             steps, value = self._validated or (-1, None)
             metric = value if steps == batches_trained else None
-            report_written = run.events.report_written if run.events.wants_written() else None
-            self._plan.run_storage.save(content, checkpoint_id, metric, report_written)
+            self._plan.run_storage.save(content, checkpoint_id, metric, run.events.report_written)
             logger.info("Checkpoint %s after %d batches.", checkpoint_id, batches_trained)
         self._unreported += 1
         self._plan.last_id = checkpoint_id
@@ -130,7 +227,7 @@ class RunCheckpoints:
             run_storage.claims.renew()
         if not self._unreported:
             return
-        complete: list[str] = _on_chief(self._distributed, lambda: self._saver.take_complete(wait))
+        complete: list[str] = _on_chief(self._distributed, self._saver.take_complete, wait)
         self._unreported -= len(complete)
         self._report(complete)
 
@@ -139,10 +236,15 @@ class RunCheckpoints:
         self.report_complete(wait=True)
         _on_chief(self._distributed, self._saver.finish)
 
-    def abandon(self) -> None:
+    def abandon(self, exception: BaseException) -> None:
         """Finish what is under way on this rank, when the run has failed and the other ranks may be gone."""
         self._unreported = 0
-        self._report(self._plan.run_storage.finish_in_a_hurry())
+        try:
+            self._report(self._plan.run_storage.finish_in_a_hurry())
+        except errors.CheckpointError as e:
+            # The failure must not hide what ended the run.
+            if e is not exception:
+                logger.error("The checkpoint that was under way when the run failed is lost: %s", e)
 
     def close(self) -> None:
         """Give up the name of the trial, and what keeps others from deleting checkpoints."""
@@ -153,12 +255,12 @@ class RunCheckpoints:
             self._run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
 
 
-def _on_chief(distributed: DistributedContext, action: Callable[[], Any]) -> Any:
+def _on_chief(distributed: DistributedContext, action: Callable[..., Any], *args: Any) -> Any:
     """Return on every rank what ``action`` returns on the chief; raise its CheckpointError on every rank."""
     outcome = None
     if distributed.rank == 0:
         try:
-            outcome = action()
+            outcome = action(*args)
         except errors.CheckpointError as e:
             outcome = e
     outcome = distributed.broadcast(outcome)

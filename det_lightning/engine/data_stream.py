@@ -19,12 +19,9 @@ from det_lightning.pytorch._random_state import PassJournal
 class TrialData:
     """The loaders of a trial, for the ranks and the position of a run; sets the length of an epoch.
 
-    Args:
-        trial: builds the loaders.
-        context: the trial's.
-        sharded_validation: each rank validates on its share; otherwise the chief validates on all of the data.
-        journal: how the passes over the training data began, if the run resumes from a checkpoint.
-        limit: the most batches of an epoch (an int), or a share of the loader's batches (a float).
+    With ``sharded_validation`` each rank validates on its share; otherwise the chief validates on all of the data.
+    A resumed run has the ``journal`` of its checkpoint: how the passes over the training data began. ``limit`` is the
+    most batches of an epoch (an int), or a share of the loader's batches (a float).
     """
 
     def __init__(
@@ -80,10 +77,6 @@ class TrialData:
         """Return whether all ranks validate on equally many batches; all ranks must call it."""
         lengths = self._context.distributed.allgather(_length(self.validation_loader))
         return None not in lengths and len(set(lengths)) == 1
-
-    def close(self) -> None:
-        """End the workers of the training loader."""
-        self.training.close()
 
 
 def _length(loader: Any) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 import pathlib
@@ -35,11 +34,13 @@ class TrialEvents:
         if wrong:
             raise TypeError(f"build_callbacks() must return PyTorchCallback objects of det_lightning; got {wrong}.")
         self.callbacks = callbacks
-        self._shutdown = contextlib.ExitStack()
         self._epoch_starts = [
             (callback, bool(inspect.signature(callback.on_training_epoch_start).parameters))
             for callback in callbacks.values()
         ]
+        wants_written = self.overriding("on_checkpoint_end") or self.overriding("on_checkpoint_write_end")
+        #: Called with the directory of a checkpoint that is written; None if no callback looks at it.
+        self.report_written = self._report_written if wants_written else None
         self._warn_of_old_spellings()
 
     def _warn_of_old_spellings(self) -> None:
@@ -61,21 +62,7 @@ class TrialEvents:
         for callback in self.callbacks.values():
             getattr(callback, method)(*args, **kwargs)
 
-    def start_up(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        """Call ``on_trial_startup``; each callback that gets it also gets ``on_trial_shutdown``."""
-        for callback in self.callbacks.values():
-            callback.on_trial_startup(first_batch_idx, checkpoint_uuid)
-            self._shutdown.callback(callback.on_trial_shutdown)
-
-    def shut_down(self) -> None:
-        """Call ``on_trial_shutdown``, the last callback first, and the others even if one raises."""
-        self._shutdown.close()
-
-    def wants_written(self) -> bool:
-        """Return whether a callback looks at the directory of a checkpoint."""
-        return any(self.overriding(method) for method in ("on_checkpoint_end", "on_checkpoint_write_end"))
-
-    def report_written(self, directory: pathlib.Path) -> None:
+    def _report_written(self, directory: pathlib.Path) -> None:
         """Call ``on_checkpoint_end``, the older name, and ``on_checkpoint_write_end`` of each callback."""
         for callback in self.callbacks.values():
             callback.on_checkpoint_end(str(directory))

@@ -140,7 +140,10 @@ def reduce_validation_metrics(
     batches: list[dict[str, Any]], reducer: Reducer | dict[str, Reducer], distributed: DistributedContext
 ) -> dict[str, Any]:
     """Reduce the metrics of a validation over batches and ranks. A rank may have no batches at all."""
-    own = _reduce_batches(batches, _reducer_of_each(list(batches[0]), reducer)) if batches else {}
+    own: dict[str, Any] = {}
+    if batches:
+        reducers = _reducer_of_each(list(batches[0]), reducer)
+        own = {name: _reduce_one(name, reducers[name], [batch[name] for batch in batches]) for name in batches[0]}
     if distributed.size == 1 and batches:
         return own
     gathered: list[tuple[dict[str, Any], int]] = distributed.allgather((own, len(batches)))
@@ -149,10 +152,6 @@ def reduce_validation_metrics(
     per_rank = [metrics for metrics, count in gathered if count]
     counts = [count for _, count in gathered if count]
     return {name: simple_reduce(reducers[name], [metrics[name] for metrics in per_rank], counts) for name in names}
-
-
-def _reduce_batches(batches: list[dict[str, Any]], reducers: dict[str, Reducer]) -> dict[str, Any]:
-    return {name: _reduce_one(name, reducers[name], [batch[name] for batch in batches]) for name in batches[0]}
 
 
 def _names_on_all_ranks(names: list[list[str] | None]) -> list[str]:

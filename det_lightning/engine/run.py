@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
-from det_lightning.engine.boundary import Action, BoundaryActions
 from det_lightning.engine.data_stream import TrialData
 from det_lightning.engine.events import TrialEvents
 from det_lightning.engine.metrics import (
@@ -21,11 +21,10 @@ from det_lightning.engine.metrics import (
     to_numpy,
 )
 from det_lightning.engine.resume import adapt_to, apply, journal_of, require_same_checkpoint
-from det_lightning.engine.schedule import Boundary, Schedule
+from det_lightning.engine.schedule import Action, Boundary, BoundaryActions, Schedule
 from det_lightning.engine.stopping import EarlyEnd, StopRequest
-from det_lightning.engine.trial_interface import require_trainable
 from det_lightning.engine.validation import Evaluation
-from det_lightning.pytorch._legacy_trial import original_trial
+from det_lightning.pytorch._legacy_trial import interface_mistakes, original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import capture_rng
@@ -63,7 +62,7 @@ class TrialRun:
         self.state = TrialState() if resume is None else resume.trial_state
         self.evaluation = Evaluation(trial, context, schedule.test_mode)
         self.data: TrialData  # from start_up() on
-        self._workers = contextlib.ExitStack()
+        self._at_end = contextlib.ExitStack()
         self._resume = resume
         self._reporters = reporters
         self._window = MetricWindow()
@@ -76,7 +75,7 @@ class TrialRun:
         self._actions = BoundaryActions(schedule, self.state, self.early_end.agree)
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
-        require_trainable(trial, context)
+        _require_trainable(trial, context)
 
     # Beginning and end
 
@@ -87,10 +86,12 @@ class TrialRun:
         self.context.position.batch_idx = None
         self.context.position.initial_batch = self.state.batches_trained
         require_same_checkpoint(self.context.distributed, self._resume)
-        self.events.start_up(self.state.batches_trained, None if self._resume is None else self._resume.name)
+        for callback in self.events.callbacks.values():
+            callback.on_trial_startup(self.state.batches_trained, None if self._resume is None else self._resume.name)
+            self._at_end.callback(callback.on_trial_shutdown)
         journal = journal_of(self._resume, self.context.distributed.rank)
         self.data = TrialData(self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit)
-        self._workers.callback(self.data.close)
+        self._at_end.callback(self.data.training.close)
         self._validates_in_step = self.evaluation.by_batch and self.data.has_even_validation()
         if self._resume is not None and not self._resume.epochs_known:
             self.state.epochs_trained = self.state.batches_trained // self.data.epoch_len
@@ -105,21 +106,15 @@ class TrialRun:
         self._step_end = self._next_step_end()
 
     def shut_down(self) -> None:
-        """End the loaders' workers, then notify the callbacks."""
-        self._workers.close()
-        self.events.shut_down()
+        """End the loaders' workers, then notify the callbacks, the last one first; all, even if one raises."""
+        self._at_end.close()
 
     # Training
 
     def train(self, batches: Iterator[Any], yields: Callable[[], bool]) -> int:
         """Train up to the next boundary or the end of the epoch; return the number of batches trained.
 
-        Args:
-            batches: from the next one on, without end.
-            yields: called after each batch; true to return before a boundary is reached.
-
-        Raises:
-            RuntimeError: there are no more batches.
+        ``batches`` have no end. ``yields``, called after each, is true to return before a boundary is reached.
         """
         if not self._in_workload:
             self._begin_workload()
@@ -268,3 +263,28 @@ class TrialRun:
     def _add_position(self, metrics: dict[str, Any]) -> None:
         metrics.setdefault("batches", self.state.batches_trained)
         metrics.setdefault("epochs", self.state.epochs_trained)
+
+
+def _require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+    """Raise an InvalidExperimentException that names all that keeps the trial from being trained."""
+    trial_class = type(original_trial(trial))
+    name = trial_class.__name__
+    mistakes = interface_mistakes(trial)
+    if not context.models:
+        mistakes.append(f"{name} has no wrapped model; pass each model through context.wrap_model() in __init__")
+    if not context.optimizers:
+        mistakes.append(
+            f"{name} has no wrapped optimizer; pass each optimizer through context.wrap_optimizer() in __init__"
+        )
+    overridden = [
+        method
+        for method in ("evaluate_batch", "evaluate_full_dataset")
+        if getattr(trial_class, method) is not getattr(PyTorchTrial, method)
+    ]
+    if len(overridden) != 1:
+        mistakes.append(
+            f"{name} must override exactly one of evaluate_batch() and evaluate_full_dataset(); it overrides "
+            f"{' and '.join(overridden) or 'neither'}"
+        )
+    if mistakes:
+        raise errors.InvalidExperimentException("; ".join(mistakes) + ".")

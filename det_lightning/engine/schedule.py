@@ -1,10 +1,10 @@
-"""When to report, validate, checkpoint and stop. Plain Python: imports neither Lightning nor torch."""
+"""When to report, validate, checkpoint and stop, and in which order. Imports neither Lightning nor torch."""
 
 from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.units import Batch, Epoch, TrainUnit
@@ -35,16 +35,19 @@ class Schedule:
         test_mode: bool = False,
     ) -> None:
         units = {
-            Boundary.TRAIN: ("max_length", max_length),
-            Boundary.VALIDATE: ("validation_period", validation_period),
-            Boundary.CHECKPOINT: ("checkpoint_period", checkpoint_period),
-            Boundary.REPORT: ("reporting_period", reporting_period),
+            "max_length": max_length,
+            "validation_period": validation_period,
+            "checkpoint_period": checkpoint_period,
+            "reporting_period": reporting_period,
         }
-        _require_units(dict(units.values()))
+        _require_units(units)
         self.max_length = max_length
+        self.validation_period = validation_period
+        self.reporting_period = reporting_period
         self.test_mode = test_mode
         # A period that no run reaches need not be looked at after each batch.
-        due = [(boundary, u) for boundary, (_, u) in units.items() if u is not None and u.value != sys.maxsize]
+        known = zip(Boundary, units.values(), strict=True)
+        due = [(boundary, unit) for boundary, unit in known if unit is not None and unit.value != sys.maxsize]
         self._batch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Batch)]
         self._epoch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Epoch)]
 
@@ -99,3 +102,85 @@ def _require_units(units: dict[str, TrainUnit | None]) -> None:
         mistakes.append(f"max_length must be Batch(int) or Epoch(int); got {length!r}")
     if mistakes:
         raise TypeError("; ".join(mistakes) + ".")
+
+
+class Action(enum.Enum):
+    """What to do at a boundary."""
+
+    VALIDATE = "validate"
+    CHECKPOINT = "checkpoint"
+    STOP = "stop"
+
+
+class Phase(enum.Enum):
+    """The state of a run between two workloads."""
+
+    TRAINING = "nothing is left to do at the boundary"
+    DUE = "the boundaries that are due act, one after the other"
+    STOP_CHECK = "a boundary has acted: does any rank want to stop?"
+    FINAL_VALIDATION = "the length is reached: validate, unless just done"
+    FINAL_CHECKPOINT = "the run ends: save, unless just done"
+    STOPPED = "the run ends: stop the training loop"
+
+
+class BoundaryActions:
+    """The actions at the boundaries of one run, in Determined's order; ARCHITECTURE.md draws the phases.
+
+    The caller of :meth:`next` performs each action before it asks for the next one. A validation or checkpoint that
+    ``state`` notes is not repeated. All ranks call ``stop_requested`` after each boundary.
+    """
+
+    def __init__(self, schedule: Schedule, state: TrialState, stop_requested: Callable[[], bool]) -> None:
+        self.phase = Phase.TRAINING
+        self._schedule = schedule
+        self._state = state
+        self._stop_requested = stop_requested
+        self._due: list[Boundary] = []
+
+    def begin(self, due: list[Boundary]) -> None:
+        """Enter the boundaries that are due; none before the first workload, where a run may be complete already."""
+        self._due = list(due)
+        self.phase = Phase.DUE
+
+    def next(self) -> Action | None:
+        """Return the next action; None once training can continue."""
+        while self.phase is not Phase.TRAINING:
+            action = self._advance()
+            if action is not None:
+                return action
+        return None
+
+    def _advance(self) -> Action | None:
+        """Enter the next phase; return the action that this takes, if any."""
+        if self.phase is Phase.DUE:
+            return self._act_on_due()
+        if self.phase is Phase.STOP_CHECK:
+            self.phase = Phase.FINAL_CHECKPOINT if self._stop_requested() else Phase.DUE
+            return None
+        if self.phase is Phase.FINAL_VALIDATION:
+            self.phase = Phase.FINAL_CHECKPOINT
+            return self._validate()
+        if self.phase is Phase.FINAL_CHECKPOINT:
+            self.phase = Phase.STOPPED
+            return self._checkpoint()
+        self.phase = Phase.TRAINING
+        return Action.STOP
+
+    def _act_on_due(self) -> Action | None:
+        if not self._due:
+            complete = self._schedule.is_complete(self._state)
+            self.phase = Phase.FINAL_VALIDATION if complete else Phase.TRAINING
+            return None
+        self.phase = Phase.STOP_CHECK
+        boundary = self._due.pop(0)
+        if boundary is Boundary.VALIDATE:
+            return self._validate()
+        if boundary is Boundary.CHECKPOINT:
+            return self._checkpoint()
+        return None
+
+    def _validate(self) -> Action | None:
+        return None if self._state.last_val == self._state.batches_trained else Action.VALIDATE
+
+    def _checkpoint(self) -> Action | None:
+        return None if self._state.last_ckpt == self._state.batches_trained else Action.CHECKPOINT

@@ -1,11 +1,16 @@
-"""Ending a run before its length is reached: because the trial wants to, or a process was asked to."""
+"""Ending a run before its length is reached: because the trial wants to, or a process was asked or signalled to."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import logging
+import os
+import signal
 import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
 
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -14,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 # All ranks come to the same end at about the same time, if they do.
 _MEETING_TIME_S = 10.0
+# GNU timeout and some launchers send a signal twice, to a process and to its group, within this time.
+SAME_SIGNAL_S = 2.0
 
 
 @dataclasses.dataclass
@@ -25,13 +32,7 @@ class StopRequest:
 
 
 class EarlyEnd:
-    """Agrees with the other ranks on whether the run ends.
-
-    Attributes:
-        stop_request: ends the run from outside.
-        is_alone: there are no other ranks.
-        preempted: the run ends because a process was asked to.
-    """
+    """Agrees with the other ranks on whether the run ends; ``preempted`` if it does because a process was asked to."""
 
     def __init__(self, context: PyTorchTrialContext, stop_request: StopRequest | None) -> None:
         self.stop_request = stop_request or StopRequest(exit_code=0)
@@ -71,3 +72,37 @@ def all_ranks_end(distributed: DistributedContext) -> bool:
     if not came.wait(_MEETING_TIME_S):
         logger.error("Not all ranks end the run, so what was trained since the latest checkpoint is not saved.")
     return came.is_set()
+
+
+@contextlib.contextmanager
+def interrupts_end_the_process() -> Iterator[None]:
+    """Let a further Ctrl-C, which Lightning ignores, end the process while interrupted work is finished."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        yield
+        return
+    since = time.monotonic()
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        if time.monotonic() - since > SAME_SIGNAL_S:
+            print_at_once(f"det_lightning: interrupted again; process {os.getpid()} ends at once.\n")
+            end_by_signal(signum)
+
+    try:
+        signal.signal(signal.SIGINT, end)
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def end_by_signal(signum: int) -> None:
+    """End the process as an unhandled signal does."""
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+
+
+def print_at_once(message: str) -> None:
+    """Write to stderr from a signal handler, which may run in the middle of a log record."""
+    try:
+        os.write(2, message.encode())
+    except OSError:  # nobody reads it any more
+        return

@@ -13,17 +13,7 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
 
 class Evaluation:
-    """Evaluates a trial, one validation after another.
-
-    Args:
-        trial: the one to evaluate.
-        context: the trial's.
-        single_batch: stop after one batch.
-
-    Attributes:
-        by_batch: the trial evaluates batches, not the full dataset.
-        full_metrics: those of :meth:`evaluate_full_dataset`.
-    """
+    """Evaluates a trial, one validation after another: ``by_batch``, or the full dataset, with ``full_metrics``."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool) -> None:
         trial_class = type(original_trial(trial))

@@ -18,7 +18,7 @@ from det_lightning import errors
 from det_lightning.adapters.lightning_internals import interrupts_come_through, quiet_hints
 from det_lightning.adapters.module import TrialModule
 from det_lightning.adapters.strategies.processes import TrainingProcesses
-from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
+from det_lightning.callbacks.checkpoint import DeterminedCheckpoint, choose_checkpoints
 from det_lightning.callbacks.preemption import PreemptionHandler
 from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
@@ -27,7 +27,6 @@ from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._topology import elastic_job
-from det_lightning.pytorch._latest_checkpoint import choose_checkpoints
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import isolated_rng, seed_everything
@@ -35,6 +34,7 @@ from det_lightning.units import Batch, Epoch, TrainUnit
 
 logger = logging.getLogger(__name__)
 
+_NEVER = Batch(sys.maxsize)
 # A script that is restarted may have trained several trials, and resumes each of them.
 _fits = itertools.count(1)
 
@@ -196,7 +196,7 @@ class Trainer:
         self.checkpoints = self._checkpoint_callback(
             checkpoint_policy,
             job=job,
-            period=_or_never(checkpoint_period),
+            period=checkpoint_period,
             storage=checkpoint_storage,
             code_dir=code_dir,
             code_with_secrets=code_with_secrets,
@@ -209,7 +209,7 @@ class Trainer:
                 choose_checkpoints(self._context.distributed, self.checkpoints, latest_checkpoint, job, fall_back),
                 preemption,
                 max_length=max_length,
-                validation_period=_or_never(validation_period),
+                validation_period=_NEVER if validation_period is None else validation_period,
                 reporting_period=reporting_period,
                 step_zero_validation=step_zero_validation,
                 test_mode=test_mode,
@@ -252,7 +252,7 @@ class Trainer:
 
     def _searcher(self) -> dict[str, Any]:
         try:
-            searcher: dict[str, Any] = self._context.get_experiment_config().get("searcher") or {}
+            searcher: dict[str, Any] = self._context.settings.get_experiment_config().get("searcher") or {}
         except ValueError:
             return {}
         return searcher
@@ -288,7 +288,3 @@ class Trainer:
             callbacks.append(TrialProgressBar())
         defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
         return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)
-
-
-def _or_never(period: TrainUnit | None) -> TrainUnit:
-    return Batch(sys.maxsize) if period is None else period

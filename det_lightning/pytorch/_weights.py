@@ -76,7 +76,7 @@ def load_state(
 ) -> None:
     """Load everything but the random state into the trial; an error names everything that does not fit.
 
-    Without weights Lightning has loaded models and optimizers.
+    Without weights, models and optimizers are left as they are.
     """
 
     def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
@@ -100,12 +100,13 @@ def load_state(
 
 def _load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], state: dict[str, Any]) -> None:
     """Load gradient and loss scalers and the callbacks; what is missing on one side is warned of."""
-    if context.scaler is not None and "scaler_state_dict" in state:
+    scaler = context.precision.scaler
+    if scaler is not None and "scaler_state_dict" in state:
         with explaining("The state of the gradient scaler"):
             _require_scale(state["scaler_state_dict"])
-            context.scaler.load_state_dict(state["scaler_state_dict"])
-    elif (context.scaler is not None) != ("scaler_state_dict" in state):
-        has, lacks = ("checkpoint", "trial") if context.scaler is None else ("trial", "checkpoint")
+            scaler.load_state_dict(state["scaler_state_dict"])
+    elif (scaler is not None) != ("scaler_state_dict" in state):
+        has, lacks = ("checkpoint", "trial") if scaler is None else ("trial", "checkpoint")
         logger.warning("The %s has a gradient scaler but the %s has none; its state is not restored.", has, lacks)
     with explaining("The state of the precision"):
         context.precision.scaling.load_state_dict(state)

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning.checkpoint.format.content import TrialState
-from det_lightning.engine.boundary import Action, BoundaryActions, Phase
-from det_lightning.engine.schedule import Boundary, Schedule
+from det_lightning.engine.schedule import Action, Boundary, BoundaryActions, Phase, Schedule
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 TRAIN, VALIDATE, CHECKPOINT, REPORT = Boundary
