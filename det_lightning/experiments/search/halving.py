@@ -29,12 +29,11 @@ class Rung:
 
     def insert(self, trial_id: int, metric: float) -> int:
         """Insert a metric before those equal to it, NaN behind all, and return its index."""
-        values = [value for value, _ in self.metrics]
         if math.isnan(metric):
             metric = math.inf
-            index = len(values)
+            index = len(self.metrics)
         else:
-            index = bisect.bisect_left(values, metric)
+            index = bisect.bisect_left(self.metrics, metric, key=lambda entry: entry[0])
         self.metrics.insert(index, (metric, trial_id))
         return index
 
@@ -50,6 +49,9 @@ class HalvingBracket:
     it is among the best ``1 / divisor`` of those that came to the rung so far, itself included; no decision is taken
     back. Each stopped or failed trial is followed by another one while there are any left. One that ends by itself is
     not, as in Determined.
+
+    Unlike there, a trial that was stopped is ranked no further: when it fails at its end, or validates once more, it
+    keeps its rank and its follower. Otherwise more trials would run at once from then on.
     """
 
     def __init__(self, settings: SearcherSettings, bracket: Bracket, factory: TrialFactory) -> None:

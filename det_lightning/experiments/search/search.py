@@ -42,7 +42,7 @@ class SearchMethod(Protocol):
 class Search:
     """Decides which trials run and which are stopped, as Determined 0.38.1 decides it.
 
-    Call :meth:`initial` once, then report each event in the order in which it came about, and carry out the operations
+    Call :meth:`initial` once, then report the events in their order, and carry out the operations
     that each call returns. All calls depend on nothing but the events before them.
 
     Args:
@@ -55,7 +55,8 @@ class Search:
         warnings: what was converted, and what may surprise.
 
     Raises:
-        ValueError: the settings, the space or the seed cannot be used. All mistakes are named at once.
+        ValueError: the settings, the space or the seed cannot be used. All mistakes in settings and space are named
+            at once.
     """
 
     def __init__(self, settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> None:

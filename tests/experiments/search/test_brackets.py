@@ -34,6 +34,8 @@ def brackets(name: str = "adaptive_asha", **settings: Any) -> list[tuple[list[in
         (("standard", 5, 4, 100, 10, 2), [([25, 100], 7, 1), ([100], 3, 1)]),
         (("conservative", 5, 3, 1000, 10, 5), [([111, 333, 1000], 7, 2), ([333, 1000], 2, 2), ([1000], 1, 1)]),
         (("aggressive", 2, 2, 400, 5, 16), [([200, 400], 5, 5)]),
+        (("conservative", 5, 4, 16, 16, 0), [([1, 4, 16], 12, 4), ([4, 16], 3, 3), ([16], 1, 1)]),
+        (("conservative", 5, 4, 16, 16, 1), [([1, 4, 16], 12, 1), ([4, 16], 3, 1), ([16], 1, 1)]),
     ],
 )
 def test_adaptive_asha_has_these_brackets(

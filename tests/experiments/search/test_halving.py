@@ -149,11 +149,13 @@ def test_a_trial_that_ends_by_itself_is_not_followed_by_another() -> None:
 
 @pytest.mark.parametrize("reason", [ExitReason.ERRORED, ExitReason.CANCELED])
 def test_a_failed_trial_ranks_last_in_its_rung_and_is_followed_by_another(reason: ExitReason) -> None:
-    search = halving(divisor=2, max_concurrent_trials=3, max_time=8)
+    search = halving(divisor=2, max_concurrent_trials=5, max_time=8)
     search.initial()
-    assert creates(search.trial_exited(1, reason)) == [4]
-    assert search.validation_completed(2, 0.5, 4) == []
-    assert stops(search.validation_completed(3, 0.6, 4)) == [3]
+    assert creates(search.trial_exited(1, reason)) == [6]
+    assert creates(search.trial_exited(2, reason)) == [7]
+    assert search.validation_completed(3, 0.5, 4) == []
+    assert search.validation_completed(4, 0.6, 4) == [], "the second of four, of which two failed"
+    assert stops(search.validation_completed(5, 0.7, 4)) == [5]
 
 
 def test_however_a_stopped_trial_ends_it_has_its_rank_and_its_follower() -> None:
