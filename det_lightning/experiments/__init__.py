@@ -1,0 +1,1 @@
+"""Experiments of Determined: their configuration."""
