@@ -107,6 +107,10 @@ class ConfigMistake(NamedTuple):
     path: str
     message: str
 
+    def position(self) -> tuple[int, str]:
+        """Return what to sort mistakes by, for the order of the file."""
+        return self.line or 0, self.path
+
     def __str__(self) -> str:
         where = [f"line {self.line}"] if self.line is not None else []
         return ": ".join([*where, *([self.path] if self.path else []), self.message])

@@ -91,7 +91,9 @@ FIELD_RULES = (
         "Half precision between processes, where Horovod trains.",
         "ignored",
     ),
-    FieldRule("optimizations.mixed_precision", "warned", "Apex levels of 0.12; use `context.configure_apex_amp` or torch.amp."),
+    FieldRule(
+        "optimizations.mixed_precision", "warned", "Apex levels of 0.12; use `context.configure_apex_amp` or torch.amp."
+    ),
     FieldRule("optimizations.tensor_fusion_threshold", "used", _HOROVOD, "ignored"),
     FieldRule("optimizations.tensor_fusion_cycle_time", "used", _HOROVOD, "ignored"),
     FieldRule("optimizations.auto_tune_tensor_fusion", "ignored", "Set Horovod's own variables."),

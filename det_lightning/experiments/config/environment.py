@@ -34,9 +34,10 @@ def _below_the_code(path: str) -> str:
 
 def _device(value: Any) -> Any:
     """Return the mapping that ``host:container:mode`` is short for."""
-    if not isinstance(value, str):
+    parts = value.split(":") if isinstance(value, str) else []
+    if len(parts) not in (2, 3):
         return value
-    return dict(zip(("host_path", "container_path", "mode"), value.split(":"), strict=False))
+    return dict(zip(("host_path", "container_path", "mode"), parts, strict=False))
 
 
 class Device(Section):

@@ -6,7 +6,7 @@ import re
 import time
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
 from det_lightning.errors import ConfigMistake
 from det_lightning.experiments.config.environment import BindMount, Environment, Pbs, Resources, Slurm
@@ -20,7 +20,7 @@ from det_lightning.masking import mask
 
 _TRIAL_CLASS = re.compile(r"[\w.]+:[\w.]+")
 _LAUNCHED_TRIAL = re.compile(r"(?:^|\s)--trial[\s=]+([\w.]+:[\w.]+)")
-_HARNESS = re.compile(r"-m\s+determined\.exec\.harness\s+([\w.]+:[\w.]+)")
+_HARNESS = re.compile(r"-m\s+determined\.(?:exec\.harness|launch\.autohorovod)\s+([\w.]+:[\w.]+)")
 
 
 def _entrypoint(value: Any) -> Any:
@@ -67,11 +67,19 @@ def _action(value: Any) -> Any:
     return value["type"] if isinstance(value, dict) and set(value) == {"type"} else value
 
 
+def _pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as e:
+        raise ValueError(f"is not a regular expression of Python: {e}; got {shown(pattern)}") from e
+    return pattern
+
+
 class LogPolicy(Section):
     """What a line of a trial's log causes."""
 
     name: str | None = None
-    pattern: str | None = None
+    pattern: Annotated[str, AfterValidator(_pattern)] | None = None
     action: Annotated[Literal["cancel_retries", "exclude_node"] | None, BeforeValidator(_action)] = None
 
 
@@ -139,8 +147,9 @@ class ExperimentConfig(Section):
 
     @property
     def notes(self) -> tuple[ConfigMistake, ...]:
-        """What was read differently than it is written, such as names of older releases, each with its line."""
-        return self._notes
+        """What was read differently than it is written, or is probably not meant, in the order of the file."""
+        doubts = [self._lines.mistake(("searcher", name), message) for name, message in self.searcher.doubts()]
+        return tuple(sorted([*self._notes, *doubts], key=ConfigMistake.position))
 
     def line_of(self, path: KeyPath) -> int | None:
         """Return the line of a key in the file; None if it came from elsewhere."""

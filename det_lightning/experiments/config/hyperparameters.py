@@ -16,7 +16,7 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType
 
-from det_lightning.experiments.config.section import Integer, Mistakes, Positive, Section, shown, unknown
+from det_lightning.experiments.config.section import Integer, Mistakes, Positive, Section, read_variant, refuse, shown
 
 
 class Const(Section):
@@ -48,9 +48,7 @@ class _Range(Section):
     @model_validator(mode="after")
     def _minimum_below_maximum(self) -> _Range:
         if self.minval >= self.maxval:
-            mistakes = Mistakes()
-            mistakes.add(("maxval",), f"must be greater than minval, {self.minval}; got {self.maxval}")
-            mistakes.raise_if_any()
+            refuse(("maxval",), f"must be greater than minval, {self.minval}; got {self.maxval}")
         return self
 
 
@@ -87,10 +85,9 @@ _MODELS: dict[str, type[Leaf]] = {
 
 
 def _read_group(entries: Any) -> dict[str, Hyperparameter]:
-    mistakes = Mistakes()
     if not isinstance(entries, dict):
-        mistakes.add((), f"must be a mapping; got {shown(entries)}")
-        mistakes.raise_if_any()
+        refuse((), f"must be a mapping; got {shown(entries)}")
+    mistakes = Mistakes()
     group: dict[str, Hyperparameter] = {}
     for name, entry in entries.items():
         try:
@@ -108,13 +105,9 @@ def _read_entry(entry: Any) -> Hyperparameter:
         return Const(val=entry)
     if "type" not in entry:
         return _read_group(entry)
-    kind = entry["type"]
-    if not isinstance(kind, str) or kind not in _MODELS:
-        mistakes = Mistakes()
-        hint = unknown(kind, _MODELS)
-        mistakes.add(("type",), f"unknown type {shown(kind)}{hint} (a group cannot have a member named type)")
-        mistakes.raise_if_any()
-    return _MODELS[kind].model_validate(entry)
+    if isinstance(entry["type"], dict):
+        refuse(("type",), "a group cannot have a member named type")
+    return read_variant(entry, "type", _MODELS)
 
 
 def _as_plain(entry: Hyperparameter) -> dict[str, Any]:

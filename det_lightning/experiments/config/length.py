@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import PlainSerializer, PlainValidator
 
-from det_lightning.experiments.config.section import Mistakes, shown, unknown
+from det_lightning.experiments.config.section import refuse, shown, unknown
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 _UNITS = ("batches", "epochs", "records")
@@ -53,21 +53,18 @@ class Length:
 
 
 def _read(value: Any, least: int, bare: bool) -> Length:
-    mistakes = Mistakes()
     if isinstance(value, Length):
         return value
     if bare and isinstance(value, int | float) and not isinstance(value, bool):
         value = {None: value}
     if not isinstance(value, dict) or len(given := {u: n for u, n in value.items() if n is not None}) != 1:
-        mistakes.add((), f"must be one of {{batches: N}}, {{epochs: N}} and {{records: N}}; got {shown(value)}")
-        mistakes.raise_if_any()
+        refuse((), f"must be one of {{batches: N}}, {{epochs: N}} and {{records: N}}; got {shown(value)}")
     ((unit, units),) = given.items()
     path = () if unit is None else (unit,)
     if unit not in (*_UNITS, None):
-        mistakes.add(path, f"unknown unit{unknown(unit, _UNITS)}")
+        refuse(path, f"unknown unit{unknown(unit, _UNITS)}")
     if isinstance(units, bool) or not isinstance(units, int | float) or units != int(units) or units < least:
-        mistakes.add(path, f"must be an integer, at least {least}; got {shown(units)}")
-    mistakes.raise_if_any()
+        refuse(path, f"must be an integer, at least {least}; got {shown(units)}")
     return Length(int(units), unit)
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 from det_lightning.errors import ConfigMistake
-from det_lightning.experiments.config.key_paths import KeyPath, SourceLines, leaf_paths, path_text
-from det_lightning.experiments.config.searchers import REFUSED_SEARCHERS
+from det_lightning.experiments.config.key_paths import SourceLines, leaf_paths, path_text
 from det_lightning.experiments.config.section import shown
 
 _BATCHES_PER_STEP = 100
-# In steps, and what took their place.
-_STEPS = {"max_steps": "max_length", "target_trial_steps": "max_length"}
+# How long a trial trained, in steps.
+_LENGTHS = ("max_steps", "target_trial_steps")
+# What only a searcher that counts in steps has.
+_OF_STEPS = {*_LENGTHS, "step_budget", "steps_per_round"}
+_RENAMED = {"integration": "integrations", "log_pattern_policies": "log_policies"}
 _PERIODS = ("min_validation_period", "min_checkpoint_period")
 
 
@@ -58,47 +60,38 @@ class OlderSpellings:
         message = f"read as {meaning}" if old == new else f"read as {path_text(new)}: {meaning}"
         self.notes.append(self._lines.mistake(old, message))
 
-    def _integer(self, path: KeyPath, value: Any) -> bool:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return True
-        self.mistakes.append(self._lines.mistake(path, f"must be an integer; got {shown(value, path[-1])}"))
-        return False
-
     def _steps(self) -> None:
-        batches_per_step = self._data.get("batches_per_step")
-        if batches_per_step is None:
-            self._data.pop("batches_per_step", None)
-            batches_per_step = _BATCHES_PER_STEP
-        elif self._integer(("batches_per_step",), batches_per_step):
+        searcher = self._data.get("searcher")
+        searcher = searcher if isinstance(searcher, dict) else {}
+        batches_per_step = self._take_integer(self._data, ("batches_per_step",))
+        if batches_per_step is None and not _OF_STEPS & set(searcher):
+            return
+        if batches_per_step is not None:
             self._move(("batches_per_step",), ("scheduling_unit",), batches_per_step)
-        else:
-            del self._data["batches_per_step"]
-            batches_per_step = _BATCHES_PER_STEP
+        batches = _BATCHES_PER_STEP if batches_per_step is None else batches_per_step
         for name in _PERIODS:
             period = self._data.get(name)
             if isinstance(period, int) and not isinstance(period, bool):
-                self._move((name,), (name,), {"batches": period * batches_per_step})
-        searcher = self._data.get("searcher")
-        if not isinstance(searcher, dict):
-            return
-        for name, new in _STEPS.items():
-            if searcher.get(name) is None:
-                searcher.pop(name, None)
-            elif self._integer(("searcher", name), searcher[name]):
-                length = {"batches": searcher[name] * batches_per_step}
-                self._move(("searcher", name), ("searcher", new), length)
-            else:
-                del searcher[name]
+                self._move((name,), (name,), {"batches": period * batches})
+        for name in _LENGTHS:
+            steps = self._take_integer(searcher, ("searcher", name))
+            if steps is not None:
+                self._move(("searcher", name), ("searcher", "max_length"), {"batches": steps * batches})
+
+    def _take_integer(self, parent: dict[str, Any], path: tuple[str, ...]) -> int | None:
+        """Return the integer at ``path``; what is none is removed, and reported unless it is null."""
+        value = parent.get(path[-1])
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if value is not None:
+            self.mistakes.append(self._lines.mistake(path, f"must be an integer; got {shown(value)}"))
+        parent.pop(path[-1], None)
+        return None
 
     def _searcher(self) -> None:
         searcher = self._data.get("searcher")
-        if not isinstance(searcher, dict):
-            return
-        if searcher.get("name") == "adaptive_simple":
+        if isinstance(searcher, dict) and searcher.get("name") == "adaptive_simple":
             self._move(("searcher", "name"), ("searcher", "name"), "adaptive_asha")
-        if searcher.get("stop_once") is not None and searcher.get("name") not in REFUSED_SEARCHERS:
-            path = ("searcher", "stop_once")
-            self.notes.append(self._lines.mistake(path, "has no effect: a trial that was stopped never goes on"))
 
     def _environment(self) -> None:
         environment = self._data.get("environment")
@@ -112,8 +105,9 @@ class OlderSpellings:
     def _top_level(self) -> None:
         labels = self._data.get("labels")
         if isinstance(labels, dict):
-            self._move(("labels",), ("labels",), [label for label, is_set in labels.items() if is_set])
-        if self._data.get("log_pattern_policies") is not None:
-            self._move(("log_pattern_policies",), ("log_policies",), self._data["log_pattern_policies"])
+            self._move(("labels",), ("labels",), list(labels))
+        for old, new in _RENAMED.items():
+            if self._data.get(old) is not None:
+                self._move((old,), (new,), self._data[old])
         if self._data.get("version") == 0:
             del self._data["version"]

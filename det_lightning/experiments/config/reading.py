@@ -15,7 +15,7 @@ from det_lightning.experiments.config.experiment import ExperimentConfig
 from det_lightning.experiments.config.key_paths import SourceLines, leaf_paths
 from det_lightning.experiments.config.older_releases import OlderSpellings
 from det_lightning.experiments.config.overrides import read_overrides, with_overrides
-from det_lightning.experiments.config.rules import broken_rules, doubts
+from det_lightning.experiments.config.rules import broken_rules
 from det_lightning.experiments.config.section import shown
 from det_lightning.experiments.config.yaml_reader import YamlDocument
 
@@ -92,7 +92,7 @@ class _Reader:
             data["searcher"].setdefault("name", "single")
         config = self._validated(data, partial=partial)
         if self.mistakes:
-            raise ConfigError(self._name, sorted(set(self.mistakes), key=_position))
+            raise ConfigError(self._name, sorted(set(self.mistakes), key=ConfigMistake.position))
         return config
 
     def _validated(self, data: dict[str, Any], *, partial: bool) -> ExperimentConfig:
@@ -108,9 +108,4 @@ class _Reader:
             config = ExperimentConfig.model_validate(readable)
         broken = broken_rules(config, unreadable, partial=partial)
         self.mistakes += [self._lines.mistake(path, message) for path, message in broken]
-        self.notes += [self._lines.mistake(path, message) for path, message in doubts(config)]
         return config
-
-
-def _position(mistake: ConfigMistake) -> tuple[int, str]:
-    return mistake.line or 0, mistake.path

@@ -73,15 +73,3 @@ def _unusable_lengths(config: ExperimentConfig, *, partial: bool) -> Iterator[_M
         if given is not None and given.unit == "records" and given.units:
             message = "records cannot be converted to batches: there is no hyperparameter global_batch_size"
             yield (*path, "records"), message
-
-
-def doubts(config: ExperimentConfig) -> Iterator[_Mistake]:
-    """Yield what is allowed and probably not meant."""
-    searcher = config.searcher
-    if searcher.source_trial_id is not None and searcher.source_checkpoint_uuid is not None:
-        yield ("searcher", "source_checkpoint_uuid"), "has no effect: source_trial_id goes before it"
-    if isinstance(searcher, HalvingSearcher) and searcher.max_time is not None and searcher.max_length is not None:
-        same = searcher.max_length.units == searcher.max_time and searcher.max_length.unit in (None, searcher.clock)
-        if not same:
-            message = "differs from max_time, by which the search decides: a trial may end before it is compared"
-            yield ("searcher", "max_length"), message

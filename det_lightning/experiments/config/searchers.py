@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from det_lightning.experiments.config.length import MaxLength
-from det_lightning.experiments.config.section import Count, Integer, Mistakes, Positive, Section, shown, unknown
+from det_lightning.experiments.config.section import Count, Integer, Mistakes, Positive, Section, read_variant
 
 _Divisor = Annotated[float, Field(gt=1)]
 
@@ -21,6 +22,11 @@ class SearcherConfig(Section):
     source_trial_id: Integer | None = None
     source_checkpoint_uuid: str | None = None
     max_length: MaxLength | None = None
+
+    def doubts(self) -> Iterator[tuple[str, str]]:
+        """Yield each field that is allowed and probably not meant, and why."""
+        if self.source_trial_id is not None and self.source_checkpoint_uuid is not None:
+            yield "source_checkpoint_uuid", "has no effect: source_trial_id goes before it"
 
 
 class SingleSearcher(SearcherConfig):
@@ -67,6 +73,15 @@ class HalvingSearcher(SearcherConfig):
             mistakes.add(("max_time",), "is missing: write max_time and time_metric, such as 100 and batches")
         mistakes.raise_if_any()
         return self
+
+    def doubts(self) -> Iterator[tuple[str, str]]:
+        yield from super().doubts()
+        if self.stop_once:
+            yield "stop_once", "has no effect: a trial that was stopped never goes on"
+        if self.max_time is not None and self.max_length is not None:
+            same_unit = self.max_length.unit in (None, self.time_metric)
+            if not same_unit or self.max_length.units != self.max_time:
+                yield "max_length", "differs from max_time, by which trials are compared: one may end before that"
 
     @property
     def full_time(self) -> int:
@@ -115,26 +130,12 @@ REFUSED_SEARCHERS = {
     "sync_halving": "write name: async_halving, and max_trials (how many trials to try) in place of budget and "
     "train_stragglers; metric, max_length, num_rungs and divisor stay",
     "pbt": "write name: adaptive_asha or random, with max_trials and max_length; there is no population-based training",
-    "custom": "write the name of another search; a search method of one's own cannot be run",
+    "custom": "write the name of another search",
 }
 
 
 def _read(value: Any) -> SearcherConfig:
-    if isinstance(value, SearcherConfig):
-        return value
-    mistakes = Mistakes()
-    if not isinstance(value, dict):
-        mistakes.add((), f"must be a mapping; got {shown(value)}")
-        mistakes.raise_if_any()
-    name = value.get("name")
-    if name is None:
-        mistakes.add(("name",), f"is missing; known are {', '.join(SEARCHERS)}")
-    elif name in REFUSED_SEARCHERS:
-        mistakes.add(("name",), f"{name} cannot be run: {REFUSED_SEARCHERS[name]}")
-    elif not isinstance(name, str) or name not in SEARCHERS:
-        mistakes.add(("name",), f"unknown search {shown(name)}{unknown(name, SEARCHERS)}")
-    mistakes.raise_if_any()
-    return SEARCHERS[name].model_validate(value)
+    return value if isinstance(value, SearcherConfig) else read_variant(value, "name", SEARCHERS, REFUSED_SEARCHERS)
 
 
 AnySearcher = Annotated[SerializeAsAny[SearcherConfig], BeforeValidator(_read)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, NoReturn, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -61,6 +61,14 @@ class Mistakes:
             raise ValidationError.from_exception_data("configuration", self._found)
 
 
+def refuse(path: KeyPath, message: str) -> NoReturn:
+    """Raise one mistake."""
+    mistakes = Mistakes()
+    mistakes.add(path, message)
+    mistakes.raise_if_any()
+    raise AssertionError("unreachable")
+
+
 def _message(found: Any) -> str:
     kind = found["type"]
     if kind == _OURS:
@@ -101,10 +109,43 @@ Count = Annotated[Integer, Field(ge=0)]
 Positive = Annotated[Integer, Field(ge=1)]
 
 
+SectionT = TypeVar("SectionT", bound="Section")
+
+
+def read_variant(
+    value: Any, key: str, models: Mapping[str, type[SectionT]], refused: Mapping[str, str] | None = None
+) -> SectionT:
+    """Return the section that a mapping holds, whose entry ``key`` says which model it has.
+
+    Args:
+        value: what should be such a mapping.
+        key: ``name`` or ``type``.
+        models: by the value of that entry.
+        refused: what to write in place of values that were known once.
+
+    Raises:
+        ValidationError: the mapping fits none of the models.
+    """
+    if not isinstance(value, dict):
+        refuse((), f"must be a mapping; got {shown(value)}")
+    name = value.get(key)
+    if name is None:
+        refuse((key,), f"is missing; known are {', '.join(models)}")
+    if isinstance(name, str) and refused is not None and name in refused:
+        refuse((key,), f"{name} cannot be used: {refused[name]}")
+    if not isinstance(name, str) or name not in models:
+        refuse((key,), f"unknown {key} {shown(name)}{unknown(name, models)}")
+    return models[name].model_validate(value)
+
+
 class Section(BaseModel):
     """A mapping with known keys. In place of any default, null may be written."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, mask({name: value})[name]
 
     @model_validator(mode="wrap")
     @classmethod

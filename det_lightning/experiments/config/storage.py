@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, SerializeAsAny, model_validator
 
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
-from det_lightning.experiments.config.section import Count, Mistakes, Section, shown, unknown
+from det_lightning.experiments.config.section import Count, Section, read_variant
 
 
 class StorageConfig(Section):
@@ -89,22 +89,15 @@ STORAGES: dict[str, type[StorageConfig]] = {
 }
 
 
+_REFUSED = {"hdfs": "it was removed from Determined; copy the checkpoints to a storage of another type"}
+
+
 def _read(value: Any) -> StorageConfig:
     if isinstance(value, StorageConfig):
         return value
-    mistakes = Mistakes()
-    if not isinstance(value, dict):
-        mistakes.add((), f"must be a mapping; got {shown(value)}")
-        mistakes.raise_if_any()
-    kind = value.get("type")
-    if kind is None:
+    if isinstance(value, dict) and value.get("type") is None:
         return StorageConfig.model_validate(value)
-    if kind == "hdfs":
-        mistakes.add(("type",), "hdfs was removed from Determined and cannot be used; copy to one of the other types")
-    elif not isinstance(kind, str) or kind not in STORAGES:
-        mistakes.add(("type",), f"unknown type {shown(kind)}{unknown(kind, STORAGES)}")
-    mistakes.raise_if_any()
-    return STORAGES[kind].model_validate(value)
+    return read_variant(value, "type", STORAGES, _REFUSED)
 
 
 AnyStorage = Annotated[SerializeAsAny[StorageConfig], BeforeValidator(_read)]

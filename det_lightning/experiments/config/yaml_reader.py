@@ -29,6 +29,7 @@ _BOOLEANS_OF_YAML_1_1 = {
 _LEADING_ZERO = re.compile(r"[-+]?0[0-7_]+")
 # Aliases of aliases can stand for any number of values.
 _MOST_VALUES = 100_000
+_DEEPEST = 100
 
 
 class YamlDocument:
@@ -65,11 +66,11 @@ class YamlDocument:
         except YAMLError as e:
             self.mistakes.append(ConfigMistake(None, "", f"not YAML: {mask_text(' '.join(str(e).split()))}"))
         except (_TooLarge, RecursionError):
-            self.mistakes.append(ConfigMistake(None, "", f"more than {_MOST_VALUES} values, or too deeply nested"))
+            self.mistakes.append(ConfigMistake(None, "", f"more than {_MOST_VALUES} values, or {_DEEPEST} levels"))
 
     def _convert(self, node: Node, path: KeyPath) -> Any:
         self._values += 1
-        if self._values > _MOST_VALUES:
+        if self._values > _MOST_VALUES or len(self._open) > _DEEPEST:
             raise _TooLarge
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
@@ -106,12 +107,13 @@ class YamlDocument:
                 self._wrong(key, path, "a key must be a string")
                 continue
             line = key.start_mark.line + 1
-            if key.value in own:
-                self._wrong(key, (*path, key.value), f"duplicate key; the first is in line {first_lines[key.value]}")
+            name = self._joined(key, path, key.value)
+            if name in own:
+                self._wrong(key, (*path, name), f"duplicate key; the first is in line {first_lines[name]}")
                 continue
-            first_lines[key.value] = line
-            self.lines.set((*path, key.value), line)
-            own[key.value] = self._convert(value, (*path, key.value))
+            first_lines[name] = line
+            self.lines.set((*path, name), line)
+            own[name] = self._convert(value, (*path, name))
         return {**merged, **own}
 
     def _merged(self, node: Node, path: KeyPath) -> dict[str, Any]:
@@ -133,7 +135,7 @@ class YamlDocument:
                 meant = "true" if value else "false"
                 self._note(node, path, f"{text} is read as {meant}, as Determined did; write {meant}, or '{text}'")
                 return value
-            return text
+            return self._joined(node, path, text)
         if node.tag == f"{_TAG}int" and _LEADING_ZERO.fullmatch(text) and int(text) != int(text, 8):
             octal = f"0o{text.lstrip('+-0')}"
             return self._wrong(
@@ -148,6 +150,14 @@ class YamlDocument:
         if isinstance(value, float) and not math.isfinite(value):
             return self._wrong(node, path, f"must be a finite number; got {text}")
         return value
+
+    def _joined(self, node: Node, path: KeyPath, text: str) -> str:
+        """Return a text whose escapes may be those of JSON, which writes some characters as two halves."""
+        try:
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            self._wrong(node, path, "an escape stands for half a character")
+            return text
 
     def _wrong(self, node: Node, path: KeyPath, message: str) -> None:
         self.mistakes.append(self.lines.mistake(path, message)._replace(line=node.start_mark.line + 1))
