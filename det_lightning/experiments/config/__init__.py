@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from det_lightning.experiments.config.effects import FieldEffect, field_effects
 from det_lightning.experiments.config.experiment import ExperimentConfig
 from det_lightning.experiments.config.length import Length
 from det_lightning.experiments.config.overrides import with_overrides
 from det_lightning.experiments.config.reading import read_config
 
-__all__ = ["ExperimentConfig", "Length", "read_config", "with_overrides"]
+__all__ = ["ExperimentConfig", "FieldEffect", "Length", "field_effects", "read_config", "with_overrides"]

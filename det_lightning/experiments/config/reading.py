@@ -102,7 +102,10 @@ class _Reader:
             config = ExperimentConfig.model_validate(data, context=context)
         except ValidationError as e:
             found = e.errors(include_url=False)
-            self.mistakes += [self._lines.mistake(error["loc"], error["msg"]) for error in found]
+            # What the text itself could not hold is null by now.
+            reported = {mistake.path for mistake in self.mistakes}
+            mistakes = [self._lines.mistake(error["loc"], error["msg"]) for error in found]
+            self.mistakes += [mistake for mistake in mistakes if mistake.path not in reported]
             unreadable = {str(error["loc"][0]) for error in found}
             readable = {name: value for name, value in data.items() if name not in unreadable}
             config = ExperimentConfig.model_validate(readable)

@@ -30,11 +30,13 @@ _EXPECTED = {
     "greater_than": "must be greater than {gt:g}",
     "greater_than_equal": "must be at least {ge}",
     "int_type": "must be an integer",
+    "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
     "list_type": "must be a list",
     "literal_error": "must be {expected}",
     "model_type": "must be a mapping",
     "string_type": "must be a string",
+    "too_short": "must not be empty",
 }
 
 

@@ -26,7 +26,7 @@ _BOOLEANS_OF_YAML_1_1 = {
     **{f(word): True for word in ("y", "yes", "on") for f in (str.lower, str.upper, str.capitalize)},
     **{f(word): False for word in ("n", "no", "off") for f in (str.lower, str.upper, str.capitalize)},
 }
-_LEADING_ZERO = re.compile(r"[-+]?0[0-7_]+")
+_LEADING_ZERO = re.compile(r"[-+]?0[0-7]+")
 # Aliases of aliases can stand for any number of values.
 _MOST_VALUES = 100_000
 _DEEPEST = 100
@@ -54,6 +54,7 @@ class YamlDocument:
         self._values = 0
         # Every document has a state of its own, as its directives may set the version.
         self._yaml = YAML(typ="safe", pure=True)
+        self._yaml.composer.warn_double_anchors = False  # YAML allows them, and the warning shows the text
         try:
             root = self._yaml.compose(text)
             if root is not None:
@@ -63,7 +64,7 @@ class YamlDocument:
             mark = e.problem_mark or e.context_mark
             problem = mask_text(": ".join(part for part in (e.context, e.problem) if part))
             self.mistakes.append(ConfigMistake(None if mark is None else mark.line + 1, "", f"not YAML: {problem}"))
-        except YAMLError as e:
+        except (YAMLError, AssertionError) as e:  # the latter for a %YAML directive of an unknown version
             self.mistakes.append(ConfigMistake(None, "", f"not YAML: {mask_text(' '.join(str(e).split()))}"))
         except (_TooLarge, RecursionError):
             self.mistakes.append(ConfigMistake(None, "", f"more than {_MOST_VALUES} values, or {_DEEPEST} levels"))
@@ -145,7 +146,7 @@ class YamlDocument:
             return self._wrong(node, path, f"values of the type {node.tag} cannot be used; quote it if it is text")
         try:
             value = self._yaml.constructor.construct_object(node)
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, IndexError):
             return self._wrong(node, path, f"not of the type {node.tag}")
         if isinstance(value, float) and not math.isfinite(value):
             return self._wrong(node, path, f"must be a finite number; got {text}")

@@ -50,7 +50,7 @@ def test_an_entry_is_what_it_was_on_the_platform(text: str, entry: Any) -> None:
         ("{type: log, minval: -1, maxval: 1, base: 0}", "a.base", "must be greater than 0; got 0"),
         ("{type: int, minval: 1, maxval: 2, count: 0}", "a.count", "must be at least 1; got 0"),
         ("{type: int, minval: 1, maxval: 2, min: 0}", "a.min", "unknown key"),
-        ("{type: categorical, vals: []}", "a.vals", "at least 1 item"),
+        ("{type: categorical, vals: []}", "a.vals", "must not be empty; got []"),
         ("{type: categorical, vals: x}", "a.vals", "must be a list; got 'x'"),
         ("{type: categorical}", "a.vals", "is missing"),
         ("{type: const}", "a.val", "is missing"),

@@ -41,7 +41,12 @@ from tests.experiments.config.configurations import mistakes_in, read, read_alon
         ("min_checkpoint_period: {}", 1, "min_checkpoint_period", "must be one of {batches: N}"),
         ("min_checkpoint_period:\n  batches: 1\n  epochs: 1", 1, "min_checkpoint_period", "must be one of"),
         ("min_checkpoint_period: true", 1, "min_checkpoint_period", "must be one of"),
-        ("reproducibility: {experiment_seed: 4294967296}", 1, "reproducibility.experiment_seed", "got 4294967296"),
+        (
+            "reproducibility: {experiment_seed: 4294967296}",
+            1,
+            "reproducibility.experiment_seed",
+            "must be less than 4294967296",
+        ),
         ("reproducibility: {experiment_seed: -1}", 1, "reproducibility.experiment_seed", "must be at least 0"),
         ("optimizations: {aggregation_frequency: 0}", 1, "optimizations.aggregation_frequency", "at least 1; got 0"),
         ("optimizations: {mixed_precision: O4}", 1, "optimizations.mixed_precision", "got 'O4'"),
@@ -123,6 +128,11 @@ def test_mistakes_of_all_kinds_come_together_in_the_order_of_the_file(tmp_path: 
     message = str(caught.value)
     assert message.startswith(f"{file} has 7 mistakes:\n  line 3: hyperparameters.lr.count: is missing")
     assert len(message.splitlines()) == 8
+
+
+def test_a_value_that_yaml_cannot_hold_is_one_mistake() -> None:
+    (mistake,) = mistakes_in("hyperparameters: {a: {type: double, minval: 0, maxval: .inf}}")
+    assert mistake.message == "must be a finite number; got .inf"
 
 
 def test_one_mistake_is_one_line(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def test_anchors_aliases_and_merge_keys_work() -> None:
         ("a: 1\n\tb: 2", 2, "", "not YAML"),
         ("a: *x", 1, "", "undefined alias"),
         ("a: 1\n---\nb: 2", 2, "", "expected a single document"),
+        ("%YAML 1.7\n---\na: 1", None, "", "not YAML: version"),
         ("a: \x00", None, "", "not YAML: unacceptable character"),
     ],
 )
@@ -116,6 +117,11 @@ def test_nesting_cannot_end_the_process(depth: int) -> None:
 def test_a_secret_is_not_shown_where_the_text_cannot_be_read() -> None:
     (mistake,) = YamlDocument("secret_key: hunter2: x").mistakes
     assert "hunter2" not in str(mistake)
+
+
+def test_an_anchor_may_be_set_again(recwarn: pytest.WarningsRecorder) -> None:
+    assert YamlDocument("a: &x 1\nb: *x\nc: &x 2\nd: *x").data == {"a": 1, "b": 1, "c": 2, "d": 2}
+    assert not list(recwarn)
 
 
 def test_an_empty_text_is_none() -> None:
