@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
@@ -13,7 +14,7 @@ from det_lightning.experiments.config.environment import BindMount, Environment,
 from det_lightning.experiments.config.hyperparameters import Hyperparameters
 from det_lightning.experiments.config.key_paths import KeyPath, SourceLines
 from det_lightning.experiments.config.length import Length, Period
-from det_lightning.experiments.config.searchers import AnySearcher, SingleSearcher
+from det_lightning.experiments.config.searchers import AnySearcher, HalvingSearcher, SingleSearcher
 from det_lightning.experiments.config.section import Count, Integer, Positive, Section, shown
 from det_lightning.experiments.config.storage import AnyStorage, StorageConfig
 from det_lightning.masking import mask
@@ -148,8 +149,14 @@ class ExperimentConfig(Section):
     @property
     def notes(self) -> tuple[ConfigMistake, ...]:
         """What was read differently than it is written, or is probably not meant, in the order of the file."""
-        doubts = [self._lines.mistake(("searcher", name), message) for name, message in self.searcher.doubts()]
-        return tuple(sorted([*self._notes, *doubts], key=ConfigMistake.position))
+        doubts = [*self.searcher.doubts(), *self._doubts_about_validations()]
+        located = [self._lines.mistake(("searcher", name), message) for name, message in doubts]
+        return tuple(sorted([*self._notes, *located], key=ConfigMistake.position))
+
+    def _doubts_about_validations(self) -> Iterator[tuple[str, str]]:
+        waits = isinstance(self.searcher, HalvingSearcher) and not self.searcher.validates_at_rungs
+        if waits and self.trial_class is not None and self.min_validation_period.units == 0:
+            yield "max_time", "no trial is stopped early: without min_validation_period it validates at its end only"
 
     def line_of(self, path: KeyPath) -> int | None:
         """Return the line of a key in the file; None if it came from elsewhere."""

@@ -147,6 +147,20 @@ def test_a_command_may_have_such_lengths() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "notes"),
+    [
+        ("entrypoint: model_def:T", [(1, "searcher.max_time")]),
+        ("entrypoint: model_def:T\nmin_validation_period: {batches: 1}", []),
+        ("entrypoint: python3 train.py", []),
+    ],
+)
+def test_a_search_without_validations_to_stop_at_is_noted(text: str, notes: list[tuple[int, str]]) -> None:
+    search = "{name: adaptive_asha, metric: a, max_trials: 4, max_time: 100, time_metric: batches}"
+    config = read_part(f"searcher: {search}\n{text}")
+    assert [(note.line, note.path) for note in config.notes] == notes
+
+
+@pytest.mark.parametrize(
     ("given", "path", "message"),
     [
         ("source_trial_id: 3, source_checkpoint_uuid: a", "searcher.source_checkpoint_uuid", "goes before it"),
