@@ -1,1 +1,1 @@
-"""Experiments: a configuration, the search method that it names, and what runs the trials."""
+"""Experiments: a configuration, the search that it names, and the trials that it runs."""
