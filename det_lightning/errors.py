@@ -6,7 +6,8 @@ Errors about a misused trial API keep the names and base classes that they have 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from det_lightning.masking import mask
 
@@ -14,6 +15,8 @@ __all__ = [
     "PREEMPTED_EXIT_CODE",
     "CheckpointError",
     "CheckpointNotFound",
+    "ConfigError",
+    "ConfigMistake",
     "DetLightningError",
     "IncompleteCheckpointError",
     "InternalException",
@@ -89,6 +92,47 @@ class InvalidHP(Exception):
             raise TypeError(f"InvalidHP takes its message as a string; got {msg!r} of type {type(msg).__name__}.")
         super().__init__(msg)
         self.msg = msg
+
+
+class ConfigMistake(NamedTuple):
+    """One mistake in an experiment configuration.
+
+    Args:
+        line: the line of the file, counted from 1; None for what did not come from a file.
+        path: the keys that lead to the value, such as ``searcher.max_length`` or ``bind_mounts[0].host_path``.
+        message: what is wrong, and what to write.
+    """
+
+    line: int | None
+    path: str
+    message: str
+
+    def position(self) -> tuple[int, str]:
+        """Return what to sort mistakes by, for the order of the file."""
+        return self.line or 0, self.path
+
+    def __str__(self) -> str:
+        where = [f"line {self.line}"] if self.line is not None else []
+        return ": ".join([*where, *([self.path] if self.path else []), self.message])
+
+
+class ConfigError(DetLightningError, ValueError):
+    """An experiment configuration cannot be used.
+
+    Args:
+        name: what was read: usually the name of a file.
+        mistakes: everything that is wrong with it, in the order of the file.
+    """
+
+    def __init__(self, name: str, mistakes: Sequence[ConfigMistake]) -> None:
+        super().__init__(name, mistakes)
+        self.name = name
+        self.mistakes = tuple(mistakes)
+
+    def __str__(self) -> str:
+        if len(self.mistakes) == 1:
+            return f"{self.name}: {self.mistakes[0]}"
+        return "\n  ".join([f"{self.name} has {len(self.mistakes)} mistakes:", *map(str, self.mistakes)])
 
 
 class CheckpointError(DetLightningError):

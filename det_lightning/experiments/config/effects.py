@@ -1,0 +1,185 @@
+"""What each field of a configuration does under ``det-lightning run``: the one table, for messages and for the docs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel
+
+from det_lightning.experiments.config.experiment import ExperimentConfig
+from det_lightning.experiments.config.key_paths import KeyPath, path_text
+
+Effect = Literal["used", "ignored", "warned", "refused"]
+
+
+class FieldRule(NamedTuple):
+    """A row of the table.
+
+    Args:
+        field: dotted keys; the row holds for all that is below, too, unless that has a row of its own.
+        effect: what happens with the field; ``warned`` is ignored, with a warning that something may be missing.
+        note: what it does, or why nothing.
+        for_commands: the effect if the entrypoint is a command that does not run a trial class, where that differs.
+    """
+
+    field: str
+    effect: Effect
+    note: str
+    for_commands: Effect | None = None
+
+
+_CONTAINERS = "There are no containers."
+_SCHEDULER = "There is no cluster scheduler."
+_SCRIPT = "A command reads it from its configuration."
+_HOROVOD = "Passed to Horovod where it is what trains."
+
+FIELD_RULES = (
+    FieldRule("name", "used", "Names the experiment's directory."),
+    FieldRule("description", "used", "Kept with the experiment."),
+    FieldRule("labels", "used", "Kept with the experiment."),
+    FieldRule("workspace", "ignored", "There are no workspaces."),
+    FieldRule("project", "ignored", "There are no projects."),
+    FieldRule("entrypoint", "used", "`module:Class`, a command, or a list of its parts. Needed."),
+    FieldRule("data", "used", "Given to trials; secrets are masked where it is displayed."),
+    FieldRule("hyperparameters", "used", "Drawn by the searcher. A bare value is a constant, a mapping a group."),
+    FieldRule("searcher.name", "used", "`single`, `random`, `grid`, `adaptive_asha`, `async_halving`. Needed."),
+    FieldRule("searcher.name: adaptive_simple", "used", "Read as `adaptive_asha`."),
+    FieldRule("searcher.name: adaptive", "refused", "Write `adaptive_asha` with `max_trials`."),
+    FieldRule("searcher.name: sync_halving", "refused", "Write `async_halving` with `max_trials`."),
+    FieldRule("searcher.name: pbt", "refused", "Population-based training was removed in 0.18."),
+    FieldRule("searcher.name: custom", "refused", "Search methods of one's own were removed in 0.38."),
+    FieldRule("searcher.metric", "used", "The validation metric to search by. Needed."),
+    FieldRule("searcher.smaller_is_better", "used", "Which way the metric is compared."),
+    FieldRule("searcher.source_trial_id", "used", "Every trial starts from this trial's newest checkpoint."),
+    FieldRule(
+        "searcher.source_checkpoint_uuid", "used", "Every trial starts from it; `source_trial_id` goes before it."
+    ),
+    FieldRule("searcher.max_length", "used", "How long a trial class trains; `max_time` where that is missing."),
+    FieldRule("searcher.max_trials", "used", "How many trials there are."),
+    FieldRule("searcher.max_concurrent_trials", "used", "How many run at once; 0 sets no limit."),
+    FieldRule("searcher.max_time", "used", "What `time_metric` is when a trial is complete."),
+    FieldRule("searcher.time_metric", "used", "`batches`, `epochs` or a metric that trials report."),
+    FieldRule("searcher.divisor", "used", "One of so many trials goes on at each rung."),
+    FieldRule("searcher.mode", "used", "How early `adaptive_asha` stops trials."),
+    FieldRule("searcher.max_rungs", "used", "The most rungs of a bracket of `adaptive_asha`."),
+    FieldRule("searcher.bracket_rungs", "used", "The rungs of each bracket, in place of `mode` and `max_rungs`."),
+    FieldRule("searcher.num_rungs", "used", "The rungs of `async_halving`."),
+    FieldRule("searcher.stop_once", "ignored", "A trial that was stopped never goes on, as in 0.38."),
+    FieldRule("max_restarts", "used", "How often a trial that fails is started again."),
+    FieldRule("scheduling_unit", "used", "Batches between two reports, and two checks for a stop.", "ignored"),
+    FieldRule("records_per_epoch", "ignored", "An epoch is one pass over the data loader, as in 0.38."),
+    FieldRule("min_validation_period", "used", f"0 is never. {_SCRIPT}", "ignored"),
+    FieldRule("min_checkpoint_period", "used", f"0 is never. {_SCRIPT}", "ignored"),
+    FieldRule("perform_initial_validation", "used", "Validate before the first batch.", "ignored"),
+    FieldRule("checkpoint_policy", "used", "`best` is the best of the whole experiment.", "ignored"),
+    FieldRule("checkpoint_storage", "used", "Where the storage is, and access to it."),
+    FieldRule("checkpoint_storage.type", "used", "Without one, `checkpoints` in the experiment's directory."),
+    FieldRule("checkpoint_storage.save_experiment_best", "used", "Kept when the experiment ends."),
+    FieldRule("checkpoint_storage.save_trial_best", "used", "Kept when the experiment ends."),
+    FieldRule("checkpoint_storage.save_trial_latest", "used", "Kept when the experiment ends."),
+    FieldRule("checkpoint_storage.propagation", "ignored", _CONTAINERS),
+    FieldRule("checkpoint_storage.type: hdfs", "refused", "Copy the checkpoints to another storage."),
+    FieldRule("optimizations.aggregation_frequency", "used", "Batches for one update.", "ignored"),
+    FieldRule("optimizations.average_aggregated_gradients", "used", "Their mean in place of their sum.", "ignored"),
+    FieldRule("optimizations.average_training_metrics", "used", "The mean over all processes.", "ignored"),
+    FieldRule(
+        "optimizations.gradient_compression",
+        "used",
+        "Half precision between processes, where Horovod trains.",
+        "ignored",
+    ),
+    FieldRule(
+        "optimizations.mixed_precision", "warned", "Apex levels of 0.12; use `context.configure_apex_amp` or torch.amp."
+    ),
+    FieldRule("optimizations.tensor_fusion_threshold", "used", _HOROVOD, "ignored"),
+    FieldRule("optimizations.tensor_fusion_cycle_time", "used", _HOROVOD, "ignored"),
+    FieldRule("optimizations.auto_tune_tensor_fusion", "ignored", "Set Horovod's own variables."),
+    FieldRule("optimizations.grad_updates_size_file", "ignored", "Nothing writes it since 0.12."),
+    FieldRule("reproducibility.experiment_seed", "used", "By default the time, which is recorded."),
+    FieldRule("resources.slots_per_trial", "used", "Processes of a trial, each with a GPU; 0 is one without."),
+    FieldRule("resources.max_slots", "used", "Limits how many trials run at once."),
+    FieldRule("resources", "ignored", _SCHEDULER),
+    FieldRule("resources.shm_size", "ignored", _CONTAINERS),
+    FieldRule("resources.devices", "ignored", _CONTAINERS),
+    FieldRule("environment.environment_variables", "used", "Set for the trials; a bare `NAME` is passed on."),
+    FieldRule("environment", "ignored", _CONTAINERS),
+    FieldRule("bind_mounts", "ignored", f"{_CONTAINERS} Warned where `container_path` is another path and missing."),
+    FieldRule("profiling", "warned", "Determined's profiler needs its master; use `context.set_profiler()`."),
+    FieldRule("debug", "used", "Logs more."),
+    FieldRule(
+        "log_policies", "used", "Searched for in a trial's log. `cancel_retries` applies; `exclude_node` does not."
+    ),
+    FieldRule("retention_policy", "ignored", "Logs are files; nothing deletes them."),
+    FieldRule("preemption_timeout", "used", "Seconds from asking a trial to end to killing it."),
+    FieldRule("slurm", "ignored", _SCHEDULER),
+    FieldRule("pbs", "ignored", _SCHEDULER),
+    FieldRule("integrations", "ignored", "There are no Pachyderm pipelines and no webhooks."),
+    FieldRule("tensorboard_storage", "ignored", "Event files go beside the checkpoints."),
+    FieldRule("security", "ignored", "Nobody reads it since 0.12."),
+    FieldRule("data_layer", "ignored", "Nobody reads it since 0.18."),
+    FieldRule("internal", "ignored", "Of the platform itself."),
+)
+_BY_FIELD = {rule.field: rule for rule in FIELD_RULES}
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldEffect:
+    """What a field that was given does.
+
+    Args:
+        line: where it is in the file; None if it came from elsewhere.
+        path: its keys, such as ``resources.shm_size``.
+        effect: ``used``, ``ignored`` or ``warned``; a field that is refused does not come this far.
+        note: what it does, or why nothing.
+    """
+
+    line: int | None
+    path: str
+    effect: Effect
+    note: str
+
+
+def field_effects(config: ExperimentConfig) -> list[FieldEffect]:
+    """Return what each given field of a configuration does under ``det-lightning run``, in the order of the file."""
+    effects = [_effect(config, path) for path in _given(config, ()) if path[0] != "bind_mounts"]
+    for i, mount in enumerate(config.bind_mounts):
+        path = ("bind_mounts", i)
+        if mount.container_path == mount.host_path or Path(mount.container_path).exists():
+            effects.append(_effect(config, path))
+        else:
+            note = f"{mount.container_path} does not exist here: link it to {mount.host_path}, or change the code"
+            effects.append(FieldEffect(config.line_of(path), path_text(path), "warned", note))
+    return sorted(effects, key=lambda effect: (effect.line or 0, effect.path))
+
+
+def rule_for(path: KeyPath) -> FieldRule:
+    """Return the row of the table that holds for a field.
+
+    Raises:
+        KeyError: there is none.
+    """
+    names = [key for key in path if isinstance(key, str)]
+    for end in range(len(names), 0, -1):
+        if (rule := _BY_FIELD.get(".".join(names[:end]))) is not None:
+            return rule
+    raise KeyError(path_text(path))
+
+
+def _effect(config: ExperimentConfig, path: KeyPath) -> FieldEffect:
+    rule = rule_for(path)
+    is_command = config.entrypoint is not None and config.trial_class is None
+    effect = rule.for_commands if is_command and rule.for_commands is not None else rule.effect
+    return FieldEffect(config.line_of(path), path_text(path), effect, rule.note)
+
+
+def _given(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+    """Yield the path of each field that was given, below ``path``, as deep as the table goes."""
+    is_divided = not path or any(rule.field.startswith(f"{path_text(path)}.") for rule in FIELD_RULES)
+    if is_divided and isinstance(value, BaseModel):
+        for name in value.model_fields_set:
+            yield from _given(getattr(value, name), (*path, name))
+    else:
+        yield path

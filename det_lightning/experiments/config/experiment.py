@@ -1,0 +1,182 @@
+"""The experiment configuration as a whole."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
+
+from det_lightning.errors import ConfigMistake
+from det_lightning.experiments.config.environment import BindMount, Environment, Pbs, Resources, Slurm
+from det_lightning.experiments.config.hyperparameters import Hyperparameters
+from det_lightning.experiments.config.key_paths import KeyPath, SourceLines
+from det_lightning.experiments.config.length import Length, Period
+from det_lightning.experiments.config.searchers import AnySearcher, HalvingSearcher, SingleSearcher
+from det_lightning.experiments.config.section import Count, Integer, Positive, Section, shown
+from det_lightning.experiments.config.storage import AnyStorage, StorageConfig
+from det_lightning.masking import mask
+
+_TRIAL_CLASS = re.compile(r"[\w.]+:[\w.]+")
+_LAUNCHED_TRIAL = re.compile(r"(?:^|\s)--trial[\s=]+([\w.]+:[\w.]+)")
+_HARNESS = re.compile(r"-m\s+determined\.(?:exec\.harness|launch\.autohorovod)\s+([\w.]+:[\w.]+)")
+
+
+def _entrypoint(value: Any) -> Any:
+    is_command = isinstance(value, list) and value and all(isinstance(part, str) for part in value)
+    if not is_command and not (isinstance(value, str) and value.strip()):
+        raise ValueError(f"must be module:Class, a command, or a list of a command's parts; got {shown(value)}")
+    return value
+
+
+def _seed() -> int:
+    return int(time.time())
+
+
+class Optimizations(Section):
+    """How gradients are summed and exchanged."""
+
+    aggregation_frequency: Positive = 1
+    average_aggregated_gradients: bool = True
+    average_training_metrics: bool = True
+    gradient_compression: bool = False
+    mixed_precision: Literal["O0", "O1", "O2", "O3"] = "O0"
+    tensor_fusion_threshold: Count = 64
+    tensor_fusion_cycle_time: Count = 1
+    auto_tune_tensor_fusion: bool = False
+    grad_updates_size_file: str | None = None
+
+
+class Profiling(Section):
+    """Whether the trial is profiled."""
+
+    enabled: bool = False
+    begin_on_batch: Count = 0
+    end_after_batch: Count | None = None
+    sync_timings: bool = True
+
+
+class Reproducibility(Section):
+    """The seed that everything random is derived from; without one, the time of reading."""
+
+    experiment_seed: Annotated[Integer, Field(ge=0, lt=2**32)] = Field(default_factory=_seed)
+
+
+def _action(value: Any) -> Any:
+    return value["type"] if isinstance(value, dict) and set(value) == {"type"} else value
+
+
+def _pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as e:
+        raise ValueError(f"is not a regular expression of Python: {e}; got {shown(pattern)}") from e
+    return pattern
+
+
+class LogPolicy(Section):
+    """What a line of a trial's log causes."""
+
+    name: str | None = None
+    pattern: Annotated[str, AfterValidator(_pattern)] | None = None
+    action: Annotated[Literal["cancel_retries", "exclude_node"] | None, BeforeValidator(_action)] = None
+
+
+class RetentionPolicy(Section):
+    """How long the platform kept logs."""
+
+    log_retention_days: Annotated[Integer, Field(ge=-1, le=32767)] | None = None
+
+
+_DEFAULT_LOG_POLICIES = [
+    LogPolicy(name="CUDA OOM", pattern=".*CUDA out of memory.*"),
+    LogPolicy(name="ECC Error", pattern=".*uncorrectable ECC error encountered.*"),
+]
+
+
+class ExperimentConfig(Section):
+    """An experiment configuration of Determined, complete with its defaults.
+
+    Made by :func:`~det_lightning.experiments.config.read_config`, which checks what one section cannot see, too.
+    """
+
+    name: str = "experiment"
+    description: str | None = None
+    labels: list[str] = []
+    workspace: str = ""
+    project: str = ""
+    entrypoint: Annotated[str | list[str] | None, BeforeValidator(_entrypoint)] = None
+    data: dict[str, Any] = {}
+    hyperparameters: Hyperparameters = Field(default_factory=dict)
+    searcher: AnySearcher = SingleSearcher()
+    max_restarts: Count = 5
+    scheduling_unit: Positive = 100
+    records_per_epoch: Count = 0
+    min_validation_period: Period = Length(0, "batches")
+    min_checkpoint_period: Period = Length(0, "batches")
+    perform_initial_validation: bool = False
+    checkpoint_policy: Literal["best", "all", "none"] = "best"
+    checkpoint_storage: AnyStorage = StorageConfig()
+    optimizations: Optimizations = Optimizations()
+    reproducibility: Reproducibility = Field(default_factory=Reproducibility)
+    resources: Resources = Resources()
+    environment: Environment = Environment()
+    bind_mounts: list[BindMount] = []
+    profiling: Profiling = Profiling()
+    debug: bool = False
+    log_policies: list[LogPolicy] = _DEFAULT_LOG_POLICIES
+    retention_policy: RetentionPolicy = RetentionPolicy()
+    preemption_timeout: Count | None = None
+    slurm: Slurm = Slurm()
+    pbs: Pbs = Pbs()
+    integrations: dict[str, Any] | None = None
+    tensorboard_storage: dict[str, Any] | None = None
+    security: dict[str, Any] | None = None
+    data_layer: dict[str, Any] | None = None
+    internal: dict[str, Any] | None = None
+
+    _lines: SourceLines = PrivateAttr(default_factory=SourceLines)
+    _notes: tuple[ConfigMistake, ...] = PrivateAttr(default=())
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Keep what the reader knows of the source."""
+        if context is not None:
+            self._lines = context["lines"]
+            self._notes = tuple(context["notes"])
+
+    @property
+    def notes(self) -> tuple[ConfigMistake, ...]:
+        """What was read differently than it is written, or is probably not meant, in the order of the file."""
+        doubts = [*self.searcher.doubts(), *self._doubts_about_validations()]
+        located = [self._lines.mistake(("searcher", name), message) for name, message in doubts]
+        return tuple(sorted([*self._notes, *located], key=ConfigMistake.position))
+
+    def _doubts_about_validations(self) -> Iterator[tuple[str, str]]:
+        waits = isinstance(self.searcher, HalvingSearcher) and not self.searcher.validates_at_rungs
+        if waits and self.trial_class is not None and self.min_validation_period.units == 0:
+            yield "max_time", "no trial is stopped early: without min_validation_period it validates at its end only"
+
+    def line_of(self, path: KeyPath) -> int | None:
+        """Return the line of a key in the file; None if it came from elsewhere."""
+        return self._lines.find(path)
+
+    @property
+    def trial_class(self) -> str | None:
+        """The trial as ``module:Class``, if Determined's training loop runs one: named as such, or by ``--trial``."""
+        command = self.entrypoint if isinstance(self.entrypoint, str) else " ".join(self.entrypoint or [])
+        if _TRIAL_CLASS.fullmatch(command):
+            return command
+        found = _HARNESS.search(command) or ("determined.launch." in command and _LAUNCHED_TRIAL.search(command))
+        return found[1] if found else None
+
+    def as_dict(self, *, masked: bool = False) -> dict[str, Any]:
+        """Return the configuration with all its defaults, as Determined gave it to trials.
+
+        Args:
+            masked: for display: mask the secrets.
+        """
+        plain = self.model_dump()
+        displayed: dict[str, Any] = mask(plain) if masked else plain
+        return displayed

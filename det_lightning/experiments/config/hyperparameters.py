@@ -1,0 +1,129 @@
+"""The hyperparameters of a configuration: constants, ranges, choices, and groups of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+from typing_extensions import TypeAliasType
+
+from det_lightning.experiments.config.section import Integer, Mistakes, Positive, Section, read_variant, refuse, shown
+
+
+class Const(Section):
+    """One value; a bare value in a file means the same."""
+
+    type: Literal["const"] = "const"
+    val: Any
+
+
+class Categorical(Section):
+    """One of some values, which may be anything that JSON can hold."""
+
+    type: Literal["categorical"] = "categorical"
+    vals: Annotated[list[Any], Field(min_length=1)]
+
+
+class _Range(Section):
+    type: str
+    minval: float
+    maxval: float
+    #: How many values a grid takes from the range.
+    count: Positive | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_empty_count(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        entries: dict[str, Any] = serialize(self)
+        return {name: value for name, value in entries.items() if name != "count" or value is not None}
+
+    @model_validator(mode="after")
+    def _minimum_below_maximum(self) -> _Range:
+        if self.minval >= self.maxval:
+            refuse(("maxval",), f"must be greater than minval, {self.minval}; got {self.maxval}")
+        return self
+
+
+class Int(_Range):
+    """An integer from ``minval`` to ``maxval``, both included."""
+
+    type: Literal["int"] = "int"
+    minval: Integer
+    maxval: Integer
+
+
+class Double(_Range):
+    """A number from ``minval`` to ``maxval``."""
+
+    type: Literal["double"] = "double"
+
+
+class Log(_Range):
+    """``base`` to the power of a number from ``minval`` to ``maxval``."""
+
+    type: Literal["log"] = "log"
+    base: Annotated[float, Field(gt=0)]
+
+
+Leaf = Const | Categorical | Int | Double | Log
+Hyperparameter = TypeAliasType("Hyperparameter", "Leaf | dict[str, Hyperparameter]")
+_MODELS: dict[str, type[Leaf]] = {
+    "const": Const,
+    "int": Int,
+    "double": Double,
+    "log": Log,
+    "categorical": Categorical,
+}
+
+
+def _read_group(entries: Any) -> dict[str, Hyperparameter]:
+    if not isinstance(entries, dict):
+        refuse((), f"must be a mapping; got {shown(entries)}")
+    mistakes = Mistakes()
+    group: dict[str, Hyperparameter] = {}
+    for name, entry in entries.items():
+        try:
+            group[name] = _read_entry(entry)
+        except ValidationError as e:
+            mistakes.include(e, (name,))
+    mistakes.raise_if_any()
+    return group
+
+
+def _read_entry(entry: Any) -> Hyperparameter:
+    if isinstance(entry, Section):
+        return entry  # type: ignore[return-value]  # a configuration built in Python
+    if not isinstance(entry, dict):
+        return Const(val=entry)
+    if "type" not in entry:
+        return _read_group(entry)
+    if isinstance(entry["type"], dict):
+        refuse(("type",), "a group cannot have a member named type")
+    return read_variant(entry, "type", _MODELS)
+
+
+def _as_plain(entry: Hyperparameter) -> dict[str, Any]:
+    if isinstance(entry, dict):
+        return {name: _as_plain(member) for name, member in entry.items()}
+    return entry.model_dump()
+
+
+def leaves(group: dict[str, Hyperparameter], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Leaf]]:
+    """Yield each hyperparameter that is not a group, with the names that lead to it."""
+    for name, entry in group.items():
+        if isinstance(entry, dict):
+            yield from leaves(entry, (*path, name))
+        else:
+            yield (*path, name), entry
+
+
+#: A mapping of names to hyperparameters and groups.
+Hyperparameters = Annotated[dict[str, Hyperparameter], PlainValidator(_read_group), PlainSerializer(_as_plain)]

@@ -1,0 +1,113 @@
+"""Spellings of releases 0.12 to 0.38, rewritten as the newest release has them.
+
+Until 0.12.13 training was counted in steps of ``batches_per_step`` batches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from det_lightning.errors import ConfigMistake
+from det_lightning.experiments.config.key_paths import SourceLines, leaf_paths, path_text
+from det_lightning.experiments.config.section import shown
+
+_BATCHES_PER_STEP = 100
+# How long a trial trained, in steps.
+_LENGTHS = ("max_steps", "target_trial_steps")
+# What only a searcher that counts in steps has.
+_OF_STEPS = {*_LENGTHS, "step_budget", "steps_per_round"}
+_RENAMED = {"integration": "integrations", "log_pattern_policies": "log_policies"}
+_PERIODS = ("min_validation_period", "min_checkpoint_period")
+
+
+class OlderSpellings:
+    """Rewrites a configuration in place.
+
+    Args:
+        data: the configuration.
+        lines: where its keys are; a key that is rewritten has the line of the old one.
+
+    Attributes:
+        notes: what was rewritten.
+        mistakes: what could not be.
+    """
+
+    def __init__(self, data: dict[str, Any], lines: SourceLines) -> None:
+        self._data = data
+        self._lines = lines
+        self.notes: list[ConfigMistake] = []
+        self.mistakes: list[ConfigMistake] = []
+        self._steps()
+        self._searcher()
+        self._environment()
+        self._top_level()
+
+    def _move(self, old: tuple[str, ...], new: tuple[str, ...], value: Any) -> None:
+        """Replace the entry ``old`` by the entry ``new``, which must have the same parent."""
+        parent = self._data
+        for key in old[:-1]:
+            parent = parent[key]
+        del parent[old[-1]]
+        if parent.get(new[-1]) is not None:
+            message = f"is the older name of {path_text(new)}, which is given, too: delete one of them"
+            self.mistakes.append(self._lines.mistake(old, message))
+            return
+        parent[new[-1]] = value
+        line = self._lines.find(old)
+        for path in (new, *leaf_paths(value, new)):
+            self._lines.set(path, line)
+        meaning = shown(value, new[-1])
+        message = f"read as {meaning}" if old == new else f"read as {path_text(new)}: {meaning}"
+        self.notes.append(self._lines.mistake(old, message))
+
+    def _steps(self) -> None:
+        searcher = self._data.get("searcher")
+        searcher = searcher if isinstance(searcher, dict) else {}
+        batches_per_step = self._take_integer(self._data, ("batches_per_step",))
+        if batches_per_step is None and not _OF_STEPS & set(searcher):
+            return
+        if batches_per_step is not None:
+            self._move(("batches_per_step",), ("scheduling_unit",), batches_per_step)
+        batches = _BATCHES_PER_STEP if batches_per_step is None else batches_per_step
+        for name in _PERIODS:
+            period = self._data.get(name)
+            if isinstance(period, int) and not isinstance(period, bool):
+                self._move((name,), (name,), {"batches": period * batches})
+        for name in _LENGTHS:
+            steps = self._take_integer(searcher, ("searcher", name))
+            if steps is not None:
+                self._move(("searcher", name), ("searcher", "max_length"), {"batches": steps * batches})
+
+    def _take_integer(self, parent: dict[str, Any], path: tuple[str, ...]) -> int | None:
+        """Return the integer at ``path``; what is none is removed, and reported unless it is null."""
+        value = parent.get(path[-1])
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if value is not None:
+            self.mistakes.append(self._lines.mistake(path, f"must be an integer; got {shown(value)}"))
+        parent.pop(path[-1], None)
+        return None
+
+    def _searcher(self) -> None:
+        searcher = self._data.get("searcher")
+        if isinstance(searcher, dict) and searcher.get("name") == "adaptive_simple":
+            self._move(("searcher", "name"), ("searcher", "name"), "adaptive_asha")
+
+    def _environment(self) -> None:
+        environment = self._data.get("environment")
+        if not isinstance(environment, dict):
+            return
+        for name in ("image", "environment_variables"):
+            entries = environment.get(name)
+            if isinstance(entries, dict) and "gpu" in entries:
+                self._move(("environment", name, "gpu"), ("environment", name, "cuda"), entries["gpu"])
+
+    def _top_level(self) -> None:
+        labels = self._data.get("labels")
+        if isinstance(labels, dict):
+            self._move(("labels",), ("labels",), list(labels))
+        for old, new in _RENAMED.items():
+            if self._data.get(old) is not None:
+                self._move((old,), (new,), self._data[old])
+        if self._data.get("version") == 0:
+            del self._data["version"]

@@ -1,0 +1,71 @@
+"""Options ``--config a.b=v``, which go before what a file says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from det_lightning.errors import ConfigError, ConfigMistake
+from det_lightning.experiments.config.key_paths import KeyPath
+from det_lightning.experiments.config.section import shown
+from det_lightning.experiments.config.yaml_reader import YamlDocument
+
+# For these one mapping may stand for a list of one.
+_LISTS = {("bind_mounts",)}
+
+
+def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a configuration with some values replaced; ``data`` stays as it is.
+
+    Args:
+        data: a configuration, as a file has it.
+        overrides: each ``a.b=v``, where ``v`` is YAML. ``x,y`` is a list of two; a mapping is merged with the old one.
+
+    Raises:
+        ConfigError: an override cannot be read; all such are named.
+    """
+    merged = dict(data)
+    for path, value in read_overrides(overrides):
+        for key in reversed(path):
+            value = {key: value}
+        merged = _merged(merged, value)
+    return merged
+
+
+def read_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
+    """Return the path and the value of each override.
+
+    Raises:
+        ConfigError: an override cannot be read; all such are named.
+    """
+    mistakes: list[ConfigMistake] = []
+    found: list[tuple[KeyPath, Any]] = []
+    for override in overrides:
+        name, sign, text = override.partition("=")
+        path = tuple(name.strip().split("."))
+        if not sign or "" in path:
+            mistakes.append(ConfigMistake(None, "", f"must be name=value, with dots in name; got {shown(override)}"))
+            continue
+        value = _value(text, name, mistakes)
+        found.append((path, [value] if path in _LISTS and not isinstance(value, list) else value))
+    if mistakes:
+        raise ConfigError("--config", mistakes)
+    return found
+
+
+def _value(text: str, name: str, mistakes: list[ConfigMistake]) -> Any:
+    if "," in text and not text.startswith(("[", "{")):
+        return [_value(part, name, mistakes) for part in text.split(",")]
+    document = YamlDocument(text)
+    mistakes.extend(mistake._replace(line=None, path=name) for mistake in document.mistakes)
+    return document.data
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(old)
+    for key, value in new.items():
+        before = merged.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            value = _merged(before, value)
+        merged[key] = value
+    return merged

@@ -1,0 +1,75 @@
+"""What a configuration must fulfil that no section of it can check alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from det_lightning.experiments.config.experiment import ExperimentConfig
+from det_lightning.experiments.config.hyperparameters import Categorical, Const, leaves
+from det_lightning.experiments.config.key_paths import KeyPath
+from det_lightning.experiments.config.searchers import GridSearcher, HalvingSearcher
+
+_Mistake = tuple[KeyPath, str]
+_PERIODS = ("min_validation_period", "min_checkpoint_period")
+
+
+def broken_rules(config: ExperimentConfig, unreadable: set[str], *, partial: bool) -> Iterator[_Mistake]:
+    """Yield each mistake of a configuration, with its path.
+
+    Args:
+        config: the sections that could be read.
+        unreadable: names of those that could not, about which nothing more is said.
+        partial: the configuration may lack what only an experiment needs.
+    """
+    if not partial:
+        yield from _incomplete(config, unreadable)
+    if not unreadable & {"workspace", "project"} and bool(config.workspace) != bool(config.project):
+        missing = "project" if config.workspace else "workspace"
+        yield (missing,), "is missing: give both workspace and project, or neither"
+    resources = config.resources
+    if resources.max_slots is not None and resources.slots_per_trial > resources.max_slots:
+        message = f"must be at least slots_per_trial, {resources.slots_per_trial}; got {resources.max_slots}"
+        yield ("resources", "max_slots"), message
+    if not unreadable & {"searcher", "hyperparameters"}:
+        yield from _grid_without_counts(config)
+    if config.trial_class is not None and not unreadable & {"searcher", "hyperparameters"}:
+        yield from _unusable_lengths(config, partial=partial)
+
+
+def _incomplete(config: ExperimentConfig, unreadable: set[str]) -> Iterator[_Mistake]:
+    if config.entrypoint is None and "entrypoint" not in unreadable:
+        yield ("entrypoint",), "is missing: write module:Class, or the command that trains"
+    if "searcher" in unreadable:
+        return
+    if "searcher" not in config.model_fields_set:
+        yield ("searcher",), "is missing: write name, metric and max_length"
+    elif config.searcher.metric is None:
+        yield ("searcher", "metric"), "is missing: write the name of the validation metric to search by"
+
+
+def _grid_without_counts(config: ExperimentConfig) -> Iterator[_Mistake]:
+    if not isinstance(config.searcher, GridSearcher):
+        return
+    for path, entry in leaves(config.hyperparameters):
+        if not isinstance(entry, Const | Categorical) and entry.count is None:
+            yield ("hyperparameters", *path, "count"), "is missing: a grid needs to know how many values to take"
+
+
+def _unusable_lengths(config: ExperimentConfig, *, partial: bool) -> Iterator[_Mistake]:
+    """Yield what the training loop of a trial class cannot do, which a script might."""
+    searcher = config.searcher
+    length = searcher.max_length
+    if length is None and not isinstance(searcher, HalvingSearcher) and not partial:
+        yield ("searcher", "max_length"), "is missing: write how long a trial trains, such as {epochs: 10}"
+    if length is not None and length.unit is None:
+        yield ("searcher", "max_length"), f"needs a unit for a trial class, such as {{batches: {length.units}}}"
+    if length is None and isinstance(searcher, HalvingSearcher) and searcher.clock not in ("batches", "epochs"):
+        message = f"must be batches or epochs for a trial class without max_length; got {searcher.clock}"
+        yield ("searcher", "time_metric"), message
+    if "global_batch_size" in config.hyperparameters:
+        return
+    periods = [((name,), getattr(config, name)) for name in _PERIODS]
+    for path, given in [(("searcher", "max_length"), length), *periods]:
+        if given is not None and given.unit == "records" and given.units:
+            message = "records cannot be converted to batches: there is no hyperparameter global_batch_size"
+            yield (*path, "records"), message

@@ -1,0 +1,141 @@
+"""The ``searcher`` section: which trials there are, and how long they train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+
+from det_lightning.experiments.config.length import MaxLength
+from det_lightning.experiments.config.section import Count, Integer, Mistakes, Positive, Section, read_variant
+
+_Divisor = Annotated[float, Field(gt=1)]
+
+
+class SearcherConfig(Section):
+    """What every search has."""
+
+    name: str
+    metric: str | None = None
+    smaller_is_better: bool = True
+    source_trial_id: Integer | None = None
+    source_checkpoint_uuid: str | None = None
+    max_length: MaxLength | None = None
+
+    def doubts(self) -> Iterator[tuple[str, str]]:
+        """Yield each field that is allowed and probably not meant, and why."""
+        if self.source_trial_id is not None and self.source_checkpoint_uuid is not None:
+            yield "source_checkpoint_uuid", "has no effect: source_trial_id goes before it"
+
+
+class SingleSearcher(SearcherConfig):
+    """One trial; of a range of hyperparameters it has one value, drawn at random."""
+
+    name: Literal["single"] = "single"
+
+
+class RandomSearcher(SearcherConfig):
+    """A number of trials with hyperparameters drawn at random."""
+
+    name: Literal["random"] = "random"
+    max_trials: Positive
+    max_concurrent_trials: Count = 16
+
+
+class GridSearcher(SearcherConfig):
+    """One trial for each combination of hyperparameters."""
+
+    name: Literal["grid"] = "grid"
+    max_concurrent_trials: Count = 16
+
+
+class HalvingSearcher(SearcherConfig):
+    """What the two searches that stop trials have."""
+
+    max_trials: Positive
+    max_time: Positive | None = None
+    time_metric: str | None = None
+    divisor: _Divisor = 4
+    max_concurrent_trials: Count = 16
+    stop_once: bool = False
+
+    @model_validator(mode="after")
+    def _has_a_length(self) -> HalvingSearcher:
+        mistakes = Mistakes()
+        if self.max_time is not None and self.time_metric is None:
+            mistakes.add(
+                ("time_metric",), "is missing beside max_time: batches, epochs, or a metric that trials report"
+            )
+        if self.time_metric is not None and self.max_time is None:
+            mistakes.add(("max_time",), f"is missing beside time_metric: how many {self.time_metric} a trial trains")
+        if self.max_time is None and self.time_metric is None and self.max_length is None:
+            mistakes.add(("max_time",), "is missing: write max_time and time_metric, such as 100 and batches")
+        mistakes.raise_if_any()
+        return self
+
+    def doubts(self) -> Iterator[tuple[str, str]]:
+        yield from super().doubts()
+        if self.stop_once:
+            yield "stop_once", "has no effect: a trial that was stopped never goes on"
+        if self.max_time is not None and self.max_length is not None:
+            same_unit = self.max_length.unit in (None, self.time_metric)
+            if not same_unit or self.max_length.units != self.max_time:
+                yield "max_length", "differs from max_time, by which trials are compared: one may end before that"
+
+    @property
+    def full_time(self) -> int:
+        """What ``time_metric`` is when a trial is complete; from ``max_length`` in files of 0.37 and before."""
+        return self.max_time or (self.max_length.units if self.max_length else 0)
+
+    @property
+    def clock(self) -> str:
+        """The metric that says how long a trial has trained; ``batches`` if there is only a length without a unit."""
+        return self.time_metric or (self.max_length and self.max_length.unit) or "batches"
+
+    @property
+    def validates_at_rungs(self) -> bool:
+        """Whether trials must validate where the search decides, as they did when only a length was given."""
+        return self.max_time is None
+
+
+class AdaptiveAshaSearcher(HalvingSearcher):
+    """Asynchronous halving in several brackets."""
+
+    name: Literal["adaptive_asha"] = "adaptive_asha"
+    mode: Literal["aggressive", "standard", "conservative"] = "standard"
+    max_rungs: Positive = 5
+    bracket_rungs: list[Positive] = []
+
+
+class AsyncHalvingSearcher(HalvingSearcher):
+    """Asynchronous halving in one bracket."""
+
+    name: Literal["async_halving"] = "async_halving"
+    num_rungs: Positive
+
+
+SEARCHERS: dict[str, type[SearcherConfig]] = {
+    "single": SingleSearcher,
+    "random": RandomSearcher,
+    "grid": GridSearcher,
+    "adaptive_asha": AdaptiveAshaSearcher,
+    "async_halving": AsyncHalvingSearcher,
+}
+
+#: Searches that cannot be run, and what to write in their place.
+REFUSED_SEARCHERS = {
+    "adaptive": "write name: adaptive_asha, and max_trials (how many trials to try) in place of budget and "
+    "train_stragglers; metric, max_length, mode, divisor, max_rungs and bracket_rungs stay",
+    "sync_halving": "write name: async_halving, and max_trials (how many trials to try) in place of budget and "
+    "train_stragglers; metric, max_length, num_rungs and divisor stay",
+    "pbt": "write name: adaptive_asha or random, with max_trials and max_length; there is no population-based training",
+    "custom": "write the name of another search",
+}
+
+
+def _read(value: Any) -> SearcherConfig:
+    return value if isinstance(value, SearcherConfig) else read_variant(value, "name", SEARCHERS, REFUSED_SEARCHERS)
+
+
+AnySearcher = Annotated[SerializeAsAny[SearcherConfig], BeforeValidator(_read)]

@@ -1,0 +1,170 @@
+"""What all sections of a configuration have in common: strict types, null for the default, mistakes in plain words."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, NoReturn, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from det_lightning.experiments.config.key_paths import KeyPath
+from det_lightning.masking import mask
+
+_OURS = "configuration"
+_FEW = 12
+# What pydantic calls the mistake, and what was expected, with what pydantic knows about it.
+_EXPECTED = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a mapping",
+    "float_type": "must be a number",
+    "greater_than": "must be greater than {gt:g}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_type": "must be an integer",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "list_type": "must be a list",
+    "literal_error": "must be {expected}",
+    "model_type": "must be a mapping",
+    "string_type": "must be a string",
+    "too_short": "must not be empty",
+}
+
+
+class Mistakes:
+    """Collects what is wrong with a value, to be raised together; every path is relative to that value."""
+
+    def __init__(self) -> None:
+        self._found: list[InitErrorDetails] = []
+
+    def add(self, path: KeyPath, message: str) -> None:
+        """Add one mistake."""
+        self._found.append(
+            InitErrorDetails(type=PydanticCustomError(_OURS, "{m}", {"m": message}), loc=path, input=None)
+        )
+
+    def include(self, error: ValidationError, below: KeyPath = ()) -> None:
+        """Add the mistakes of a part, which is at ``below``."""
+        for found in error.errors(include_url=False):
+            self.add((*below, *found["loc"]), _message(found))
+
+    def raise_if_any(self) -> None:
+        """Raise the mistakes as one ``ValidationError``, if there are any."""
+        if self._found:
+            raise ValidationError.from_exception_data("configuration", self._found)
+
+
+def refuse(path: KeyPath, message: str) -> NoReturn:
+    """Raise one mistake."""
+    mistakes = Mistakes()
+    mistakes.add(path, message)
+    mistakes.raise_if_any()
+    raise AssertionError("unreachable")
+
+
+def _message(found: Any) -> str:
+    kind = found["type"]
+    if kind == _OURS:
+        return str(found["msg"])
+    if kind == "missing":
+        return "is missing"
+    if kind == "value_error":
+        return str(found["ctx"]["error"])
+    expected = _EXPECTED[kind].format(**found.get("ctx", {})) if kind in _EXPECTED else str(found["msg"])
+    return f"{expected}; got {shown(found['input'], found['loc'][-1] if found['loc'] else '')}"
+
+
+def shown(value: Any, name: str | int = "") -> str:
+    """Return a value as messages show it: as YAML has it, on one line, not too long, secrets masked."""
+    masked = mask({name: value})[name]
+    if masked is None or isinstance(masked, bool):
+        return {None: "null", True: "true", False: "false"}[masked]
+    text = repr(masked)
+    return text if len(text) <= 80 else f"{text[:76]} ..."
+
+
+def unknown(name: object, known: Iterable[str]) -> str:
+    """Return which known name is near to an unknown one; where there is none, all of them, if they are few."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    return f"; known are {', '.join(names)}" if len(names) <= _FEW else ""
+
+
+def _integral(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+#: Determined takes 5.0 for an integer, but neither true nor "5".
+Integer = Annotated[int, BeforeValidator(_integral)]
+Count = Annotated[Integer, Field(ge=0)]
+Positive = Annotated[Integer, Field(ge=1)]
+
+
+SectionT = TypeVar("SectionT", bound="Section")
+
+
+def read_variant(
+    value: Any, key: str, models: Mapping[str, type[SectionT]], refused: Mapping[str, str] | None = None
+) -> SectionT:
+    """Return the section that a mapping holds, whose entry ``key`` says which model it has.
+
+    Args:
+        value: what should be such a mapping.
+        key: ``name`` or ``type``.
+        models: by the value of that entry.
+        refused: what to write in place of values that were known once.
+
+    Raises:
+        ValidationError: the mapping fits none of the models.
+    """
+    if not isinstance(value, dict):
+        refuse((), f"must be a mapping; got {shown(value)}")
+    name = value.get(key)
+    if name is None:
+        refuse((key,), f"is missing; known are {', '.join(models)}")
+    if isinstance(name, str) and refused is not None and name in refused:
+        refuse((key,), f"{name} cannot be used: {refused[name]}")
+    if not isinstance(name, str) or name not in models:
+        refuse((key,), f"unknown {key} {shown(name)}{unknown(name, models)}")
+    return models[name].model_validate(value)
+
+
+class Section(BaseModel):
+    """A mapping with known keys. In place of any default, null may be written."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, mask({name: value})[name]
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _report_together(cls, value: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+        if not isinstance(value, dict):
+            return handler(value)
+        mistakes = Mistakes()
+        known = {}
+        for name, item in value.items():
+            field = cls.model_fields.get(name)
+            if field is None:
+                mistakes.add((name,), f"unknown key{unknown(name, cls.model_fields)}")
+            elif item is not None or field.is_required():
+                known[name] = item
+        try:
+            section = handler(known)
+        except ValidationError as e:
+            mistakes.include(e)
+        mistakes.raise_if_any()
+        return section

@@ -1,0 +1,171 @@
+"""Reading YAML as Determined read it, with the line of every key and all mistakes at once.
+
+Determined's command line read YAML 1.2 and refused duplicate keys; its master, which had the last word on values,
+took the booleans of YAML 1.1 (``yes``, ``off``), too. Dates were text, and only what JSON can hold got through.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from det_lightning.errors import ConfigMistake
+from det_lightning.experiments.config.key_paths import KeyPath, SourceLines
+from det_lightning.masking import mask_text
+
+_TAG = "tag:yaml.org,2002:"
+_TEXT = {f"{_TAG}str", f"{_TAG}timestamp"}
+_NUMBERS = {f"{_TAG}int", f"{_TAG}float"}
+_CONSTANTS = {f"{_TAG}bool", f"{_TAG}null"}
+_BOOLEANS_OF_YAML_1_1 = {
+    **{f(word): True for word in ("y", "yes", "on") for f in (str.lower, str.upper, str.capitalize)},
+    **{f(word): False for word in ("n", "no", "off") for f in (str.lower, str.upper, str.capitalize)},
+}
+_LEADING_ZERO = re.compile(r"[-+]?0[0-7]+")
+# Aliases of aliases can stand for any number of values.
+_MOST_VALUES = 100_000
+_DEEPEST = 100
+
+
+class YamlDocument:
+    """What a YAML text holds.
+
+    Args:
+        text: one YAML document.
+
+    Attributes:
+        data: dicts with string keys, lists, strings, finite numbers, booleans and None; None if it cannot be read.
+        lines: where each key is.
+        mistakes: what is wrong with the text.
+        notes: what was read differently than YAML 1.2 has it.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.data: Any = None
+        self.lines = SourceLines()
+        self.mistakes: list[ConfigMistake] = []
+        self.notes: list[ConfigMistake] = []
+        self._open: list[Node] = []
+        self._values = 0
+        # Every document has a state of its own, as its directives may set the version.
+        self._yaml = YAML(typ="safe", pure=True)
+        self._yaml.composer.warn_double_anchors = False  # YAML allows them, and the warning shows the text
+        try:
+            root = self._yaml.compose(text)
+            if root is not None:
+                self.lines.set((), root.start_mark.line + 1)
+                self.data = self._convert(root, ())
+        except MarkedYAMLError as e:
+            mark = e.problem_mark or e.context_mark
+            problem = mask_text(": ".join(part for part in (e.context, e.problem) if part))
+            self.mistakes.append(ConfigMistake(None if mark is None else mark.line + 1, "", f"not YAML: {problem}"))
+        except (YAMLError, AssertionError) as e:  # the latter for a %YAML directive of an unknown version
+            self.mistakes.append(ConfigMistake(None, "", f"not YAML: {mask_text(' '.join(str(e).split()))}"))
+        except (_TooLarge, RecursionError):
+            self.mistakes.append(ConfigMistake(None, "", f"more than {_MOST_VALUES} values, or {_DEEPEST} levels"))
+
+    def _convert(self, node: Node, path: KeyPath) -> Any:
+        self._values += 1
+        if self._values > _MOST_VALUES or len(self._open) > _DEEPEST:
+            raise _TooLarge
+        if isinstance(node, ScalarNode):
+            return self._scalar(node, path)
+        if any(node is parent for parent in self._open):
+            return self._wrong(node, path, "an alias must not stand for what it is a part of")
+        self._open.append(node)
+        try:
+            if isinstance(node, MappingNode) and node.tag == f"{_TAG}map":
+                return self._mapping(node, path)
+            if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
+                return self._sequence(node, path)
+            return self._wrong(node, path, f"values of the type {node.tag} cannot be used")
+        finally:
+            self._open.pop()
+
+    def _sequence(self, node: SequenceNode, path: KeyPath) -> list[Any]:
+        items = []
+        for i, item in enumerate(node.value):
+            self.lines.set((*path, i), item.start_mark.line + 1)
+            items.append(self._convert(item, (*path, i)))
+        return items
+
+    def _mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        for key, value in node.value:
+            if key.tag == f"{_TAG}merge":
+                merged = {**self._merged(value, path), **merged}
+        own: dict[str, Any] = {}
+        first_lines: dict[str, int] = {}
+        for key, value in node.value:
+            if key.tag == f"{_TAG}merge":
+                continue
+            if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}null":
+                self._wrong(key, path, "a key must be a string")
+                continue
+            line = key.start_mark.line + 1
+            name = self._joined(key, path, key.value)
+            if name in own:
+                self._wrong(key, (*path, name), f"duplicate key; the first is in line {first_lines[name]}")
+                continue
+            first_lines[name] = line
+            self.lines.set((*path, name), line)
+            own[name] = self._convert(value, (*path, name))
+        return {**merged, **own}
+
+    def _merged(self, node: Node, path: KeyPath) -> dict[str, Any]:
+        sources = node.value if isinstance(node, SequenceNode) else [node]
+        merged: dict[str, Any] = {}
+        for source in reversed(sources):
+            entries = self._convert(source, path)
+            if isinstance(entries, dict):
+                merged.update(entries)
+            else:
+                self._wrong(source, path, "<< takes a mapping, or a list of mappings")
+        return merged
+
+    def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
+        text = str(node.value)
+        if node.tag in _TEXT:
+            if node.style is None and text in _BOOLEANS_OF_YAML_1_1:
+                value = _BOOLEANS_OF_YAML_1_1[text]
+                meant = "true" if value else "false"
+                self._note(node, path, f"{text} is read as {meant}, as Determined did; write {meant}, or '{text}'")
+                return value
+            return self._joined(node, path, text)
+        if node.tag == f"{_TAG}int" and _LEADING_ZERO.fullmatch(text) and int(text) != int(text, 8):
+            octal = f"0o{text.lstrip('+-0')}"
+            return self._wrong(
+                node, path, f"{text} is {int(text)} in YAML 1.2 and {int(text, 8)} before: write {int(text)} or {octal}"
+            )
+        if node.tag not in _NUMBERS | _CONSTANTS:
+            return self._wrong(node, path, f"values of the type {node.tag} cannot be used; quote it if it is text")
+        try:
+            value = self._yaml.constructor.construct_object(node)
+        except (ValueError, KeyError, IndexError):
+            return self._wrong(node, path, f"not of the type {node.tag}")
+        if isinstance(value, float) and not math.isfinite(value):
+            return self._wrong(node, path, f"must be a finite number; got {text}")
+        return value
+
+    def _joined(self, node: Node, path: KeyPath, text: str) -> str:
+        """Return a text whose escapes may be those of JSON, which writes some characters as two halves."""
+        try:
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            self._wrong(node, path, "an escape stands for half a character")
+            return text
+
+    def _wrong(self, node: Node, path: KeyPath, message: str) -> None:
+        self.mistakes.append(self.lines.mistake(path, message)._replace(line=node.start_mark.line + 1))
+
+    def _note(self, node: Node, path: KeyPath, message: str) -> None:
+        self.notes.append(self.lines.mistake(path, message)._replace(line=node.start_mark.line + 1))
+
+
+class _TooLarge(Exception):
+    pass

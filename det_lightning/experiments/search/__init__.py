@@ -1,0 +1,39 @@
+"""Hyperparameter search as Determined 0.38.1 does it, in plain Python: no clock, no files, no processes.
+
+:class:`Search` answers events of trials with operations. The same events in the same order give the same operations,
+so a log of events is all the state that has to be kept: a new ``Search`` that is given the log again continues it.
+"""
+
+from det_lightning.experiments.search.operations import (
+    CreateTrial,
+    ExitReason,
+    Operation,
+    Outcome,
+    Shutdown,
+    StopTrial,
+    Warn,
+)
+from det_lightning.experiments.search.search import Search, planned_trials
+from det_lightning.experiments.search.settings import Length, SearcherSettings
+from det_lightning.experiments.search.space import Categorical, Const, Double, Hyperparameter, Int, Log, SearchSpace
+
+__all__ = [
+    "Categorical",
+    "Const",
+    "CreateTrial",
+    "Double",
+    "ExitReason",
+    "Hyperparameter",
+    "Int",
+    "Length",
+    "Log",
+    "Operation",
+    "Outcome",
+    "Search",
+    "SearchSpace",
+    "SearcherSettings",
+    "Shutdown",
+    "StopTrial",
+    "Warn",
+    "planned_trials",
+]

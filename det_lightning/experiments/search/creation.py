@@ -1,0 +1,35 @@
+"""Creating trials: their ids, their seeds, and their hyperparameters."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from det_lightning.experiments.search.generator import Generator
+from det_lightning.experiments.search.operations import CreateTrial
+from det_lightning.experiments.search.space import SearchSpace, draw
+
+
+class TrialFactory:
+    """Creates the trials of one search, all from one generator: trial k is the same whenever it is created."""
+
+    def __init__(self, space: SearchSpace, experiment_seed: int) -> None:
+        self._space = space
+        self._generator = Generator(experiment_seed)
+        self.created = 0
+
+    def drawn(self, validate_at: tuple[int, ...] = ()) -> CreateTrial:
+        """Return a trial with random hyperparameters."""
+        return self.with_hparams(draw(self._space, self._generator), validate_at)
+
+    def with_hparams(self, hparams: dict[str, Any], validate_at: tuple[int, ...] = ()) -> CreateTrial:
+        """Return a trial with the given hyperparameters."""
+        for _ in range(4):
+            self._generator.word()  # 16 bytes make the id of the request in Determined
+        self.created += 1
+        return CreateTrial(self.created, self._generator.below(2**31), copy.deepcopy(hparams), validate_at)
+
+
+def most_replaced(max_trials: int) -> int:
+    """Return how many trials with invalid hyperparameters are replaced: in a space without valid ones it must end."""
+    return max(100, 10 * max_trials)

@@ -1,0 +1,162 @@
+"""Asynchronous halving: the search methods that stop trials early."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import sys
+from collections.abc import Mapping
+
+from det_lightning.experiments.search.brackets import Bracket, brackets_of
+from det_lightning.experiments.search.creation import TrialFactory, most_replaced
+from det_lightning.experiments.search.operations import CreateTrial, ExitReason, Operation, StopTrial, Warn
+from det_lightning.experiments.search.settings import SearcherSettings
+
+#: How a failed trial ranks: behind every metric but infinity and NaN.
+_FAILED = sys.float_info.max
+
+
+class Rung:
+    """The trials that have trained for ``length``.
+
+    Attributes:
+        metrics: each with the id of its trial, ascending; smaller is better.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.metrics: list[tuple[float, int]] = []
+
+    def insert(self, trial_id: int, metric: float) -> int:
+        """Insert a metric before those equal to it, NaN behind all, and return its index."""
+        if math.isnan(metric):
+            metric = math.inf
+            index = len(self.metrics)
+        else:
+            index = bisect.bisect_left(self.metrics, metric, key=lambda entry: entry[0])
+        self.metrics.insert(index, (metric, trial_id))
+        return index
+
+    def remove(self, trial_id: int) -> None:
+        """Remove what a trial has inserted."""
+        self.metrics = [entry for entry in self.metrics if entry[1] != trial_id]
+
+
+class HalvingBracket:
+    """The trials of one bracket.
+
+    A validation counts in each rung whose length it has reached, from the trial's own upwards. A trial continues while
+    it is among the best ``1 / divisor`` of those that came to the rung so far, itself included; no decision is taken
+    back. Each stopped or failed trial is followed by another one while there are any left. One that ends by itself is
+    not, as in Determined.
+
+    Unlike there, a trial that was stopped is ranked no further: when it fails at its end, or validates once more, it
+    keeps its rank and its follower. Otherwise more trials would run at once from then on.
+    """
+
+    def __init__(self, settings: SearcherSettings, bracket: Bracket, factory: TrialFactory) -> None:
+        self._settings = settings
+        self._factory = factory
+        self.bracket = bracket
+        self.rungs = [Rung(length) for length in bracket.rungs]
+        self._rung_of: dict[int, int] = {}
+        self._decided: set[int] = set()
+        self._exited = 0
+        self._invalid = 0
+
+    def __contains__(self, trial_id: int) -> bool:
+        return trial_id in self._rung_of
+
+    def initial(self) -> list[Operation]:
+        """Return the trials that are created at the start."""
+        return [self._create() for _ in range(self.bracket.initial_trials)]
+
+    def validation_completed(self, trial_id: int, metric: float | None, at: float | None) -> list[Operation]:
+        """Return what follows from a validation: nothing, once the trial was stopped."""
+        if trial_id in self._decided:
+            return []
+        if metric is None or at is None or not math.isfinite(at):
+            name = "metric" if metric is None else "time_metric"
+            error = f"a validation has no number as {getattr(self._settings, name)!r}, which is the searcher's {name}"
+            return [StopTrial(trial_id, error), *self._fail(trial_id)]
+        operations: list[Operation] = []
+        if math.isnan(metric):
+            where = f"{int(at)} {self._settings.time_metric}"
+            operations.append(Warn(trial_id, f"{self._settings.metric} is NaN at {where} and ranks last"))
+        if not self._continues(trial_id, metric if self._settings.smaller_is_better else -metric, int(at)):
+            self._decided.add(trial_id)
+            operations += [StopTrial(trial_id), *self._create_next()]
+        return operations
+
+    def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
+        """Return what follows from the end of a trial."""
+        self._exited += 1
+        if reason is ExitReason.INVALID_HP:
+            return self._replace_invalid(trial_id)
+        if reason is ExitReason.COMPLETED or trial_id in self._decided:
+            return []
+        return self._fail(trial_id)
+
+    def progress(self) -> float:
+        """Return the share of trials that came to the first rung, or that ended once all had come to it."""
+        compared = len(self.rungs[0].metrics)
+        share = compared / (1.2 * self.bracket.max_trials)
+        if compared >= self.bracket.max_trials:
+            share = max(share, (self._exited - self._invalid) / self.bracket.max_trials)
+        return share
+
+    def _continues(self, trial_id: int, metric: float, at: int) -> bool:
+        """Insert the metric into all rungs that the trial has reached, up to the one that stops it."""
+        for index in range(self._rung_of[trial_id], len(self.rungs)):
+            rung = self.rungs[index]
+            self._rung_of[trial_id] = index
+            if at < rung.length:
+                return True
+            rank = rung.insert(trial_id, metric)
+            if rank >= max(int(len(rung.metrics) / self._settings.divisor), 1):
+                return False
+        return False
+
+    def _fail(self, trial_id: int) -> list[Operation]:
+        self._decided.add(trial_id)
+        self.rungs[self._rung_of[trial_id]].insert(trial_id, _FAILED)
+        return self._create_next()
+
+    def _replace_invalid(self, trial_id: int) -> list[Operation]:
+        for rung in self.rungs:
+            rung.remove(trial_id)
+        self._invalid += 1
+        if self._invalid <= most_replaced(self.bracket.max_trials):
+            return [self._create()]
+        return [Warn(trial_id, f"not replaced: {self._invalid - 1} trials before it had invalid hyperparameters")]
+
+    def _create_next(self) -> list[Operation]:
+        return [self._create()] if len(self._rung_of) - self._invalid < self.bracket.max_trials else []
+
+    def _create(self) -> CreateTrial:
+        lengths = tuple(dict.fromkeys(self.bracket.rungs)) if self._settings.force_validations else ()
+        trial = self._factory.drawn(lengths)
+        self._rung_of[trial.trial_id] = 0
+        return trial
+
+
+class HalvingSearch:
+    """``adaptive_asha`` and ``async_halving``: brackets side by side, all with trials from one generator."""
+
+    def __init__(self, factory: TrialFactory, settings: SearcherSettings) -> None:
+        self.brackets = [HalvingBracket(settings, bracket, factory) for bracket in brackets_of(settings)]
+
+    def initial(self) -> list[Operation]:
+        return [operation for bracket in self.brackets for operation in bracket.initial()]
+
+    def validation_completed(self, trial_id: int, metric: float | None, at: float | None) -> list[Operation]:
+        return self._bracket_of(trial_id).validation_completed(trial_id, metric, at)
+
+    def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
+        return self._bracket_of(trial_id).trial_exited(trial_id, reason)
+
+    def progress(self, fractions: Mapping[int, float]) -> float:
+        return sum(bracket.progress() for bracket in self.brackets) / len(self.brackets)
+
+    def _bracket_of(self, trial_id: int) -> HalvingBracket:
+        return next(bracket for bracket in self.brackets if trial_id in bracket)

@@ -1,0 +1,72 @@
+"""What a search asks of whoever runs its trials, and what it learns from it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+
+class ExitReason(str, enum.Enum):
+    """Why a trial has ended for good: its restarts are used up, or it needs none."""
+
+    COMPLETED = "completed"
+    ERRORED = "errored"
+    CANCELED = "canceled"
+    INVALID_HP = "invalid_hp"
+
+
+class Outcome(str, enum.Enum):
+    """How an experiment ended, in Determined's words for its states."""
+
+    COMPLETED = "COMPLETED"
+    ERROR = "ERROR"
+    CANCELED = "CANCELED"
+
+
+@dataclass(frozen=True)
+class CreateTrial:
+    """Run a new trial.
+
+    Attributes:
+        trial_id: 1 for the first trial of the search, then 2, 3, ...
+        trial_seed: below 2**31.
+        hparams: one value for each hyperparameter; nested as the search space is.
+        validate_at: ascending lengths, in the unit of the settings' ``time_metric``, at which the trial has to
+            validate besides its own validations; empty where its own ones do.
+    """
+
+    trial_id: int
+    trial_seed: int
+    hparams: dict[str, Any]
+    validate_at: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class StopTrial:
+    """End a trial; asked for once at most. It checkpoints, exits, and its exit is then reported as any other.
+
+    Attributes:
+        error: why the trial counts as failed; None where the search simply needs no more of it.
+    """
+
+    trial_id: int
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Warn:
+    """Show a message. It is part of the answers to events, so a replay repeats it."""
+
+    trial_id: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """The search is over: all trials have ended, and no other will be created."""
+
+    outcome: Outcome
+
+
+Operation = CreateTrial | StopTrial | Warn | Shutdown

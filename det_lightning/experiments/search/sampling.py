@@ -1,0 +1,73 @@
+"""The search methods that compare nothing: single, random and grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from det_lightning.experiments.search.creation import TrialFactory, most_replaced
+from det_lightning.experiments.search.operations import ExitReason, Operation, Warn
+from det_lightning.experiments.search.space import Grid
+
+
+class RandomSearch:
+    """Creates ``max_trials`` trials, each new one when another one ends.
+
+    Args:
+        replace_invalid: trials with invalid hyperparameters do not count; a ``single`` search ends with one.
+    """
+
+    def __init__(self, factory: TrialFactory, max_trials: int, at_once: int, replace_invalid: bool) -> None:
+        self._factory = factory
+        self._max_trials = max_trials
+        self._at_once = at_once or max_trials
+        self._replace_invalid = replace_invalid
+        self._invalid = 0
+        self._exited = 0
+
+    def initial(self) -> list[Operation]:
+        return [self._factory.drawn() for _ in range(min(self._max_trials, self._at_once))]
+
+    def validation_completed(self, trial_id: int, metric: float | None, at: float | None) -> list[Operation]:
+        return []
+
+    def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
+        operations: list[Operation] = []
+        if reason is ExitReason.INVALID_HP and self._replace_invalid:
+            if self._invalid < most_replaced(self._max_trials):
+                self._invalid += 1
+            else:
+                operations.append(
+                    Warn(trial_id, f"not replaced: {self._invalid} trials before it had invalid hyperparameters")
+                )
+        self._exited += 1
+        if self._factory.created - self._invalid < self._max_trials:
+            operations.append(self._factory.drawn())
+        return operations
+
+    def progress(self, fractions: Mapping[int, float]) -> float:
+        return (self._exited - self._invalid + sum(fractions.values())) / self._max_trials
+
+
+class GridSearch:
+    """Creates one trial for each point of the grid, each new one when another one ends, however it ends."""
+
+    def __init__(self, factory: TrialFactory, grid: Grid, at_once: int) -> None:
+        self._factory = factory
+        self._grid = grid
+        self._at_once = at_once or grid.size
+        self._exited = 0
+
+    def initial(self) -> list[Operation]:
+        return [self._factory.with_hparams(self._grid.point(i)) for i in range(min(self._grid.size, self._at_once))]
+
+    def validation_completed(self, trial_id: int, metric: float | None, at: float | None) -> list[Operation]:
+        return []
+
+    def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
+        self._exited += 1
+        if self._factory.created == self._grid.size:
+            return []
+        return [self._factory.with_hparams(self._grid.point(self._factory.created))]
+
+    def progress(self, fractions: Mapping[int, float]) -> float:
+        return (self._exited + sum(fractions.values())) / self._grid.size

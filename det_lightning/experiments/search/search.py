@@ -1,0 +1,160 @@
+"""A hyperparameter search: events of trials in, operations out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from det_lightning.experiments.search.creation import TrialFactory
+from det_lightning.experiments.search.halving import HalvingSearch
+from det_lightning.experiments.search.operations import (
+    CreateTrial,
+    ExitReason,
+    Operation,
+    Outcome,
+    Shutdown,
+    StopTrial,
+)
+from det_lightning.experiments.search.sampling import GridSearch, RandomSearch
+from det_lightning.experiments.search.settings import SearcherSettings, converted, settings_mistakes
+from det_lightning.experiments.search.space import Grid, SearchSpace, space_mistakes
+
+
+class SearchMethod(Protocol):
+    """Answers the events of a search with operations; the arguments are those of :class:`Search`.
+
+    It sees only events of trials that it created, and none after the exit of a trial.
+    """
+
+    def initial(self) -> list[Operation]:
+        """Return the trials that are created at the start."""
+
+    def validation_completed(self, trial_id: int, metric: float | None, at: float | None) -> list[Operation]:
+        """Return what follows from a validation."""
+
+    def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
+        """Return what follows from the end of a trial."""
+
+    def progress(self, fractions: Mapping[int, float]) -> float:
+        """Return how much of the search is done, given how much of each running trial is."""
+
+
+class Search:
+    """Decides which trials run and which are stopped, as Determined 0.38.1 decides it.
+
+    Call :meth:`initial` once, then report the events in their order, and carry out the operations
+    that each call returns. All calls depend on nothing but the events before them.
+
+    Args:
+        settings: the searcher section of the configuration. Settings of earlier releases are converted.
+        space: the hyperparameters.
+        experiment_seed: seed of the generator that draws hyperparameters and the seeds of the trials.
+
+    Attributes:
+        settings: as converted.
+        warnings: what was converted, and what may surprise.
+
+    Raises:
+        ValueError: the settings, the space or the seed cannot be used. All mistakes in settings and space are named
+            at once.
+    """
+
+    def __init__(self, settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> None:
+        self.settings, self.warnings = converted(settings)
+        mistakes = settings_mistakes(self.settings) + space_mistakes(space, self.settings.name == "grid")
+        if mistakes:
+            raise ValueError("; ".join(mistakes) + ".")
+        self._factory = TrialFactory(space, experiment_seed)
+        self._method = _method_of(self.settings, space, self._factory)
+        self._exits: dict[int, ExitReason] = {}
+        self._failed: set[int] = set()
+
+    def initial(self) -> list[Operation]:
+        """Return the trials to create at the start."""
+        return self._method.initial()
+
+    def validation_completed(self, trial_id: int, metric: float | None, at: float | None) -> list[Operation]:
+        """Return what follows from a validation.
+
+        Args:
+            trial_id: of a trial that was created.
+            metric: the searcher metric as the trial reported it; None: the validation lacks it, or it is not a number.
+                NaN ranks last.
+            at: the time metric; None: the validation lacks it. Methods without one ignore it.
+
+        Raises:
+            ValueError: no such trial was created.
+        """
+        self._check_created(trial_id)
+        if trial_id in self._exits:
+            return []
+        operations = self._method.validation_completed(trial_id, metric, at)
+        self._failed.update(stop.trial_id for stop in operations if isinstance(stop, StopTrial) and stop.error)
+        return operations
+
+    def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
+        """Return what follows from the end of a trial. The second report of an end changes nothing.
+
+        Raises:
+            ValueError: no such trial was created.
+        """
+        self._check_created(trial_id)
+        if trial_id in self._exits:
+            return []
+        if trial_id in self._failed:
+            reason = ExitReason.ERRORED
+        self._exits[trial_id] = reason
+        operations = self._method.trial_exited(trial_id, reason)
+        if self.finished:
+            operations.append(Shutdown(self._outcome()))
+        return operations
+
+    @property
+    def finished(self) -> bool:
+        """Whether all trials have ended, and no other will be created."""
+        return len(self._exits) == self._factory.created > 0
+
+    def progress(self, fractions: Mapping[int, float] | None = None) -> float:
+        """Return how much of the search is done, from 0 to 1.
+
+        Args:
+            fractions: how much of its training each trial has done, from 0 to 1. The halving methods do not use it.
+        """
+        if self.finished:
+            return 1.0
+        running = {trial_id: share for trial_id, share in (fractions or {}).items() if trial_id not in self._exits}
+        return min(self._method.progress(running), 1.0)
+
+    def _check_created(self, trial_id: int) -> None:
+        if not 1 <= trial_id <= self._factory.created:
+            raise ValueError(f"trial {trial_id} was not created; so far there are {self._factory.created} trials.")
+
+    def _outcome(self) -> Outcome:
+        reasons = set(self._exits.values())
+        if reasons == {ExitReason.ERRORED}:
+            return Outcome.ERROR
+        return Outcome.CANCELED if reasons == {ExitReason.CANCELED} else Outcome.COMPLETED
+
+
+def planned_trials(settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> list[CreateTrial]:
+    """Return the trials that do not depend on results: all of single, random and grid, otherwise the initial ones.
+
+    Raises:
+        ValueError: as :class:`Search`.
+    """
+    search = Search(settings, space, experiment_seed)
+    planned = [operation for operation in search.initial() if isinstance(operation, CreateTrial)]
+    for trial in planned:  # it grows by those that follow
+        followers = search.trial_exited(trial.trial_id, ExitReason.COMPLETED)
+        planned += [operation for operation in followers if isinstance(operation, CreateTrial)]
+    return planned
+
+
+def _method_of(settings: SearcherSettings, space: SearchSpace, factory: TrialFactory) -> SearchMethod:
+    if settings.name == "single":
+        return RandomSearch(factory, max_trials=1, at_once=1, replace_invalid=False)
+    if settings.name == "random":
+        return RandomSearch(factory, settings.max_trials, settings.max_concurrent_trials, replace_invalid=True)
+    if settings.name == "grid":
+        return GridSearch(factory, Grid(space), settings.max_concurrent_trials)
+    return HalvingSearch(factory, settings)

@@ -1,0 +1,216 @@
+"""The search space: hyperparameters, one random draw of them, and their grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from det_lightning.experiments.search.generator import Generator
+
+
+class Distribution(Protocol):
+    """What a hyperparameter that is not a nest can be."""
+
+    def draw(self, generator: Generator) -> Any:
+        """Return a random value."""
+
+    def grid(self) -> list[Any]:
+        """Return the values on a grid."""
+
+    def mistakes(self) -> list[str]:
+        """Return what is wrong with the arguments."""
+
+
+@dataclass(frozen=True)
+class Const:
+    """A value of any type that every trial gets."""
+
+    val: Any
+
+    def draw(self, generator: Generator) -> Any:
+        return self.val
+
+    def grid(self) -> list[Any]:
+        return [self.val]
+
+    def mistakes(self) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """One of several values of any type."""
+
+    vals: tuple[Any, ...]
+
+    def draw(self, generator: Generator) -> Any:
+        return self.vals[generator.below(len(self.vals))]
+
+    def grid(self) -> list[Any]:
+        return list(self.vals)
+
+    def mistakes(self) -> list[str]:
+        return [] if self.vals else ["vals is empty; expected at least one value"]
+
+
+@dataclass(frozen=True)
+class Int:
+    """An integer between ``minval`` and ``maxval``, both included; a grid has ``count`` of them."""
+
+    minval: int
+    maxval: int
+    count: int | None = None
+
+    def draw(self, generator: Generator) -> int:
+        return self.minval + generator.below(self.maxval - self.minval + 1)
+
+    def grid(self) -> list[int]:
+        count = min(self.count or 1, self.maxval - self.minval + 1)
+        return [_rounded(value) for value in _evenly(self.minval, self.maxval, count)]
+
+    def mistakes(self) -> list[str]:
+        wide = self.maxval - self.minval >= 2**63
+        too_wide = [f"the range from {self.minval} to {self.maxval} does not fit in 63 bits"] if wide else []
+        return _range_mistakes(self.minval, self.maxval, self.count) + too_wide
+
+
+@dataclass(frozen=True)
+class Double:
+    """A float of [minval, maxval); a grid has ``count`` of them, ``maxval`` included."""
+
+    minval: float
+    maxval: float
+    count: int | None = None
+
+    def draw(self, generator: Generator) -> float:
+        return generator.uniform(self.minval, self.maxval)
+
+    def grid(self) -> list[float]:
+        return _evenly(self.minval, self.maxval, self.count or 1)
+
+    def mistakes(self) -> list[str]:
+        return _range_mistakes(self.minval, self.maxval, self.count)
+
+
+@dataclass(frozen=True)
+class Log:
+    """``base`` to the power of a float of [minval, maxval); a grid has ``count`` of them, ``maxval`` included."""
+
+    minval: float
+    maxval: float
+    base: float
+    count: int | None = None
+
+    def draw(self, generator: Generator) -> float:
+        return math.pow(self.base, generator.uniform(self.minval, self.maxval))
+
+    def grid(self) -> list[float]:
+        return [math.pow(self.base, exponent) for exponent in _evenly(self.minval, self.maxval, self.count or 1)]
+
+    def mistakes(self) -> list[str]:
+        found = _range_mistakes(self.minval, self.maxval, self.count)
+        if not self.base > 0:
+            return [*found, f"base is {self.base}; expected a number above 0"]
+        if max(exponent * math.log(self.base) for exponent in (self.minval, self.maxval)) > 709:
+            found.append(f"{self.base} to the power of {self.minval} or {self.maxval} is too large for a float")
+        return found
+
+
+#: A mapping is a nest: hyperparameters that belong together, drawn each by itself.
+Hyperparameter = Distribution | Mapping[str, "Hyperparameter"]
+SearchSpace = Mapping[str, Hyperparameter]
+
+
+def draw(space: SearchSpace, generator: Generator) -> dict[str, Any]:
+    """Return a random value for each hyperparameter, drawn in the order of the names.
+
+    Inside a nest Determined itself has no fixed order, so nested ranges have other values there.
+    """
+    return {name: _draw_one(space[name], generator) for name in sorted(space)}
+
+
+def _draw_one(hyperparameter: Hyperparameter, generator: Generator) -> Any:
+    if isinstance(hyperparameter, Mapping):
+        return draw(hyperparameter, generator)
+    return hyperparameter.draw(generator)
+
+
+class Grid:
+    """All combinations of the grid values, in the order in which Determined tries them: from the last to the first.
+
+    The first name in alphabetical order changes slowest. A grid may have more combinations than memory.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._axes = [(path, leaf.grid() if leaf else [{}]) for path, leaf in _leaves(space)]
+
+    @property
+    def size(self) -> int:
+        """The number of combinations."""
+        return math.prod(len(values) for _, values in self._axes)
+
+    def point(self, index: int) -> dict[str, Any]:
+        """Return the combination that is tried after ``index`` others."""
+        position = self.size - 1 - index
+        chosen: list[Any] = []
+        for _, values in reversed(self._axes):
+            position, of_axis = divmod(position, len(values))
+            chosen.append(values[of_axis])
+        hparams: dict[str, Any] = {}
+        for (path, _), value in zip(self._axes, reversed(chosen), strict=True):
+            nest = hparams
+            for name in path[:-1]:
+                nest = nest.setdefault(name, {})
+            nest[path[-1]] = value
+        return hparams
+
+
+def space_mistakes(space: SearchSpace, needs_counts: bool) -> list[str]:
+    """Return what is wrong in a search space, each mistake with the dotted name of its hyperparameter."""
+    found: list[str] = []
+    for path, leaf in _leaves(space):
+        name = ".".join(["hyperparameters", *path])
+        if leaf is None:
+            continue
+        found += [f"{name}: {mistake}" for mistake in leaf.mistakes()]
+        if needs_counts and isinstance(leaf, Int | Double | Log) and leaf.count is None:
+            found.append(f"{name}: count is missing; a grid search needs one for each int, double and log")
+    return found
+
+
+def _leaves(space: SearchSpace, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Distribution | None]]:
+    """Yield each hyperparameter that is not a nest with its path; None stands for an empty nest."""
+    for name in sorted(space):
+        inner = space[name]
+        path = (*above, name)
+        if not isinstance(inner, Mapping):
+            yield path, inner
+        elif inner:
+            yield from _leaves(inner, path)
+        else:
+            yield path, None
+
+
+def _evenly(minval: float, maxval: float, count: int) -> list[float]:
+    if count == 1:
+        return [(minval + maxval) / 2]
+    return [minval + i * (maxval - minval) / (count - 1) for i in range(count)]
+
+
+def _rounded(value: float) -> int:
+    """Return the nearest integer; of two, the one further from 0. Python's ``round`` prefers the even one."""
+    whole = math.trunc(value)
+    return whole if abs(value - whole) < 0.5 else whole + (1 if value > 0 else -1)
+
+
+def _range_mistakes(minval: float, maxval: float, count: int | None) -> list[str]:
+    found: list[str] = []
+    if not (math.isfinite(minval) and math.isfinite(maxval)):
+        found.append(f"minval is {minval} and maxval is {maxval}; expected finite numbers")
+    elif not minval < maxval:
+        found.append(f"minval is {minval} and maxval is {maxval}; expected minval below maxval")
+    if count is not None and count < 1:
+        found.append(f"count is {count}; expected at least 1")
+    return found

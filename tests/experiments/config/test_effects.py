@@ -1,0 +1,119 @@
+"""Which fields have an effect, in one table for messages and docs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from det_lightning.experiments.config.effects import FIELD_RULES, field_effects
+from det_lightning.experiments.config.experiment import ExperimentConfig
+from det_lightning.experiments.config.searchers import REFUSED_SEARCHERS
+from tests.experiments.config.configurations import mistakes_in, read, read_part
+
+ROOT = Path(__file__).parents[3]
+
+
+def effects_of(text: str) -> dict[str, str]:
+    return {effect.path: effect.effect for effect in field_effects(read_part(text))}
+
+
+def test_the_table_in_the_docs_is_the_one_in_the_code() -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / "write_field_table.py", "--check"], check=True)
+
+
+def test_every_field_has_a_row_and_every_row_a_field() -> None:
+    documented = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    for name in ExperimentConfig.model_fields:
+        assert f"| `{name}` |" in documented or f"| `{name}." in documented
+    fields = [rule.field for rule in FIELD_RULES]
+    assert len(set(fields)) == len(fields)
+    for field in fields:
+        assert f"| `{field}` |" in documented or f"| `{field}." in documented
+
+
+def test_what_the_table_calls_refused_is_refused() -> None:
+    refused = {rule.field.partition(": ")[2] for rule in FIELD_RULES if rule.effect == "refused"}
+    assert refused == {*REFUSED_SEARCHERS, "hdfs"}
+    for name in REFUSED_SEARCHERS:
+        assert "cannot be used" in mistakes_in(f"searcher: {{name: {name}}}")[0].message
+
+
+@pytest.mark.parametrize(
+    ("text", "effects"),
+    [
+        ("name: a", {"name": "used"}),
+        (
+            "resources: {slots_per_trial: 2, shm_size: 3}",
+            {"resources.slots_per_trial": "used", "resources.shm_size": "ignored"},
+        ),
+        ("resources: {weight: null}", {}),
+        ("optimizations: {mixed_precision: O1}", {"optimizations.mixed_precision": "warned"}),
+        ("environment: {environment_variables: [A=1]}", {"environment.environment_variables": "used"}),
+        ("environment: {image: a}", {"environment.image": "ignored"}),
+        (
+            "checkpoint_storage: {type: gcs, bucket: b}",
+            {"checkpoint_storage.type": "used", "checkpoint_storage.bucket": "used"},
+        ),
+        ("checkpoint_storage: {save_trial_best: 3}", {"checkpoint_storage.save_trial_best": "used"}),
+        ("slurm: {gpu_type: a}", {"slurm": "ignored"}),
+        ("batches_per_step: 3", {"scheduling_unit": "used"}),
+        ("labels: {a: true}", {"labels": "used"}),
+        ("internal: {a: b}", {"internal": "ignored"}),
+    ],
+)
+def test_given_fields_are_listed_with_their_effect(text: str, effects: dict[str, str]) -> None:
+    assert effects_of(text) == effects
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "min_validation_period: {batches: 3}",
+        "checkpoint_policy: all",
+        "scheduling_unit: 3",
+        "perform_initial_validation: true",
+        "optimizations: {aggregation_frequency: 2}",
+    ],
+)
+@pytest.mark.parametrize(
+    ("entrypoint", "effect"),
+    [
+        ("model_def:T", "used"),
+        ("python3 -m determined.launch.torch_distributed --trial model_def:T", "used"),
+        ("python3 train.py", "ignored"),
+    ],
+)
+def test_what_the_loop_of_a_trial_class_reads_has_no_effect_on_commands(
+    text: str, entrypoint: str, effect: str
+) -> None:
+    effects = effects_of(f"entrypoint: {entrypoint}\n{text}")
+    assert effects.pop("entrypoint") == "used"
+    assert list(effects.values()) == [effect]
+
+
+def test_effects_come_in_the_order_of_the_file_with_their_lines() -> None:
+    effects = field_effects(read("security: {}\ndata: {a: 1}\nresources:\n  priority: 3"))
+    assert [(effect.line, effect.path) for effect in effects][:3] == [
+        (1, "security"),
+        (2, "data"),
+        (4, "resources.priority"),
+    ]
+
+
+def test_a_mount_is_warned_of_where_its_path_is_not_there(tmp_path: Path) -> None:
+    config = read_part(f"""
+        bind_mounts:
+        - {{host_path: /data, container_path: /data}}
+        - {{host_path: /data, container_path: {tmp_path}}}
+        - {{host_path: /data, container_path: {tmp_path}/missing}}
+    """)
+    effects = field_effects(config)
+    assert [(effect.line, effect.path, effect.effect) for effect in effects] == [
+        (2, "bind_mounts[0]", "ignored"),
+        (3, "bind_mounts[1]", "ignored"),
+        (4, "bind_mounts[2]", "warned"),
+    ]
+    assert effects[2].note == f"{tmp_path}/missing does not exist here: link it to /data, or change the code"

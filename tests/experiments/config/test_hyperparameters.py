@@ -1,0 +1,89 @@
+"""Constants, ranges, choices and groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from det_lightning.experiments.config.hyperparameters import Categorical, Const, Double, Int, Log, leaves
+from tests.experiments.config.configurations import mistakes_in, read_part
+
+
+def hyperparameters_of(text: str) -> dict[str, Any]:
+    return read_part(f"hyperparameters: {text}").hyperparameters
+
+
+@pytest.mark.parametrize(
+    ("text", "entry"),
+    [
+        ("3", Const(val=3)),
+        ("1e-3", Const(val=0.001)),
+        ("null", Const(val=None)),
+        ("false", Const(val=False)),
+        ("text", Const(val="text")),
+        ("[1, {type: int}]", Const(val=[1, {"type": "int"}])),
+        ("{type: const, val: {a: b}}", Const(val={"a": "b"})),
+        ("{type: const, val: null}", Const(val=None)),
+        ("{type: int, minval: 1, maxval: 4}", Int(minval=1, maxval=4)),
+        ("{type: int, minval: -4.0, maxval: 4, count: 3}", Int(minval=-4, maxval=4, count=3)),
+        ("{type: double, minval: 0, maxval: 0.5, count: null}", Double(minval=0, maxval=0.5)),
+        ("{type: log, minval: -4, maxval: -1, base: 10}", Log(minval=-4, maxval=-1, base=10)),
+        ("{type: categorical, vals: [a, 1, null, [2], {b: 3}]}", Categorical(vals=["a", 1, None, [2], {"b": 3}])),
+        ("{}", {}),
+        ("{b: {c: 1}, d: {}}", {"b": {"c": Const(val=1)}, "d": {}}),
+    ],
+)
+def test_an_entry_is_what_it_was_on_the_platform(text: str, entry: Any) -> None:
+    assert hyperparameters_of(f"{{a: {text}}}") == {"a": entry}
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "message"),
+    [
+        ("{type: int, minval: 1}", "a.maxval", "is missing"),
+        ("{type: int, minval: 1, maxval: 1}", "a.maxval", "must be greater than minval, 1; got 1"),
+        ("{type: int, minval: 1.5, maxval: 3}", "a.minval", "must be an integer; got 1.5"),
+        ("{type: double, minval: 2.5, maxval: 1}", "a.maxval", "must be greater than minval, 2.5; got 1.0"),
+        ("{type: double, minval: '1', maxval: 2}", "a.minval", "must be a number; got '1'"),
+        ("{type: log, minval: -1, maxval: 1}", "a.base", "is missing"),
+        ("{type: log, minval: -1, maxval: 1, base: 0}", "a.base", "must be greater than 0; got 0"),
+        ("{type: int, minval: 1, maxval: 2, count: 0}", "a.count", "must be at least 1; got 0"),
+        ("{type: int, minval: 1, maxval: 2, min: 0}", "a.min", "unknown key"),
+        ("{type: categorical, vals: []}", "a.vals", "must not be empty; got []"),
+        ("{type: categorical, vals: x}", "a.vals", "must be a list; got 'x'"),
+        ("{type: categorical}", "a.vals", "is missing"),
+        ("{type: const}", "a.val", "is missing"),
+        ("{type: flot, minval: 1}", "a.type", "unknown type 'flot'"),
+        ("{type: {b: 1}}", "a.type", "a group cannot have a member named type"),
+        ("{b: {c: {type: int, minval: 1}}}", "a.b.c.maxval", "is missing"),
+    ],
+)
+def test_an_entry_that_cannot_be_drawn_is_refused(text: str, path: str, message: str) -> None:
+    (mistake,) = mistakes_in(f"debug: false\nhyperparameters:\n  a: {text}")
+    assert (mistake.line, mistake.path) == (3, f"hyperparameters.{path}")
+    assert message in mistake.message
+
+
+def test_each_range_of_a_grid_needs_a_count_at_every_depth() -> None:
+    found = mistakes_in("""
+        searcher: {name: grid}
+        hyperparameters:
+          a: {type: int, minval: 1, maxval: 9, count: 3}
+          b: {type: int, minval: 1, maxval: 9}
+          c: {type: categorical, vals: [1]}
+          d:
+            e: {type: double, minval: 1, maxval: 9}
+            f: {g: {type: log, minval: 1, maxval: 9, base: 2, count: null}}
+          h: 3
+    """)
+    assert [(mistake.line, mistake.path) for mistake in found] == [
+        (4, "hyperparameters.b.count"),
+        (7, "hyperparameters.d.e.count"),
+        (8, "hyperparameters.d.f.g.count"),
+    ]
+
+
+def test_leaves_come_with_the_names_that_lead_to_them() -> None:
+    group = hyperparameters_of("{a: 1, b: {c: {d: 2}, e: {}}}")
+    assert list(leaves(group)) == [(("a",), Const(val=1)), (("b", "c", "d"), Const(val=2))]

@@ -1,0 +1,200 @@
+"""Every mistake is reported, with its line, its keys, the value and what was expected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from det_lightning.errors import ConfigError, DetLightningError
+from det_lightning.experiments.config import read_config
+from tests.experiments.config.configurations import mistakes_in, read, read_alone
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "path", "message"),
+    [
+        ("max_restart: 3", 1, "max_restart", "unknown key; did you mean max_restarts?"),
+        ("resources:\n  slots_per_tral: 2", 2, "resources.slots_per_tral", "did you mean slots_per_trial?"),
+        ("profiling: {on: true}", 1, "profiling.on", "unknown key; known are begin_on_batch, enabled, end_after_batch"),
+        ("version: 1", 1, "version", "unknown key"),
+        ("max_restarts: -1", 1, "max_restarts", "must be at least 0; got -1"),
+        ("max_restarts: '5'", 1, "max_restarts", "must be an integer; got '5'"),
+        ("max_restarts: true", 1, "max_restarts", "must be an integer; got true"),
+        ("max_restarts: 1.5", 1, "max_restarts", "must be an integer; got 1.5"),
+        ("scheduling_unit: 0", 1, "scheduling_unit", "must be at least 1; got 0"),
+        ("debug: 1", 1, "debug", "must be true or false; got 1"),
+        ("name: [a]", 1, "name", "must be a string; got ['a']"),
+        ("labels: a", 1, "labels", "must be a list; got 'a'"),
+        ("labels: [a, 1]", 1, "labels[1]", "must be a string; got 1"),
+        ("data: 3", 1, "data", "must be a mapping; got 3"),
+        ("resources: 3", 1, "resources", "must be a mapping; got 3"),
+        ("entrypoint: 3", 1, "entrypoint", "must be module:Class, a command, or a list"),
+        ("entrypoint: [python3, 3]", 1, "entrypoint", "must be module:Class, a command, or a list"),
+        ("entrypoint: ''", 1, "entrypoint", "must be module:Class"),
+        ("checkpoint_policy: bets", 1, "checkpoint_policy", "must be 'best', 'all' or 'none'; got 'bets'"),
+        ("workspace: a", 1, "project", "is missing: give both workspace and project, or neither"),
+        ("project: a", 1, "workspace", "is missing: give both"),
+        ("min_validation_period: {epoch: 1}", 1, "min_validation_period.epoch", "unknown unit; did you mean epochs?"),
+        ("min_validation_period: {batches: -1}", 1, "min_validation_period.batches", "at least 0; got -1"),
+        ("min_validation_period: {batches: a}", 1, "min_validation_period.batches", "must be an integer"),
+        ("min_checkpoint_period: {}", 1, "min_checkpoint_period", "must be one of {batches: N}"),
+        ("min_checkpoint_period:\n  batches: 1\n  epochs: 1", 1, "min_checkpoint_period", "must be one of"),
+        ("min_checkpoint_period: true", 1, "min_checkpoint_period", "must be one of"),
+        (
+            "reproducibility: {experiment_seed: 4294967296}",
+            1,
+            "reproducibility.experiment_seed",
+            "must be less than 4294967296",
+        ),
+        ("reproducibility: {experiment_seed: -1}", 1, "reproducibility.experiment_seed", "must be at least 0"),
+        ("optimizations: {aggregation_frequency: 0}", 1, "optimizations.aggregation_frequency", "at least 1; got 0"),
+        ("optimizations: {mixed_precision: O4}", 1, "optimizations.mixed_precision", "got 'O4'"),
+        ("resources: {priority: 100}", 1, "resources.priority", "must be at most 99; got 100"),
+        ("resources: {shm_size: 4X}", 1, "resources.shm_size", "must be a number of bytes, or a size such as 4G"),
+        ("resources: {devices: [a]}", 1, "resources.devices[0]", "must be a mapping; got 'a'"),
+        ("resources:\n  slots_per_trial: 4\n  max_slots: 2", 3, "resources.max_slots", "at least slots_per_trial, 4"),
+        ("bind_mounts:\n- host_path: a\n  container_path: b", 2, "bind_mounts[0].host_path", "absolute path; got 'a'"),
+        ("bind_mounts:\n- host_path: /a\n  container_path: .", 3, "bind_mounts[0].container_path", "must not be"),
+        ("bind_mounts:\n- host_path: /a", 2, "bind_mounts[0].container_path", "is missing"),
+        ("environment: {image: 3}", 1, "environment.image", "must be a mapping; got 3"),
+        ("environment: {environment_variables: [=3]}", 1, "environment.environment_variables[0]", "must be NAME=VALUE"),
+        ("environment: {ports: {a: b}}", 1, "environment.ports.a", "must be an integer; got 'b'"),
+        ("log_policies: [{pattern: a, action: x}]", 1, "log_policies[0].action", "must be 'cancel_retries' or"),
+        ("log_policies: [{pattern: '('}]", 1, "log_policies[0].pattern", "is not a regular expression"),
+        ("retention_policy: {log_retention_days: -2}", 1, "retention_policy.log_retention_days", "at least -1"),
+        ("checkpoint_storage: {type: s4}", 1, "checkpoint_storage.type", "unknown type 's4'; known are azure"),
+        ("checkpoint_storage: {type: hdfs}", 1, "checkpoint_storage.type", "it was removed from Determined"),
+        ("checkpoint_storage: {type: s3}", 1, "checkpoint_storage.bucket", "is missing"),
+        ("checkpoint_storage: {type: s3, bucket: a, host_path: b}", 1, "checkpoint_storage.host_path", "unknown key"),
+        ("checkpoint_storage: {type: gcs, bucket: a, prefix: ../b}", 1, "checkpoint_storage", "must not contain '..'"),
+        ("checkpoint_storage: {type: shared_fs, host_path: a}", 1, "checkpoint_storage", "host_path must be absolute"),
+        ("checkpoint_storage: {save_trial_best: -1}", 1, "checkpoint_storage.save_trial_best", "must be at least 0"),
+    ],
+)
+def test_a_mistake_in_a_section(text: str, line: int, path: str, message: str) -> None:
+    (mistake,) = mistakes_in(text)
+    assert (mistake.line, mistake.path) == (line, path)
+    assert message in mistake.message
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("searcher: {name: single, metric: loss}", "entrypoint"),
+        ("entrypoint: python3 train.py", "searcher"),
+        ("entrypoint: python3 train.py\nsearcher: {name: single}", "searcher.metric"),
+        ("entrypoint: python3 train.py\nsearcher: {metric: loss}", "searcher.name"),
+        ("entrypoint: null\nsearcher: {name: single, metric: loss}", "entrypoint"),
+        ("entrypoint: model_def:T\nsearcher: {name: single, metric: loss}", "searcher.max_length"),
+    ],
+)
+def test_an_experiment_needs_what_a_part_of_one_does_not(text: str, path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_config(f"{text}\n")
+    (mistake,) = caught.value.mistakes
+    assert mistake.path == path
+    assert mistake.message.startswith("is missing")
+    read_config(f"{text}\n", partial=True)
+
+
+def test_mistakes_of_all_kinds_come_together_in_the_order_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "adaptive.yaml"
+    file.write_text(
+        "entrypoint: model_def:T\n"
+        "hyperparameters:\n"
+        "  lr: {type: log, minval: -3, maxval: -1, base: 10}\n"
+        "searcher:\n"
+        "  name: grid\n"
+        "  metric: loss\n"
+        "  max_length: 100\n"
+        "min_checkpoint_period: {records: 5}\n"
+        "max_steps: 3\n"
+        "resources: {slots_per_trial: a}\n"
+        "debug: .inf\n"
+        "debug: true\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        read_config(file)
+    assert [(mistake.line, mistake.path) for mistake in caught.value.mistakes] == [
+        (3, "hyperparameters.lr.count"),
+        (7, "searcher.max_length"),
+        (8, "min_checkpoint_period.records"),
+        (9, "max_steps"),
+        (10, "resources.slots_per_trial"),
+        (11, "debug"),
+        (12, "debug"),
+    ]
+    message = str(caught.value)
+    assert message.startswith(f"{file} has 7 mistakes:\n  line 3: hyperparameters.lr.count: is missing")
+    assert len(message.splitlines()) == 8
+
+
+def test_a_value_that_yaml_cannot_hold_is_one_mistake() -> None:
+    (mistake,) = mistakes_in("hyperparameters: {a: {type: double, minval: 0, maxval: .inf}}")
+    assert mistake.message == "must be a finite number; got .inf"
+
+
+def test_one_mistake_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "const.yaml"
+    file.write_text("max_restarts: a")
+    with pytest.raises(ConfigError, match=r"const.yaml: line 1: max_restarts: must be an integer; got 'a'$"):
+        read_config(file, partial=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"- a", b"just text", b"\xff"])
+def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "const.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"const.yaml: (must be a mapping|is not UTF-8)"):
+        read_config(file)
+
+
+def test_a_file_that_is_not_there_is_a_mistake_too(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none.yaml: cannot be read: No such file"):
+        read_config(tmp_path / "none.yaml")
+
+
+def test_the_error_can_be_caught_as_others_of_the_package() -> None:
+    assert issubclass(ConfigError, DetLightningError)
+    assert issubclass(ConfigError, ValueError)
+
+
+def test_a_mistake_shows_no_secret() -> None:
+    text = """
+        checkpoint_storage:
+          type: s3
+          bucket: b
+          secret_key: [hunter2]
+          sekret_key: hunter2
+        environment:
+          registry_auth: hunter2
+          environment_variables: [[WANDB_API_KEY=hunter2]]
+    """
+    found = mistakes_in(text)
+    assert len(found) == 4
+    assert "hunter2" not in str(found)
+
+
+def test_null_is_the_default_wherever_there_is_one() -> None:
+    nulls = "max_restarts: null\nresources:\nlabels: ~\ncheckpoint_storage: {type: null}\nmin_validation_period: null\n"
+    config = read(nulls + "reproducibility: {experiment_seed: 1}")
+    assert config.as_dict() == read("reproducibility: {experiment_seed: 1}").as_dict()
+
+
+def test_a_whole_number_with_a_point_is_an_integer() -> None:
+    config = read("max_restarts: 5.0")
+    assert config.max_restarts == 5
+    assert type(config.max_restarts) is int
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    file = tmp_path / "const.yaml"
+    file.write_bytes(b"\xef\xbb\xbfmax_restarts: 3")
+    assert read_config(str(file), partial=True).max_restarts == 3
+
+
+def test_a_text_has_a_line_break_and_a_file_name_has_none() -> None:
+    assert read_alone("entrypoint: python3 a.py\nsearcher: {name: single, metric: a}").entrypoint == "python3 a.py"
+    with pytest.raises(ConfigError, match="No such file"):
+        read_config("max_restarts: 3")

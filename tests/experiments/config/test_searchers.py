@@ -1,0 +1,176 @@
+"""The searches, their defaults, and the searches that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from det_lightning.experiments.config.searchers import HalvingSearcher
+from tests.experiments.config.configurations import mistakes_in, read_alone, read_part
+
+COMMON = {
+    "metric": "loss",
+    "smaller_is_better": True,
+    "source_trial_id": None,
+    "source_checkpoint_uuid": None,
+    "max_length": None,
+}
+HALVING = {
+    **COMMON,
+    "max_trials": 16,
+    "max_time": 100,
+    "time_metric": "batches",
+    "divisor": 4,
+    "max_concurrent_trials": 16,
+    "stop_once": False,
+}
+
+
+def searcher_of(text: str) -> Any:
+    return read_part(f"searcher: {text}").searcher
+
+
+@pytest.mark.parametrize(
+    ("text", "defaulted"),
+    [
+        ("{name: single, metric: loss}", {**COMMON, "name": "single"}),
+        (
+            "{name: single, metric: loss, max_length: {epochs: 3}, source_trial_id: 7}",
+            {**COMMON, "name": "single", "max_length": {"epochs": 3}, "source_trial_id": 7},
+        ),
+        (
+            "{name: random, metric: loss, max_trials: 9, max_length: 100}",
+            {**COMMON, "name": "random", "max_trials": 9, "max_concurrent_trials": 16, "max_length": 100},
+        ),
+        (
+            "{name: grid, metric: loss, smaller_is_better: false, max_concurrent_trials: 0}",
+            {**COMMON, "name": "grid", "max_concurrent_trials": 0, "smaller_is_better": False},
+        ),
+        (
+            "{name: adaptive_asha, metric: loss, max_trials: 16, max_time: 100, time_metric: batches}",
+            {**HALVING, "name": "adaptive_asha", "mode": "standard", "max_rungs": 5, "bracket_rungs": []},
+        ),
+        (
+            "{name: async_halving, metric: loss, max_trials: 16, max_time: 100, time_metric: batches, num_rungs: 3}",
+            {**HALVING, "name": "async_halving", "num_rungs": 3},
+        ),
+    ],
+)
+def test_a_search_has_the_defaults_of_the_platform(text: str, defaulted: dict[str, Any]) -> None:
+    assert searcher_of(text).model_dump() == defaulted
+
+
+@pytest.mark.parametrize(
+    ("given", "clock", "full_time", "validates_at_rungs"),
+    [
+        ("max_time: 100, time_metric: batches", "batches", 100, False),
+        ("max_time: 7, time_metric: seen, max_length: {epochs: 7}", "seen", 7, False),
+        ("max_length: {batches: 937}", "batches", 937, True),
+        ("max_length: {epochs: 12}", "epochs", 12, True),
+        ("max_length: {records: 1000}", "records", 1000, True),
+        ("max_length: 50", "batches", 50, True),
+    ],
+)
+def test_a_halving_search_has_its_time_from_the_length_where_only_that_is_given(
+    given: str, clock: str, full_time: int, validates_at_rungs: bool
+) -> None:
+    searcher = searcher_of(f"{{name: adaptive_asha, metric: loss, max_trials: 4, {given}}}")
+    assert isinstance(searcher, HalvingSearcher)
+    assert (searcher.clock, searcher.full_time, searcher.validates_at_rungs) == (clock, full_time, validates_at_rungs)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "message"),
+    [
+        ("{name: adaptive, max_length: {batches: 9}, budget: {batches: 90}}", "name", "write name: adaptive_asha, and"),
+        ("{name: sync_halving, num_rungs: 3, budget: {epochs: 9}}", "name", "write name: async_halving, and max_tri"),
+        ("{name: pbt, population_size: 4, num_rounds: 3}", "name", "there is no population-based training"),
+        ("{name: custom, unit: batches, metric: a}", "name", "write the name of another search"),
+        ("{name: adaptive_ahsa, metric: a}", "name", "unknown name 'adaptive_ahsa'; did you mean adaptive_asha?"),
+        ("{name: [a]}", "name", "unknown name ['a']; known are adaptive_asha, async_halving"),
+        ("{name: random, metric: a}", "max_trials", "is missing"),
+        ("{name: random, metric: a, max_trials: 0}", "max_trials", "must be at least 1; got 0"),
+        ("{name: random, metric: a, max_trials: null}", "max_trials", "must be an integer; got null"),
+        ("{name: random, metric: 3, max_trials: 1}", "metric", "must be a string; got 3"),
+        ("{name: grid, metric: a, max_trials: 3}", "max_trials", "unknown key"),
+        ("{name: single, max_length: {batches: 0}}", "max_length.batches", "an integer, at least 1; got 0"),
+        ("{name: single, max_length: 0}", "max_length", "an integer, at least 1; got 0"),
+        ("{name: single, max_length: ten}", "max_length", "must be one of {batches: N}"),
+        ("{name: adaptive_asha, max_trials: 4}", "max_time", "is missing: write max_time and time_metric"),
+        ("{name: adaptive_asha, max_trials: 4, max_time: 9}", "time_metric", "is missing beside max_time"),
+        ("{name: adaptive_asha, max_trials: 4, time_metric: epochs}", "max_time", "how many epochs a trial trains"),
+        ("{name: adaptive_asha, max_trials: 4, max_length: 9, divisor: 1}", "divisor", "must be greater than 1; got 1"),
+        ("{name: adaptive_asha, max_trials: 4, max_length: 9, mode: fast}", "mode", "must be 'aggressive', 'standard'"),
+        ("{name: adaptive_asha, max_trials: 4, max_length: 9, bracket_rungs: [0]}", "bracket_rungs[0]", "at least 1"),
+        ("{name: async_halving, max_trials: 4, max_length: 9}", "num_rungs", "is missing"),
+    ],
+)
+def test_a_search_that_cannot_be_run_is_refused_with_what_to_write(text: str, path: str, message: str) -> None:
+    (mistake,) = mistakes_in(f"searcher: {text}")
+    assert (mistake.line, mistake.path) == (1, f"searcher.{path}")
+    assert message in mistake.message
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "message"),
+    [
+        (
+            "searcher: {max_length: 100}",
+            "searcher.max_length",
+            "needs a unit for a trial class, such as {batches: 100}",
+        ),
+        ("searcher: {max_length: {records: 9}}", "searcher.max_length.records", "no hyperparameter global_batch_size"),
+        ("min_validation_period: {records: 9}", "min_validation_period.records", "no hyperparameter global_batch_size"),
+        (
+            "searcher: {name: adaptive_asha, max_trials: 4, max_time: 9, time_metric: seen}",
+            "searcher.time_metric",
+            "must be batches or epochs for a trial class without max_length; got seen",
+        ),
+    ],
+)
+@pytest.mark.parametrize("entrypoint", ["model_def:T", "python3 -m determined.launch.torch_distributed --trial m:T"])
+def test_a_trial_class_needs_a_length_that_its_loop_can_train(
+    entrypoint: str, text: str, path: str, message: str
+) -> None:
+    (mistake,) = mistakes_in(f"entrypoint: {entrypoint}\n{text}")
+    assert (mistake.line, mistake.path) == (2, path)
+    assert message in mistake.message
+
+
+def test_a_command_may_have_such_lengths() -> None:
+    read_alone("""
+        entrypoint: python3 train.py
+        min_validation_period: {records: 9}
+        searcher: {name: adaptive_asha, metric: a, max_trials: 4, max_time: 9, time_metric: seen, max_length: 100}
+    """)
+
+
+@pytest.mark.parametrize(
+    ("text", "notes"),
+    [
+        ("entrypoint: model_def:T", [(1, "searcher.max_time")]),
+        ("entrypoint: model_def:T\nmin_validation_period: {batches: 1}", []),
+        ("entrypoint: python3 train.py", []),
+    ],
+)
+def test_a_search_without_validations_to_stop_at_is_noted(text: str, notes: list[tuple[int, str]]) -> None:
+    search = "{name: adaptive_asha, metric: a, max_trials: 4, max_time: 100, time_metric: batches}"
+    config = read_part(f"searcher: {search}\n{text}")
+    assert [(note.line, note.path) for note in config.notes] == notes
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "message"),
+    [
+        ("source_trial_id: 3, source_checkpoint_uuid: a", "searcher.source_checkpoint_uuid", "goes before it"),
+        ("max_length: {epochs: 100}", "searcher.max_length", "differs from max_time"),
+        ("max_length: {batches: 99}", "searcher.max_length", "differs from max_time"),
+        ("stop_once: true", "searcher.stop_once", "has no effect"),
+    ],
+)
+def test_what_is_probably_not_meant_is_noted(given: str, path: str, message: str) -> None:
+    search = "name: adaptive_asha, metric: a, max_trials: 4, max_time: 100, time_metric: batches"
+    (note,) = read_part(f"searcher: {{{search}, {given}}}").notes
+    assert (note.line, note.path) == (1, path)
+    assert message in note.message

@@ -1,0 +1,128 @@
+"""What a scalar means, and what is wrong with a text, with its line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from det_lightning.experiments.config.yaml_reader import YamlDocument
+
+
+@pytest.mark.parametrize(
+    ("scalar", "value"),
+    [
+        ("1e-3", 0.001),
+        ("5E-5", 5e-5),
+        ("1.e+2", 100.0),
+        (".5", 0.5),
+        ("1_000", 1000),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("007", 7),
+        ("'1e-3'", "1e-3"),
+        ("1:30", "1:30"),
+        ("2020-01-01", "2020-01-01"),
+        ("true", True),
+        ("FALSE", False),
+        ("~", None),
+        ("", None),
+        ("null", None),
+        ("'yes'", "yes"),
+        ('"off"', "off"),
+        ("yesterday", "yesterday"),
+        ("[1, a, {b: 2}]", [1, "a", {"b": 2}]),
+        ("|\n  two\n  lines", "two\nlines"),
+        ('"\\ud83d\\ude00"', "\U0001f600"),
+    ],
+)
+def test_a_value_means_what_it_meant_on_the_platform(scalar: str, value: Any) -> None:
+    document = YamlDocument(f"a: {scalar}")
+    assert (document.data, document.mistakes, document.notes) == ({"a": value}, [], [])
+    assert type(document.data["a"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("scalar", "value"),
+    [("yes", True), ("On", True), ("y", True), ("no", False), ("OFF", False), ("N", False)],
+)
+def test_booleans_of_yaml_1_1_are_booleans_and_a_note_says_so(scalar: str, value: bool) -> None:
+    document = YamlDocument(f"a: 1\nb: {scalar}")
+    assert document.data["b"] is value
+    (note,) = document.notes
+    assert (note.line, note.path) == (2, "b")
+    assert f"'{scalar}'" in note.message
+
+
+def test_keys_are_text_whatever_they_look_like() -> None:
+    assert YamlDocument("1: a\nyes: b\n2.5: c\ntrue: d").data == {"1": "a", "yes": "b", "2.5": "c", "true": "d"}
+
+
+def test_anchors_aliases_and_merge_keys_work() -> None:
+    text = "base: &b {x: 1, y: 2}\nother: &o {y: 3, z: 4}\na: *b\nb: {<<: *b, y: 5}\nc: {<<: [*b, *o]}"
+    data = YamlDocument(text).data
+    assert data["a"] == {"x": 1, "y": 2}
+    assert data["b"] == {"x": 1, "y": 5}
+    assert data["c"] == {"x": 1, "y": 2, "z": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "path", "message"),
+    [
+        ("a: 1\nb: 2\na: 3", 3, "a", "duplicate key; the first is in line 1"),
+        ("a:\n  b: 1\n  c: 2\n  b: 3", 4, "a.b", "duplicate key; the first is in line 2"),
+        ("a:\n- 1\n- .inf", 3, "a[1]", "must be a finite number; got .inf"),
+        ("a: .nan", 1, "a", "must be a finite number"),
+        ("a: 017", 1, "a", "017 is 17 in YAML 1.2 and 15 before: write 17 or 0o17"),
+        ('a: "\\ud83d"', 1, "a", "half a character"),
+        ("a: 1\nb: !tuple [1]", 2, "b", "values of the type !tuple cannot be used"),
+        ("a: !!python/object:os.system x", 1, "a", "cannot be used"),
+        ("a: !!binary aGk=", 1, "a", "cannot be used"),
+        ("a: !!int x", 1, "a", "not of the type"),
+        ("? [1]\n: 2", 1, "", "a key must be a string"),
+        ("~: 2", 1, "", "a key must be a string"),
+        ("a: 1\nb: &x [*x]", 2, "b[0]", "an alias must not stand for what it is a part of"),
+        ("a: {<<: 3}", 1, "a", "<< takes a mapping"),
+        ("a: b: c", 1, "", "mapping values are not allowed here"),
+        ("a: 1\n\tb: 2", 2, "", "not YAML"),
+        ("a: *x", 1, "", "undefined alias"),
+        ("a: 1\n---\nb: 2", 2, "", "expected a single document"),
+        ("%YAML 1.7\n---\na: 1", None, "", "not YAML: version"),
+        ("a: \x00", None, "", "not YAML: unacceptable character"),
+    ],
+)
+def test_a_mistake_has_its_line_and_keys(text: str, line: int | None, path: str, message: str) -> None:
+    (mistake,) = YamlDocument(text).mistakes
+    assert (mistake.line, mistake.path) == (line, path)
+    assert message in mistake.message
+
+
+def test_mistakes_of_values_come_together() -> None:
+    assert [mistake.line for mistake in YamlDocument("a: .inf\na: 1\nb: !x 1\nc: 017").mistakes] == [1, 2, 3, 4]
+
+
+def test_aliases_cannot_fill_the_memory() -> None:
+    rows = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    rows += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    (mistake,) = YamlDocument("\n".join(rows)).mistakes
+    assert "values" in mistake.message
+
+
+@pytest.mark.parametrize("depth", [101, 600])
+def test_nesting_cannot_end_the_process(depth: int) -> None:
+    (mistake,) = YamlDocument("a: " + "[" * depth + "]" * depth).mistakes
+    assert "or 100 levels" in mistake.message
+
+
+def test_a_secret_is_not_shown_where_the_text_cannot_be_read() -> None:
+    (mistake,) = YamlDocument("secret_key: hunter2: x").mistakes
+    assert "hunter2" not in str(mistake)
+
+
+def test_an_anchor_may_be_set_again(recwarn: pytest.WarningsRecorder) -> None:
+    assert YamlDocument("a: &x 1\nb: *x\nc: &x 2\nd: *x").data == {"a": 1, "b": 1, "c": 2, "d": 2}
+    assert not list(recwarn)
+
+
+def test_an_empty_text_is_none() -> None:
+    assert YamlDocument("# nothing").data is None

@@ -1,0 +1,237 @@
+"""adaptive_asha and async_halving: who is stopped, and who follows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from det_lightning.experiments.search import (
+    CreateTrial,
+    Double,
+    ExitReason,
+    Length,
+    Operation,
+    Outcome,
+    Search,
+    SearcherSettings,
+    Shutdown,
+    StopTrial,
+    Warn,
+)
+from det_lightning.experiments.search.brackets import Bracket, brackets_of
+
+NAN = math.nan
+
+
+def halving(**changed: Any) -> Search:
+    """Rungs at 4 and 16 with a divisor of 4, and eight trials, all at once."""
+    given: dict[str, Any] = {"max_trials": 8, "num_rungs": 2, "max_time": 16, "time_metric": "batches", **changed}
+    return Search(SearcherSettings(given.pop("name", "async_halving"), "loss", **given), {"x": Double(0, 1)}, 0)
+
+
+def stops(operations: list[Operation]) -> list[int]:
+    return [operation.trial_id for operation in operations if isinstance(operation, StopTrial)]
+
+
+def creates(operations: list[Operation]) -> list[int]:
+    return [operation.trial_id for operation in operations if isinstance(operation, CreateTrial)]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "decisions"),
+    [
+        ([0.5, 0.5, 0.4, 0.6, 0.45, 0.3, 0.35, 0.2], "CCCSSCSC"),
+        ([0.5] * 8, "CCCCCCCC"),
+        ([0.2, 0.3, 0.4, 0.5, 0.1, 0.25, 0.15, 0.2], "CSSSCSSS"),
+        ([0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1], "CCCCCCCC"),
+        ([NAN, NAN, 0.5, NAN, 0.4, NAN, 0.9, NAN], "CSCSCSSS"),
+        ([NAN] * 8, "CSSSSSSS"),
+        ([math.inf, NAN, math.inf, 1e308], "CSCC"),
+    ],
+)
+@pytest.mark.parametrize("smaller_is_better", [True, False])
+def test_a_trial_continues_while_it_is_among_the_best_of_its_rung(
+    metrics: list[float], decisions: str, smaller_is_better: bool
+) -> None:
+    search = halving(smaller_is_better=smaller_is_better)
+    search.initial()
+    decided = ""
+    for trial_id, metric in enumerate(metrics, start=1):
+        operations = search.validation_completed(trial_id, metric if smaller_is_better else -metric, 4)
+        decided += "S" if stops(operations) == [trial_id] else "C"
+        assert any(isinstance(operation, Warn) for operation in operations) == math.isnan(metric)
+    assert decided == decisions
+
+
+def test_before_the_first_rung_nothing_is_decided() -> None:
+    search = halving()
+    search.initial()
+    assert search.validation_completed(1, 0.1, 4) == []
+    assert search.validation_completed(2, 0.9, 3.99) == []
+    assert stops(search.validation_completed(2, 0.9, 4.5)) == [2]
+
+
+def test_one_late_validation_counts_in_every_rung_that_it_reached() -> None:
+    search = halving(num_rungs=3, max_time=64, max_trials=5)
+    search.initial()
+    assert search.validation_completed(1, 0.1, 20) == []
+    assert stops(search.validation_completed(2, 0.05, 4)) == []
+    assert stops(search.validation_completed(2, 0.2, 16)) == [2]
+
+
+def test_the_top_rung_stops_even_the_best() -> None:
+    search = halving()
+    search.initial()
+    assert search.validation_completed(1, 0.1, 4) == []
+    assert search.validation_completed(1, 0.1, 16) == [StopTrial(1)]
+
+
+def test_a_validation_that_a_restarted_trial_repeats_changes_nothing() -> None:
+    search = halving()
+    search.initial()
+    search.validation_completed(1, 0.1, 4)
+    assert search.validation_completed(1, 0.9, 4) == []
+    assert search.validation_completed(2, 0.5, 4) == [StopTrial(2)]
+    assert search.validation_completed(2, 0.5, 4) == []
+
+
+def test_progressively_worse_trials_stop_at_the_first_rung() -> None:
+    search = halving(max_trials=10, max_concurrent_trials=3, num_rungs=3, divisor=3, max_time=900)
+    running = creates(search.initial())
+    assert running == [1, 2, 3]
+    stopped_at: dict[int, int] = {}
+    for trial_id in running:
+        for at in range(100, 901, 100):
+            operations = search.validation_completed(trial_id, trial_id / 10, at)
+            running += creates(operations)
+            if stops(operations):
+                stopped_at[trial_id] = at
+                break
+        last = search.trial_exited(trial_id, ExitReason.COMPLETED)
+    assert stopped_at == {1: 900, **dict.fromkeys(range(2, 11), 100)}
+    assert last == [Shutdown(Outcome.COMPLETED)]
+
+
+@pytest.mark.parametrize(
+    ("smaller_is_better", "exits", "reached"),
+    [
+        (True, {}, {1: 900, 2: 300, 3: 300, 4: 900, 5: 900}),
+        (True, {2}, {1: 900, 3: 300, 4: 900, 5: 900}),
+        (False, {}, {1: 900, 2: 900, 3: 900, 4: 900, 5: 900}),
+        (False, {2}, {1: 900, 3: 900, 4: 900, 5: 900}),
+    ],
+)
+def test_brackets_compare_their_own_trials_only(smaller_is_better: bool, exits: set[int], reached: Any) -> None:
+    search = halving(
+        name="adaptive_asha", max_trials=5, max_rungs=2, divisor=3, max_time=900, smaller_is_better=smaller_is_better
+    )
+    assert creates(search.initial()) == [1, 2, 3, 4, 5]
+    found = {}
+    for trial_id in range(1, 6):
+        if trial_id in exits:
+            search.trial_exited(trial_id, ExitReason.ERRORED)
+            continue
+        early = search.validation_completed(trial_id, trial_id / 10, 300)
+        found[trial_id] = 300 if stops(early) else 900
+        if not stops(early):
+            assert stops(search.validation_completed(trial_id, trial_id / 10, 900)) == [trial_id]
+    assert found == reached
+
+
+def test_a_trial_that_ends_by_itself_is_not_followed_by_another() -> None:
+    search = halving(max_concurrent_trials=2)
+    search.initial()
+    assert search.trial_exited(1, ExitReason.COMPLETED) == []
+    assert search.trial_exited(2, ExitReason.COMPLETED) == [Shutdown(Outcome.COMPLETED)]
+
+
+@pytest.mark.parametrize("reason", [ExitReason.ERRORED, ExitReason.CANCELED])
+def test_a_failed_trial_ranks_last_in_its_rung_and_is_followed_by_another(reason: ExitReason) -> None:
+    search = halving(divisor=2, max_concurrent_trials=5, max_time=8)
+    search.initial()
+    assert creates(search.trial_exited(1, reason)) == [6]
+    assert creates(search.trial_exited(2, reason)) == [7]
+    assert search.validation_completed(3, 0.5, 4) == []
+    assert search.validation_completed(4, 0.6, 4) == [], "the second of four, of which two failed"
+    assert stops(search.validation_completed(5, 0.7, 4)) == [5]
+
+
+def test_however_a_stopped_trial_ends_it_has_its_rank_and_its_follower() -> None:
+    search = halving(max_concurrent_trials=2)
+    search.initial()
+    search.validation_completed(1, 0.1, 4)
+    assert creates(search.validation_completed(2, 0.2, 4)) == [3]
+    assert search.trial_exited(2, ExitReason.ERRORED) == []
+
+
+def test_an_invalid_trial_leaves_all_rungs_and_is_replaced() -> None:
+    search = halving(max_trials=3, max_concurrent_trials=2)
+    search.initial()
+    assert search.validation_completed(1, 0.1, 4) == []
+    assert creates(search.trial_exited(1, ExitReason.INVALID_HP)) == [3]
+    assert search.validation_completed(2, 0.9, 4) == []
+    assert creates(search.validation_completed(3, 0.95, 4)) == [4]
+    for trial_id in (2, 3):
+        search.trial_exited(trial_id, ExitReason.COMPLETED)
+    assert search.trial_exited(4, ExitReason.COMPLETED) == [Shutdown(Outcome.COMPLETED)]
+
+
+def test_a_space_without_valid_hyperparameters_ends_the_search() -> None:
+    search = halving(max_trials=1)
+    search.initial()
+    for trial_id in range(1, 101):
+        assert creates(search.trial_exited(trial_id, ExitReason.INVALID_HP)) == [trial_id + 1]
+    warning, shutdown = search.trial_exited(101, ExitReason.INVALID_HP)
+    assert warning == Warn(101, "not replaced: 100 trials before it had invalid hyperparameters")
+    assert shutdown == Shutdown(Outcome.COMPLETED)
+
+
+@pytest.mark.parametrize(
+    ("metric", "at", "named"),
+    [
+        (None, 4, "'loss', which is the searcher's metric"),
+        (0.5, None, "'batches', which is the searcher's time_metric"),
+    ],
+)
+def test_a_validation_without_its_metrics_fails_the_trial_alone(metric: Any, at: Any, named: str) -> None:
+    search = halving(max_trials=2, max_concurrent_trials=1)
+    search.initial()
+    stop, follower = search.validation_completed(1, metric, at)
+    assert isinstance(stop, StopTrial)
+    assert stop.error is not None
+    assert named in stop.error
+    assert creates([follower]) == [2]
+    assert search.validation_completed(1, metric, at) == []
+    assert search.trial_exited(1, ExitReason.COMPLETED) == []
+    assert search.trial_exited(2, ExitReason.ERRORED) == [Shutdown(Outcome.ERROR)]
+
+
+def test_trials_of_a_configuration_with_lengths_validate_at_the_rungs() -> None:
+    length = Length(64, "batches")
+    search = halving(name="adaptive_asha", max_trials=50, max_time=0, time_metric="", max_length=length)
+    lengths = {trial.validate_at for trial in search.initial() if isinstance(trial, CreateTrial)}
+    assert lengths == {(4, 16, 64), (16, 64)}
+
+
+def test_rungs_of_one_length_ask_for_one_validation() -> None:
+    search = halving(num_rungs=3, max_time=2, force_validations=True)
+    (lengths,) = {trial.validate_at for trial in search.initial() if isinstance(trial, CreateTrial)}
+    assert lengths == (1, 2)
+
+
+def test_progress_is_that_of_the_first_rungs_and_then_of_the_trials() -> None:
+    search = halving(name="adaptive_asha", max_trials=4, max_time=4, bracket_rungs=(1, 2), divisor=2)
+    assert brackets_of(search.settings) == [Bracket((2, 4), 2, 2), Bracket((4,), 2, 2)]
+    search.initial()
+    assert search.progress() == 0
+    search.validation_completed(1, 0.1, 2)
+    search.validation_completed(2, 0.2, 2)
+    assert search.progress() == pytest.approx((2 / 2.4 + 0) / 2)
+    search.trial_exited(1, ExitReason.COMPLETED)
+    search.trial_exited(2, ExitReason.COMPLETED)
+    assert search.progress() == 0.5
+    search.trial_exited(3, ExitReason.COMPLETED)
+    search.trial_exited(4, ExitReason.COMPLETED)
+    assert search.progress() == 1

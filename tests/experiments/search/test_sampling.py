@@ -1,0 +1,171 @@
+"""single, random and grid: which trials they create, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from det_lightning.experiments.search import (
+    Categorical,
+    CreateTrial,
+    ExitReason,
+    Int,
+    Log,
+    Operation,
+    Outcome,
+    Search,
+    SearcherSettings,
+    SearchSpace,
+    Shutdown,
+    Warn,
+    planned_trials,
+)
+
+SPACE: SearchSpace = {
+    "batch": Int(16, 64, count=2),
+    "lr": Log(-4, -1, 10, count=2),
+    "opt": Categorical(("a", "b", "c")),
+}
+
+
+def settings(name: str, **others: Any) -> SearcherSettings:
+    return SearcherSettings(name, "loss", **others)
+
+
+def ids(operations: list[Operation]) -> list[int]:
+    return [operation.trial_id for operation in operations if isinstance(operation, CreateTrial)]
+
+
+def test_seed_42_gives_these_trials() -> None:
+    search = Search(settings("random", max_trials=3), SPACE, 42)
+    assert search.initial() == [
+        CreateTrial(1, 670094950, {"batch": 54, "lr": 0.024526126311336768, "opt": "c"}),
+        CreateTrial(2, 893664919, {"batch": 34, "lr": 0.00019949166150633933, "opt": "c"}),
+        CreateTrial(3, 3344769, {"batch": 18, "lr": 0.00011527987128232399, "opt": "b"}),
+    ]
+
+
+@pytest.mark.parametrize("seed", [0, 84, 1700000000, 2**32 - 1])
+def test_a_trial_draws_hyperparameters_then_its_id_then_its_seed(seed: int) -> None:
+    state = np.random.RandomState(seed)
+    for trial in planned_trials(settings("random", max_trials=20, max_concurrent_trials=3), SPACE, seed):
+        batch = 16 + state.randint(0, 49)
+        lr = 10.0 ** state.uniform(-4, -1)
+        opt = "abc"[state.randint(0, 3)]
+        state.bytes(16)
+        assert trial.hparams == {"batch": batch, "lr": lr, "opt": opt}
+        assert trial.trial_seed == state.randint(0, 2**31)
+
+
+def test_a_grid_draws_ids_and_seeds_only() -> None:
+    state = np.random.RandomState(5)
+    trials = planned_trials(settings("grid", max_concurrent_trials=5), SPACE, 5)
+    assert len(trials) == 12
+    assert trials[0].hparams == {"batch": 64, "lr": 0.1, "opt": "c"}
+    for trial in trials:
+        state.bytes(16)
+        assert trial.trial_seed == state.randint(0, 2**31)
+
+
+def test_single_draws_one_trial_from_its_ranges() -> None:
+    assert planned_trials(settings("single"), SPACE, 42) == [
+        CreateTrial(1, 670094950, {"batch": 54, "lr": 0.024526126311336768, "opt": "c"})
+    ]
+
+
+@pytest.mark.parametrize(("at_once", "initial"), [(2, [1, 2]), (5, [1, 2, 3, 4]), (0, [1, 2, 3, 4])])
+def test_random_starts_as_many_as_may_run_and_another_one_for_each_that_ends(at_once: int, initial: list[int]) -> None:
+    search = Search(settings("random", max_trials=4, max_concurrent_trials=at_once), SPACE, 0)
+    created = ids(search.initial())
+    assert created == initial
+    for ended in (2, 1, 3, 4):
+        operations = search.trial_exited(ended, ExitReason.COMPLETED)
+        created += ids(operations)
+    assert created == [1, 2, 3, 4]
+    assert operations == [Shutdown(Outcome.COMPLETED)]
+
+
+def test_random_replaces_invalid_trials() -> None:
+    search = Search(settings("random", max_trials=2, max_concurrent_trials=1), SPACE, 0)
+    search.initial()
+    assert ids(search.trial_exited(1, ExitReason.INVALID_HP)) == [2]
+    assert ids(search.trial_exited(2, ExitReason.COMPLETED)) == [3]
+    assert search.trial_exited(3, ExitReason.COMPLETED) == [Shutdown(Outcome.COMPLETED)]
+
+
+def test_a_space_without_valid_hyperparameters_ends_the_search() -> None:
+    search = Search(settings("random", max_trials=2), SPACE, 0)
+    created = ids(search.initial())
+    operations: list[Operation] = []
+    for trial_id in created:  # it grows
+        followers = search.trial_exited(trial_id, ExitReason.INVALID_HP)
+        created += ids(followers)
+        operations += followers
+    assert len(created) == 102
+    assert [warning.trial_id for warning in operations if isinstance(warning, Warn)] == [101, 102]
+    assert operations[-1] == Shutdown(Outcome.COMPLETED)
+
+
+@pytest.mark.parametrize("name", ["single", "grid"])
+def test_single_and_grid_replace_nothing(name: str) -> None:
+    search = Search(settings(name), {"x": Categorical((1,))}, 0)
+    assert ids(search.initial()) == [1]
+    assert search.trial_exited(1, ExitReason.INVALID_HP) == [Shutdown(Outcome.COMPLETED)]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "outcome"),
+    [
+        ((ExitReason.ERRORED, ExitReason.ERRORED), Outcome.ERROR),
+        ((ExitReason.CANCELED, ExitReason.CANCELED), Outcome.CANCELED),
+        ((ExitReason.ERRORED, ExitReason.CANCELED), Outcome.COMPLETED),
+        ((ExitReason.ERRORED, ExitReason.COMPLETED), Outcome.COMPLETED),
+    ],
+)
+def test_only_when_all_trials_fail_the_experiment_fails(reasons: tuple[ExitReason, ...], outcome: Outcome) -> None:
+    search = Search(settings("random", max_trials=2), SPACE, 0)
+    search.initial()
+    assert search.trial_exited(1, reasons[0]) == []
+    assert search.trial_exited(2, reasons[1]) == [Shutdown(outcome)]
+
+
+def test_validations_decide_nothing_and_the_second_report_of_an_exit_is_ignored() -> None:
+    search = Search(settings("random", max_trials=2, max_concurrent_trials=1), SPACE, 0)
+    search.initial()
+    assert search.validation_completed(1, None, None) == []
+    assert ids(search.trial_exited(1, ExitReason.ERRORED)) == [2]
+    assert search.trial_exited(1, ExitReason.ERRORED) == []
+
+
+@pytest.mark.parametrize("trial_id", [0, 3])
+def test_a_trial_that_was_not_created_is_refused(trial_id: int) -> None:
+    search = Search(settings("random", max_trials=2), SPACE, 0)
+    search.initial()
+    with pytest.raises(ValueError, match=f"trial {trial_id} was not created"):
+        search.trial_exited(trial_id, ExitReason.COMPLETED)
+    with pytest.raises(ValueError, match=f"trial {trial_id} was not created"):
+        search.validation_completed(trial_id, 0.0, 1)
+
+
+@pytest.mark.parametrize("name", ["random", "grid"])
+def test_progress_is_the_mean_over_all_trials(name: str) -> None:
+    search = Search(settings(name, max_trials=4, max_concurrent_trials=2), {"x": Int(1, 4, count=4)}, 0)
+    search.initial()
+    assert search.progress() == 0
+    search.trial_exited(1, ExitReason.COMPLETED)
+    assert search.progress({1: 0.5, 2: 0.5}) == (1 + 0.5) / 4
+    for trial_id in (2, 3, 4):
+        search.trial_exited(trial_id, ExitReason.ERRORED)
+    assert search.finished
+    assert search.progress() == 1
+
+
+def test_a_trial_may_change_its_hyperparameters() -> None:
+    search = Search(settings("random", max_trials=2), {"layers": Categorical(([1],))}, 0)
+    first, second = search.initial()
+    assert isinstance(first, CreateTrial)
+    assert isinstance(second, CreateTrial)
+    first.hparams["layers"].append(2)
+    assert second.hparams == {"layers": [1]}

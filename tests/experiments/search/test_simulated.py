@@ -1,0 +1,157 @@
+"""What is true of every search, whatever its trials do and in whichever order."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_lightning.experiments.search import (
+    Categorical,
+    CreateTrial,
+    Double,
+    ExitReason,
+    Int,
+    Outcome,
+    Search,
+    SearcherSettings,
+    SearchSpace,
+    StopTrial,
+    planned_trials,
+)
+from det_lightning.experiments.search.brackets import brackets_of
+from tests.experiments.search.oracle import Oracle
+from tests.experiments.search.simulation import Chances, Simulation, report
+
+SPACE: SearchSpace = {"x": Double(0, 1, count=3), "n": {"k": Int(1, 4, count=2)}, "c": Categorical((1, 2))}
+
+halving_settings = st.builds(
+    SearcherSettings,
+    name=st.just("adaptive_asha"),
+    metric=st.just("loss"),
+    smaller_is_better=st.booleans(),
+    max_trials=st.integers(1, 40),
+    max_concurrent_trials=st.integers(0, 20),
+    max_time=st.integers(1, 30),
+    time_metric=st.just("batches"),
+    mode=st.sampled_from(["aggressive", "standard", "conservative"]),
+    divisor=st.sampled_from([1.5, 2.0, 3.0, 4.0]),
+    max_rungs=st.integers(1, 5),
+)
+sampling_settings = st.builds(
+    SearcherSettings,
+    name=st.sampled_from(["single", "random", "grid"]),
+    metric=st.just("loss"),
+    max_trials=st.integers(1, 40),
+    max_concurrent_trials=st.integers(0, 20),
+)
+all_chances = st.builds(
+    Chances,
+    error=st.sampled_from([0.0, 0.1]),
+    invalid=st.sampled_from([0.0, 0.1]),
+    nan=st.sampled_from([0.0, 0.2, 1.0]),
+    ignore_stop=st.sampled_from([0.0, 0.5]),
+)
+harmless = st.builds(Chances, nan=st.sampled_from([0.0, 0.2]), ignore_stop=st.sampled_from([0.0, 0.5]))
+seeds = st.integers(0, 2**32 - 1)
+
+
+def simulated(of: SearcherSettings, chances: Chances, seed: int, slots: int = 1000) -> Simulation:
+    simulation = Simulation(Search(of, SPACE, seed), random.Random(seed), chances, of.max_time or 5, slots)
+    simulation.run()
+    return simulation
+
+
+def asked_for(of: SearcherSettings) -> int:
+    if of.name == "adaptive_asha":
+        return sum(bracket.max_trials for bracket in brackets_of(of))
+    return {"single": 1, "grid": 12, "random": of.max_trials}[of.name]
+
+
+@given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds, slots=st.integers(1, 50))
+def test_every_trial_ends_once_and_the_end_of_the_last_one_ends_the_search(
+    of: SearcherSettings, chances: Chances, seed: int, slots: int
+) -> None:
+    simulation = simulated(of, chances, seed, slots)
+    assert [trial.trial_id for trial in simulation.created()] == list(range(1, len(simulation.exits()) + 1))
+    assert len(simulation.stopped()) == len(set(simulation.stopped()))
+    assert simulation.answers[-1] == simulation.shutdowns()
+    assert len(simulation.shutdowns()) == 1
+    assert simulation.search.finished
+    failed = all(reason is ExitReason.ERRORED for reason in simulation.exits().values())
+    assert simulation.shutdowns()[0].outcome == (Outcome.ERROR if failed else Outcome.COMPLETED)
+
+
+@given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds)
+def test_there_are_as_many_valid_trials_as_asked_for(of: SearcherSettings, chances: Chances, seed: int) -> None:
+    simulation = simulated(of, chances, seed)
+    invalid = sum(reason is ExitReason.INVALID_HP for reason in simulation.exits().values())
+    counted = len(simulation.created()) - (invalid if of.name in ("random", "adaptive_asha") else 0)
+    assert counted == asked_for(of)
+
+
+@given(of=halving_settings, chances=all_chances, seed=seeds)
+def test_no_more_trials_compete_at_once_than_at_the_start(of: SearcherSettings, chances: Chances, seed: int) -> None:
+    simulation = simulated(of, chances, seed)
+    assert simulation.most_undecided == len(simulation.answers[0])
+
+
+@given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds)
+def test_progress_is_between_none_and_all(of: SearcherSettings, chances: Chances, seed: int) -> None:
+    simulation = simulated(of, chances, seed)
+    search = Search(of, SPACE, seed)
+    search.initial()
+    for event in simulation.events:
+        assert 0 <= search.progress({event[0]: 0.5}) < 1
+        report(search, event)
+    assert search.progress() == 1
+
+
+@given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds, data=st.data())
+def test_a_replay_of_the_log_gives_the_same_search(
+    of: SearcherSettings, chances: Chances, seed: int, data: st.DataObject
+) -> None:
+    simulation = simulated(of, chances, seed)
+    replayed = Search(of, SPACE, seed)
+    assert replayed.initial() == simulation.answers[0]
+    killed = data.draw(st.integers(0, len(simulation.events)), label="events before the runner is killed")
+    answers = [report(replayed, event) for event in simulation.events[:killed]]
+    ended = {event[0] for event in simulation.events[:killed] if len(event) == 2}
+    # What is known of trials that ended changes nothing when it is reported again.
+    assert not any(report(replayed, event) for event in simulation.events[:killed] if event[0] in ended)
+    answers += [report(replayed, event) for event in simulation.events[killed:]]
+    assert answers == simulation.answers[1:]
+    assert replayed.progress() == simulation.search.progress() == 1
+
+
+@given(of=st.one_of(halving_settings, sampling_settings), first=seeds, second=seeds, chances=all_chances)
+def test_trial_k_has_the_same_hyperparameters_and_seed_in_any_order_of_events(
+    of: SearcherSettings, first: int, second: int, chances: Chances
+) -> None:
+    created: list[Any] = []
+    for order in (first, second):
+        simulation = Simulation(Search(of, SPACE, 42), random.Random(order), chances, of.max_time or 5)
+        simulation.run()
+        created.append([(trial.hparams, trial.trial_seed) for trial in simulation.created()])
+    planned = [(trial.hparams, trial.trial_seed) for trial in planned_trials(of, SPACE, 42)]
+    common = min(len(trials) for trials in created)
+    assert created[0][:common] == created[1][:common]
+    assert created[0][: len(planned)] == planned
+
+
+@given(of=halving_settings, chances=harmless, seed=seeds)
+def test_exactly_those_are_stopped_that_are_not_among_the_best_of_a_rung(
+    of: SearcherSettings, chances: Chances, seed: int
+) -> None:
+    simulation = simulated(of, chances, seed)
+    oracle = Oracle(brackets_of(of), of.divisor, of.smaller_is_better)
+    for event, answer in zip(simulation.events, simulation.answers[1:], strict=True):
+        stopped = [operation.trial_id for operation in answer if isinstance(operation, StopTrial)]
+        expected = [event[0]] if len(event) == 3 and oracle.stops(*event) else []
+        assert stopped == expected
+        for operation in answer:
+            if isinstance(operation, CreateTrial):
+                oracle.follow(event[0], operation.trial_id)
+    assert all(rungs[-1] for rungs in oracle.seen), "each bracket has a trial that trained for max_time"

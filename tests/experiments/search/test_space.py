@@ -1,0 +1,124 @@
+"""Hyperparameters: what is drawn, in which order, and the points of a grid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_lightning.experiments.search import Categorical, Const, Double, Hyperparameter, Int, Log, SearchSpace
+from det_lightning.experiments.search.generator import Generator
+from det_lightning.experiments.search.space import Grid, draw, space_mistakes
+
+
+def points(space: SearchSpace) -> list[dict[str, Any]]:
+    grid = Grid(space)
+    return [grid.point(index) for index in range(grid.size)]
+
+
+def test_names_are_drawn_in_alphabetical_order_at_each_depth() -> None:
+    space: SearchSpace = {
+        "b": Int(0, 9),
+        "a": {"z": Double(0, 1), "y": Categorical(("p", "q", "r"))},
+        "B": Log(-4, -1, 10),
+    }
+    state = np.random.RandomState(7)
+    log = 10 ** state.uniform(-4, -1)
+    categorical = ("p", "q", "r")[state.randint(0, 3)]
+    double = state.uniform(0, 1)
+    integer = state.randint(0, 10)
+    assert draw(space, Generator(7)) == {"a": {"y": categorical, "z": double}, "b": integer, "B": log}
+
+
+@given(minval=st.integers(-(2**40), 2**40), width=st.integers(1, 2**40), seed=st.integers(0, 2**32 - 1))
+def test_both_ends_of_an_int_can_be_drawn(minval: int, width: int, seed: int) -> None:
+    drawn = draw({"x": Int(minval, minval + width)}, Generator(seed))["x"]
+    assert drawn == minval + np.random.RandomState(seed).randint(0, width + 1, dtype=np.int64)
+    assert minval <= drawn <= minval + width
+
+
+@pytest.mark.parametrize("val", [None, True, "text", [1, [2]], {"type": "anything"}, 1.0])
+def test_a_constant_keeps_its_value_and_draws_nothing(val: Any) -> None:
+    generator = Generator(1)
+    assert draw({"x": Const(val)}, generator) == {"x": val}
+    assert generator.word() == Generator(1).word()
+    assert points({"x": Const(val)}) == [{"x": val}]
+
+
+@pytest.mark.parametrize(
+    ("hyperparameter", "values"),
+    [
+        (Int(1, 10, count=4), [1, 4, 7, 10]),
+        (Int(0, 5, count=3), [0, 3, 5]),
+        (Int(-5, 0, count=3), [-5, -3, 0]),
+        (Int(1, 3, count=100), [1, 2, 3]),
+        (Int(0, 5, count=1), [3]),
+        (Int(-5, 0, count=1), [-3]),
+        (Double(0, 1, count=3), [0, 0.5, 1]),
+        (Double(-1, 2, count=1), [0.5]),
+        (Log(-3, -1, 10, count=3), [1e-3, 1e-2, 1e-1]),
+        (Log(0, 4, 2, count=1), [4]),
+        (Categorical((2, 1, None)), [2, 1, None]),
+    ],
+    ids=str,
+)
+def test_a_grid_has_both_ends_or_the_middle(hyperparameter: Hyperparameter, values: list[Any]) -> None:
+    assert [point["x"] for point in points({"x": hyperparameter})] == values[::-1]
+
+
+def test_a_grid_runs_from_its_last_point_to_its_first_with_the_first_name_slowest() -> None:
+    space = {"b": Categorical((1, 2, 3)), "a": Categorical(("x", "y"))}
+    assert [(point["a"], point["b"]) for point in points(space)] == [
+        ("y", 3),
+        ("y", 2),
+        ("y", 1),
+        ("x", 3),
+        ("x", 2),
+        ("x", 1),
+    ]
+
+
+def test_each_leaf_of_a_nest_is_an_axis_and_an_empty_nest_stays() -> None:
+    space: SearchSpace = {"n": {"b": Int(0, 1, count=2), "a": {}, "c": {"d": Categorical((3, 4))}}, "k": Const(9)}
+    assert points(space) == [
+        {"k": 9, "n": {"a": {}, "b": b, "c": {"d": d}}} for b, d in [(1, 4), (1, 3), (0, 4), (0, 3)]
+    ]
+
+
+def test_without_hyperparameters_there_is_one_point() -> None:
+    assert points({}) == [{}]
+
+
+def test_a_grid_larger_than_memory_can_be_walked() -> None:
+    grid = Grid({str(axis): Int(0, 9, count=10) for axis in range(10, 40)})
+    assert grid.size == 10**30
+    assert set(grid.point(10**30 - 1).values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("hyperparameter", "mistake"),
+    [
+        (Int(3, 3), "minval is 3 and maxval is 3; expected minval below maxval"),
+        (Int(0, 2**63), "does not fit in 63 bits"),
+        (Double(0, 1, count=0), "count is 0; expected at least 1"),
+        (Double(0, float("nan")), "expected finite numbers"),
+        (Log(-1, 1, base=0), "base is 0; expected a number above 0"),
+        (Log(0, 400, base=10), "10 to the power of 0 or 400 is too large for a float"),
+        (Categorical(()), "vals is empty"),
+    ],
+    ids=str,
+)
+def test_a_mistake_names_its_hyperparameter(hyperparameter: Hyperparameter, mistake: str) -> None:
+    (found,) = space_mistakes({"outer": {"inner": hyperparameter}}, needs_counts=False)
+    assert found.startswith("hyperparameters.outer.inner: ")
+    assert mistake in found
+
+
+def test_a_grid_needs_counts_at_every_depth() -> None:
+    space: SearchSpace = {"a": Int(0, 1), "b": {"c": Log(0, 1, 10), "e": {}}, "d": Categorical((1,)), "f": Const(1)}
+    assert space_mistakes(space, needs_counts=False) == []
+    found = space_mistakes(space, needs_counts=True)
+    assert [mistake.partition(": ")[0] for mistake in found] == ["hyperparameters.a", "hyperparameters.b.c"]
