@@ -1,38 +1,188 @@
-"""The cluster task that a script runs in, in Determined's terms."""
+"""What Determined tells a script about the task that it runs in."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
+from det_lightning.core._task import TrialTask, current_task
 
-@dataclasses.dataclass(frozen=True)
+
 class TrialInfo:
-    """The trial of a cluster task."""
+    """The trial that the process belongs to, with the fields of Determined 0.38.1.
 
-    trial_id: int
-    experiment_id: int
-    trial_seed: int
-    hparams: dict[str, Any]
+    Attributes:
+        trial_id: number of the trial in its experiment, from 1.
+        experiment_id: number of the experiment.
+        trial_seed: what the random generators of the trial are seeded with.
+        hparams: the values of the hyperparameters.
+    """
+
+    def __init__(
+        self,
+        trial_id: int,
+        experiment_id: int,
+        trial_seed: int,
+        hparams: dict[str, Any],
+        config: dict[str, Any],
+        steps_completed: int,
+        trial_run_id: int,
+        debug: bool,
+        inter_node_network_interface: str | None,
+    ) -> None:
+        self.trial_id = trial_id
+        self.experiment_id = experiment_id
+        self.trial_seed = trial_seed
+        self.hparams = hparams
+        # Scripts read these, private as they are in Determined.
+        self._config = config
+        self._steps_completed = steps_completed
+        self._trial_run_id = trial_run_id
+        self._debug = debug
+        self._inter_node_network_interface = inter_node_network_interface
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
+class RendezvousInfo:
+    """The containers of the task: here always this machine alone."""
+
+    container_addrs: list[str]
+    container_rank: int
+    container_slot_counts: list[int]
+
+
+@dataclasses.dataclass
+class ResourcesInfo:
+    """The devices of the task."""
+
+    gpu_uuids: list[str]
+
+
 class ClusterInfo:
-    """The task that a Determined master started."""
+    """The task that the process belongs to, with the fields of Determined 0.38.1.
 
-    cluster_id: str
-    agent_id: str
-    slot_ids: list[int]
-    task_id: str
-    task_type: str
-    latest_checkpoint: str | None
-    user_data: dict[str, Any]
-    trial: TrialInfo
+    Where ``det-lightning run`` stands in for a cluster, the fields of the master and of the agent say so: the master's
+    URL and the session token are empty.
+    """
+
+    def __init__(
+        self,
+        master_url: str,
+        cluster_id: str,
+        agent_id: str,
+        slot_ids: list[int],
+        task_id: str,
+        allocation_id: str,
+        session_token: str,
+        task_type: str,
+        master_cert_name: str | None = None,
+        master_cert_file: str | None = None,
+        latest_checkpoint: str | None = None,
+        trial_info: TrialInfo | None = None,
+        rendezvous_info: RendezvousInfo | None = None,
+        resources_info: ResourcesInfo | None = None,
+    ) -> None:
+        self.master_url = master_url
+        self.cluster_id = cluster_id
+        self.agent_id = agent_id
+        self.slot_ids = slot_ids
+        self.task_id = task_id
+        self.allocation_id = allocation_id
+        self.session_token = session_token
+        self.task_type = task_type
+        self.master_cert_name = master_cert_name
+        self.master_cert_file = master_cert_file
+        self._latest_checkpoint = latest_checkpoint
+        self._trial_info = trial_info
+        self._rendezvous_info = rendezvous_info
+        self._resources_info = resources_info
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The checkpoint that the trial goes on from; None if it begins."""
+        return self._latest_checkpoint if self.task_type == "TRIAL" else None
+
+    @property
+    def user_data(self) -> dict[str, Any]:
+        """The section ``data`` of the experiment configuration."""
+        if self.task_type != "TRIAL":
+            return {}
+        data: dict[str, Any] = self.trial._config.get("data") or {}
+        return data
+
+    @property
+    def trial(self) -> TrialInfo:
+        """The trial.
+
+        Raises:
+            RuntimeError: the task is not a trial.
+        """
+        if self._trial_info is None:
+            raise RuntimeError(f"A task of type {self.task_type} has no trial.")
+        return self._trial_info
+
+    @property
+    def container_addrs(self) -> list[str]:
+        """The addresses of the machines of the task."""
+        return self._rendezvous.container_addrs
+
+    @property
+    def container_rank(self) -> int:
+        """The index of this machine among those of the task."""
+        return self._rendezvous.container_rank
+
+    @property
+    def container_slot_counts(self) -> list[int]:
+        """The number of slots on each machine of the task."""
+        return self._rendezvous.container_slot_counts
+
+    @property
+    def gpu_uuids(self) -> list[str]:
+        """The identifiers of the GPUs of the task."""
+        if self._resources_info is None:
+            raise RuntimeError("The devices of this task are not known.")
+        return self._resources_info.gpu_uuids
+
+    @property
+    def _rendezvous(self) -> RendezvousInfo:
+        if self._rendezvous_info is None:
+            raise RuntimeError("The machines of this task are not known.")
+        return self._rendezvous_info
 
 
 def get_cluster_info() -> ClusterInfo | None:
-    """Return None: det_lightning runs without a Determined master, so a task is never one of its cluster's.
+    """Return the trial that this process belongs to under ``det-lightning run``; None anywhere else.
 
-    Scripts that branch on ``get_cluster_info() is None`` then choose their local branch, which is the right one.
+    Scripts ask ``get_cluster_info() is None`` to choose their local branch.
     """
-    return None
+    task = current_task()
+    return None if task is None else _info_of(task)
+
+
+def _info_of(task: TrialTask) -> ClusterInfo:
+    trial = TrialInfo(
+        trial_id=task.trial_id,
+        experiment_id=task.experiment_id,
+        trial_seed=task.trial_seed,
+        hparams=task.hparams,
+        config=task.config,
+        steps_completed=task.steps_completed,
+        trial_run_id=task.run_id,
+        debug=bool(task.config.get("debug")),
+        inter_node_network_interface=None,
+    )
+    task_id = f"{task.experiment_id}.{task.trial_id}"
+    return ClusterInfo(
+        master_url="",
+        cluster_id="det-lightning",
+        agent_id="localhost",
+        slot_ids=task.slots,
+        task_id=task_id,
+        allocation_id=f"{task_id}.{task.run_id}",
+        session_token="",
+        task_type="TRIAL",
+        latest_checkpoint=task.latest_checkpoint,
+        trial_info=trial,
+        rendezvous_info=RendezvousInfo(["127.0.0.1"], 0, [len(task.slots)]),
+        resources_info=ResourcesInfo(task.gpu_uuids),
+    )

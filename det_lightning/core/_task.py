@@ -1,0 +1,125 @@
+"""What the runner of an experiment passes to the processes of a trial, and what they report back, as plain files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+#: The variable of the environment that names the file of the task.
+TASK_VARIABLE = "DET_LIGHTNING_TASK"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialTask:
+    """One run of one trial of an experiment.
+
+    Attributes:
+        directory: the trial's, for what it reports.
+        experiment_id, trial_id: both count from 1.
+        run_id: how often the trial was started, from 1.
+        trial_seed: for the random generators of the trial.
+        hparams: the values that the search has drawn.
+        config: the experiment configuration with all defaults.
+        slots: indices of the devices, or of processes on the CPU.
+        gpu_uuids: identifiers of the devices; empty on the CPU.
+        checkpoint_storage: where the checkpoints go: a directory, or a section of a configuration.
+        latest_checkpoint: what the run starts from: the trial's newest checkpoint, or that of a warm start.
+        steps_completed: batches that the trial's newest checkpoint has been trained for.
+        validate_at: lengths, in units of the search, at which a validation must take place.
+        best_validation: the best value of the searcher's metric so far in the experiment.
+    """
+
+    directory: Path
+    experiment_id: int
+    trial_id: int
+    run_id: int
+    trial_seed: int
+    hparams: dict[str, Any]
+    config: dict[str, Any]
+    slots: list[int]
+    checkpoint_storage: str | dict[str, Any]
+    latest_checkpoint: str | None = None
+    steps_completed: int = 0
+    validate_at: list[int] = dataclasses.field(default_factory=list)
+    best_validation: float | None = None
+    gpu_uuids: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def file(self) -> Path:
+        """Where it is kept."""
+        return self.directory / "task.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        """Where the trial writes its metrics."""
+        return self.directory / "metrics.jsonl"
+
+    def write(self) -> None:
+        """Write it where the processes of the trial look for it."""
+        content = {**dataclasses.asdict(self), "directory": str(self.directory)}
+        draft = self.file.with_suffix(".tmp")
+        draft.write_text(json.dumps(content), encoding="utf-8")
+        draft.replace(self.file)
+
+    @classmethod
+    def read(cls, file: Path) -> TrialTask:
+        """Read what :meth:`write` wrote.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return cls(**{**content, "directory": Path(content["directory"])})
+
+    def report(self, group: str, steps_completed: int | None, metrics: dict[str, Any]) -> None:
+        """Add a record to the metrics of the trial, through to the disk; only one rank may.
+
+        Args:
+            group: ``"training"``, ``"validation"``, or another name.
+            steps_completed: number of batches trained.
+            metrics: what JSON knows; NaN and infinities become strings.
+        """
+        record = {
+            "group": group,
+            "run": self.run_id,
+            "steps_completed": steps_completed,
+            "metrics": as_json(metrics),
+            "time": time.time(),
+        }
+        with self.metrics_file.open("ab") as file:
+            # One write, so that a reader sees a whole line or none.
+            file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def current_task() -> TrialTask | None:
+    """Return the task of this process; None if no experiment has started it.
+
+    Raises:
+        OSError: the variable names a file that cannot be read.
+    """
+    file = os.environ.get(TASK_VARIABLE)
+    return TrialTask.read(Path(file)) if file else None
+
+
+def as_json(value: Any) -> Any:
+    """Return ``value`` with what JSON cannot hold as text: ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, or ``repr``."""
+    if isinstance(value, dict):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if hasattr(value, "tolist"):  # numpy's scalars and arrays, tensors
+        return as_json(value.tolist())
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "NaN"
+        return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+    return repr(value)
