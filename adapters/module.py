@@ -46,7 +46,8 @@ class TrialModule(pl.LightningModule):
         trial_seed: what ``context.get_trial_seed()`` returns.
         max_length: number of batches or epochs to train for, before a last validation; by default ``pl.Trainer``
             decides.
-        validation_period: by default ``check_val_every_n_epoch`` and ``val_check_interval`` of ``pl.Trainer``.
+        validation_period: one or several; by default ``check_val_every_n_epoch`` and ``val_check_interval`` of
+            ``pl.Trainer``.
         reporting_period: by default ``log_every_n_steps`` of ``pl.Trainer``.
         step_zero_validation: validate before the first batch.
         test_mode: train on one batch and validate on one.
@@ -71,7 +72,7 @@ class TrialModule(pl.LightningModule):
         average_aggregated_gradients: bool = True,
         trial_seed: int | None = None,
         max_length: TrainUnit | None = None,
-        validation_period: TrainUnit | None = None,
+        validation_period: TrainUnit | Sequence[TrainUnit] | None = None,
         reporting_period: TrainUnit | None = None,
         step_zero_validation: bool = False,
         test_mode: bool = False,

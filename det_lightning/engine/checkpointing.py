@@ -37,7 +37,8 @@ class CheckpointPlan:
     """Which checkpoints a trial gets, and where; and what its latest run has written, for every rank.
 
     The policy ``"best"`` compares the metric of ``run_storage``. ``best_id`` is the checkpoint that followed the best
-    validation, ``last_id`` the one begun last.
+    validation, ``last_id`` the one begun last. ``on_complete`` is called on the chief for each complete checkpoint,
+    with its id and the number of batches.
     """
 
     run_storage: RunStorage
@@ -46,6 +47,7 @@ class CheckpointPlan:
     best_value: float | None = None
     best_id: str | None = None
     last_id: str | None = None
+    on_complete: Callable[[str, int], None] | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -176,6 +178,7 @@ class RunCheckpoints:
         self._saver = plan.run_storage.saver
         self._validated: tuple[int, float] | None = None
         self._unreported = 0
+        self._batches_of: dict[str, int] = {}
 
     def save(self) -> None:
         """Write a checkpoint, or begin to, once the one before is written."""
@@ -194,6 +197,7 @@ class RunCheckpoints:
             self._plan.run_storage.save(content, checkpoint_id, metric, run.events.report_written)
             logger.info("Checkpoint %s after %d batches.", checkpoint_id, batches_trained)
         self._unreported += 1
+        self._batches_of[checkpoint_id] = batches_trained
         self._plan.last_id = checkpoint_id
         self.report_complete()
 
@@ -252,6 +256,9 @@ class RunCheckpoints:
 
     def _report(self, complete: list[str]) -> None:
         for checkpoint_id in complete:
+            batches_trained = self._batches_of.pop(checkpoint_id)
+            if self._plan.on_complete is not None and self._distributed.rank == 0:
+                self._plan.on_complete(checkpoint_id, batches_trained)
             self._run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
 
 

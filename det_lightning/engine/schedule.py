@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
 from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.units import Batch, Epoch, TrainUnit
@@ -20,7 +20,7 @@ class Boundary(enum.IntEnum):
 
 
 class Schedule:
-    """The length and the periods of a run; None for never.
+    """The length and the periods of a run; None for never. Of several validation periods each counts.
 
     Without ``max_length`` something else ends the run, without a final validation or checkpoint. ``test_mode`` trains
     on a single batch.
@@ -29,25 +29,25 @@ class Schedule:
     def __init__(
         self,
         max_length: TrainUnit | None = None,
-        validation_period: TrainUnit | None = None,
+        validation_period: TrainUnit | Sequence[TrainUnit] | None = None,
         checkpoint_period: TrainUnit | None = None,
         reporting_period: TrainUnit | None = None,
         test_mode: bool = False,
     ) -> None:
-        units = {
-            "max_length": max_length,
-            "validation_period": validation_period,
-            "checkpoint_period": checkpoint_period,
-            "reporting_period": reporting_period,
-        }
-        _require_units(units)
+        validations = validation_period if isinstance(validation_period, Sequence) else [validation_period]
+        units = [
+            (Boundary.TRAIN, "max_length", max_length),
+            *((Boundary.VALIDATE, "validation_period", unit) for unit in validations),
+            (Boundary.CHECKPOINT, "checkpoint_period", checkpoint_period),
+            (Boundary.REPORT, "reporting_period", reporting_period),
+        ]
+        _require_units([(name, unit) for _, name, unit in units])
         self.max_length = max_length
         self.validation_period = validation_period
         self.reporting_period = reporting_period
         self.test_mode = test_mode
         # A period that no run reaches need not be looked at after each batch.
-        known = zip(Boundary, units.values(), strict=True)
-        due = [(boundary, unit) for boundary, unit in known if unit is not None and unit.value != sys.maxsize]
+        due = [(boundary, unit) for boundary, _, unit in units if unit is not None and unit.value != sys.maxsize]
         self._batch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Batch)]
         self._epoch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Epoch)]
 
@@ -59,7 +59,7 @@ class Schedule:
             due += [boundary for boundary, unit in self._epoch_units if unit.should_stop(epochs)]
         if self.test_mode and Boundary.TRAIN not in due:
             due.append(Boundary.TRAIN)
-        return sorted(due) if due else due
+        return sorted(set(due)) if due else due
 
     def next_batch_to_look(self, batches_trained: int, epoch_len: int) -> int:
         """Return the next number of batches at which a boundary may lie; before that :meth:`due` is empty."""
@@ -86,18 +86,18 @@ def _next_multiple(steps: int, unit: TrainUnit) -> int:
     return steps + 1 if period < 1 else (steps // period + 1) * period
 
 
-def _require_units(units: dict[str, TrainUnit | None]) -> None:
+def _require_units(units: list[tuple[str, TrainUnit | None]]) -> None:
     mistakes = [
         f"{name} must be a Batch or an Epoch, such as Batch(100); got {unit!r} of type {type(unit).__name__}"
-        for name, unit in units.items()
+        for name, unit in units
         if unit is not None and not isinstance(unit, Batch | Epoch)
     ]
     mistakes += [
         f"{name} must count in whole numbers or be a container of them; got {unit!r}"
-        for name, unit in units.items()
+        for name, unit in units
         if isinstance(unit, Batch | Epoch) and not isinstance(unit.value, int | Container)
     ]
-    length = units["max_length"]
+    length = dict(units)["max_length"]
     if isinstance(length, Batch | Epoch) and isinstance(length.value, Container):
         mistakes.append(f"max_length must be Batch(int) or Epoch(int); got {length!r}")
     if mistakes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from det_lightning.core._task import current_task
+
 
 def split(given: list[str]) -> tuple[list[str], list[str]]:
     """Return the options, which end at ``--``, and the script with its arguments."""
@@ -25,7 +27,11 @@ def problem_of(script: list[str], options: list[str], launcher: str) -> str:
         return "no script to run is given."
     first = script[0]
     if first.split("=")[0] == "--trial":
-        return "--trial is not supported: write a script that calls det_lightning.pytorch.Trainer(...).fit(...)."
+        if len(trial_of(script)) != 1:
+            return "--trial takes the name of a class, as module:Class, and nothing after it."
+        if current_task() is None:
+            return "--trial works in experiments only: start one with `det-lightning run CONFIG`."
+        return ""
     if script == ["-m"]:
         return "-m needs the name of a module."
     if first.startswith("-") and first != "-m":
@@ -36,16 +42,27 @@ def problem_of(script: list[str], options: list[str], launcher: str) -> str:
     return ""
 
 
+def trial_of(script: list[str]) -> list[str]:
+    """Return what follows ``--trial``."""
+    _, equals, value = script[0].partition("=")
+    return [value, *script[1:]] if equals else script[1:]
+
+
 def as_command(script: list[str]) -> list[str]:
     """Return the command that runs a script with the Python that runs this."""
     first, *rest = script
+    if first.split("=")[0] == "--trial":
+        return [sys.executable, "-m", "det_lightning.exec.harness", *trial_of(script)]
     if first in ("python", "python3"):
         return [sys.executable, *rest]
     return [sys.executable, *script] if first == "-m" or first.endswith(".py") else script
 
 
-def gpus_or_one() -> int:
-    """Return the number of GPUs, 1 where there are none."""
+def slots_or_gpus() -> int:
+    """Return the number of slots of the trial in an experiment; elsewhere that of GPUs, 1 where there are none."""
+    task = current_task()
+    if task is not None:
+        return max(1, len(task.slots))
     import torch  # takes a second, which neither --help nor a mistake should cost
 
     return max(1, torch.cuda.device_count())

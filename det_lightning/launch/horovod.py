@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from det_lightning.launch.command_line import as_command, gpus_or_one, problem_of, split, wants_help
+from det_lightning.launch.command_line import as_command, problem_of, slots_or_gpus, split, wants_help
 
 _USAGE = "python -m det_lightning.launch.horovod [OPTIONS... --] SCRIPT [ARGS...]"
 _HELP = f"""\
@@ -77,7 +77,7 @@ def _count(options: list[str]) -> tuple[list[str], int]:
         if number is not None and not (number.isdecimal() and int(number)):
             raise ValueError(f"{name} must be a positive integer; got {number!r}.")
     nodes = len(hosts.split(",")) if hosts else 1
-    processes = int(total) if total else int(per_node or gpus_or_one()) * nodes
+    processes = int(total) if total else int(per_node or slots_or_gpus()) * nodes
     return [_TOTAL[0], str(processes), *options], processes
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from det_lightning.core._ports import free_port
 from det_lightning.errors import PREEMPTED_EXIT_CODE
-from det_lightning.launch.command_line import as_command, gpus_or_one, problem_of, split, wants_help
+from det_lightning.launch.command_line import as_command, problem_of, slots_or_gpus, split, wants_help
 
 _USAGE = "python -m det_lightning.launch.torch_distributed [TORCHRUN OPTIONS... --] SCRIPT [ARGS...]"
 _HELP = f"""\
@@ -87,7 +87,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parsed: argparse.Namespace = run.parse_args(arguments)  # type: ignore[no-untyped-call]
     options = arguments[: arguments.index("--no-python")]
     if not _is_given("nproc-per-node", options):
-        parsed.nproc_per_node = str(gpus_or_one())
+        parsed.nproc_per_node = str(slots_or_gpus())
     if not _is_given("signals-to-handle", options) and hasattr(signal, "SIGUSR1"):
         parsed.signals_to_handle = _SIGNALS
     run.config_from_args(copy.deepcopy(parsed))  # raises for invalid values

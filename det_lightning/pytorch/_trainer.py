@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -19,6 +19,7 @@ from det_lightning.adapters.lightning_internals import interrupts_come_through, 
 from det_lightning.adapters.module import TrialModule
 from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint, choose_checkpoints
+from det_lightning.callbacks.experiment import ExperimentReporter
 from det_lightning.callbacks.preemption import PreemptionHandler
 from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
@@ -26,6 +27,7 @@ from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._task import current_task
 from det_lightning.core._topology import elastic_job
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
@@ -72,6 +74,12 @@ def init(
             together with something else.
         ImportError: Horovod is chosen, and not installed.
     """
+    task = current_task()
+    average_gradients = True
+    if task is not None:
+        exp_conf = task.config
+        trial_seed = task.trial_seed
+        average_gradients = (task.config.get("optimizations") or {}).get("average_aggregated_gradients", True)
     if trial_seed is not None:
         seed_everything(trial_seed)
     processes = TrainingProcesses.of_script(distributed, strategy)
@@ -80,6 +88,7 @@ def init(
         exp_conf=exp_conf,
         trial_seed=trial_seed,
         aggregation_frequency=aggregation_frequency,
+        average_aggregated_gradients=average_gradients,
         distributed=processes.distributed,
         backend=processes.backend,
         enable_tensorboard_logging=enable_tensorboard_logging,
@@ -89,6 +98,13 @@ def init(
         yield context
     except SystemExit:  # also Preempted
         raise
+    except errors.InvalidHP:
+        if task is None:
+            raise
+        # The search replaces the trial, which has not failed.
+        if context.distributed.rank == 0:
+            task.report("early_exit", None, {"reason": "INVALID_HP"})
+        raise SystemExit(0) from None
     except BaseException as error:
         context.distributed.abandon(error)
         raise
@@ -113,6 +129,9 @@ class Trainer:
         self._trial = trial
         self._context = context
         self._lightning = lightning
+        task = current_task()
+        self._experiment = None if task is None else ExperimentReporter(task)
+        self._default_storage = None if task is None else task.checkpoint_storage
         self.checkpoints: DeterminedCheckpoint | None = None
 
     def configure_profiler(
@@ -128,7 +147,7 @@ class Trainer:
     def fit(
         self,
         checkpoint_period: TrainUnit | None = None,
-        validation_period: TrainUnit | None = None,
+        validation_period: TrainUnit | Sequence[TrainUnit] | None = None,
         max_length: TrainUnit | None = None,
         reporting_period: TrainUnit = Batch(100),  # noqa: B008 (never changed)
         checkpoint_policy: str = "best",
@@ -152,7 +171,7 @@ class Trainer:
 
         Args:
             checkpoint_period: when checkpoints are due, besides those by policy and the one at the end.
-            validation_period: when validations are due, besides the one at the end.
+            validation_period: when validations are due, besides the one at the end; of several each counts.
             max_length: how long to train, as ``Batch(int)`` or ``Epoch(int)``, over all runs of the trial.
             reporting_period: when training metrics are reported.
             checkpoint_policy: after which validations to checkpoint: ``"best"``, ``"all"`` or ``"none"``. ``"best"``
@@ -197,7 +216,7 @@ class Trainer:
             checkpoint_policy,
             job=job,
             period=checkpoint_period,
-            storage=checkpoint_storage,
+            storage=self._default_storage if checkpoint_storage is None else checkpoint_storage,
             code_dir=code_dir,
             code_with_secrets=code_with_secrets,
             async_write=async_write,
@@ -248,6 +267,7 @@ class Trainer:
             metric=metric,
             smaller_is_better=searcher.get("smaller_is_better", True),
             **arguments,
+            **({} if self._experiment is None else self._experiment.checkpoint_arguments()),
         )
 
     def _searcher(self) -> dict[str, Any]:
@@ -277,6 +297,8 @@ class Trainer:
                 "det_lightning.adapters.TrialModule to choose them."
             )
         callbacks: list[pl.Callback] = [checkpoint, DeterminedTensorBoard(context.tensorboard)]
+        if self._experiment is not None:
+            callbacks.append(self._experiment)
         if context.profiler is not None:
             callbacks.append(TorchProfiler(context.profiler))
         users = given.pop("callbacks", None) or []
