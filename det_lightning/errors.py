@@ -17,7 +17,10 @@ __all__ = [
     "CheckpointNotFound",
     "ConfigError",
     "ConfigMistake",
+    "DamagedExperiment",
     "DetLightningError",
+    "ExperimentError",
+    "ExperimentInUse",
     "IncompleteCheckpointError",
     "InternalException",
     "InvalidCheckpointException",
@@ -133,6 +136,18 @@ class ConfigError(DetLightningError, ValueError):
         if len(self.mistakes) == 1:
             return f"{self.name}: {self.mistakes[0]}"
         return "\n  ".join([f"{self.name} has {len(self.mistakes)} mistakes:", *map(str, self.mistakes)])
+
+
+class ExperimentError(DetLightningError):
+    """An experiment cannot be created, run or read."""
+
+
+class ExperimentInUse(ExperimentError):
+    """Another process runs the experiment."""
+
+
+class DamagedExperiment(ExperimentError):
+    """The files of an experiment do not fit together."""
 
 
 class CheckpointError(DetLightningError):

@@ -35,7 +35,8 @@ PUBLIC = {
     "det_lightning.testing": "InMemoryStorage TrainedTrial assert_resumes assert_same_training run_trial",
     "det_lightning.adapters.strategies": "HorovodStrategy PerModelDDPStrategy PerModelFSDPStrategy",
     "det_lightning.errors": """
-        CheckpointError CheckpointNotFound ConfigError ConfigMistake DetLightningError IncompleteCheckpointError
+        CheckpointError CheckpointNotFound ConfigError ConfigMistake DamagedExperiment DetLightningError ExperimentError
+        ExperimentInUse IncompleteCheckpointError
         InternalException InvalidCheckpointException InvalidConfigurationException InvalidDataTypeException
         InvalidExperimentException InvalidHP InvalidModelException PREEMPTED_EXIT_CODE Preempted ShouldExit StorageError
         UnsafeCheckpointError UnsupportedTrainerFlags

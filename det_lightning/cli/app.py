@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from det_lightning.cli import checkpoint_reading, checkpoint_writing, port
+from det_lightning.cli import checkpoint_reading, checkpoint_writing, experiment, port
 from det_lightning.cli.arguments import EXIT_CODES, TYPER_SETTINGS
 from det_lightning.cli.output import MaskingGroup
 
@@ -21,6 +21,17 @@ _checkpoint.command("export", epilog=EXIT_CODES)(checkpoint_writing.export)
 _checkpoint.command("import", epilog=EXIT_CODES)(checkpoint_writing.import_file)
 _checkpoint.command("prune", epilog=EXIT_CODES)(checkpoint_writing.prune)
 
+_experiment = typer.Typer(help="Run experiments, and look at them.", epilog=experiment.EXIT_CODES, **TYPER_SETTINGS)
+_experiment.command("run", epilog=experiment.EXIT_CODES)(experiment.run)
+_experiment.command("check", epilog=experiment.EXIT_CODES)(experiment.check)
+_experiment.command("ls", epilog=experiment.EXIT_CODES)(experiment.ls)
+_experiment.command("show", epilog=experiment.EXIT_CODES)(experiment.show)
+_experiment.command("logs", epilog=experiment.EXIT_CODES)(experiment.logs)
+_experiment.command("resume", epilog=experiment.EXIT_CODES)(experiment.resume)
+_experiment.command("stop", epilog=experiment.EXIT_CODES)(experiment.stop)
+
+app.command("run", epilog=experiment.EXIT_CODES, no_args_is_help=True)(experiment.run)
+app.add_typer(_experiment, name="experiment")
 app.add_typer(_checkpoint, name="checkpoint")
 app.command("port", epilog=port.EXIT_CODES, no_args_is_help=True)(port.port)
 

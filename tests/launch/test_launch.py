@@ -35,7 +35,7 @@ def launch(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
         (["--nnodes", "2", "--", "--max-restarts", "3"], "--max-restarts is an option of torchrun: it must come"),
         (["-m"], "-m needs the name of a module"),
         (["absent.py"], "there is no script absent.py"),
-        (["--trial", "model_def:MyTrial"], "--trial is not supported: write a script"),
+        (["--trial", "model_def:MyTrial"], "--trial works in experiments only"),
         (["--nnodes", "many", "--", "python", "-c", ""], "'many'"),
         (["--nproc-per-node", "many", "--", "python", "-c", ""], "many"),
         (["--bogus", "--", "python", "-c", ""], "unrecognized arguments: --bogus"),

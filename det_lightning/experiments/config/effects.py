@@ -34,7 +34,6 @@ class FieldRule(NamedTuple):
 _CONTAINERS = "There are no containers."
 _SCHEDULER = "There is no cluster scheduler."
 _SCRIPT = "A command reads it from its configuration."
-_HOROVOD = "Passed to Horovod where it is what trains."
 
 FIELD_RULES = (
     FieldRule("name", "used", "Names the experiment's directory."),
@@ -53,10 +52,8 @@ FIELD_RULES = (
     FieldRule("searcher.name: custom", "refused", "Search methods of one's own were removed in 0.38."),
     FieldRule("searcher.metric", "used", "The validation metric to search by. Needed."),
     FieldRule("searcher.smaller_is_better", "used", "Which way the metric is compared."),
-    FieldRule("searcher.source_trial_id", "used", "Every trial starts from this trial's newest checkpoint."),
-    FieldRule(
-        "searcher.source_checkpoint_uuid", "used", "Every trial starts from it; `source_trial_id` goes before it."
-    ),
+    FieldRule("searcher.source_trial_id", "warned", "The platform's trials are not known; name a checkpoint instead."),
+    FieldRule("searcher.source_checkpoint_uuid", "used", "Every trial starts from this checkpoint."),
     FieldRule("searcher.max_length", "used", "How long a trial class trains; `max_time` where that is missing."),
     FieldRule("searcher.max_trials", "used", "How many trials there are."),
     FieldRule("searcher.max_concurrent_trials", "used", "How many run at once; 0 sets no limit."),
@@ -84,7 +81,7 @@ FIELD_RULES = (
     FieldRule("checkpoint_storage.type: hdfs", "refused", "Copy the checkpoints to another storage."),
     FieldRule("optimizations.aggregation_frequency", "used", "Batches for one update.", "ignored"),
     FieldRule("optimizations.average_aggregated_gradients", "used", "Their mean in place of their sum.", "ignored"),
-    FieldRule("optimizations.average_training_metrics", "used", "The mean over all processes.", "ignored"),
+    FieldRule("optimizations.average_training_metrics", "ignored", "Training metrics are those of the chief."),
     FieldRule(
         "optimizations.gradient_compression",
         "used",
@@ -94,8 +91,8 @@ FIELD_RULES = (
     FieldRule(
         "optimizations.mixed_precision", "warned", "Apex levels of 0.12; use `context.configure_apex_amp` or torch.amp."
     ),
-    FieldRule("optimizations.tensor_fusion_threshold", "used", _HOROVOD, "ignored"),
-    FieldRule("optimizations.tensor_fusion_cycle_time", "used", _HOROVOD, "ignored"),
+    FieldRule("optimizations.tensor_fusion_threshold", "ignored", "Set Horovod's own variables."),
+    FieldRule("optimizations.tensor_fusion_cycle_time", "ignored", "Set Horovod's own variables."),
     FieldRule("optimizations.auto_tune_tensor_fusion", "ignored", "Set Horovod's own variables."),
     FieldRule("optimizations.grad_updates_size_file", "ignored", "Nothing writes it since 0.12."),
     FieldRule("reproducibility.experiment_seed", "used", "By default the time, which is recorded."),

@@ -23,7 +23,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         return 0
 
     monkeypatch.setattr(horovod, "_run", run)
-    monkeypatch.setattr(horovod, "gpus_or_one", lambda: 1)
+    monkeypatch.setattr(horovod, "slots_or_gpus", lambda: 1)
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "horovod" or find_spec(name))
     return found
@@ -63,7 +63,7 @@ def test_a_single_process_needs_no_horovodrun_with_autohorovod(started: Started)
         (["-np", "2", "--"], "no script"),
         (["-np", "2", "python", "train.py"], "put -- between"),
         (["missing.py"], "no script missing.py"),
-        (["--trial", "model:Trial"], "--trial is not supported"),
+        (["--trial", "model:Trial"], "--trial works in experiments only"),
         (["-np", "none", "--", "python"], "-np must be a positive integer"),
         (["-np", "--", "python"], "-np needs a value"),
         (["-np", "2", "--nproc-per-node", "2", "--", "python"], "give one of them"),

@@ -1,0 +1,213 @@
+"""``det-lightning run`` and ``det-lightning experiment``: experiments from Determined's configuration files.
+
+The commands import what they need when they run, so that none costs the start of another one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from det_lightning.cli.arguments import JsonFlag
+from det_lightning.cli.output import print_json, print_lines, print_table, report_errors, warn
+
+if TYPE_CHECKING:
+    from det_lightning.experiments.config import ExperimentConfig
+    from det_lightning.experiments.directory import ExperimentDirectory
+
+EXIT_CODES = (
+    "Exit codes: 0 the experiment is complete; 1 it failed; 2 the command or the configuration was used wrongly; "
+    "130 it was paused by a signal."
+)
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="An experiment configuration.", show_default=False)]
+Experiment = Annotated[
+    Path, typer.Argument(metavar="EXPERIMENT", help="The directory of an experiment.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--config", metavar="KEY=VALUE", help="Replace a value of the file, as in searcher.max_trials=4."),
+]
+Parent = Annotated[Path, typer.Option("--experiments", help="Where experiments get a directory each.")]
+Slots = Annotated[
+    int | None, typer.Option("--slots", min=1, help="Processes of each trial, in place of slots_per_trial.")
+]
+Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPUs.")]
+
+
+@report_errors()
+def run(
+    config_file: Config,
+    code: Annotated[
+        Path,
+        typer.Argument(metavar="[DIR]", help="The directory with the code.", show_default="the working directory"),
+    ] = Path(),
+    override: Overrides = None,
+    experiments: Parent = Path("experiments"),
+    slots: Slots = None,
+    cpu: Cpu = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the trials that would be created first as JSON; write nothing.")
+    ] = False,
+) -> None:
+    """Train what an experiment configuration of Determined describes."""
+    config = _read(config_file, override)
+    from det_lightning.experiments import experiment
+    from det_lightning.experiments.config import field_effects
+
+    if dry_run:
+        trials = [
+            {"id": trial.trial_id, "trial_seed": trial.trial_seed, "hparams": trial.hparams}
+            for trial in experiment.planned(config)
+        ]
+        print_json({"trials": trials})
+        return
+    if not code.is_dir():
+        raise ValueError(f"{code} is not a directory; name the one with the code of the trials.")
+    for note in config.notes:
+        warn(f"note: {note}")
+    for field in field_effects(config):
+        if field.effect in ("ignored", "warned"):
+            warn(f"{'warning' if field.effect == 'warned' else 'note'}: {field.path} has no effect here. {field.note}")
+    experiment.devices_of(config, slots, on_cpu=cpu)
+    directory = experiment.create(config, config_file, code, experiments)
+    warn(f"Experiment {directory.experiment_id} in {directory.path}")
+    _run(directory, slots, cpu)
+
+
+@report_errors()
+def resume(directory: Experiment, slots: Slots = None, cpu: Cpu = False) -> None:
+    """Go on with an experiment that was paused, or whose runner was killed."""
+    from det_lightning.experiments.directory import ExperimentDirectory
+
+    _run(ExperimentDirectory.existing(directory), slots, cpu)
+
+
+@report_errors()
+def check(
+    config_files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Experiment configurations.", show_default=False)
+    ],
+    override: Overrides = None,
+    json: JsonFlag = False,
+) -> None:
+    """Validate experiment configurations, without the code beside them."""
+    configs = [(file, _read_or_report(file, override)) for file in config_files]
+    for file, config in configs:
+        if config is not None and json:
+            print_json(config.as_dict(masked=True))
+        elif config is not None:
+            print_lines([f"{file} is valid."])
+    if any(config is None for _, config in configs):
+        raise typer.Exit(2)
+
+
+@report_errors()
+def ls(experiments: Parent = Path("experiments"), json: JsonFlag = False) -> None:
+    """List the experiments in a directory."""
+    from det_lightning.experiments.directory import find_experiments
+    from det_lightning.experiments.overview import summary_of
+
+    summaries = [summary_of(directory) for directory in find_experiments(experiments)]
+    if json:
+        print_json(summaries)
+        return
+    columns = [">ID", "NAME", "STATE", ">TRIALS", "BEST", "STARTED", "DIRECTORY"]
+    print_table(columns, [[summary[column.removeprefix(">").lower()] for column in columns] for summary in summaries])
+
+
+@report_errors()
+def show(
+    directory: Experiment,
+    json: JsonFlag = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts instead.")
+    ] = None,
+) -> None:
+    """Show the trials of an experiment with their hyperparameters, metrics and best checkpoints."""
+    from det_lightning.experiments.directory import ExperimentDirectory
+
+    if html is not None:
+        from det_lightning.experiments.report import write_report
+
+        write_report(ExperimentDirectory.existing(directory), html)
+        warn(f"Wrote {html}.")
+        return
+    from det_lightning.experiments.overview import details_of
+
+    details = details_of(ExperimentDirectory.existing(directory))
+    if json:
+        print_json(details)
+        return
+    print_lines([f"{name}: {value}" for name, value in details.items() if name != "trials"])
+    columns = [">ID", "STATE", ">BATCHES", ">BEST", ">LATEST", ">RESTARTS", "CHECKPOINT", "HPARAMS"]
+    print_table(
+        columns, [[trial[column.removeprefix(">").lower()] for column in columns] for trial in details["trials"]]
+    )
+
+
+@report_errors()
+def logs(
+    directory: Experiment,
+    trial: Annotated[int, typer.Argument(metavar="TRIAL", help="The number of a trial.", show_default=False)],
+) -> None:
+    """Print what a trial wrote to its standard output and error."""
+    from det_lightning.experiments.directory import ExperimentDirectory
+
+    log = ExperimentDirectory.existing(directory).trial(trial) / "log.txt"
+    if not log.is_file():
+        raise ValueError(f"There is no log of trial {trial} in {directory}.")
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        print_lines(line.rstrip("\n") for line in lines)
+
+
+@report_errors()
+def stop(directory: Experiment) -> None:
+    """Ask the runner of an experiment to pause it: its trials save and end. `resume` goes on with it."""
+    from det_lightning.experiments.directory import ExperimentDirectory
+    from det_lightning.experiments.event_log import runner_of
+
+    process = runner_of(ExperimentDirectory.existing(directory).events)
+    if process is None:
+        raise ValueError(f"No process runs the experiment in {directory}.")
+    os.kill(process, signal.SIGTERM)
+    warn(f"Process {process} was asked to pause the experiment.")
+
+
+def _read(file: Path, overrides: list[str] | None) -> ExperimentConfig:
+    """Read a configuration; where it is wrong, report all mistakes and exit with 2."""
+    config = _read_or_report(file, overrides)
+    if config is None:
+        raise typer.Exit(2)
+    return config
+
+
+def _read_or_report(file: Path, overrides: list[str] | None) -> ExperimentConfig | None:
+    from det_lightning.errors import ConfigError
+    from det_lightning.experiments.config import read_config
+
+    try:
+        return read_config(file, overrides or ())
+    except ConfigError as error:
+        for line in str(error).splitlines():
+            warn(line)
+        return None
+
+
+def _run(directory: ExperimentDirectory, slots: int | None, cpu: bool) -> None:
+    """Run an experiment in this process, and exit with what its outcome means."""
+    from det_lightning.experiments import experiment
+    from det_lightning.experiments.live_view import live_view
+
+    with live_view(directory) as update:
+        outcome = experiment.run(directory, update, slots=slots, on_cpu=cpu)
+    if outcome is None:
+        warn(f"Paused. Go on with: det-lightning experiment resume {directory.path}")
+        raise typer.Exit(130)
+    warn(f"Experiment {directory.experiment_id}: {outcome.value}")
+    if outcome is not outcome.COMPLETED:
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""What Determined starts inside of a trial's container, at its paths."""

@@ -1,0 +1,30 @@
+"""Deleting checkpoints when an experiment has ended, by the rule of its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from det_lightning.checkpoint.retention.rule import CheckpointRecord, Retention
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.experiments.directory import ExperimentDirectory
+from det_lightning.experiments.state import ExperimentState
+
+
+def delete_checkpoints(directory: ExperimentDirectory, state: ExperimentState) -> Iterator[tuple[int, str]]:
+    """Delete what ``save_experiment_best`` and the like do not keep; yield trial and id of each that is gone.
+
+    Raises:
+        StorageError: the storage cannot be reached, or refuses.
+    """
+    retention = Retention.from_config(directory.config()["checkpoint_storage"])
+    if retention is None:
+        return
+    checkpoints = {id_: found for trial in state.trials.values() for id_, found in trial.checkpoints.items()}
+    records = [
+        CheckpointRecord(id_, str(found.trial_id), found.steps_completed, found.time, state.metric_at(found))
+        for id_, found in checkpoints.items()
+    ]
+    storage = CheckpointStorage(directory.checkpoint_storage())
+    for checkpoint_id in retention.choose_to_delete(records, state.smaller_is_better):
+        storage.delete(checkpoint_id)
+        yield checkpoints[checkpoint_id].trial_id, checkpoint_id

@@ -1,0 +1,89 @@
+"""The files of an experiment. Everything about it lies in one directory, and nothing anywhere else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from det_lightning import errors
+
+_NUMBER = re.compile(r".*-(\d+)")
+
+
+class ExperimentDirectory:
+    """Where the parts of an experiment are.
+
+    Args:
+        path: the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.given_config = path / "experiment.yaml"
+        self.config_file = path / "config.json"
+        self.code = path / "code"
+        self.events = path / "events.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.alias = path / "alias"
+
+    @property
+    def experiment_id(self) -> int:
+        """The number at the end of its name."""
+        match = _NUMBER.fullmatch(self.path.name)
+        return int(match.group(1)) if match else 1
+
+    @classmethod
+    def create(cls, parent: Path, name: str) -> ExperimentDirectory:
+        """Create the directory of a new experiment, ``NAME-NUMBER``.
+
+        Raises:
+            OSError: it cannot be created.
+        """
+        parent.mkdir(parents=True, exist_ok=True)
+        slug = re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.")[:60] or "experiment"
+        taken = (_NUMBER.fullmatch(path.name) for path in parent.iterdir())
+        number = max((int(match.group(1)) for match in taken if match), default=0)
+        while True:
+            number += 1
+            path = parent / f"{slug}-{number}"
+            try:
+                path.mkdir()
+            except FileExistsError:  # by another experiment that begins now
+                continue
+            return cls(path)
+
+    @classmethod
+    def existing(cls, path: Path) -> ExperimentDirectory:
+        """Return the experiment in ``path``.
+
+        Raises:
+            ExperimentError: there is none.
+        """
+        found = cls(path)
+        if not found.config_file.is_file() or not found.events.is_file():
+            raise errors.ExperimentError(f"{path} is not an experiment; expected a directory with events.jsonl in it.")
+        return found
+
+    def config(self) -> dict[str, Any]:
+        """Return the configuration with all defaults, as it was when the experiment began."""
+        config: dict[str, Any] = json.loads(self.config_file.read_text(encoding="utf-8"))
+        return config
+
+    def checkpoint_storage(self) -> str | dict[str, Any]:
+        """Return where the trials write checkpoints: a section of the configuration, or the experiment's directory."""
+        section = self.config()["checkpoint_storage"]
+        if section.get("type") is None:
+            return str(self.checkpoints)
+        return {name: value for name, value in section.items() if value is not None and not name.startswith("save_")}
+
+    def trial(self, trial_id: int) -> Path:
+        """Return the directory of a trial."""
+        return self.path / "trials" / str(trial_id)
+
+
+def find_experiments(parent: Path) -> list[ExperimentDirectory]:
+    """Return the experiments in a directory, the oldest first."""
+    found = [ExperimentDirectory(path) for path in parent.glob("*-*") if (path / "events.jsonl").is_file()]
+    return sorted(found, key=lambda directory: directory.experiment_id)

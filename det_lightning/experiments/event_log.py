@@ -1,0 +1,101 @@
+"""The append-only log of an experiment: its only state. Whatever is shown or resumed is computed from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from det_lightning import errors
+from det_lightning.checkpoint.storage.leases import try_to_lock
+
+
+class EventLog:
+    """Appends events, each a JSON object on a line of its own, and writes them through to the disk.
+
+    One process at a time may have it open. A line that a killed process left incomplete is removed when the log is
+    opened again.
+
+    Args:
+        path: the file; it is created if it does not exist.
+
+    Raises:
+        ExperimentInUse: another process has it open.
+        DamagedExperiment: a line other than the last is not an event.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("a+b")
+        if try_to_lock(self._file) is False:
+            self._file.close()
+            raise errors.ExperimentInUse(f"The experiment in {path.parent} is run by another process.")
+        _runner_file(path).write_text(str(os.getpid()))
+        complete = _complete_part(path.read_bytes())
+        self.events: list[dict[str, Any]] = list(_parse(complete, path))
+        self._file.truncate(len(complete))
+
+    def append(self, event: dict[str, Any]) -> None:
+        """Add an event; it is on the disk when this returns.
+
+        Raises:
+            OSError: it cannot be written.
+            ValueError: it holds NaN or an infinity, which JSON does not know.
+        """
+        write_line(self._file, event)
+        self.events.append(event)
+
+    def close(self) -> None:
+        """Let other processes open the log."""
+        _runner_file(self.path).unlink(missing_ok=True)
+        self._file.close()
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the events of a log, which may be in use.
+
+    Raises:
+        DamagedExperiment: a line other than the last is not an event.
+        OSError: the file cannot be read.
+    """
+    return list(_parse(_complete_part(path.read_bytes()), path))
+
+
+def runner_of(path: Path) -> int | None:
+    """Return the process that has a log open; None if there is none."""
+    with path.open("a+b") as file:
+        if try_to_lock(file) is not False:
+            return None
+    try:
+        return int(_runner_file(path).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _runner_file(path: Path) -> Path:
+    return path.with_name("runner.pid")
+
+
+def write_line(file: IO[bytes], value: dict[str, Any]) -> None:
+    """Append ``value`` to a file of JSON lines, through to the disk."""
+    # One write, so that a reader never sees the parts of two lines mixed.
+    file.write(json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _complete_part(content: bytes) -> bytes:
+    return content[: content.rfind(b"\n") + 1]
+
+
+def _parse(content: bytes, path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(content.splitlines(), start=1):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict) or not isinstance(event.get("type"), str):
+            raise errors.DamagedExperiment(f"Line {number} of {path} is not an event of an experiment: {line[:80]!r}.")
+        yield event

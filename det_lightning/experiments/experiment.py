@@ -1,0 +1,146 @@
+"""Creating, running and resuming an experiment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from det_lightning import errors
+from det_lightning.experiments.cleanup import delete_checkpoints
+from det_lightning.experiments.config import ExperimentConfig, read_config
+from det_lightning.experiments.directory import ExperimentDirectory
+from det_lightning.experiments.event_log import EventLog
+from det_lightning.experiments.local import Devices, LocalLauncher, devices_for
+from det_lightning.experiments.model_context import copy_model_context
+from det_lightning.experiments.runner import ExperimentRunner
+from det_lightning.experiments.search import CreateTrial, Outcome, Search, planned_trials
+from det_lightning.experiments.search_settings import settings_of, space_of
+from det_lightning.experiments.state import ExperimentState
+
+Show = Callable[[ExperimentState], None]
+
+
+def planned(config: ExperimentConfig) -> list[CreateTrial]:
+    """Return the trials that do not depend on results, in order of creation: all of them for random and grid.
+
+    Raises:
+        ValueError: the search cannot be run; all mistakes are named.
+    """
+    return planned_trials(settings_of(config), space_of(config), config.reproducibility.experiment_seed)
+
+
+def devices_of(config: ExperimentConfig, slots: int | None, *, on_cpu: bool) -> tuple[int, Devices]:
+    """Return the slots of each trial, and those of this machine that the experiment may use.
+
+    Raises:
+        ExperimentError: there are too few.
+    """
+    slots_per_trial = config.resources.slots_per_trial if slots is None else slots
+    devices = devices_for(slots_per_trial, on_cpu).limited_to(config.resources.max_slots)
+    if len(devices.slots) < slots_per_trial:
+        raise errors.ExperimentError(
+            f"resources.max_slots is {config.resources.max_slots}, too few for trials of {slots_per_trial} slots."
+        )
+    return slots_per_trial, devices
+
+
+def create(config: ExperimentConfig, source: Path | None, code: Path, parent: Path) -> ExperimentDirectory:
+    """Create the files of a new experiment.
+
+    Args:
+        config: what to run.
+        source: the file that it was read from, which is kept beside it.
+        code: the directory with the code of the trials.
+        parent: where the experiment gets a directory of its own.
+
+    Raises:
+        ExperimentError: the code cannot be used.
+        ValueError: the search cannot be run.
+        OSError: files cannot be written.
+    """
+    planned(config)
+    directory = ExperimentDirectory.create(parent, config.name)
+    try:
+        copy_model_context(code, directory.code)
+        if source is not None:
+            shutil.copyfile(source, directory.given_config)
+        directory.config_file.write_text(json.dumps(config.as_dict(), indent=1), encoding="utf-8")
+        directory.events.touch()
+    except BaseException:
+        shutil.rmtree(directory.path)
+        raise
+    return directory
+
+
+def run(
+    directory: ExperimentDirectory, show: Show, *, slots: int | None = None, on_cpu: bool = False
+) -> Outcome | None:
+    """Run an experiment from where it is to its end.
+
+    Args:
+        directory: the experiment's.
+        show: called again and again with what is known.
+        slots: processes of each trial; by default ``resources.slots_per_trial``.
+        on_cpu: use no GPUs.
+
+    Returns:
+        How it ended; None if it was paused by a signal.
+
+    Raises:
+        ExperimentError: it cannot be run on this machine.
+        ExperimentInUse: another process runs it.
+    """
+    config = read_config(directory.config())
+    slots_per_trial, devices = devices_of(config, slots, on_cpu=on_cpu)
+    log = EventLog(directory.events)
+    try:
+        searcher = config.searcher
+        state = ExperimentState(searcher.metric or "", searcher.smaller_is_better, log.events)
+        search = Search(settings_of(config), space_of(config), config.reproducibility.experiment_seed)
+        launcher = LocalLauncher(
+            directory, config.as_dict(), devices, slots_per_trial, warm_start=searcher.source_checkpoint_uuid
+        )
+        runner = ExperimentRunner(log, search, state, launcher, config.max_restarts, show)
+        with _signals(runner):
+            outcome = runner.run()
+            if outcome is not None:
+                _clean_up(directory, runner)
+        show(runner.state)
+        return outcome
+    finally:
+        log.close()
+
+
+def _clean_up(directory: ExperimentDirectory, runner: ExperimentRunner) -> None:
+    """Delete the checkpoints that need not be kept; where that fails the experiment is complete all the same."""
+    try:
+        for trial_id, checkpoint_id in delete_checkpoints(directory, runner.state):
+            runner.record("checkpoint_deleted", trial=trial_id, checkpoint_id=checkpoint_id)
+    except errors.CheckpointError as error:
+        runner.record("message", text=f"Not all checkpoints that need not be kept were deleted: {error}")
+
+
+@contextlib.contextmanager
+def _signals(runner: ExperimentRunner) -> Iterator[None]:
+    """Let the first signal pause the experiment, and the second one end it at once."""
+    seen: list[int] = []
+
+    def handle(number: int, _: FrameType | None) -> None:
+        seen.append(number)
+        if len(seen) == 1:
+            runner.pause()
+        else:
+            runner.kill()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

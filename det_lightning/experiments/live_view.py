@@ -1,0 +1,109 @@
+"""What the terminal shows while an experiment runs: a live table, or plain lines where the output is piped."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from det_lightning.escaping import escape
+from det_lightning.experiments.directory import ExperimentDirectory
+from det_lightning.experiments.overview import shown
+from det_lightning.experiments.state import ExperimentState, TrialRecord
+
+Update = Callable[[ExperimentState], None]
+# A terminal shows so many trials; those that have ended longest ago are left out.
+_MOST_ROWS = 20
+_REDRAW_S = 0.5
+
+
+@contextlib.contextmanager
+def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
+    """Show the trials of an experiment on the standard error while the block runs.
+
+    Yields:
+        What to call with the state whenever it may have changed.
+    """
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(stderr=True), auto_refresh=False) as live:
+        table = _Table(live)
+        try:
+            yield table
+        finally:
+            table.draw()
+
+
+class _Lines:
+    """One line for each change of a trial's state, and for each of its validations."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[str, int]] = {}
+        self._messages = 0
+
+    def __call__(self, state: ExperimentState) -> None:
+        for message in state.messages[self._messages :]:
+            self._write(f"warning: {message}")
+        self._messages = len(state.messages)
+        for trial in state.trials.values():
+            now = (trial.status.value, len(trial.validations))
+            if self._seen.get(trial.trial_id) != now:
+                self._seen[trial.trial_id] = now
+                self._write(_line_of(state, trial))
+
+    def _write(self, line: str) -> None:
+        print(escape(line), file=sys.stderr, flush=True)
+
+
+def _line_of(state: ExperimentState, trial: TrialRecord) -> str:
+    parts = [f"trial {trial.trial_id}: {trial.status.value}", f"{trial.steps_completed} batches"]
+    if trial.validations:
+        latest = trial.validations[max(trial.validations)]
+        parts += [f"{state.metric} {shown(state.metric_of(latest))}", f"best {shown(state.best_of(trial))}"]
+    if trial.reason:
+        parts.append(trial.reason)
+    return ", ".join(parts)
+
+
+class _Table:
+    """A table that is drawn again when something has changed, a few times a second at most."""
+
+    def __init__(self, live: object) -> None:
+        self._live = live
+        self._state: ExperimentState | None = None
+        self._drawn_at = 0.0
+
+    def __call__(self, state: ExperimentState) -> None:
+        self._state = state
+        if time.monotonic() - self._drawn_at >= _REDRAW_S:
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw the table now."""
+        from rich.live import Live
+        from rich.table import Table
+
+        self._drawn_at = time.monotonic()
+        state = self._state
+        if state is None or not isinstance(self._live, Live):
+            return
+        table = Table(box=None, pad_edge=False)
+        for heading in ("TRIAL", "STATE", "BATCHES", f"BEST {state.metric}", "LATEST", "RESTARTS"):
+            table.add_column(escape(heading), justify="left" if heading == "STATE" else "right")
+        trials = sorted(state.trials.values(), key=lambda trial: (not trial.status.is_final, trial.trial_id))
+        for trial in trials[-_MOST_ROWS:]:
+            latest = trial.validations[max(trial.validations)] if trial.validations else None
+            table.add_row(
+                str(trial.trial_id),
+                trial.status.value,
+                str(trial.steps_completed),
+                shown(state.best_of(trial)) or "",
+                shown(state.metric_of(latest)) or "",
+                str(trial.restarts or ""),
+            )
+        self._live.update(table, refresh=True)

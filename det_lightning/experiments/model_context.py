@@ -1,0 +1,74 @@
+"""The files that an experiment trains with: a copy, so that later edits change no trial that is still to start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pathspec
+
+from det_lightning import errors
+
+#: What Determined's command line leaves out besides the patterns of ``.detignore``.
+_NEVER = (
+    "__pycache__/", "*.py[co]", "*$py.class", "terraform*",
+    ".git/", ".vscode/", ".idea/", ".mypy_cache/", "/.detignore",
+)  # fmt: skip
+#: The limit of Determined's platform.
+MOST_BYTES = 95 * 1024 * 1024
+
+
+def copy_model_context(source: Path, target: Path) -> None:
+    """Copy what a trial needs of a directory, without what ``.detignore`` names.
+
+    Links are copied as what they lead to.
+
+    Args:
+        source: the directory with the code; its ``.detignore`` has the syntax of ``.gitignore``.
+        target: a directory that does not exist.
+
+    Raises:
+        ExperimentError: there is more than Determined accepted; names the largest entries.
+    """
+    files = list(_files(source))
+    sizes = {file: (source / file).stat().st_size for file in files}
+    total = sum(sizes.values())
+    if total > MOST_BYTES:
+        largest = sorted(sizes, key=lambda file: -sizes[file])[:5]
+        listed = ", ".join(f"{file} ({_mib(sizes[file])})" for file in largest)
+        raise errors.ExperimentError(
+            f"{source} holds {_mib(total)}; an experiment takes {_mib(MOST_BYTES)} at most. List in "
+            f"{source / '.detignore'} what the trials do not need. The largest files are {listed}."
+        )
+    target.mkdir(parents=True)
+    for file in files:
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source / file, target / file)
+
+
+def _files(source: Path) -> Iterator[str]:
+    """Yield the paths of the files that belong to the code, relative to ``source``."""
+    patterns = list(_NEVER)
+    if (source / ".detignore").is_file():
+        patterns += (source / ".detignore").read_text(encoding="utf-8-sig").splitlines()
+    ignored = pathspec.GitIgnoreSpec.from_lines(patterns)
+    visited: set[str] = set()
+    for folder, folders, names in os.walk(source, followlinks=True):
+        # A link to a directory above it would never end.
+        real = os.path.realpath(folder)
+        if real in visited:
+            folders.clear()
+            continue
+        visited.add(real)
+        relative = Path(folder).relative_to(source)
+        folders[:] = sorted(name for name in folders if not ignored.match_file(f"{(relative / name).as_posix()}/"))
+        for name in sorted(names):
+            path = (relative / name).as_posix()
+            if not ignored.match_file(path) and (source / path).is_file():
+                yield path
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 1024**2:.1f} MiB"

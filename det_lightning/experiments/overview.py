@@ -1,0 +1,84 @@
+"""What ``experiment ls`` and ``experiment show`` say about an experiment, from its files alone."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from det_lightning.experiments.directory import ExperimentDirectory
+from det_lightning.experiments.event_log import read_events, runner_of
+from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord
+
+
+def state_of(directory: ExperimentDirectory) -> ExperimentState:
+    """Return the state of an experiment, which may be running."""
+    searcher = directory.config()["searcher"]
+    return ExperimentState(searcher["metric"] or "", searcher["smaller_is_better"], read_events(directory.events))
+
+
+def summary_of(directory: ExperimentDirectory) -> dict[str, Any]:
+    """Return the entry of an experiment in a list."""
+    config = directory.config()
+    events = read_events(directory.events)
+    state = state_of(directory)
+    return {
+        "id": directory.experiment_id,
+        "name": config["name"],
+        "state": _status_of(directory, state),
+        "trials": len(state.trials),
+        "best": shown(state.best(state.best_of(trial) for trial in state.trials.values())),
+        "started": None if not events else _moment(events[0]["time"]),
+        "directory": str(directory.path),
+    }
+
+
+def details_of(directory: ExperimentDirectory) -> dict[str, Any]:
+    """Return all that is known of an experiment but the curves of its metrics."""
+    state = state_of(directory)
+    order = "smaller is better" if state.smaller_is_better else "larger is better"
+    return {
+        **summary_of(directory),
+        "metric": f"{state.metric} ({order})",
+        "messages": state.messages,
+        "trials": [_trial(state, trial) for trial in state.trials.values()],
+    }
+
+
+def best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:
+    """Return the checkpoint of a trial with the best metric; the newest one where none has a metric."""
+    metrics = {checkpoint.checkpoint_id: state.metric_at(checkpoint) for checkpoint in trial.checkpoints.values()}
+    best = state.best(metrics.values())
+    if best is None:
+        return trial.newest_checkpoint()
+    return next(trial.checkpoints[checkpoint_id] for checkpoint_id, metric in metrics.items() if metric == best)
+
+
+def shown(value: float | None) -> str | None:
+    """Return a metric with the digits that matter."""
+    return None if value is None else f"{value:.6g}"
+
+
+def _trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
+    latest = trial.validations[max(trial.validations)] if trial.validations else None
+    checkpoint = best_checkpoint(state, trial)
+    return {
+        "id": trial.trial_id,
+        "state": trial.status.value,
+        "batches": trial.steps_completed,
+        "best": shown(state.best_of(trial)),
+        "latest": shown(state.metric_of(latest)),
+        "restarts": trial.restarts,
+        "checkpoint": None if checkpoint is None else checkpoint.checkpoint_id,
+        "hparams": trial.hparams,
+        "reason": trial.reason,
+    }
+
+
+def _status_of(directory: ExperimentDirectory, state: ExperimentState) -> str:
+    if state.outcome is not None:
+        return state.outcome
+    return "RUNNING" if runner_of(directory.events) is not None else "PAUSED"
+
+
+def _moment(time_s: float) -> str:
+    return datetime.datetime.fromtimestamp(time_s).astimezone().strftime("%Y-%m-%d %H:%M")

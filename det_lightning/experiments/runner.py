@@ -1,0 +1,269 @@
+"""Running the trials of an experiment: the search decides, the launcher starts processes, the log remembers."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from det_lightning.errors import PREEMPTED_EXIT_CODE
+from det_lightning.experiments.event_log import EventLog
+from det_lightning.experiments.search import (
+    CreateTrial,
+    ExitReason,
+    Operation,
+    Outcome,
+    Search,
+    Shutdown,
+    StopTrial,
+    Warn,
+)
+from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus, as_number
+
+_POLL_S = 0.1
+_ENDED_BY_SIGTERM = 128 + signal.SIGTERM
+_EXIT_REASONS = {
+    TrialStatus.COMPLETED: ExitReason.COMPLETED,
+    TrialStatus.ERROR: ExitReason.ERRORED,
+    TrialStatus.CANCELED: ExitReason.CANCELED,
+}
+
+
+class TrialRun(Protocol):
+    """A run of a trial that was started."""
+
+    def has_ended(self) -> bool:
+        """Return whether all its processes have ended."""
+
+    def exit_status(self) -> int | None:
+        """Return its exit status, as a shell shows it; None if that is lost."""
+
+    def new_records(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return what the trial reported since the last call, each record with its line number."""
+
+    def stop(self) -> None:
+        """Ask it to save and end."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+class Launcher(Protocol):
+    """Starts trials where there is room for them."""
+
+    def has_room(self) -> bool:
+        """Return whether another trial can be started."""
+
+    def start(self, trial: TrialRecord, state: ExperimentState) -> TrialRun:
+        """Start the next run of a trial, number ``trial.runs``."""
+
+    def adopt(self, trial: TrialRecord) -> TrialRun:
+        """Return the run of a trial that a killed runner has left; it saves and ends by itself."""
+
+    def release(self, trial_id: int) -> None:
+        """Take back the slots of a trial whose run has ended."""
+
+    def retries_cancelled_by(self, trial_id: int) -> str | None:
+        """Return the log policy that forbids to start the trial again after a failure; None if there is none."""
+
+
+class ExperimentRunner:
+    """Runs the trials that a search asks for, until it is finished or the runner is asked to stop.
+
+    Whatever happens is in the log before it has consequences; the state and the search are computed from the log, so a
+    runner that was killed at any moment is continued by another one with the same arguments.
+
+    Args:
+        log: the log of the experiment.
+        search: a search that has answered no event yet.
+        state: the state after the events of the log.
+        launcher: what starts trials.
+        max_restarts: how often a trial is started again after a failure.
+        on_change: called after each event with the state.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        search: Search,
+        state: ExperimentState,
+        launcher: Launcher,
+        max_restarts: int,
+        on_change: Callable[[ExperimentState], None],
+    ) -> None:
+        self.state = state
+        self._log = log
+        self._search = search
+        self._launcher = launcher
+        self._max_restarts = max_restarts
+        self._on_change = on_change
+        self._running: dict[int, TrialRun] = {}
+        self._pausing = False
+
+    def run(self) -> Outcome | None:
+        """Run until the search is finished; return its outcome, or None if the experiment was paused."""
+        self._replay()
+        while self.state.outcome is None:
+            if self._pausing and not self._running:
+                self.record("experiment_paused")
+                return None
+            self._start_queued()
+            for trial_id in list(self._running):
+                self._look_at(trial_id)
+            self._on_change(self.state)
+            if self._running:
+                time.sleep(_POLL_S)
+        return Outcome(self.state.outcome)
+
+    def pause(self) -> None:
+        """Ask all trials to save and end; :meth:`run` then returns. May be called by a signal handler."""
+        self._pausing = True
+        for run in list(self._running.values()):
+            run.stop()
+
+    def kill(self) -> None:
+        """End all trials at once; :meth:`run` then returns. May be called by a signal handler."""
+        self._pausing = True
+        for run in list(self._running.values()):
+            run.kill()
+
+    # What the search asks for
+
+    def _replay(self) -> None:
+        """Give the search the events of the log; carry out what the log does not show to be done."""
+        operations = self._search.initial()
+        events = list(self._log.events)
+        self.record("experiment_resumed" if events else "experiment_started")
+        for event in events:
+            if event["type"] == "validation":
+                operations += self._answer_to_validation(event)
+            elif event.get("closed"):
+                operations += self._answer_to_close(event)
+        for trial in self.state.trials.values():
+            if trial.is_open:
+                self._running[trial.trial_id] = self._launcher.adopt(trial)
+        self._carry_out(operation for operation in operations if not self._is_done(operation))
+
+    def _is_done(self, operation: Operation) -> bool:
+        if isinstance(operation, CreateTrial):
+            return operation.trial_id in self.state.trials
+        if isinstance(operation, StopTrial):
+            trial = self.state.trials.get(operation.trial_id)
+            return trial is not None and trial.stop_requested
+        return isinstance(operation, Warn)
+
+    def _answer_to_validation(self, event: Mapping[str, Any]) -> list[Operation]:
+        metrics = event["metrics"]
+        time_metric = self._search.settings.time_metric
+        at = None if time_metric is None else as_number(metrics.get(time_metric))
+        return self._search.validation_completed(event["trial"], as_number(metrics.get(self.state.metric)), at)
+
+    def _answer_to_close(self, event: Mapping[str, Any]) -> list[Operation]:
+        invalid = self.state.trials[event["trial"]].invalid_hp
+        reason = ExitReason.INVALID_HP if invalid else _EXIT_REASONS[TrialStatus(event["closed"])]
+        return self._search.trial_exited(event["trial"], reason)
+
+    def _carry_out(self, operations: Iterable[Operation]) -> None:
+        for operation in operations:
+            if isinstance(operation, CreateTrial):
+                self.record(
+                    "trial_created",
+                    trial=operation.trial_id,
+                    seed=operation.trial_seed,
+                    hparams=operation.hparams,
+                    validate_at=list(operation.validate_at),
+                )
+            elif isinstance(operation, StopTrial):
+                self.record("stop_requested", trial=operation.trial_id, error=operation.error)
+                if operation.trial_id in self._running:
+                    self._running[operation.trial_id].stop()
+            elif isinstance(operation, Warn):
+                self.record("message", text=f"Trial {operation.trial_id}: {operation.message}")
+            elif isinstance(operation, Shutdown):
+                self.record("experiment_ended", outcome=operation.outcome.value)
+
+    # Trials
+
+    def _start_queued(self) -> None:
+        for trial in list(self.state.trials.values()):
+            if self._pausing or not self._launcher.has_room():
+                return
+            if trial.status is not TrialStatus.QUEUED:
+                continue
+            self.record("run_started", trial=trial.trial_id, run=trial.runs + 1)
+            self._running[trial.trial_id] = self._launcher.start(trial, self.state)
+
+    def _look_at(self, trial_id: int) -> None:
+        run = self._running[trial_id]
+        # In this order: what a run wrote last must be read after it has ended.
+        ended = run.has_ended()
+        for line, record in run.new_records():
+            self._take(trial_id, line, record)
+        if ended:
+            del self._running[trial_id]
+            self._launcher.release(trial_id)
+            self._take_exit(self.state.trials[trial_id], run.exit_status())
+
+    def _take(self, trial_id: int, line: int, record: dict[str, Any]) -> None:
+        """Act on what a trial has reported."""
+        trial = self.state.trials[trial_id]
+        steps = record["steps_completed"]
+        if steps is not None:
+            trial.steps_completed = max(trial.steps_completed, steps)
+        if record["group"] == "validation":
+            # A trial that was started again validates once more what it had validated after its newest checkpoint.
+            if steps in trial.validations:
+                return
+            values = {"steps_completed": steps, "metrics": record["metrics"]}
+            event = self.record("validation", trial=trial_id, lines=line, **values)
+            self._carry_out(self._answer_to_validation(event))
+        elif record["group"] == "checkpoint":
+            values = {"steps_completed": steps, "checkpoint_id": record["metrics"]["checkpoint_id"]}
+            self.record("checkpoint", trial=trial_id, lines=line, **values)
+        elif record["group"] == "early_exit":
+            self.record("early_exit", trial=trial_id, lines=line, reason=record["metrics"]["reason"])
+
+    def _take_exit(self, trial: TrialRecord, status: int | None) -> None:
+        """Decide what the end of a run means for its trial."""
+        # A script that knows nothing of preemption ends by the signal with which it is stopped.
+        stopped = trial.stop_requested and status == _ENDED_BY_SIGTERM
+        ended_well = status in (0, PREEMPTED_EXIT_CODE) or stopped or self._pausing
+        closed, reason = self._closing(trial, status, ended_well)
+        event = self.record(
+            "run_ended",
+            trial=trial.trial_id,
+            status=status,
+            failed=not ended_well,
+            paused=self._pausing and closed is None,
+            closed=None if closed is None else closed.value,
+            reason=reason,
+        )
+        if closed is not None:
+            self._carry_out(self._answer_to_close(event))
+
+    def _closing(
+        self, trial: TrialRecord, status: int | None, ended_well: bool
+    ) -> tuple[TrialStatus | None, str | None]:
+        """Return how the trial ends for good with this run, and why; the first is None if it is started again."""
+        if ended_well:
+            if trial.stop_error is not None:
+                return TrialStatus.ERROR, trial.stop_error
+            if trial.invalid_hp:
+                return TrialStatus.COMPLETED, "invalid hyperparameters"
+            return (TrialStatus.COMPLETED if status == 0 or trial.stop_requested else None), None
+        what = "its processes were killed" if status is None else f"it ended with status {status}"
+        if trial.stop_requested:
+            return TrialStatus.ERROR, f"{what} when it was asked to stop"
+        if policy := self._launcher.retries_cancelled_by(trial.trial_id):
+            return TrialStatus.ERROR, f"{what}, and the log policy {policy} cancels retries"
+        if trial.restarts >= self._max_restarts:
+            return TrialStatus.ERROR, f"{what}, after {self._max_restarts} restarts"
+        return None, what
+
+    def record(self, kind: str, **values: Any) -> dict[str, Any]:
+        """Append an event to the log, and apply it."""
+        event = {"type": kind, "time": time.time(), **values}
+        self._log.append(event)
+        self.state.apply(event)
+        return event

@@ -1,0 +1,42 @@
+"""From the typed configuration to a search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from det_lightning.experiments import search
+from det_lightning.experiments.config import ExperimentConfig, hyperparameters
+from det_lightning.experiments.search import SearcherSettings, SearchSpace
+
+
+def settings_of(config: ExperimentConfig) -> SearcherSettings:
+    """Return the ``searcher`` section as the search takes it."""
+    not_of_the_search = {"source_trial_id", "source_checkpoint_uuid", "stop_once", "max_length"}
+    section = config.searcher.model_dump(exclude=not_of_the_search)
+    length = config.searcher.max_length
+    if length is not None:
+        section["max_length"] = search.Length(length.units, length.unit)
+    if "bracket_rungs" in section:
+        section["bracket_rungs"] = tuple(section["bracket_rungs"])
+    return SearcherSettings(**{**section, "metric": config.searcher.metric or ""})
+
+
+def space_of(config: ExperimentConfig) -> SearchSpace:
+    """Return the ``hyperparameters`` section as the search takes it."""
+    return _group(config.hyperparameters)
+
+
+def _group(entries: Mapping[str, Any]) -> SearchSpace:
+    return {name: _entry(entry) for name, entry in entries.items()}
+
+
+def _entry(entry: Any) -> Any:
+    if isinstance(entry, dict):
+        return _group(entry)
+    if isinstance(entry, hyperparameters.Const):
+        return search.Const(entry.val)
+    if isinstance(entry, hyperparameters.Categorical):
+        return search.Categorical(tuple(entry.vals))
+    types: dict[str, Any] = {"int": search.Int, "double": search.Double, "log": search.Log}
+    return types[entry.type](**entry.model_dump(exclude={"type"}))

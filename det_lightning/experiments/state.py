@@ -1,0 +1,198 @@
+"""What is known about an experiment and its trials: a fold over the events of its log."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class TrialStatus(str, enum.Enum):
+    """What a trial is doing, in Determined's words where it has one."""
+
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    PAUSED = "PAUSED"
+    COMPLETED = "COMPLETED"
+    ERROR = "ERROR"
+    CANCELED = "CANCELED"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the trial has ended for good."""
+        return self in (TrialStatus.COMPLETED, TrialStatus.ERROR, TrialStatus.CANCELED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+    """The metrics of a validation after so many batches."""
+
+    steps_completed: int
+    metrics: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that a trial has written completely, and when that was known."""
+
+    checkpoint_id: str
+    trial_id: int
+    steps_completed: int
+    time: float
+
+
+@dataclasses.dataclass
+class TrialRecord:
+    """One trial.
+
+    Attributes:
+        runs: how often it was started.
+        restarts: how often it was started again after a failure.
+        lines_read: how much of its ``metrics.jsonl`` is in the log.
+        steps_completed: batches that it has reported to have trained.
+        is_open: whether a run was started whose end is not known.
+        reason: why it ended otherwise than complete.
+    """
+
+    trial_id: int
+    trial_seed: int
+    hparams: dict[str, Any]
+    validate_at: list[int]
+    status: TrialStatus = TrialStatus.QUEUED
+    runs: int = 0
+    restarts: int = 0
+    lines_read: int = 0
+    steps_completed: int = 0
+    is_open: bool = False
+    stop_requested: bool = False
+    stop_error: str | None = None
+    invalid_hp: bool = False
+    reason: str | None = None
+    validations: dict[int, Validation] = dataclasses.field(default_factory=dict)
+    checkpoints: dict[str, Checkpoint] = dataclasses.field(default_factory=dict)
+    started_at: float | None = None
+    ended_at: float | None = None
+
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint to go on from."""
+        return max(self.checkpoints.values(), key=lambda checkpoint: checkpoint.steps_completed, default=None)
+
+
+class ExperimentState:
+    """The state after some events.
+
+    Args:
+        metric: name of the searcher's metric.
+        smaller_is_better: which way it is compared.
+        events: what happened so far.
+    """
+
+    def __init__(self, metric: str, smaller_is_better: bool, events: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.metric = metric
+        self.smaller_is_better = smaller_is_better
+        self.trials: dict[int, TrialRecord] = {}
+        self.outcome: str | None = None
+        self.messages: list[str] = []
+        for event in events:
+            self.apply(event)
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Take one more event into account; events of types that are not known change nothing."""
+        handler = getattr(self, f"on_{event['type']}", None)
+        if handler is not None:
+            handler(event)
+        if "lines" in event:
+            self.trials[event["trial"]].lines_read = event["lines"]
+
+    def metric_of(self, validation: Validation | None) -> float | None:
+        """Return the searcher's metric of a validation; None where it lacks a number of that name."""
+        return None if validation is None else as_number(validation.metrics.get(self.metric))
+
+    def metric_at(self, checkpoint: Checkpoint) -> float | None:
+        """Return the searcher's metric of the validation at the same batch as a checkpoint; None if there was none."""
+        validations = self.trials[checkpoint.trial_id].validations
+        return self.metric_of(validations.get(checkpoint.steps_completed))
+
+    def best_of(self, trial: TrialRecord) -> float | None:
+        """Return the best value of the searcher's metric in a trial."""
+        return self.best(self.metric_of(validation) for validation in trial.validations.values())
+
+    def best(self, values: Iterable[float | None]) -> float | None:
+        """Return the best of several values of the searcher's metric; None if there is none."""
+        known = [value for value in values if value is not None and not math.isnan(value)]
+        if not known:
+            return None
+        return min(known) if self.smaller_is_better else max(known)
+
+    # One method for each type of event
+
+    def on_trial_created(self, event: Mapping[str, Any]) -> None:
+        trial_id = event["trial"]
+        self.trials[trial_id] = TrialRecord(trial_id, event["seed"], event["hparams"], event.get("validate_at", []))
+
+    def on_run_started(self, event: Mapping[str, Any]) -> None:
+        trial = self.trials[event["trial"]]
+        trial.runs = event["run"]
+        trial.is_open = True
+        trial.status = TrialStatus.STOPPING if trial.stop_requested else TrialStatus.RUNNING
+        trial.started_at = trial.started_at or event["time"]
+
+    def on_validation(self, event: Mapping[str, Any]) -> None:
+        trial = self.trials[event["trial"]]
+        steps = event["steps_completed"]
+        trial.validations[steps] = Validation(steps, event["metrics"])
+        trial.steps_completed = max(trial.steps_completed, steps)
+
+    def on_checkpoint(self, event: Mapping[str, Any]) -> None:
+        trial = self.trials[event["trial"]]
+        steps = event["steps_completed"]
+        checkpoint_id = event["checkpoint_id"]
+        trial.checkpoints[checkpoint_id] = Checkpoint(checkpoint_id, trial.trial_id, steps, event["time"])
+
+    def on_checkpoint_deleted(self, event: Mapping[str, Any]) -> None:
+        self.trials[event["trial"]].checkpoints.pop(event["checkpoint_id"], None)
+
+    def on_early_exit(self, event: Mapping[str, Any]) -> None:
+        self.trials[event["trial"]].invalid_hp = event["reason"] == "INVALID_HP"
+
+    def on_stop_requested(self, event: Mapping[str, Any]) -> None:
+        trial = self.trials[event["trial"]]
+        trial.stop_requested = True
+        trial.stop_error = event.get("error")
+        if trial.status is TrialStatus.RUNNING:
+            trial.status = TrialStatus.STOPPING
+
+    def on_run_ended(self, event: Mapping[str, Any]) -> None:
+        trial = self.trials[event["trial"]]
+        trial.is_open = False
+        trial.restarts += bool(event["failed"])
+        trial.reason = event["reason"]
+        if event["closed"] is None:
+            trial.status = TrialStatus.PAUSED if event["paused"] else TrialStatus.QUEUED
+        else:
+            trial.status = TrialStatus(event["closed"])
+            trial.ended_at = event["time"]
+
+    def on_experiment_resumed(self, event: Mapping[str, Any]) -> None:
+        self.outcome = None
+        for trial in self.trials.values():
+            if not trial.status.is_final and not trial.is_open:
+                trial.status = TrialStatus.QUEUED
+
+    def on_experiment_ended(self, event: Mapping[str, Any]) -> None:
+        self.outcome = event["outcome"]
+
+    def on_message(self, event: Mapping[str, Any]) -> None:
+        self.messages.append(event["text"])
+
+
+def as_number(value: Any) -> float | None:
+    """Return a metric as a number, also where JSON had to hold it as text; None if it is not one."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else None

@@ -1,0 +1,155 @@
+"""The parent of a trial's processes, which ends them when the runner of the experiment ends, however that comes about.
+
+Started as a script, ``python supervisor.py SETTINGS``, so that it costs the start of an interpreter and nothing else:
+only the standard library is imported. The runner writes commands to standard input; where the pipe closes, the runner
+is gone, and the trial is asked to save and end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+#: What the runner writes to standard input: end after a checkpoint; end at once.
+STOP = b"s"
+KILL = b"k"
+
+_POLL_S = 0.05
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main(settings_json: str) -> int:
+    """Run a trial's command to its end and record its exit status.
+
+    Args:
+        settings_json: a JSON object with ``command``, ``directory`` (of the trial), ``workdir``, ``run`` (its number)
+            and ``grace_s`` (how long a trial may take to save and end before it is killed).
+    """
+    settings = json.loads(settings_json)
+    directory = Path(settings["directory"])
+    # Signals of the terminal are the runner's, which says what is to be done.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    # An earlier run of this trial, orphaned a moment ago, may still be saving. A trial never runs twice at once.
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    status = _supervise(settings, directory, lock)
+    _write_exit(directory, settings["run"], status)
+    return 0
+
+
+def _supervise(settings: dict[str, object], directory: Path, lock: int) -> int:
+    prctl = _prctl()
+    prctl(_PR_SET_CHILD_SUBREAPER)
+    with (directory / "log.txt").open("ab") as log:
+        try:
+            child = subprocess.Popen(
+                settings["command"],  # type: ignore[call-overload]
+                cwd=settings["workdir"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=[lock],  # held until the last process of the trial has ended
+                preexec_fn=_of_child,
+            )
+        except OSError as error:
+            log.write(f"det-lightning: the entrypoint cannot be started: {error}\n".encode())
+            return 127
+        try:
+            return _wait(child, float(str(settings["grace_s"])))
+        finally:
+            _kill_descendants()
+
+
+def _of_child() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    _prctl()(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _wait(child: subprocess.Popen[bytes], grace_s: float) -> int:
+    """Pass on what the runner asks for until the child has ended; return its status, as a shell shows it."""
+    deadline: float | None = None
+    listening = [sys.stdin.fileno()]
+    while True:
+        status = child.poll()
+        if status is not None:
+            return status if status >= 0 else 128 - status
+        ready = select.select(listening, [], [], _POLL_S)[0]
+        command = os.read(ready[0], 1) if ready else None
+        if command == b"":
+            listening = []
+        if command == KILL or (deadline is not None and time.monotonic() > deadline):
+            _signal_group(child.pid, signal.SIGKILL)
+        elif command is not None and deadline is None:
+            deadline = time.monotonic() + grace_s
+            _signal_group(child.pid, signal.SIGTERM)
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _kill_descendants() -> None:
+    """Kill what the command has left running; orphans of this process's descendants are its own children."""
+    for _ in range(100):
+        found = _descendants(os.getpid())
+        if not found:
+            return
+        for process in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(_POLL_S)
+
+
+def _descendants(process: int) -> list[int]:
+    """Return the living processes below ``process``; where there is no ``/proc``, none are known."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name of the program, in parentheses, may hold anything.
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(entry.name)] = int(parent)
+    found: list[int] = []
+    queue = [process]
+    while queue:
+        current = queue.pop()
+        children = [child for child, parent in parents.items() if parent == current]
+        found += children
+        queue += children
+    return found
+
+
+def _prctl() -> Callable[..., object]:
+    """Return Linux's ``prctl`` with one argument filled in; a function that does nothing on other systems."""
+    if not sys.platform.startswith("linux"):
+        return lambda *_: None
+    libc = ctypes.CDLL(None)
+    return lambda option, value=1: libc.prctl(option, int(value), 0, 0, 0)
+
+
+def _write_exit(directory: Path, run: int, status: int) -> None:
+    draft = directory / "exit.json.tmp"
+    draft.write_text(json.dumps({"run": run, "status": status}))
+    draft.replace(directory / "exit.json")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,146 @@
+"""A running trial, as the runner sees it: a process to signal, and files to read."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from det_lightning.experiments import supervisor
+
+
+class RecordReader:
+    """Reads the records that a trial adds to its ``metrics.jsonl``.
+
+    Args:
+        file: the file; it may not exist yet.
+        lines_read: how many lines were read before.
+    """
+
+    def __init__(self, file: Path, lines_read: int = 0) -> None:
+        self.lines_read = lines_read
+        self._file = file
+        self._offset: int | None = 0 if lines_read == 0 else None
+
+    def new_records(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return the records since the last call, each with the number of its line, from 1.
+
+        A line that is being written comes with the next call.
+        """
+        try:
+            with self._file.open("rb") as file:
+                if self._offset is None:
+                    for _ in range(self.lines_read):
+                        file.readline()
+                    self._offset = file.tell()
+                file.seek(self._offset)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        complete = content[: content.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        first = self.lines_read + 1
+        lines = complete.splitlines()
+        self.lines_read += len(lines)
+        return [(number, json.loads(line)) for number, line in enumerate(lines, start=first)]
+
+
+class TrialProcess:
+    """One run of a trial, below a supervisor that outlives neither the trial nor, for long, the runner.
+
+    Args:
+        directory: the trial's.
+        command: what to run.
+        workdir: where.
+        environment: the variables of its environment, all of them.
+        run: number of the run, from 1.
+        grace_s: how long it may take to save and end when it is asked to.
+        records: reads what it reports.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        command: list[str],
+        workdir: Path,
+        environment: dict[str, str],
+        run: int,
+        grace_s: float,
+        records: RecordReader,
+    ) -> None:
+        self._directory = directory
+        self._run = run
+        self._records = records
+        settings = {
+            "command": command,
+            "directory": str(directory),
+            "workdir": str(workdir),
+            "run": run,
+            "grace_s": grace_s,
+        }
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-S", supervisor.__file__, json.dumps(settings)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def has_ended(self) -> bool:
+        """Return whether all its processes have ended."""
+        return self._supervisor.poll() is not None
+
+    def exit_status(self) -> int | None:
+        """Return the exit status of a run that has ended, as a shell shows it; None if its supervisor was killed."""
+        return recorded_status(self._directory, self._run)
+
+    def new_records(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return what it reported since the last call."""
+        return self._records.new_records()
+
+    def stop(self) -> None:
+        """Ask it to save and end."""
+        self._send(supervisor.STOP)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._send(supervisor.KILL)
+
+    def _send(self, command: bytes) -> None:
+        stream = self._supervisor.stdin
+        # It may have ended a moment ago.
+        with contextlib.suppress(BrokenPipeError):
+            if stream is not None:
+                stream.write(command)
+                stream.flush()
+
+
+def recorded_status(directory: Path, run: int) -> int | None:
+    """Return the exit status that a supervisor recorded for a run; None if it recorded none."""
+    try:
+        record = json.loads((directory / "exit.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return int(record["status"]) if record["run"] == run else None
+
+
+def is_running(directory: Path) -> bool:
+    """Return whether a run of the trial is still under way, perhaps one of a runner that was killed."""
+    try:
+        lock = os.open(directory / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False

@@ -1,0 +1,83 @@
+"""Experiments in small: a configuration, its directory, and the command that runs it as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from det_lightning.experiments.event_log import read_events
+
+SCRIPT = Path(__file__).with_name("trial_script.py")
+
+
+def write_project(folder: Path, **sections: Any) -> Path:
+    """Write a directory with the script and a configuration, and return the file of the configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(SCRIPT, folder)
+    config = {
+        "name": "small",
+        "entrypoint": f"python3 {SCRIPT.name}",
+        "searcher": {"name": "single", "metric": "loss"},
+        "max_restarts": 0,
+        "reproducibility": {"experiment_seed": 7},
+        **sections,
+    }
+    file = folder / "config.yaml"
+    file.write_text(json.dumps(config))  # JSON is YAML
+    return file
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """Start ``det-lightning`` with arguments."""
+    command = [sys.executable, "-c", "from det_lightning.cli import main; main()", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(*arguments: object, ends_with: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run ``det-lightning`` with arguments to its end."""
+    process = start(*arguments)
+    output, error = process.communicate(timeout=120)
+    assert process.returncode == ends_with, error
+    return subprocess.CompletedProcess(process.args, process.returncode, output, error)
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+def events_of(experiment: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the events of a type in the log of an experiment; none where there is no log yet."""
+    log = experiment / "events.jsonl"
+    return [event for event in read_events(log) if event["type"] == kind] if log.exists() else []
+
+
+def processes_of(experiment: Path) -> list[int]:
+    """Return the living processes that belong to trials of an experiment, by their environment."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (entry / "environ").read_bytes()
+            is_dead = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            continue
+        if not is_dead and f"DET_LIGHTNING_TASK={experiment}".encode() in environment:
+            found.append(int(entry.name))
+    return found
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """End a process with ``SIGKILL``."""
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()

@@ -1,0 +1,156 @@
+"""``det-lightning run`` and ``experiment``: whole experiments, with real processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.experiments.running import events_of, kill, processes_of, run, start, wait_for, write_project
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_random_search_runs_all_its_trials(tmp_path: Path) -> None:
+    config = write_project(
+        tmp_path / "project",
+        hyperparameters={"lr": {"type": "double", "minval": 0.1, "maxval": 1.0}},
+        searcher={"name": "random", "metric": "loss", "max_trials": 3, "max_concurrent_trials": 2},
+    )
+    planned = json.loads(run("run", config, "--dry-run").stdout)["trials"]
+    run("run", config, tmp_path / "project", "--experiments", tmp_path / "experiments")
+    experiment = tmp_path / "experiments" / "small-1"
+    created = [
+        {"id": event["trial"], "trial_seed": event["seed"], "hparams": event["hparams"]}
+        for event in events_of(experiment, "trial_created")
+    ]
+    assert created == planned
+    shown = json.loads(run("experiment", "show", experiment, "--json").stdout)
+    assert [(trial["state"], trial["batches"]) for trial in shown["trials"]] == [("COMPLETED", 5)] * 3
+    assert processes_of(experiment) == []
+
+
+def test_a_halving_search_stops_trials_and_counts_them_as_complete(tmp_path: Path) -> None:
+    config = write_project(
+        tmp_path / "project",
+        hyperparameters={"lr": {"type": "double", "minval": 0.1, "maxval": 1.0}, "steps": 16},
+        searcher={
+            "name": "async_halving", "metric": "loss", "max_trials": 6, "num_rungs": 2, "divisor": 4,
+            "max_time": 16, "time_metric": "batches", "max_concurrent_trials": 2,
+        },
+    )  # fmt: skip
+    run("run", config, tmp_path / "project", "--experiments", tmp_path)
+    ended = events_of(tmp_path / "small-1", "run_ended")
+    assert {event["closed"] for event in ended} == {"COMPLETED"}
+    assert len(events_of(tmp_path / "small-1", "trial_created")) == 6
+    assert events_of(tmp_path / "small-1", "stop_requested")
+
+
+@pytest.mark.parametrize(("max_restarts", "runs"), [(0, 1), (2, 3)])
+def test_a_failing_trial_is_started_again_as_often_as_configured(max_restarts: int, runs: int, tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", hyperparameters={"fails_at": 2}, max_restarts=max_restarts)
+    error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=1).stderr
+    assert len(events_of(tmp_path / "small-1", "run_started")) == runs
+    assert f"it ended with status 3, after {max_restarts} restarts" in error
+
+
+def test_a_log_policy_cancels_retries(tmp_path: Path) -> None:
+    config = write_project(
+        tmp_path / "project",
+        entrypoint="echo CUDA is broken; exit 4",
+        max_restarts=5,
+        log_policies=[{"name": "broken", "pattern": ".*is broken.*", "action": {"type": "cancel_retries"}}],
+    )
+    error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=1).stderr
+    assert "the log policy broken cancels retries" in error
+    assert len(events_of(tmp_path / "small-1", "run_started")) == 1
+
+
+def test_invalid_hyperparameters_end_a_trial_without_an_error(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", hyperparameters={"invalid": True})
+    run("run", config, tmp_path / "project", "--experiments", tmp_path)
+    (ended,) = events_of(tmp_path / "small-1", "run_ended")
+    assert (ended["closed"], ended["reason"]) == ("COMPLETED", "invalid hyperparameters")
+
+
+def test_what_a_trial_leaves_running_is_ended(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", hyperparameters={"spawns": True})
+    run("run", config, tmp_path / "project", "--experiments", tmp_path)
+    assert processes_of(tmp_path / "small-1") == []
+
+
+def test_the_first_interrupt_pauses_and_resume_goes_on(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", hyperparameters={"steps": 12, "waits_at": [2]})
+    experiment = tmp_path / "small-1"
+    process = start("run", config, tmp_path / "project", "--experiments", tmp_path)
+    wait_for(lambda: len(events_of(experiment, "validation")) >= 2)
+    process.send_signal(signal.SIGINT)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert f"experiment resume {experiment}" in error
+    assert processes_of(experiment) == []
+    run("experiment", "resume", experiment)
+    assert [event["steps_completed"] for event in events_of(experiment, "validation")] == list(range(1, 13))
+
+
+def test_the_second_interrupt_ends_trials_that_do_not_save(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", hyperparameters={"waits_at": [1], "ignores_sigterm": True})
+    experiment = tmp_path / "small-1"
+    process = start("run", config, tmp_path / "project", "--experiments", tmp_path)
+    wait_for(lambda: len(events_of(experiment, "validation")) >= 1)
+
+    def ends_when_interrupted() -> bool:
+        process.send_signal(signal.SIGINT)
+        return process.poll() is not None
+
+    wait_for(ends_when_interrupted)
+    assert process.returncode == 130
+    assert processes_of(experiment) == []
+
+
+def test_trials_of_a_killed_runner_save_and_end_and_resume_completes_them(tmp_path: Path) -> None:
+    config = write_project(
+        tmp_path / "project",
+        hyperparameters={"lr": {"type": "double", "minval": 0.1, "maxval": 1.0}, "steps": 10, "waits_at": [3, 7]},
+        searcher={"name": "random", "metric": "loss", "max_trials": 4, "max_concurrent_trials": 2},
+    )
+    planned = json.loads(run("run", config, "--dry-run").stdout)["trials"]
+    experiment = tmp_path / "small-1"
+    process = start("run", config, tmp_path / "project", "--experiments", tmp_path)
+    # Two trials at a time, each of which waits twice.
+    for validations in (6, 14, 26, 34):
+        wait_for(lambda: len(events_of(experiment, "validation")) >= validations)  # noqa: B023
+        kill(process)
+        # At once: the trials of the dead runner may still be saving.
+        process = start("experiment", "resume", experiment)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    created = [(event["trial"], event["seed"]) for event in events_of(experiment, "trial_created")]
+    assert created == [(trial["id"], trial["trial_seed"]) for trial in planned]
+    steps: dict[int, list[int]] = {trial_id: [] for trial_id, _ in created}
+    for event in events_of(experiment, "validation"):
+        steps[event["trial"]].append(event["steps_completed"])
+    assert steps == {trial_id: list(range(1, 11)) for trial_id, _ in created}
+    assert {event["status"] for event in events_of(experiment, "run_ended")} <= {0, 75}
+    assert processes_of(experiment) == []
+
+
+def test_an_experiment_is_run_by_one_process_at_a_time(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", hyperparameters={"waits_at": [1]})
+    experiment = tmp_path / "small-1"
+    process = start("run", config, tmp_path / "project", "--experiments", tmp_path)
+    wait_for(lambda: len(events_of(experiment, "validation")) >= 1)
+    assert "is run by another process" in run("experiment", "resume", experiment, ends_with=2).stderr
+    run("experiment", "stop", experiment)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+
+
+def test_a_wrong_configuration_creates_nothing(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", searcher={"name": "random", "metric": "loss"}, max_restart=3)
+    error = run("run", config, tmp_path / "project", "--experiments", tmp_path / "out", ends_with=2).stderr
+    assert "max_trials" in error
+    assert "max_restart" in error
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,113 @@
+"""Entrypoints that name a trial class: trained as ``Trainer.fit`` trains it, in as many processes as it has slots."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from det_lightning import pytorch
+from det_lightning.checkpoint import CheckpointStorage, read_checkpoint
+from det_lightning.compat import answering_determined
+from tests.experiments.running import events_of, run
+
+pytestmark = pytest.mark.slow
+
+CONFIG: dict[str, Any] = {
+    "name": "linear",
+    "entrypoint": "linear_trial:LinearTrial",
+    "hyperparameters": {"lr": 0.1, "global_batch_size": 8},
+    "searcher": {"name": "single", "metric": "validation_loss", "max_length": {"batches": 10}},
+    "min_validation_period": {"batches": 4},
+    "optimizations": {"aggregation_frequency": 2},
+    "reproducibility": {"experiment_seed": 7},
+    "max_restarts": 0,
+}
+
+
+def run_experiment(folder: Path, *options: object, **sections: Any) -> Path:
+    """Run the trial with some sections of the configuration changed; return the directory of the experiment."""
+    project = folder / "project"
+    project.mkdir()
+    (project / "linear_trial.py").write_bytes(Path(__file__).with_name("linear_trial.py").read_bytes())
+    (project / "config.yaml").write_text(json.dumps({**CONFIG, **sections}))
+    run("run", project / "config.yaml", project, "--experiments", folder, *options)
+    return folder / "linear-1"
+
+
+def weights_in(checkpoint: str | Path) -> dict[str, torch.Tensor]:
+    model: dict[str, torch.Tensor]
+    (model,) = read_checkpoint(Path(checkpoint)).state["models_state_dict"]
+    return model
+
+
+def test_a_trial_has_the_weights_that_fit_gives_with_the_same_seed(tmp_path: Path) -> None:
+    experiment = run_experiment(tmp_path)
+    (created,) = events_of(experiment, "trial_created")
+    with answering_determined():
+        from tests.experiments.linear_trial import LinearTrial
+
+        with pytorch.init(
+            hparams=created["hparams"], trial_seed=created["seed"], aggregation_frequency=2, exp_conf=CONFIG
+        ) as context:
+            trainer = pytorch.Trainer(LinearTrial(context), context, enable_progress_bar=False)
+            trainer.fit(
+                max_length=pytorch.Batch(10),
+                validation_period=pytorch.Batch(4),
+                checkpoint_storage=tmp_path / "fit",
+                code_dir=tmp_path / "project",
+            )
+    expected = weights_in(CheckpointStorage(tmp_path / "fit").newest() or "")
+    actual = weights_in(CheckpointStorage(experiment / "checkpoints").newest() or "")
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
+
+
+def test_a_search_by_length_validates_at_its_rungs(tmp_path: Path) -> None:
+    searcher = {
+        "name": "adaptive_asha", "metric": "validation_loss", "max_trials": 2, "max_concurrent_trials": 1,
+        "max_length": {"epochs": 4}, "divisor": 2, "mode": "aggressive",
+    }  # fmt: skip
+    experiment = run_experiment(tmp_path, searcher=searcher, min_validation_period={"batches": 0})
+    first = [event["metrics"]["epochs"] for event in events_of(experiment, "validation") if event["trial"] == 1]
+    assert first == [2, 4][: len(first)]
+    assert len(first) >= 1
+    assert {event["closed"] for event in events_of(experiment, "run_ended")} == {"COMPLETED"}
+
+
+def test_invalid_hyperparameters_are_not_a_failure(tmp_path: Path) -> None:
+    experiment = run_experiment(tmp_path, hyperparameters={"lr": 0.1, "global_batch_size": 8, "invalid": True})
+    (ended,) = events_of(experiment, "run_ended")
+    assert (ended["status"], ended["closed"], ended["reason"]) == (0, "COMPLETED", "invalid hyperparameters")
+
+
+def test_slots_are_processes(tmp_path: Path) -> None:
+    experiment = run_experiment(tmp_path, "--cpu", resources={"slots_per_trial": 2})
+    (checkpoint,) = {event["checkpoint_id"] for event in events_of(experiment, "checkpoint")[-1:]}
+    resume = read_checkpoint(experiment / "checkpoints" / checkpoint).resume
+    assert resume is not None
+    assert resume.world_size == 2
+
+
+def test_without_gpus_several_slots_need_to_be_asked_for(tmp_path: Path) -> None:
+    if torch.cuda.device_count() > 1:
+        pytest.skip("there are several GPUs")
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "config.yaml").write_text(json.dumps({**CONFIG, "resources": {"slots_per_trial": 2}}))
+    error = run("run", project / "config.yaml", project, "--experiments", tmp_path / "out", ends_with=2).stderr
+    assert "--cpu for 2 processes on the CPU" in error
+    assert "--slots" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_at_the_end_the_best_and_the_latest_checkpoint_are_kept(tmp_path: Path) -> None:
+    experiment = run_experiment(tmp_path, checkpoint_policy="all", min_checkpoint_period={"batches": 1})
+    written = {event["checkpoint_id"] for event in events_of(experiment, "checkpoint")}
+    deleted = {event["checkpoint_id"] for event in events_of(experiment, "checkpoint_deleted")}
+    assert len(written) == 10
+    assert set(CheckpointStorage(experiment / "checkpoints").list_ids()) == written - deleted
+    assert 1 <= len(written - deleted) <= 2

@@ -1,0 +1,62 @@
+"""A trial without a model: reports a loss that falls with its steps, and goes on where it was when it is started again.
+
+How it behaves is read from its hyperparameters: ``steps``, ``fails_at``, ``waits_at`` (steps at which it waits until it
+is asked to stop), ``ignores_sigterm``, ``spawns``, ``invalid``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TASK = json.loads(Path(os.environ["DET_LIGHTNING_TASK"]).read_text())
+DIRECTORY = Path(TASK["directory"])
+HPARAMS = TASK["hparams"]
+stop_requested = False
+
+
+def request_stop(*_: object) -> None:
+    global stop_requested
+    stop_requested = True
+
+
+def report(group: str, steps: int | None, metrics: dict[str, object]) -> None:
+    record = {"group": group, "run": TASK["run_id"], "steps_completed": steps, "metrics": metrics}
+    with (DIRECTORY / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if HPARAMS.get("ignores_sigterm") else request_stop)
+    alive = DIRECTORY / "alive"
+    # Two runs of one trial at once would both find the file of the other.
+    if alive.exists() and Path(f"/proc/{alive.read_text()}").exists():
+        print("another run of this trial is alive", flush=True)
+        return 9
+    alive.write_text(str(os.getpid()))
+    if HPARAMS.get("spawns"):
+        subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
+    saved = DIRECTORY / "saved"
+    first = int(saved.read_text()) if saved.exists() else 0
+    if HPARAMS.get("invalid"):
+        report("early_exit", None, {"reason": "INVALID_HP"})
+        return 0
+    for step in range(first + 1, HPARAMS.get("steps", 5) + 1):
+        if step == HPARAMS.get("fails_at"):
+            return 3
+        report("validation", step, {"loss": HPARAMS.get("lr", 1.0) / step, "batches": step})
+        while step in HPARAMS.get("waits_at", []) and not stop_requested:
+            time.sleep(0.02)
+        if stop_requested:
+            saved.write_text(str(step))
+            return 75
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
