@@ -97,7 +97,7 @@ class Lease:
                 continue
             try:
                 lock.write(json.dumps(content).encode())
-                if _try_to_lock(lock) is not False:
+                if try_to_lock(lock) is not False:
                     unnamed.replace(path)
                     return cls(file, lock, content)
             except FileNotFoundError:
@@ -174,7 +174,7 @@ def is_abandoned(mark: Location) -> bool:
     try:
         if mark.is_local:
             with _open(mark.local_path) as file:
-                lock_taken = _try_to_lock(file)
+                lock_taken = try_to_lock(file)
             if lock_taken is not None:
                 return lock_taken
         age_s = time.time() - float(json.loads(mark.read())["started"])
@@ -200,7 +200,7 @@ def _lock_at(path: pathlib.Path, create: bool = True) -> IO[bytes] | None:
             if create:  # another process has just removed the empty directory
                 continue
             raise
-        locked = _try_to_lock(file)
+        locked = try_to_lock(file)
         if locked and _is_at(path, file):
             return file
         file.close()
@@ -217,7 +217,7 @@ def _open(path: pathlib.Path, flags: int = 0) -> IO[bytes]:
     return os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
 
 
-def _try_to_lock(file: IO[bytes]) -> bool | None:
+def try_to_lock(file: IO[bytes]) -> bool | None:
     """Lock a file until it is closed or the process ends; return False if something else has the lock.
 
     None where the system, or the file system, has no locks. Forked processes do not get the lock: a loader's worker
