@@ -10,7 +10,7 @@ import pytest
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300)
 
 
 def run_code(code: str) -> subprocess.CompletedProcess[str]:
