@@ -41,6 +41,12 @@ class TrialInfo:
         self._debug = debug
         self._inter_node_network_interface = inter_node_network_interface
 
+    @property
+    def user_data(self) -> dict[str, Any]:
+        """The section ``data`` of the experiment configuration."""
+        data: dict[str, Any] = self._config.get("data") or {}
+        return data
+
 
 @dataclasses.dataclass
 class RendezvousInfo:
@@ -105,10 +111,7 @@ class ClusterInfo:
     @property
     def user_data(self) -> dict[str, Any]:
         """The section ``data`` of the experiment configuration."""
-        if self.task_type != "TRIAL":
-            return {}
-        data: dict[str, Any] = self.trial._config.get("data") or {}
-        return data
+        return self.trial.user_data if self.task_type == "TRIAL" else {}
 
     @property
     def trial(self) -> TrialInfo:

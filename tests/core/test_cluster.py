@@ -1,0 +1,55 @@
+"""``get_cluster_info()``: None outside of experiments, and the trial inside of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import det_lightning
+from det_lightning.core._task import TASK_VARIABLE, TrialTask, as_json
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialTask:
+    """The task of this process, as the runner of an experiment would pass it."""
+    config = {"data": {"url": "here"}, "searcher": {"name": "single"}, "debug": True}
+    task = TrialTask(tmp_path, 3, 2, 1, 42, {"lr": 0.1}, config, [0, 1], "checkpoints", "some-id", 7)
+    task.write()
+    monkeypatch.setenv(TASK_VARIABLE, str(task.file))
+    return task
+
+
+def test_outside_of_experiments_there_is_no_cluster() -> None:
+    assert det_lightning.get_cluster_info() is None
+
+
+@pytest.mark.usefixtures("task")
+def test_a_trial_is_described_with_the_fields_of_determined() -> None:
+    info = det_lightning.get_cluster_info()
+    assert info is not None
+    assert (info.trial.trial_id, info.trial.experiment_id, info.trial.trial_seed) == (2, 3, 42)
+    assert info.trial.hparams == {"lr": 0.1}
+    assert (info.latest_checkpoint, info.user_data, info.slot_ids) == ("some-id", {"url": "here"}, [0, 1])
+    assert (info.task_type, info.task_id, info.allocation_id) == ("TRIAL", "3.2", "3.2.1")
+    assert (info.container_addrs, info.container_rank, info.container_slot_counts) == (["127.0.0.1"], 0, [2])
+
+
+def test_what_a_trial_reports_is_a_line_of_json(task: TrialTask) -> None:
+    task.report("validation", 5, {"loss": float("nan"), "size": 1})
+    (line,) = task.metrics_file.read_text().splitlines()
+    assert '"metrics": {"loss": "NaN", "size": 1}' in line
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (float("inf"), "Infinity"),
+        (float("-inf"), "-Infinity"),
+        ([1, (2.5, None)], [1, [2.5, None]]),
+        ({1: True}, {"1": True}),
+        (b"x", "b'x'"),
+    ],
+)
+def test_values_that_json_lacks_become_text(value: object, expected: object) -> None:
+    assert as_json(value) == expected
