@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from det_lightning import errors
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.overview import details_of, state_of
 from det_lightning.experiments.state import ExperimentState, TrialRecord
@@ -50,10 +51,13 @@ def write_report(directory: ExperimentDirectory, file: Path) -> None:
     """Write the page of an experiment.
 
     Raises:
-        ModuleNotFoundError: plotly is not installed; the extra ``report`` has it.
+        ExperimentError: plotly is not installed; the extra ``report`` has it.
         OSError: the file cannot be written.
     """
-    import plotly.io
+    try:
+        import plotly.io
+    except ModuleNotFoundError as error:
+        raise errors.ExperimentError("The page needs plotly: pip install 'det-lightning[report]'.") from error
 
     state = state_of(directory)
     details = details_of(directory)
