@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
 
+from det_lightning import errors
 from det_lightning.adapters.module import TrialModule, require_trial_module
 from det_lightning.core._task import TrialTask
+
+
+@contextlib.contextmanager
+def ends_for_invalid_hp(task: TrialTask | None, rank: int) -> Iterator[None]:
+    """Report ``InvalidHP`` to the experiment and end the process well: the search replaces the trial.
+
+    Raises:
+        SystemExit: in place of ``InvalidHP``, in a trial of an experiment.
+    """
+    try:
+        yield
+    except errors.InvalidHP:
+        if task is None:
+            raise
+        if rank == 0:
+            task.report("early_exit", None, {"reason": "INVALID_HP"})
+        raise SystemExit(0) from None
 
 
 class ExperimentReporter(pl.Callback):

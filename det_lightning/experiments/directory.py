@@ -49,7 +49,7 @@ class ExperimentDirectory:
             number += 1
             path = parent / f"{slug}-{number}"
             try:
-                path.mkdir()
+                path.mkdir(mode=0o700)  # a configuration may hold secrets
             except FileExistsError:  # by another experiment that begins now
                 continue
             return cls(path)

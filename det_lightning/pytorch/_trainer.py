@@ -19,7 +19,7 @@ from det_lightning.adapters.lightning_internals import interrupts_come_through, 
 from det_lightning.adapters.module import TrialModule
 from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint, choose_checkpoints
-from det_lightning.callbacks.experiment import ExperimentReporter
+from det_lightning.callbacks.experiment import ExperimentReporter, ends_for_invalid_hp
 from det_lightning.callbacks.preemption import PreemptionHandler
 from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
@@ -75,11 +75,9 @@ def init(
         ImportError: Horovod is chosen, and not installed.
     """
     task = current_task()
-    average_gradients = True
     if task is not None:
         exp_conf = task.config
         trial_seed = task.trial_seed
-        average_gradients = (task.config.get("optimizations") or {}).get("average_aggregated_gradients", True)
     if trial_seed is not None:
         seed_everything(trial_seed)
     processes = TrainingProcesses.of_script(distributed, strategy)
@@ -88,23 +86,17 @@ def init(
         exp_conf=exp_conf,
         trial_seed=trial_seed,
         aggregation_frequency=aggregation_frequency,
-        average_aggregated_gradients=average_gradients,
+        average_aggregated_gradients=task is None or task.averages_gradients,
         distributed=processes.distributed,
         backend=processes.backend,
         enable_tensorboard_logging=enable_tensorboard_logging,
         tensorboard_path=tensorboard_path,
     )
     try:
-        yield context
+        with ends_for_invalid_hp(task, context.distributed.rank):
+            yield context
     except SystemExit:  # also Preempted
         raise
-    except errors.InvalidHP:
-        if task is None:
-            raise
-        # The search replaces the trial, which has not failed.
-        if context.distributed.rank == 0:
-            task.report("early_exit", None, {"reason": "INVALID_HP"})
-        raise SystemExit(0) from None
     except BaseException as error:
         context.distributed.abandon(error)
         raise
