@@ -21,6 +21,7 @@ TRIAL = (ROOT / "tests" / "testing" / "correct_trial.py").read_text().replace("f
 
 # A comment before a block says why it does not run as it stands: <!-- fragment: reason -->
 _EXAMPLE = re.compile(r"(?<!-->\n)^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_YAML = re.compile(r"^```yaml\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
@@ -48,6 +49,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a trial and its checkpoints, as the README's first example leaves them."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "model_def.py").write_text(TRIAL)
+    configuration = _YAML.search((ROOT / "docs" / "experiments.md").read_text())
+    assert configuration is not None
+    (folder / "adaptive.yaml").write_text(configuration[1])
     first = _EXAMPLE.search((ROOT / "README.md").read_text())
     assert first is not None
     run(first[1], folder)

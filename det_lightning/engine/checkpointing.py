@@ -188,6 +188,8 @@ class RunCheckpoints:
         batches_trained = run.state.batches_trained
         run.state.last_ckpt = batches_trained
         checkpoint_id = self._distributed.broadcast(new_id())
+        # Before it is written: it may be complete although an error is raised, as that of a loader's dead worker.
+        self._batches_of[checkpoint_id] = batches_trained
         content = self._content.collect()
         if content is not None:
             if content.resume is not None:
@@ -197,7 +199,6 @@ class RunCheckpoints:
             self._plan.run_storage.save(content, checkpoint_id, metric, run.events.report_written)
             logger.info("Checkpoint %s after %d batches.", checkpoint_id, batches_trained)
         self._unreported += 1
-        self._batches_of[checkpoint_id] = batches_trained
         self._plan.last_id = checkpoint_id
         self.report_complete()
 

@@ -6,11 +6,15 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from det_lightning.escaping import escape
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.overview import shown
 from det_lightning.experiments.state import ExperimentState, TrialRecord
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 Update = Callable[[ExperimentState], None]
 # A terminal shows so many trials; those that have ended longest ago are left out.
@@ -39,17 +43,32 @@ def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
             table.draw()
 
 
+class _Notices:
+    """What is shown once: warnings, and that the trials are asked to save and end."""
+
+    def __init__(self) -> None:
+        self._messages = 0
+        self._pausing = False
+
+    def new(self, state: ExperimentState) -> list[str]:
+        found = [f"warning: {message}" for message in state.messages[self._messages :]]
+        if state.pausing and not self._pausing:
+            found.append("Pausing: the trials save and end. Another interrupt ends them at once.")
+        self._messages = len(state.messages)
+        self._pausing = state.pausing
+        return found
+
+
 class _Lines:
     """One line for each change of a trial's state, and for each of its validations."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[str, int]] = {}
-        self._messages = 0
+        self._notices = _Notices()
 
     def __call__(self, state: ExperimentState) -> None:
-        for message in state.messages[self._messages :]:
-            self._write(f"warning: {message}")
-        self._messages = len(state.messages)
+        for notice in self._notices.new(state):
+            self._write(notice)
         for trial in state.trials.values():
             now = (trial.status.value, len(trial.validations))
             if self._seen.get(trial.trial_id) != now:
@@ -71,26 +90,28 @@ def _line_of(state: ExperimentState, trial: TrialRecord) -> str:
 
 
 class _Table:
-    """A table that is drawn again when something has changed, a few times a second at most."""
+    """A table that is drawn again when something has changed, a few times a second at most; notices stay above it."""
 
-    def __init__(self, live: object) -> None:
+    def __init__(self, live: Live) -> None:
         self._live = live
         self._state: ExperimentState | None = None
+        self._notices = _Notices()
         self._drawn_at = 0.0
 
     def __call__(self, state: ExperimentState) -> None:
         self._state = state
+        for notice in self._notices.new(state):
+            self._live.console.print(escape(notice), markup=False)
         if time.monotonic() - self._drawn_at >= _REDRAW_S:
             self.draw()
 
     def draw(self) -> None:
         """Draw the table now."""
-        from rich.live import Live
         from rich.table import Table
 
         self._drawn_at = time.monotonic()
         state = self._state
-        if state is None or not isinstance(self._live, Live):
+        if state is None:
             return
         table = Table(box=None, pad_edge=False)
         for heading in ("TRIAL", "STATE", "BATCHES", f"BEST {state.metric}", "LATEST", "RESTARTS"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -22,7 +21,6 @@ from det_lightning.experiments.search import (
 from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus, as_number
 
 _POLL_S = 0.1
-_ENDED_BY_SIGTERM = 128 + signal.SIGTERM
 _EXIT_REASONS = {
     TrialStatus.COMPLETED: ExitReason.COMPLETED,
     TrialStatus.ERROR: ExitReason.ERRORED,
@@ -99,13 +97,12 @@ class ExperimentRunner:
         self._max_restarts = max_restarts
         self._on_change = on_change
         self._running: dict[int, TrialRun] = {}
-        self._pausing = False
 
     def run(self) -> Outcome | None:
         """Run until the search is finished; return its outcome, or None if the experiment was paused."""
         self._replay()
         while self.state.outcome is None:
-            if self._pausing and not self._running:
+            if self.state.pausing and not self._running:
                 self.record("experiment_paused")
                 return None
             self._start_queued()
@@ -118,13 +115,13 @@ class ExperimentRunner:
 
     def pause(self) -> None:
         """Ask all trials to save and end; :meth:`run` then returns. May be called by a signal handler."""
-        self._pausing = True
+        self.state.pausing = True
         for run in list(self._running.values()):
             run.stop()
 
     def kill(self) -> None:
         """End all trials at once; :meth:`run` then returns. May be called by a signal handler."""
-        self._pausing = True
+        self.state.pausing = True
         for run in list(self._running.values()):
             run.kill()
 
@@ -187,7 +184,7 @@ class ExperimentRunner:
 
     def _start_queued(self) -> None:
         for trial in list(self.state.trials.values()):
-            if self._pausing or not self._launcher.has_room():
+            if self.state.pausing or not self._launcher.has_room():
                 return
             if trial.status is not TrialStatus.QUEUED:
                 continue
@@ -226,16 +223,14 @@ class ExperimentRunner:
 
     def _take_exit(self, trial: TrialRecord, status: int | None) -> None:
         """Decide what the end of a run means for its trial."""
-        # A script that knows nothing of preemption ends by the signal with which it is stopped.
-        stopped = trial.stop_requested and status == _ENDED_BY_SIGTERM
-        ended_well = status in (0, PREEMPTED_EXIT_CODE) or stopped or self._pausing
+        ended_well = status in (0, PREEMPTED_EXIT_CODE) or self.state.pausing
         closed, reason = self._closing(trial, status, ended_well)
         event = self.record(
             "run_ended",
             trial=trial.trial_id,
             status=status,
             failed=not ended_well,
-            paused=self._pausing and closed is None,
+            paused=self.state.pausing and closed is None,
             closed=None if closed is None else closed.value,
             reason=reason,
         )

@@ -96,6 +96,8 @@ class ExperimentState:
         self.trials: dict[int, TrialRecord] = {}
         self.outcome: str | None = None
         self.messages: list[str] = []
+        #: Whether all trials are asked to save and end.
+        self.pausing = False
         for event in events:
             self.apply(event)
 

@@ -85,7 +85,10 @@ def _wait(child: subprocess.Popen[bytes], grace_s: float) -> int:
     listening = [sys.stdin.fileno()]
     while True:
         status = child.poll()
-        if status is not None:
+        # A shell ends at once when it is asked to, and what it has started is still saving.
+        if status is not None and (deadline is None or not _group_lives(child.pid)):
+            if deadline is not None and status == -signal.SIGTERM:
+                return os.EX_TEMPFAIL  # as a trial that has saved does
             return status if status >= 0 else 128 - status
         ready = select.select(listening, [], [], _POLL_S)[0]
         command = os.read(ready[0], 1) if ready else None
@@ -96,6 +99,17 @@ def _wait(child: subprocess.Popen[bytes], grace_s: float) -> int:
         elif command is not None and deadline is None:
             deadline = time.monotonic() + grace_s
             _signal_group(child.pid, signal.SIGTERM)
+
+
+def _group_lives(group: int) -> bool:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

@@ -81,8 +81,11 @@ def test_what_a_trial_leaves_running_is_ended(tmp_path: Path) -> None:
     assert processes_of(tmp_path / "small-1") == []
 
 
-def test_the_first_interrupt_pauses_and_resume_goes_on(tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", hyperparameters={"steps": 12, "waits_at": [2]})
+# The second: a shell, which ends at once when it is asked to, has started the script.
+@pytest.mark.parametrize("entrypoint", ["exec python3 trial_script.py", "python3 trial_script.py; exit"])
+def test_the_first_interrupt_pauses_and_resume_goes_on(entrypoint: str, tmp_path: Path) -> None:
+    hparams = {"steps": 12, "waits_at": [2], "saves_for_s": 1}
+    config = write_project(tmp_path / "project", hyperparameters=hparams, entrypoint=entrypoint)
     experiment = tmp_path / "small-1"
     process = start("run", config, tmp_path / "project", "--experiments", tmp_path)
     wait_for(lambda: len(events_of(experiment, "validation")) >= 2)
@@ -100,12 +103,11 @@ def test_the_second_interrupt_ends_trials_that_do_not_save(tmp_path: Path) -> No
     experiment = tmp_path / "small-1"
     process = start("run", config, tmp_path / "project", "--experiments", tmp_path)
     wait_for(lambda: len(events_of(experiment, "validation")) >= 1)
-
-    def ends_when_interrupted() -> bool:
-        process.send_signal(signal.SIGINT)
-        return process.poll() is not None
-
-    wait_for(ends_when_interrupted)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    assert any(line.startswith("Pausing:") for line in process.stderr)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
     assert process.returncode == 130
     assert processes_of(experiment) == []
 

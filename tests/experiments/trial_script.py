@@ -1,7 +1,7 @@
 """A trial without a model: reports a loss that falls with its steps, and goes on where it was when it is started again.
 
 How it behaves is read from its hyperparameters: ``steps``, ``fails_at``, ``waits_at`` (steps at which it waits until it
-is asked to stop), ``ignores_sigterm``, ``spawns``, ``invalid``.
+is asked to stop), ``saves_for_s`` (how long it then takes to save), ``ignores_sigterm``, ``spawns``, ``invalid``.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def main() -> int:
         while step in HPARAMS.get("waits_at", []) and not stop_requested:
             time.sleep(0.02)
         if stop_requested:
+            time.sleep(HPARAMS.get("saves_for_s", 0))
             saved.write_text(str(step))
             return 75
     return 0

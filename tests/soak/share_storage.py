@@ -31,6 +31,7 @@ import torch
 from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention, read_checkpoint
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
+from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.retention.trial_index import read_indexes
 from det_lightning.pytorch._trainer import Trainer, init
 
@@ -39,6 +40,7 @@ from tests.soak.kill_training import wait
 from tests.trials import SmallTrial, seed_everything, weights_of
 
 FIRST_PART, LENGTH = 3, 14
+KEEP_ONE = Retention(0, 0, 1)
 
 
 @dataclasses.dataclass
@@ -76,7 +78,7 @@ def train(folder: Path, name: str, length: int, latest: str | None, async_write:
             checkpoint_storage=folder / "storage",
             code_dir=folder / "code",
             async_write=async_write,
-            retention=Retention(0, 0, 1),
+            retention=KEEP_ONE,
         )
     (folder / f"end-{name}").write_text(repr(weights_of(trial).tolist()))
 
@@ -113,6 +115,7 @@ def share(folder: Path, runs: int, rng: random.Random, outcome: Outcome) -> None
     if common is None:
         outcome.findings.append((folder / "failure-first").read_text())
         return
+    killed = False
     started = [start(folder, str(number), LENGTH, common, rng.random() < 0.5) for number in range(runs)]
     if rng.random() < 0.7:
         time.sleep(rng.uniform(0.0, 0.5))
@@ -126,13 +129,16 @@ def share(folder: Path, runs: int, rng: random.Random, outcome: Outcome) -> None
             del started[0]
     for pid in started:
         wait(pid)
-    outcome.findings += look_at(folder, storage, [str(number) for number in range(runs)])
+    outcome.findings += look_at(folder, storage, [str(number) for number in range(runs)], killed)
     outcome.ends += len([*folder.glob("end-*")]) - 1
     outcome.trials += len(read_indexes(storage.root))
 
 
-def look_at(folder: Path, storage: CheckpointStorage, names: list[str]) -> list[str]:
-    """Return what is wrong after all runs have ended."""
+def look_at(folder: Path, storage: CheckpointStorage, names: list[str], killed: bool) -> list[str]:
+    """Return what is wrong after all runs have ended.
+
+    The index of a run that was killed, and with which nobody went on, is put right by pruning.
+    """
     findings = [path.read_text() for path in folder.glob("failure-*")]
     complete = storage.list_ids()
     for checkpoint_id in complete:
@@ -140,16 +146,22 @@ def look_at(folder: Path, storage: CheckpointStorage, names: list[str]) -> list[
             read_checkpoint(storage.root.local_path / checkpoint_id)
         except Exception as e:  # any is wrong here
             findings.append(f"{checkpoint_id} is complete and cannot be read: {e!r}")
-    noted = {record.id: index.trial for index in read_indexes(storage.root) for record in index.records}
     steps = {name: storage.read_metadata(name) for name in complete}
+    inconsistent = []
     for index in read_indexes(storage.root):
-        ends = [steps[record.id]["steps_completed"] for record in index.records if record.id in steps]
-        if len(index.records) != len(ends):
-            findings.append(
-                f"the index of {index.trial} has {len(index.records)} checkpoints, of which {ends} are there"
-            )
-    if unknown := [name for name in complete if name not in noted]:
-        findings.append(f"no index knows {unknown}")
+        noted = {record.id for record in index.records}
+        there = {name for name, metadata in steps.items() if metadata["trial"] == index.trial}
+        if noted != there:
+            inconsistent.append(f"the index of {index.trial} has {noted}, and there are {there}")
+    if len(inconsistent) > killed:
+        findings += inconsistent
+    pruned = plan_pruning(storage, KEEP_ONE)
+    if pruned.unknown:
+        findings.append(f"no trial has {pruned.unknown}")
+    deleted = carry_out(pruned, storage)
+    trials_left = sorted(metadata["trial"] for name, metadata in steps.items() if name not in deleted)
+    if trials_left != sorted({metadata["trial"] for metadata in steps.values()}):
+        findings.append(f"after pruning there are checkpoints of {trials_left}")
     written_by_runs = {metadata["run"] for metadata in steps.values() if metadata["steps_completed"] == LENGTH}
     if not written_by_runs:
         findings.append("none of the checkpoints is that of an end")
