@@ -10,7 +10,7 @@ import torch
 from pytorch_lightning.callbacks import ProgressBar, TQDMProgressBar
 
 from det_lightning.adapters import lightning_internals
-from det_lightning.engine.metrics import scalars_of
+from det_lightning.core._metrics import scalars_of
 
 _BAR_INTERVAL_S = 0.1
 

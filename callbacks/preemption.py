@@ -15,7 +15,8 @@ import pytorch_lightning as pl
 
 from det_lightning.adapters.lightning_internals import exit_code_of
 from det_lightning.adapters.module import require_trial_module
-from det_lightning.engine.stopping import SAME_SIGNAL_S, StopRequest, end_by_signal, print_at_once
+from det_lightning.core._signals import SAME_SIGNAL_S, end_by_signal, print_at_once
+from det_lightning.engine.stopping import StopRequest
 from det_lightning.errors import PREEMPTED_EXIT_CODE, Preempted
 
 logger = logging.getLogger(__name__)

@@ -7,15 +7,11 @@ from typing import Any
 import pytorch_lightning as pl
 
 from det_lightning.adapters.module import require_trial_module
-from det_lightning.engine.metrics import scalars_of
-from det_lightning.pytorch._tensorboard import TensorBoardOutput
+from det_lightning.core._tensorboard import TensorBoardOutput
 
 
 class DeterminedTensorBoard(pl.Callback):
-    """Writes TensorBoard files with Determined's tags.
-
-    The tags are ``Determined/<metric>`` for each training batch, counted from 0, and ``Determined/val_<metric>`` for
-    each validation, at the number of batches trained before it. A name that begins with ``val`` gets no ``val_``.
+    """Writes TensorBoard files with Determined's tags; see ``TensorBoardOutput``.
 
     Args:
         output: where to write; see ``context.tensorboard``.
@@ -36,23 +32,10 @@ class DeterminedTensorBoard(pl.Callback):
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
         """Write the metrics of each batch, and those of reducers."""
-        if not self._output.enabled:
-            return
-        first = steps_completed - len(batch_metrics)
-        scalars: list[tuple[str, float, int]] = []
-        of_batches: set[str] = set()
-        for step, metrics in enumerate(batch_metrics, start=first):
-            of_batches.update(metrics)
-            scalars += _tagged(metrics, step)
-        reduced = {name: value for name, value in avg_metrics.items() if name not in of_batches}
-        self._output.add_scalars(scalars + _tagged(reduced, steps_completed))
+        if self._output.enabled:
+            self._output.add_training(steps_completed, avg_metrics, batch_metrics)
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Write the metrics of a validation."""
         if self._output.enabled:
-            named = {name if name.startswith("val") else f"val_{name}": value for name, value in metrics.items()}
-            self._output.add_scalars(_tagged(named, steps_completed))
-
-
-def _tagged(metrics: dict[str, Any], step: int) -> list[tuple[str, float, int]]:
-    return [(f"Determined/{name}", value, step) for name, value in scalars_of(metrics).items()]
+            self._output.add_validation(steps_completed, metrics)

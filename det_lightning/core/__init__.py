@@ -1,6 +1,55 @@
-"""The processes and the cluster that a script runs on."""
+"""The processes, and the Core API: checkpoints, metrics, preemption and search for scripts without a trial class."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from det_lightning.core._cluster import ClusterInfo, TrialInfo, get_cluster_info
 from det_lightning.core._distributed import DistributedContext
 
-__all__ = ["ClusterInfo", "DistributedContext", "TrialInfo", "get_cluster_info"]
+if TYPE_CHECKING:
+    from det_lightning.core._checkpoint import CheckpointContext, DownloadMode
+    from det_lightning.core._context import Context, ExperimentalCoreContext, init
+    from det_lightning.core._preempt import PreemptContext, PreemptMode
+    from det_lightning.core._profiler import ProfilerContext
+    from det_lightning.core._searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
+    from det_lightning.core._tensorboard_mode import TensorboardMode
+    from det_lightning.core._train import EarlyExitReason, TrainContext
+
+__all__ = [
+    "CheckpointContext",
+    "ClusterInfo",
+    "Context",
+    "DistributedContext",
+    "DownloadMode",
+    "EarlyExitReason",
+    "ExperimentalCoreContext",
+    "PreemptContext",
+    "PreemptMode",
+    "ProfilerContext",
+    "SearcherContext",
+    "SearcherMode",
+    "SearcherOperation",
+    "TensorboardMode",
+    "TrainContext",
+    "TrialInfo",
+    "Unit",
+    "get_cluster_info",
+    "init",
+]
+
+# Imported when they are used: what they need is not for who wants none of them.
+_MODULES = {
+    **dict.fromkeys(("CheckpointContext", "DownloadMode"), "_checkpoint"),
+    **dict.fromkeys(("Context", "ExperimentalCoreContext", "init"), "_context"),
+    **dict.fromkeys(("PreemptContext", "PreemptMode"), "_preempt"),
+    "ProfilerContext": "_profiler",
+    **dict.fromkeys(("SearcherContext", "SearcherMode", "SearcherOperation", "Unit"), "_searcher"),
+    "TensorboardMode": "_tensorboard_mode",
+    **dict.fromkeys(("EarlyExitReason", "TrainContext"), "_train"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

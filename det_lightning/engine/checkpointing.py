@@ -18,7 +18,7 @@ from det_lightning.checkpoint.saving import RunStorage
 from det_lightning.checkpoint.storage.background import tensors_in
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.engine.metrics import is_numerical_scalar
+from det_lightning.core._metrics import is_numerical_scalar
 from det_lightning.engine.run import TrialRun
 from det_lightning.masking import describe_masked, mask
 from det_lightning.pytorch._legacy_trial import original_trial

@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from types import FrameType
 
 from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._signals import SAME_SIGNAL_S, end_by_signal, print_at_once
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 logger = logging.getLogger(__name__)
 
 # All ranks come to the same end at about the same time, if they do.
 _MEETING_TIME_S = 10.0
-# GNU timeout and some launchers send a signal twice, to a process and to its group, within this time.
-SAME_SIGNAL_S = 2.0
 
 
 @dataclasses.dataclass
@@ -92,17 +91,3 @@ def interrupts_end_the_process() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def end_by_signal(signum: int) -> None:
-    """End the process as an unhandled signal does."""
-    signal.signal(signum, signal.SIG_DFL)
-    os.kill(os.getpid(), signum)
-
-
-def print_at_once(message: str) -> None:
-    """Write to stderr from a signal handler, which may run in the middle of a log record."""
-    try:
-        os.write(2, message.encode())
-    except OSError:  # nobody reads it any more
-        return

@@ -218,8 +218,12 @@ class ExperimentRunner:
         elif record["group"] == "checkpoint":
             values = {"steps_completed": steps, "checkpoint_id": record["metrics"]["checkpoint_id"]}
             self.record("checkpoint", trial=trial_id, lines=line, **values)
+        elif record["group"] == "checkpoint_deleted":
+            self.record("checkpoint_deleted", trial=trial_id, lines=line, **record["metrics"])
         elif record["group"] == "early_exit":
             self.record("early_exit", trial=trial_id, lines=line, reason=record["metrics"]["reason"])
+        elif record["group"] == "preempted":
+            self.record("preempted", trial=trial_id, lines=line)
 
     def _take_exit(self, trial: TrialRecord, status: int | None) -> None:
         """Decide what the end of a run means for its trial."""
@@ -246,7 +250,9 @@ class ExperimentRunner:
                 return TrialStatus.ERROR, trial.stop_error
             if trial.invalid_hp:
                 return TrialStatus.COMPLETED, "invalid hyperparameters"
-            return (TrialStatus.COMPLETED if status == 0 or trial.stop_requested else None), None
+            # A script that ends because it was asked to ends well, too, and is not done.
+            is_done = status == 0 and not trial.preempted
+            return (TrialStatus.COMPLETED if is_done or trial.stop_requested else None), None
         what = "its processes were killed" if status is None else f"it ended with status {status}"
         if trial.stop_requested:
             return TrialStatus.ERROR, f"{what} when it was asked to stop"

@@ -54,6 +54,7 @@ class TrialRecord:
         lines_read: how much of its ``metrics.jsonl`` is in the log.
         steps_completed: batches that it has reported to have trained.
         is_open: whether a run was started whose end is not known.
+        preempted: whether its run said that it ends because it was asked to.
         reason: why it ended otherwise than complete.
     """
 
@@ -70,6 +71,7 @@ class TrialRecord:
     stop_requested: bool = False
     stop_error: str | None = None
     invalid_hp: bool = False
+    preempted: bool = False
     reason: str | None = None
     validations: dict[int, Validation] = dataclasses.field(default_factory=dict)
     checkpoints: dict[str, Checkpoint] = dataclasses.field(default_factory=dict)
@@ -139,6 +141,7 @@ class ExperimentState:
         trial = self.trials[event["trial"]]
         trial.runs = event["run"]
         trial.is_open = True
+        trial.preempted = False
         trial.status = TrialStatus.STOPPING if trial.stop_requested else TrialStatus.RUNNING
         trial.started_at = trial.started_at or event["time"]
 
@@ -159,6 +162,9 @@ class ExperimentState:
 
     def on_early_exit(self, event: Mapping[str, Any]) -> None:
         self.trials[event["trial"]].invalid_hp = event["reason"] == "INVALID_HP"
+
+    def on_preempted(self, event: Mapping[str, Any]) -> None:
+        self.trials[event["trial"]].preempted = True
 
     def on_stop_requested(self, event: Mapping[str, Any]) -> None:
         trial = self.trials[event["trial"]]

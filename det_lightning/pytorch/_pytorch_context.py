@@ -12,6 +12,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._tensorboard import TensorBoardOutput, default_directory
 from det_lightning.distributed.backend import Backend, LocalBackend, parameters_of
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.precision import ChosenPrecision
@@ -21,7 +22,6 @@ from det_lightning.pytorch._forwarding import ForwardedAttribute, forward
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._reducer import ReducerRegistry
 from det_lightning.pytorch._settings import TrialSettings
-from det_lightning.pytorch._tensorboard import TensorBoardOutput, default_directory
 from det_lightning.pytorch._wrapping import WrappedParts
 
 logger = logging.getLogger(__name__)

@@ -23,9 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from det_lightning.core import DistributedContext, _session
+from tests.core.ranks import TIMEOUT_S, free_port, numbers, on_ranks
 
 LAYOUTS = [(1, 2), (1, 3), (1, 4), (2, 1), (2, 2)]  # nodes, processes on each
-TIMEOUT_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -33,44 +33,6 @@ def short_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chief whose other rank has died in a test need not wait long for it."""
     monkeypatch.setattr(_session, "_LINGER_S", 3.0)
     monkeypatch.setattr(_session, "_LINGER_AFTER_FAILURE_S", 1.0)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
-
-
-def numbers(rank: int, nodes: int, per_node: int) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "size": nodes * per_node,
-        "local_rank": rank % per_node,
-        "local_size": per_node,
-        "cross_rank": rank // per_node,
-        "cross_size": nodes,
-        "chief_ip": "127.0.0.1",
-    }
-
-
-def on_ranks(
-    nodes: int, per_node: int, do: Callable[[DistributedContext], Any], timeout_s: float = TIMEOUT_S
-) -> list[Any]:
-    """Run the function on every rank, each a thread; return its results, or the errors it raised."""
-    port = free_port()
-
-    def on_rank(rank: int) -> Any:
-        context = None
-        try:
-            context = DistributedContext(**numbers(rank, nodes, per_node), pub_port=port, timeout_s=timeout_s)
-            return do(context)
-        except Exception as error:
-            return error
-        finally:
-            if context is not None:
-                context.close()
-
-    with ThreadPoolExecutor(nodes * per_node) as pool:
-        return list(pool.map(on_rank, range(nodes * per_node)))
 
 
 def errors(results: list[Any]) -> dict[int, str]:

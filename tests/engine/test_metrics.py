@@ -18,7 +18,6 @@ from det_lightning.engine.metrics import (
     MetricWindow,
     average_metrics,
     reduce_validation_metrics,
-    scalars_of,
     to_numpy,
 )
 from det_lightning.pytorch import Reducer
@@ -197,18 +196,3 @@ def test_vectors_are_reduced_over_all_of_their_elements() -> None:
 def test_what_can_not_be_reduced_is_named(metric: Any, reducer: Any, error: type[BaseException], message: str) -> None:
     with pytest.raises(error, match=message):
         reduce_validation_metrics([{"m": metric}] * 2, reducer, DistributedContext())
-
-
-def test_only_single_numbers_are_for_loggers() -> None:
-    metrics = {
-        "float": 1.5,
-        "int": 2,
-        "numpy": np.float32(3),
-        "array": np.array(4),
-        "left_out": 5,
-        "vector": np.ones(2),
-        "word": "six",
-        "none": None,
-        "array of a word": np.array("seven"),
-    }
-    assert scalars_of(metrics, leave_out=["left_out"]) == {"float": 1.5, "int": 2.0, "numpy": 3.0, "array": 4.0}

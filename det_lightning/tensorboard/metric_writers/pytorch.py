@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
-from det_lightning.pytorch._tensorboard import TensorBoardOutput
+from det_lightning.core._tensorboard import TensorBoardOutput
 
 
 class TorchWriter:

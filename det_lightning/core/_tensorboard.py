@@ -15,9 +15,16 @@ from typing import Any
 import google_crc32c
 from tensorboard.compat.proto import event_pb2
 
+from det_lightning.core._metrics import scalars_of
+
 
 class TensorBoardOutput:
-    """The directory of a run's TensorBoard files, which ``locate`` returns, and their writer, made on first use."""
+    """The directory of a run's TensorBoard files, which ``locate`` returns, and their writer, made on first use.
+
+    The tags of metrics are Determined's: ``Determined/<metric>`` for each training batch, counted from 0, and
+    ``Determined/val_<metric>`` for each validation, at the number of batches trained before it. A name that begins with
+    ``val`` gets no ``val_``.
+    """
 
     def __init__(self, enabled: bool, locate: Callable[[], pathlib.Path] | None = None) -> None:
         self.enabled = enabled
@@ -49,6 +56,24 @@ class TensorBoardOutput:
 
         return SummaryWriter(str(self.path))
 
+    def add_training(
+        self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
+    ) -> None:
+        """Write the metrics of each batch, and of the averages those that no batch has, as those of reducers."""
+        first = steps_completed - len(batch_metrics)
+        scalars: list[tuple[str, float, int]] = []
+        of_batches: set[str] = set()
+        for step, metrics in enumerate(batch_metrics, start=first):
+            of_batches.update(metrics)
+            scalars += _tagged(metrics, step)
+        reduced = {name: value for name, value in avg_metrics.items() if name not in of_batches}
+        self.add_scalars(scalars + _tagged(reduced, steps_completed))
+
+    def add_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
+        """Write the metrics of a validation."""
+        named = {name if name.startswith("val") else f"val_{name}": value for name, value in metrics.items()}
+        self.add_scalars(_tagged(named, steps_completed))
+
     def add_scalars(self, scalars: list[tuple[str, float, int]]) -> None:
         """Write ``(tag, value, step)`` triples and flush them.
 
@@ -67,6 +92,10 @@ class TensorBoardOutput:
     @functools.cached_property
     def _event_file(self) -> EventFile:
         return EventFile(self.path)
+
+
+def _tagged(metrics: dict[str, Any], step: int) -> list[tuple[str, float, int]]:
+    return [(f"Determined/{name}", value, step) for name, value in scalars_of(metrics).items()]
 
 
 def default_directory() -> pathlib.Path:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from det_lightning.pytorch._tensorboard import EventFile, TensorBoardOutput
+from det_lightning.core._metrics import scalars_of
+from det_lightning.core._tensorboard import EventFile, TensorBoardOutput
 
 Scalars = list[tuple[str, float, int]]
 SCALARS: Scalars = [("Determined/loss", 1.5, 1), ("Determined/loss", 0.5, 2), ("Determined/val_loss", 2.5, 2)]
@@ -64,3 +66,18 @@ def test_the_writer_that_was_asked_for_takes_over() -> None:
     # TensorBoard follows only the latest file of a directory, so later values go where the user's go.
     assert len(list(output.path.iterdir())) == 2
     writer.close()
+
+
+def test_only_single_numbers_are_for_loggers() -> None:
+    metrics = {
+        "float": 1.5,
+        "int": 2,
+        "numpy": np.float32(3),
+        "array": np.array(4),
+        "left_out": 5,
+        "vector": np.ones(2),
+        "word": "six",
+        "none": None,
+        "array of a word": np.array("seven"),
+    }
+    assert scalars_of(metrics, leave_out=["left_out"]) == {"float": 1.5, "int": 2.0, "numpy": 3.0, "array": 4.0}

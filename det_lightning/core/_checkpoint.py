@@ -1,0 +1,302 @@
+"""Checkpoints of a script: directories of any files, in a storage, with metadata."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import logging
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.location import Location, checkpoint_path, new_id
+from det_lightning.checkpoint.storage.metadata import read_metadata
+from det_lightning.checkpoint.storage.staging import StagingDirectory
+from det_lightning.checkpoint.storage.transfer import download
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._shards import (
+    Selector,
+    abandoning,
+    all_or_none,
+    describe_conflicts,
+    list_files,
+    merge_metadata,
+    on_local_chief,
+    own_share,
+    put,
+    shared_directory,
+    with_parents,
+)
+from det_lightning.core._task import TrialTask
+
+logger = logging.getLogger(__name__)
+
+
+class DownloadMode(enum.Enum):
+    """Whether the ranks of a machine share one copy of a checkpoint, and call in step, or each gets its own."""
+
+    LocalWorkersShareDownload = "LOCAL_WORKERS_SHARE_DOWNLOAD"
+    NoSharedDownload = "NO_SHARED_DOWNLOAD"
+
+
+class CheckpointContext:
+    """Uploads and downloads checkpoints, each a directory of any files, named by its id.
+
+    A checkpoint is complete when its ``metadata.json``, which is written last, is there.
+
+    Args:
+        distributed: the other processes.
+        storage: where the checkpoints are.
+        task: what the runner of an experiment has passed to this process, if there is one.
+    """
+
+    def __init__(
+        self, distributed: DistributedContext, storage: CheckpointStorage, task: TrialTask | None = None
+    ) -> None:
+        self._distributed = distributed
+        self._storage = storage
+        self._task = task
+
+    def upload(
+        self,
+        ckpt_dir: str | os.PathLike[str] | None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        shard: bool = False,
+        selector: Selector | None = None,
+    ) -> str:
+        """Copy the files of a directory into a new checkpoint.
+
+        Args:
+            ckpt_dir: the directory; with ``shard``, None on ranks without files.
+            metadata: what is known of the checkpoint, for JSON. In a trial of an experiment it has
+                ``steps_completed``.
+            shard: all ranks call this, and contribute their files. Otherwise only the chief may.
+            selector: returns whether a file is copied, given by its path in the directory; those of directories end in
+                ``/``.
+
+        Returns:
+            The id of the checkpoint.
+
+        Raises:
+            RuntimeError: another rank than the chief calls it without ``shard``, there is no directory, or the ranks
+                contribute different files of one name or different metadata.
+            ValueError: the metadata lack ``steps_completed``.
+            TypeError: JSON cannot hold the metadata.
+            StorageError: the storage refuses.
+        """
+        if not shard:
+            self._require_chief("upload")
+            if ckpt_dir is None:
+                raise RuntimeError("upload(ckpt_dir=None) needs shard=True, and a directory on one rank at least.")
+        if ckpt_dir is None and selector is not None:
+            raise RuntimeError("upload(ckpt_dir=None) has no files for a selector.")
+        directory = None if ckpt_dir is None else pathlib.Path(ckpt_dir)
+        ranks = self._distributed if shard else DistributedContext()
+        names = own_share(ranks, directory, selector)
+        merged = self._merged(ranks, metadata)
+        staging, target = self._begin(ranks)
+        with abandoning(staging):
+            if directory is not None:
+                put(directory, names, target, self._storage)
+            ranks.allgather(None)  # all files are there
+        self._complete(staging, target, merged)
+        return target.name
+
+    @contextlib.contextmanager
+    def store_path(
+        self, metadata: dict[str, Any] | None = None, *, shard: bool = False
+    ) -> Iterator[tuple[pathlib.Path, str]]:
+        """Write a checkpoint in a ``with`` block: what is saved in a directory then becomes one.
+
+        If the block raises, there will be no checkpoint.
+
+        Args:
+            metadata: see :meth:`upload`.
+            shard: all ranks enter the block. Otherwise only the chief may.
+
+        Yields:
+            The directory, which ranks on one machine share, and the id.
+
+        Raises:
+            RuntimeError, ValueError, TypeError, StorageError: see :meth:`upload`.
+        """
+        if not shard:
+            self._require_chief("store_path")
+        ranks = self._distributed if shard else DistributedContext()
+        staging, target = self._begin(ranks)
+        directory = shared_directory(ranks, staging, target)
+        with abandoning(staging):
+            with all_or_none(ranks):
+                yield directory, target.name
+            merged = self._merged(ranks, metadata)
+            if not target.is_local:
+                put(directory, own_share(ranks, directory, None), target, self._storage)
+                ranks.allgather(None)
+                if staging is None and ranks.local_rank == 0:
+                    shutil.rmtree(directory)
+        self._complete(staging, target, merged)
+
+    def download(
+        self,
+        storage_id: str,
+        ckpt_dir: str | os.PathLike[str],
+        download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
+        *,
+        selector: Selector | None = None,
+    ) -> None:
+        """Copy a checkpoint into a directory, which is made where there is none.
+
+        Args:
+            storage_id: its id, or the path or URL of any checkpoint.
+            ckpt_dir: the directory.
+            download_mode: whether the first rank of each machine copies it for all of them.
+            selector: returns whether a file is copied, given by its path in the checkpoint; those of directories end
+                in ``/``. Ranks that share a copy get what any of them selects.
+
+        Raises:
+            CheckpointNotFound: there is none of this id.
+            StorageError: the storage cannot be read.
+            RuntimeError: the rank that copies for this one has failed.
+        """
+        ranks = self._sharing(download_mode)
+        names = self._selected(ranks, storage_id, selector)
+        on_local_chief(ranks, lambda: self._copy(storage_id, names, pathlib.Path(ckpt_dir)))
+
+    @contextlib.contextmanager
+    def restore_path(
+        self,
+        storage_id: str,
+        download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
+        *,
+        selector: Selector | None = None,
+    ) -> Iterator[pathlib.Path]:
+        """Show a checkpoint as a directory for the time of a ``with`` block; a remote one is copied.
+
+        Args:
+            storage_id: its id, or the path or URL of any checkpoint.
+            download_mode: see :meth:`download`.
+            selector: see :meth:`download`. On a disk the directory itself is shown, with all files.
+
+        Yields:
+            The directory. It must not be changed.
+
+        Raises:
+            CheckpointNotFound, StorageError, RuntimeError: see :meth:`download`.
+        """
+        ranks = self._sharing(download_mode)
+        with contextlib.ExitStack() as stack:
+            location = on_local_chief(ranks, lambda: self._find(storage_id))
+            if location.is_local:
+                if selector is not None:
+                    logger.warning("%s is on a disk, and is shown with all its files.", location)
+                directory = location.local_path
+            else:
+                names = self._selected(ranks, storage_id, selector)
+                directory = on_local_chief(
+                    ranks, lambda: pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                )
+                on_local_chief(ranks, lambda: self._copy(storage_id, names, directory))
+            try:
+                yield directory
+            finally:
+                ranks.gather_local(None)  # nobody uses the copy any more
+
+    def get_metadata(self, storage_id: str) -> dict[str, Any]:
+        """Return the metadata of a checkpoint; empty if it has none.
+
+        Raises:
+            CheckpointNotFound: there is none of this id.
+            StorageError: the storage cannot be read.
+        """
+        return read_metadata(self._find(storage_id))
+
+    def delete(self, storage_id: str) -> None:
+        """Remove a checkpoint; nothing is done if there is none.
+
+        Raises:
+            CheckpointNotFound: the directory of this id is not a checkpoint; nothing was removed.
+            StorageError: the storage refuses.
+        """
+        if not checkpoint_path(self._storage.root, storage_id).is_dir():
+            logger.info("There is no checkpoint %s in %s.", storage_id, self._storage)
+            return
+        self._storage.delete(storage_id)
+        logger.info("Checkpoint %s was deleted.", storage_id)
+        if self._task is not None:
+            self._task.report("checkpoint_deleted", None, {"checkpoint_id": storage_id})
+
+    def _require_chief(self, method: str) -> None:
+        if self._distributed.rank != 0:
+            raise RuntimeError(
+                f"{method}(shard=False) was called by rank {self._distributed.rank}; only the chief, rank 0, may. With "
+                "shard=True all ranks must."
+            )
+
+    def _sharing(self, mode: DownloadMode) -> DistributedContext:
+        """Return the ranks that share a copy with this one."""
+        return (
+            self._distributed if DownloadMode(mode) is DownloadMode.LocalWorkersShareDownload else DistributedContext()
+        )
+
+    def _begin(self, ranks: DistributedContext) -> tuple[StagingDirectory | None, Location]:
+        """Return where a new checkpoint is written, on the chief, and where it will be."""
+        staging = self._storage.begin(new_id()) if ranks.rank == 0 else None
+        checkpoint_id = ranks.broadcast(None if staging is None else staging.directory.name)
+        return staging, checkpoint_path(self._storage.root, checkpoint_id)
+
+    def _merged(self, ranks: DistributedContext, metadata: dict[str, Any] | None) -> dict[str, Any]:
+        merged, conflicts = merge_metadata(ranks.allgather(metadata or {}))
+        if conflicts:
+            raise RuntimeError(describe_conflicts("metadata", conflicts))
+        if self._task is not None and "steps_completed" not in merged:
+            raise ValueError(
+                "The metadata of a checkpoint need 'steps_completed', the number of batches trained; got "
+                f"{', '.join(merged) or 'none'}."
+            )
+        json.dumps(merged)  # raises a TypeError before anything is written
+        return merged
+
+    def _complete(self, staging: StagingDirectory | None, target: Location, metadata: dict[str, Any]) -> None:
+        if staging is None:
+            return
+        files = [name for name in list_files(staging.directory) if not name.endswith("/")] if target.is_local else []
+        try:
+            staging.commit(metadata, files)
+        except errors.StorageError:
+            raise  # a copy is kept on this machine, and the message names it
+        except BaseException:
+            staging.abandon()
+            raise
+        logger.info("Checkpoint %s is in %s.", target.name, self._storage)
+        if self._task is not None:
+            self._task.report("checkpoint", metadata["steps_completed"], {"checkpoint_id": target.name})
+
+    def _find(self, storage_id: str) -> Location:
+        return Location.parse(self._storage.find(storage_id), self._storage.options)
+
+    def _selected(self, ranks: DistributedContext, storage_id: str, selector: Selector | None) -> list[str]:
+        """Return the files that any rank of this machine selects."""
+
+        def list_all() -> list[str]:
+            location = self._find(storage_id)
+            return list_files(location.local_path) if location.is_local else with_parents(location.find_files())
+
+        names: list[str] = on_local_chief(ranks, list_all)
+        wanted = None if selector is None else [name for name in names if selector(name)]
+        of_ranks = ranks.allgather_local(wanted)
+        return names if None in of_ranks else sorted({name for chosen in of_ranks for name in chosen})
+
+    def _copy(self, storage_id: str, names: list[str], target: pathlib.Path) -> None:
+        target.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            if name.endswith("/"):
+                (target / name).mkdir(parents=True, exist_ok=True)
+        files = [name for name in names if not name.endswith("/")]
+        download(self._find(storage_id), files, target, self._storage.retry)

@@ -1,0 +1,182 @@
+"""The Core API: what a script without a trial class uses of Determined."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import signal
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Literal
+
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.core._checkpoint import CheckpointContext
+from det_lightning.core._cluster import ClusterInfo, get_cluster_info
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._preempt import PreemptContext, PreemptMode
+from det_lightning.core._profiler import ProfilerContext
+from det_lightning.core._run_files import RunFiles
+from det_lightning.core._searcher import SearcherContext, searcher_of
+from det_lightning.core._task import current_task
+from det_lightning.core._tensorboard_mode import TensorboardMode
+from det_lightning.core._train import EarlyExitReason, TrainContext
+from det_lightning.errors import InvalidHP
+
+logger = logging.getLogger(__name__)
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
+
+
+class ExperimentalCoreContext:
+    """Notes of what a script uses, which the master of Determined kept; here they are logged."""
+
+    def report_task_using_checkpoint(self, checkpoint: Any) -> None:
+        """Log that the script uses a checkpoint."""
+        logger.info("This task uses the checkpoint %s.", getattr(checkpoint, "uuid", checkpoint))
+
+    def report_task_using_model_version(self, model_version: Any) -> None:
+        """Log that the script uses a version of a model."""
+        logger.info("This task uses the model version %s.", getattr(model_version, "model_version", model_version))
+
+
+class Context:
+    """The parts of the Core API; made by :func:`init`.
+
+    Attributes:
+        checkpoint: uploads and downloads checkpoints.
+        distributed: the other processes.
+        preempt: whether to save and end.
+        train: reports metrics, progress and status.
+        searcher: how long to train.
+        profiler: samples the machine.
+        experimental: notes.
+        info: the trial of an experiment that the process belongs to; None elsewhere.
+    """
+
+    def __init__(
+        self,
+        checkpoint: CheckpointContext,
+        *,
+        distributed: DistributedContext,
+        preempt: PreemptContext,
+        train: TrainContext,
+        searcher: SearcherContext,
+        profiler: ProfilerContext,
+        info: ClusterInfo | None = None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.distributed = distributed
+        self.preempt = preempt
+        self.train = train
+        self.searcher = searcher
+        self.profiler = profiler
+        self.experimental = ExperimentalCoreContext()
+        self.info = info
+
+    def start(self) -> None:
+        """Begin; ``with`` does it."""
+        self.preempt.start()
+
+    def alert(
+        self,
+        title: str | None = None,
+        description: str | None = None,
+        level: Literal["warn", "info", "debug", "error"] | None = "info",
+    ) -> None:
+        """Log a message; Determined sent it to webhooks.
+
+        Raises:
+            ValueError: the level is not one.
+        """
+        if level not in (None, *_LEVELS):
+            raise ValueError(f"The level of an alert is one of {', '.join(_LEVELS)}; got {level!r}.")
+        logger.log(_LEVELS[level or "info"], "%s", ": ".join(filter(None, [title, description])))
+
+    def close(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_val: BaseException | None = None,
+        exc_tb: TracebackType | None = None,
+    ) -> None:
+        """End; ``with`` does it. The arguments are accepted for compatibility."""
+        self.preempt.close()
+        self.profiler.off()
+        if exc_val is None:
+            self.distributed.close()
+        else:
+            self.distributed.abandon(exc_val)
+
+    def __enter__(self) -> Context:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        """End; the process ends well if the hyperparameters are invalid, since a search then replaces the trial."""
+        self.close(exc_type, exc_val, exc_tb)
+        if isinstance(exc_val, InvalidHP):
+            if self.distributed.rank == 0:
+                self.train.report_early_exit(EarlyExitReason.INVALID_HP)
+            logger.info("The hyperparameters are invalid; the process ends: %s", exc_val)
+            sys.exit(0)
+
+
+def init(
+    *,
+    distributed: DistributedContext | None = None,
+    checkpoint_storage: str | Mapping[str, Any] | None = None,
+    preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
+    tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
+) -> Context:
+    """Return the Core API, to be used in a ``with`` block.
+
+    In a trial of ``det-lightning run`` it reports to the experiment. Anywhere else it works alone: metrics become
+    TensorBoard files below ``runs/``, and checkpoints go to ``checkpoint_storage``.
+
+    Args:
+        distributed: the other processes; needed if there are any.
+        checkpoint_storage: a directory, a URL such as ``s3://bucket/prefix``, or the section of an experiment
+            configuration. By default that of the experiment, elsewhere the directory that Determined uses for local
+            runs.
+        preempt_mode: which ranks call ``preempt.should_preempt()``.
+        tensorboard_mode: whether reported metrics are written as TensorBoard files.
+
+    Raises:
+        ValueError: the trial has several slots, and there is no ``distributed``; or the storage's configuration is
+            wrong.
+        StorageError: the storage cannot be opened.
+    """
+    info = get_cluster_info()
+    task = current_task()
+    if task is not None and distributed is None and len(task.slots) > 1:
+        raise ValueError(
+            f"The trial has {len(task.slots)} slots: core.init() needs distributed=, such as "
+            "core.DistributedContext.from_torch_distributed()."
+        )
+    if checkpoint_storage is None and task is not None:
+        checkpoint_storage = task.checkpoint_storage
+    storage = CheckpointStorage(checkpoint_storage)
+    distributed = distributed or DistributedContext()
+    files = RunFiles(task)
+    _print_stacks_on_signal()
+    return Context(
+        CheckpointContext(distributed, storage, task),
+        distributed=distributed,
+        preempt=PreemptContext(distributed, preempt_mode, task),
+        train=TrainContext(distributed, files, storage, tensorboard_mode, task),
+        searcher=SearcherContext(distributed) if task is None else searcher_of(task.config, distributed, files),
+        profiler=ProfilerContext(distributed, task),
+        info=info,
+    )
+
+
+def _print_stacks_on_signal() -> None:
+    """Let ``SIGUSR1``, where nothing handles it, print the stacks of all threads, as in Determined."""
+    if not hasattr(signal, "SIGUSR1") or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL or not sys.__stderr__:
+        return
+    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)

@@ -1,0 +1,137 @@
+"""Whether a script should save and end."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._signals import SAME_SIGNAL_S, end_by_signal, print_at_once
+from det_lightning.core._task import TrialTask
+
+logger = logging.getLogger(__name__)
+
+
+class PreemptMode(enum.Enum):
+    """Which ranks call ``should_preempt()``, and whether they agree.
+
+    ``WorkersAskChief``: all of them, in step; if any was asked to end, all get True. ``ChiefOnly``: the chief, which
+    informs the others itself. ``WorkersAskMaster``: each for itself.
+    """
+
+    WorkersAskChief = "WORKERS_ASK_CHIEF"
+    ChiefOnly = "CHIEF_ONLY"
+    WorkersAskMaster = "WORKERS_ASK_MASTER"
+
+
+class PreemptContext:
+    """Whether this process was asked to end: by ``SIGTERM``, from the runner of an experiment or any scheduler.
+
+    The signal is handled from the first call of :meth:`should_preempt` on: a script that never asks ends by it. A
+    second one ends the process at once.
+
+    Args:
+        distributed: the other processes.
+        preempt_mode: which of them ask.
+        task: what the runner of an experiment has passed to this process, if there is one.
+    """
+
+    def __init__(
+        self,
+        distributed: DistributedContext,
+        preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
+        task: TrialTask | None = None,
+    ) -> None:
+        self._distributed = distributed
+        self._mode = PreemptMode(preempt_mode)
+        self._task = task
+        self._started = False
+        self._acknowledged = False
+        self._asked_at_s: float | None = None
+        self._handles_signal = False
+        self._handler_before: Any = None
+        self._process = os.getpid()
+
+    def start(self) -> PreemptContext:
+        """Allow questions; ``with core.init()`` does it.
+
+        Raises:
+            RuntimeError: it was started before.
+        """
+        if self._started:
+            raise RuntimeError("PreemptContext.start() was called twice; `with core.init()` calls it.")
+        self._started = True
+        return self
+
+    def close(self) -> None:
+        """Restore the handler of the signal."""
+        if self._handles_signal and threading.current_thread() is threading.main_thread():
+            # None: a handler that Python did not install, and cannot restore.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._handler_before is None else self._handler_before)
+            self._handles_signal = False
+
+    def __enter__(self) -> PreemptContext:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def should_preempt(self, auto_ack: bool = True) -> bool:
+        """Return whether the script should save and end, to go on later.
+
+        Args:
+            auto_ack: acknowledge it at the first True; see :meth:`acknowledge_preemption_signal`.
+
+        Raises:
+            RuntimeError: :meth:`start` was not called, or this is not the chief, which alone may ask in the mode
+                ``ChiefOnly``.
+        """
+        if not self._started:
+            raise RuntimeError("should_preempt() was called before PreemptContext.start(); use `with core.init()`.")
+        if self._mode is PreemptMode.ChiefOnly and self._distributed.rank != 0:
+            raise RuntimeError(
+                f"should_preempt() was called by rank {self._distributed.rank}. In the mode ChiefOnly only rank 0 may; "
+                "WorkersAskChief is the mode for all."
+            )
+        self._handle_signal()
+        asked = self._asked_at_s is not None
+        if self._mode is PreemptMode.WorkersAskChief:
+            asked = any(self._distributed.allgather(asked))
+        if asked and auto_ack and (self._distributed.rank == 0 or self._mode is PreemptMode.WorkersAskMaster):
+            self.acknowledge_preemption_signal()
+        return asked
+
+    def acknowledge_preemption_signal(self) -> None:
+        """State that the script ends now although it is not done: the runner will start it again."""
+        if self._task is not None and not self._acknowledged:
+            self._task.report("preempted", None, {})
+        self._acknowledged = True
+
+    def request(self) -> None:
+        """Ask this process to end, for notices that are not signals."""
+        if self._asked_at_s is None:
+            self._asked_at_s = time.monotonic()
+
+    def _handle_signal(self) -> None:
+        if self._handles_signal or threading.current_thread() is not threading.main_thread():
+            return
+        self._process = os.getpid()
+        self._handler_before = signal.signal(signal.SIGTERM, self._on_signal)
+        self._handles_signal = True
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # in a fork, such as a worker of a loader
+            end_by_signal(signum)
+        elif self._asked_at_s is None:
+            self._asked_at_s = time.monotonic()
+            if callable(self._handler_before):
+                self._handler_before(signum, frame)
+        elif time.monotonic() - self._asked_at_s > SAME_SIGNAL_S:
+            print_at_once(f"det_lightning: a second signal has come; process {self._process} ends at once.\n")
+            end_by_signal(signum)

@@ -1,0 +1,113 @@
+"""Metrics of the machine while a script runs."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+import time
+from typing import Any
+
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._task import TrialTask
+
+logger = logging.getLogger(__name__)
+
+_BYTES = {
+    "net_throughput_sent": ("net_io_counters", "bytes_sent"),
+    "net_throughput_recv": ("net_io_counters", "bytes_recv"),
+    "disk_throughput_read": ("disk_io_counters", "read_bytes"),
+    "disk_throughput_write": ("disk_io_counters", "write_bytes"),
+}
+
+
+class ProfilerContext:
+    """Samples processor, memory, disk and network in a thread, for the metrics of a trial of an experiment.
+
+    Elsewhere :meth:`on` does nothing. The names of the groups and metrics are Determined's.
+
+    Args:
+        distributed: the other processes; the first one of each machine samples.
+        task: what the runner of an experiment has passed to this process, if there is one.
+    """
+
+    def __init__(self, distributed: DistributedContext, task: TrialTask | None = None) -> None:
+        self._distributed = distributed
+        self._task = task
+        self._thread: threading.Thread | None = None
+        self._ends = threading.Event()
+
+    def on(self, sampling_interval: float = 1, samples_per_report: int = 10) -> None:
+        """Begin to sample; a second call does nothing.
+
+        Args:
+            sampling_interval: seconds between two samples, at least 0.1.
+            samples_per_report: number of samples of which the average is reported.
+
+        Raises:
+            ValueError: an argument is too small, in a trial of an experiment.
+        """
+        if self._task is None or self._thread is not None:
+            return
+        if sampling_interval < 0.1:
+            raise ValueError(f"sampling_interval is at least 0.1 s; got {sampling_interval}.")
+        if not isinstance(samples_per_report, int) or samples_per_report < 1:
+            raise ValueError(f"samples_per_report is an int of at least 1; got {samples_per_report!r}.")
+        if self._distributed.local_rank != 0:
+            return
+        try:
+            import psutil  # noqa: F401
+        except ImportError:
+            logger.warning("The profiler needs psutil, and samples nothing without it: pip install psutil.")
+            return
+        self._ends.clear()
+        arguments = (self._task, sampling_interval, samples_per_report)
+        self._thread = threading.Thread(target=self._sample, args=arguments, name="det_lightning-profiler", daemon=True)
+        self._thread.start()
+
+    def off(self) -> None:
+        """Stop sampling; a second call does nothing."""
+        if self._thread is not None:
+            self._ends.set()
+            self._thread.join()
+            self._thread = None
+
+    def _sample(self, task: TrialTask, interval_s: float, samples_per_report: int) -> None:
+        before = _counters()
+        since = time.monotonic()
+        samples: list[dict[str, dict[str, float]]] = []
+        while not self._ends.wait(interval_s):
+            counters = _counters()
+            now = time.monotonic()
+            samples.append(_sample_of(counters, before, now - since))
+            before = counters
+            since = now
+            if len(samples) == samples_per_report:
+                _report(task, samples)
+                samples = []
+
+
+def _counters() -> dict[str, int]:
+    import psutil
+
+    # None on a machine without disks.
+    found = {name: getattr(psutil, function)() for name, (function, _) in _BYTES.items()}
+    return {name: getattr(found[name], field, 0) for name, (_, field) in _BYTES.items()}
+
+
+def _sample_of(counters: dict[str, int], before: dict[str, int], seconds: float) -> dict[str, dict[str, float]]:
+    import psutil
+
+    rates = {name: (counters[name] - before[name]) / seconds for name in counters}
+    return {
+        "cpu": {"cpu_util_simple": psutil.cpu_percent()},
+        "memory": {"memory_free": float(psutil.virtual_memory().available)},
+        "disk": {name: rate for name, rate in rates.items() if name.startswith("disk")},
+        "network": {name: rate for name, rate in rates.items() if name.startswith("net")},
+    }
+
+
+def _report(task: TrialTask, samples: list[dict[str, dict[str, float]]]) -> None:
+    for group, first in samples[0].items():
+        averages: dict[str, Any] = {name: statistics.fmean(sample[group][name] for sample in samples) for name in first}
+        task.report(group, None, averages)

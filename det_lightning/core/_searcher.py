@@ -1,0 +1,183 @@
+"""How long a script should train: the operations of a search, of which there is one since Determined 0.38."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._run_files import RunFiles
+
+logger = logging.getLogger(__name__)
+
+
+class Unit(enum.Enum):
+    """What the length of an operation counts."""
+
+    EPOCHS = "EPOCHS"
+    RECORDS = "RECORDS"
+    BATCHES = "BATCHES"
+
+
+class SearcherMode(enum.Enum):
+    """Which ranks call ``operations()``: all of them in step (``WorkersAskChief``), or the chief (``ChiefOnly``)."""
+
+    WorkersAskChief = "WORKERS_ASK_CHIEF"
+    ChiefOnly = "CHEIF_ONLY"  # spelled so in Determined
+
+
+class SearcherOperation:
+    """A request to train up to a length, and to validate then.
+
+    Args:
+        length: the total length to train for, not that since the operation before.
+        is_chief: whether this process may report.
+        files: where progress is written.
+    """
+
+    def __init__(self, length: int, is_chief: bool, files: RunFiles | None = None) -> None:
+        self._length = length
+        self._is_chief = is_chief
+        self._files = files
+        self._completed = False
+
+    @property
+    def length(self) -> int:
+        """The total length to train for."""
+        return self._length
+
+    @property
+    def completed(self) -> bool:
+        """Whether its completion was reported."""
+        return self._completed
+
+    def report_progress(self, length: float) -> None:
+        """Report how much of the length has been trained.
+
+        Raises:
+            RuntimeError: this is not the chief, or the operation is completed.
+        """
+        self._require_chief("report_progress")
+        if self._completed and length != self._length:
+            raise RuntimeError(f"op.report_progress({length}) was called after op.report_completed().")
+        logger.info("Progress: %s of %s.", length, self._length)
+        if self._files is not None:
+            self._files.update_status(progress=min(1.0, max(0.0, length / self._length)))
+
+    def report_completed(self, searcher_metric: Any) -> None:
+        """Report that the operation is done; the search itself uses the metrics of reported validations.
+
+        Raises:
+            RuntimeError: this is not the chief, or it was reported before.
+        """
+        self._require_chief("report_completed")
+        if self._completed:
+            raise RuntimeError("op.report_completed() was called twice for one operation.")
+        self._completed = True
+        logger.info("The operation is completed, with the searcher's metric %s.", searcher_metric)
+
+    def _require_chief(self, method: str) -> None:
+        if not self._is_chief:
+            raise RuntimeError(f"op.{method}() is called by the chief only, the process of rank 0.")
+
+
+class SearcherContext:
+    """The operations of the trial: one, of ``searcher.max_length``; off an experiment one of length 1.
+
+    Args:
+        distributed: the other processes.
+        length: the length of the operation; None if the configuration has none.
+        units: what it counts.
+        files: where progress is written, in a trial of an experiment.
+    """
+
+    def __init__(
+        self,
+        distributed: DistributedContext,
+        length: int | None = 1,
+        units: Unit | None = Unit.EPOCHS,
+        files: RunFiles | None = None,
+    ) -> None:
+        self._distributed = distributed
+        self._length = length
+        self._units = units
+        self._files = files
+
+    def operations(
+        self, searcher_mode: SearcherMode = SearcherMode.WorkersAskChief, auto_ack: bool = True
+    ) -> Iterator[SearcherOperation]:
+        """Yield the operation.
+
+        Args:
+            searcher_mode: which ranks call this.
+            auto_ack: accepted for compatibility.
+
+        Raises:
+            ValueError: the configuration has no ``searcher.max_length``.
+            RuntimeError: the chief asks for another operation before it has reported this one as completed; or
+                another rank asks in the mode ``ChiefOnly``.
+        """
+        length = self._require_length()
+        warnings.warn(
+            "SearcherContext.operations() is deprecated since Determined 0.38: let the script say how long it trains.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        mode = SearcherMode(searcher_mode)
+        in_step = mode is SearcherMode.WorkersAskChief
+        if self._distributed.rank == 0:
+            operation = SearcherOperation(length, True, self._files)
+            if in_step:
+                self._distributed.broadcast(length)
+            yield operation
+            if not operation.completed:
+                raise RuntimeError("op.report_completed() must be called on each operation before the next one.")
+            if in_step:
+                self._distributed.broadcast(None)
+            return
+        if not in_step:
+            raise RuntimeError(
+                f"operations(ChiefOnly) was called by rank {self._distributed.rank}. Only rank 0 may in this mode; "
+                "WorkersAskChief is the mode for all."
+            )
+        while (length_of_chief := self._distributed.broadcast(None)) is not None:
+            yield SearcherOperation(length_of_chief, False)
+
+    def acknowledge_out_of_ops(self) -> None:
+        """Do nothing, as since Determined 0.38.
+
+        Raises:
+            ValueError: the configuration has no ``searcher.max_length``.
+        """
+        self._require_length()
+
+    def get_configured_units(self) -> Unit | None:
+        """Return what ``searcher.max_length`` counts; None if it has no unit.
+
+        Raises:
+            ValueError: the configuration has no ``searcher.max_length``.
+        """
+        self._require_length()
+        return self._units
+
+    def _require_length(self) -> int:
+        if self._length is None:
+            raise ValueError(
+                "core_context.searcher has no operations, because the configuration has no searcher.max_length. Give "
+                "it, or let the script say how long it trains and do without core_context.searcher."
+            )
+        return self._length
+
+
+def searcher_of(config: dict[str, Any], distributed: DistributedContext, files: RunFiles) -> SearcherContext:
+    """Return what an experiment configuration says of a trial's length."""
+    searcher = config.get("searcher") or {}
+    length = searcher.get("max_length")
+    unit = searcher.get("unit")
+    if isinstance(length, dict):
+        ((unit, length),) = length.items()
+    units = Unit[unit.upper()] if isinstance(unit, str) and unit.upper() in Unit.__members__ else None
+    return SearcherContext(distributed, length, units, files)

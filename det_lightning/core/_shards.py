@@ -1,0 +1,202 @@
+"""What several ranks contribute to one checkpoint: their files and metadata, and where they contradict each other."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.checkpoint.format.layout import METADATA_FILE
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.location import Location
+from det_lightning.checkpoint.storage.staging import StagingDirectory
+from det_lightning.checkpoint.storage.transfer import upload
+from det_lightning.core._distributed import DistributedContext
+
+Selector = Callable[[str], bool]
+
+
+def list_files(directory: pathlib.Path, selector: Selector | None = None) -> list[str]:
+    """Return the paths of the files and directories below a directory, from there, in order; directories end in ``/``.
+
+    Args:
+        directory: the directory.
+        selector: returns for each path whether to keep it.
+
+    Raises:
+        NotADirectoryError, FileNotFoundError: it is not a directory.
+    """
+    if not directory.is_dir():
+        raise (
+            NotADirectoryError(f"{directory} is not a directory.")
+            if directory.exists()
+            else FileNotFoundError(f"There is no directory {directory}.")
+        )
+    found = []
+    for folder, folders, files in os.walk(directory):
+        here = pathlib.Path(folder).relative_to(directory)
+        found += [f"{(here / name).as_posix()}/" for name in folders]
+        found += [(here / name).as_posix() for name in files]
+    return sorted(name for name in found if selector is None or selector(name))
+
+
+def with_parents(names: Iterable[str]) -> list[str]:
+    """Return the paths of files, and those of the directories that they are in, which end in ``/``."""
+    found = set(names)
+    for name in list(found):
+        found.update(f"{parent}/" for parent in pathlib.PurePosixPath(name).parents if str(parent) != ".")
+    return sorted(found)
+
+
+def _conflicting_files(of_ranks: list[list[str]]) -> dict[str, list[int]]:
+    """Return the files that several ranks have, or that are a directory of another one, with the ranks."""
+    having: dict[str, list[int]] = {}
+    for rank, names in enumerate(of_ranks):
+        for name in names:
+            having.setdefault(name.rstrip("/"), []).append(rank)
+    files = {name for names in of_ranks for name in names if not name.endswith("/")}
+    return {name: ranks for name, ranks in having.items() if name in files and len(ranks) > 1}
+
+
+def _digest_of(path: pathlib.Path) -> str:
+    """Return a digest of a file's content; the same text for all directories."""
+    if path.is_dir():
+        return "directory"
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()
+
+
+def merge_metadata(of_ranks: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """Return the metadata of all ranks as one dict, and the keys of contradicting values with the ranks.
+
+    Dicts under one key are merged; other values must be equal. A key in a dict is named ``"/outer/inner"``.
+    """
+    merged: dict[str, Any] = {}
+    having: dict[str, list[int]] = {}
+    conflicts: dict[str, list[int]] = {}
+    for rank, metadata in enumerate(of_ranks):
+        _merge(merged, metadata, rank, "", having, conflicts)
+    return merged, conflicts
+
+
+def _merge(
+    merged: dict[str, Any],
+    added: Mapping[str, Any],
+    rank: int,
+    path: str,
+    having: dict[str, list[int]],
+    conflicts: dict[str, list[int]],
+) -> None:
+    for key, value in added.items():
+        name = f"{path}/{key}"
+        having.setdefault(name, []).append(rank)
+        if isinstance(value, dict) and isinstance(merged.get(key, {}), dict):
+            _merge(merged.setdefault(key, {}), value, rank, name, having, conflicts)
+        elif key not in merged:
+            merged[key] = value
+        elif merged[key] != value:
+            conflicts[name] = list(having[name])
+
+
+def describe_conflicts(what: str, conflicts: Mapping[str, list[int]]) -> str:
+    """Return an error message."""
+    lines = [f"    {name}: ranks {', '.join(map(str, ranks))}" for name, ranks in sorted(conflicts.items())]
+    return "\n".join([f"The ranks contribute different {what} to one checkpoint, which is not written:", *lines])
+
+
+def own_share(ranks: DistributedContext, directory: pathlib.Path | None, selector: Selector | None) -> list[str]:
+    """Return the files of a directory that this rank contributes to a checkpoint: no two ranks the same one."""
+    identity = None
+    if directory is not None:
+        found = directory.stat()
+        identity = (ranks.cross_rank, found.st_dev, found.st_ino)
+    identities = ranks.allgather(identity)
+    if set(identities) == {None}:
+        raise RuntimeError("upload(ckpt_dir=None, shard=True) was called by all ranks; one at least needs a directory.")
+    names: list[str] = []
+    # Ranks may share a directory. The first of them contributes it, or each what it has selected.
+    if directory is not None and (selector is not None or identities.index(identity) == ranks.rank):
+        names = [name for name in list_files(directory, selector) if name != METADATA_FILE]
+    conflicts = _conflicting_files(ranks.allgather(names))
+    own = {name for name, having in conflicts.items() if ranks.rank in having and directory is not None}
+    digests = ranks.allgather({name: _digest_of(directory / name) for name in own if directory is not None})
+    different = {
+        name: having for name, having in conflicts.items() if len({digests[rank][name] for rank in having}) > 1
+    }
+    if different:
+        raise RuntimeError(describe_conflicts("files", different))
+    return [name for name in names if name not in conflicts or conflicts[name][0] == ranks.rank]
+
+
+def put(directory: pathlib.Path, names: list[str], target: Location, storage: CheckpointStorage) -> None:
+    """Copy files of a directory into a checkpoint that is being written."""
+    if not target.is_local:
+        upload(directory, [name for name in names if not name.endswith("/")], target, storage.retry)
+        return
+    for name in names:
+        copy = target.local_path / name
+        if name.endswith("/"):
+            copy.mkdir(parents=True, exist_ok=True)
+        else:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(directory / name, copy)
+
+
+def shared_directory(ranks: DistributedContext, staging: StagingDirectory | None, target: Location) -> pathlib.Path:
+    """Return the directory that the ranks of a machine write a checkpoint into."""
+    if target.is_local:
+        target.local_path.mkdir(parents=True, exist_ok=True)
+        return target.local_path
+    if staging is not None:
+        return pathlib.Path(ranks.broadcast_local(staging.directory))
+    own = pathlib.Path(tempfile.mkdtemp()) if ranks.local_rank == 0 else None
+    return pathlib.Path(ranks.broadcast_local(own))
+
+
+def on_local_chief(ranks: DistributedContext, action: Callable[[], Any]) -> Any:
+    """Return on every rank of a machine what ``action`` returns on its first one; raise its errors on all."""
+    outcome = None
+    if ranks.local_rank == 0:
+        try:
+            outcome = action()
+        except (errors.CheckpointError, OSError) as error:
+            outcome = error
+    outcome = ranks.broadcast_local(outcome)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+@contextlib.contextmanager
+def abandoning(staging: StagingDirectory | None) -> Iterator[None]:
+    """Remove what was written of a checkpoint if the block raises."""
+    try:
+        yield
+    except BaseException:
+        if staging is not None:
+            staging.abandon()
+        raise
+
+
+@contextlib.contextmanager
+def all_or_none(ranks: DistributedContext) -> Iterator[None]:
+    """Raise on every rank if the block raises on one."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(RuntimeError):
+            ranks.allgather(f"{type(error).__name__}: {error}")
+        raise
+    failed = {rank: message for rank, message in enumerate(ranks.allgather(None)) if message is not None}
+    if failed:
+        described = "; ".join(f"rank {rank}: {message}" for rank, message in failed.items())
+        raise RuntimeError(f"The checkpoint is not written, because other ranks have failed: {described}")

@@ -1,0 +1,227 @@
+"""Reporting of a script's metrics, progress and status."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import logging
+import pathlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.location import bookkeeping_path
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._run_files import RunFiles
+from det_lightning.core._task import TrialTask
+from det_lightning.core._tensorboard_mode import TensorboardMode
+
+if TYPE_CHECKING:
+    from det_lightning.core._tensorboard import TensorBoardOutput
+
+logger = logging.getLogger(__name__)
+
+
+class EarlyExitReason(enum.Enum):
+    """Why a script ends before it is done."""
+
+    INVALID_HP = "EXITED_REASON_INVALID_HP"
+    USER_REQUESTED_STOP = "EXITED_REASON_USER_REQUESTED_STOP"
+
+
+class TrainContext:
+    """Reports metrics to the experiment, and writes them as TensorBoard files.
+
+    Args:
+        distributed: the other processes; the chief writes the TensorBoard files.
+        files: where they are written.
+        storage: where :meth:`upload_tensorboard_files` uploads to.
+        tensorboard_mode: whether reported metrics are written as TensorBoard files.
+        task: what the runner of an experiment has passed to this process, if there is one.
+    """
+
+    def __init__(
+        self,
+        distributed: DistributedContext,
+        files: RunFiles,
+        storage: CheckpointStorage,
+        tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
+        task: TrialTask | None = None,
+    ) -> None:
+        self._distributed = distributed
+        self._files = files
+        self._storage = storage
+        self._tensorboard_mode = TensorboardMode(tensorboard_mode)
+        self._task = task
+
+    def report_training_metrics(
+        self, steps_completed: int, metrics: dict[str, Any], batch_metrics: list[dict[str, Any]] | None = None
+    ) -> None:
+        """Report metrics of the training.
+
+        Args:
+            steps_completed: number of batches trained.
+            metrics: the metrics, such as averages since the last report.
+            batch_metrics: those of each batch since the last report, for the TensorBoard files.
+        """
+        logger.info("Training metrics after %d batches: %s", steps_completed, metrics)
+        self._report("training", steps_completed, metrics)
+        if (output := self._output()) is not None:
+            output.add_training(steps_completed, metrics, batch_metrics or [])
+
+    def report_validation_metrics(self, steps_completed: int, metrics: dict[str, Any]) -> None:
+        """Report metrics of a validation; a search decides by them.
+
+        Args:
+            steps_completed: number of batches trained before it.
+            metrics: the metrics. Those that are ``bytes`` are left out.
+
+        Raises:
+            RuntimeError: a metric is None, in a trial of an experiment.
+        """
+        logger.info("Validation metrics after %d batches: %s", steps_completed, metrics)
+        if self._task is not None:
+            # A search may compare by how far training is.
+            self._report("validation", steps_completed, {"batches": steps_completed, **_checked(metrics)})
+        if (output := self._output()) is not None:
+            output.add_validation(steps_completed, metrics)
+
+    def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
+        """Report metrics of any group.
+
+        Args:
+            group: name of the group; ``"training"`` and ``"validation"`` mean those metrics. No ``.`` may be in it.
+            steps_completed: number of batches trained.
+            metrics: the metrics.
+
+        Raises:
+            ValueError: the name of the group cannot be used, in a trial of an experiment.
+            RuntimeError: a validation metric is None, in a trial of an experiment.
+        """
+        if group == "training":
+            self.report_training_metrics(steps_completed, metrics)
+        elif group == "validation":
+            self.report_validation_metrics(steps_completed, metrics)
+        else:
+            logger.info("Metrics %s after %d batches: %s", group, steps_completed, metrics)
+            self._report(_checked_group(group) if self._task is not None else group, steps_completed, metrics)
+
+    def report_progress(self, progress: float) -> None:
+        """Report how much of the training is done.
+
+        Args:
+            progress: from 0 to 1.
+
+        Raises:
+            ValueError: it is not from 0 to 1, in a trial of an experiment.
+        """
+        logger.info("Progress: %s.", progress)
+        if self._task is not None:
+            if not 0 <= progress <= 1:
+                raise ValueError(f"Progress is a number from 0 to 1; got {progress}.")
+            self._files.update_status(progress=progress)
+
+    def set_status(self, status: str) -> None:
+        """Report in a few words what the script is doing."""
+        logger.info("Status: %s.", status)
+        if self._task is not None:
+            self._files.update_status(status=status)
+
+    def set_metadata(self, metadata: dict[str, Any]) -> dict[str, Any] | None:
+        """Replace the metadata of the run, which are kept in ``metadata.json`` beside its TensorBoard files.
+
+        Returns:
+            The metadata, as they are kept.
+        """
+        self._files.write_json(self._files.metadata, metadata)
+        logger.info("The metadata are in %s.", self._files.metadata)
+        return self.get_metadata()
+
+    def get_metadata(self) -> dict[str, Any] | None:
+        """Return the metadata of the run; empty if none were set."""
+        return self._files.read_json(self._files.metadata)
+
+    def get_tensorboard_path(self) -> pathlib.Path:
+        """Return the directory of the run's TensorBoard files."""
+        return self._files.tensorboard
+
+    def upload_tensorboard_files(
+        self,
+        selector: Callable[[pathlib.Path], bool] = lambda _: True,
+        mangler: Callable[[pathlib.Path, int], pathlib.Path] = lambda path, _: path,
+    ) -> None:
+        """Upload the TensorBoard files of this rank to a remote checkpoint storage; others keep them where they are.
+
+        Args:
+            selector: returns whether a file, given by its path, is uploaded.
+            mangler: gets the path of a file in the directory and the rank, and returns the path of the copy.
+
+        Raises:
+            RuntimeError: the mode is ``AUTO``, in a trial of an experiment.
+            StorageError: the storage refuses.
+        """
+        if self._tensorboard_mode is TensorboardMode.AUTO and self._task is not None:
+            raise RuntimeError(
+                "upload_tensorboard_files() needs core.init(tensorboard_mode=TensorboardMode.MANUAL); in the mode AUTO "
+                "files are written by the library."
+            )
+        directory = self._files.tensorboard
+        files = [path for path in sorted(directory.rglob("*")) if path.is_file() and selector(path)]
+        logger.info("%d TensorBoard files in %s.", len(files), directory)
+        if self._storage.is_local:
+            return
+        target = bookkeeping_path(self._storage.root, "tensorboard", self._run_name())
+        for path in files:
+            copy = target / mangler(path.relative_to(directory), self._distributed.rank).as_posix()
+            write = functools.partial(copy.fs.put_file, str(path), copy.path)
+            self._storage.retry.call("writing", write, where=copy)
+
+    def report_early_exit(self, reason: EarlyExitReason) -> None:
+        """Report that the script ends before it is done; ``core.init()`` does so for ``InvalidHP``."""
+        reason = EarlyExitReason(reason)
+        logger.info("Early exit: %s.", reason.name)
+        if self._task is not None:
+            self._task.report("early_exit", None, {"reason": reason.name})
+
+    def get_experiment_best_validation(self) -> float | None:
+        """Return the best value of the searcher's metric in the experiment; None if there is none yet."""
+        return None if self._task is None else self._task.best_validation
+
+    def _report(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
+        if self._task is not None:
+            self._task.report(group, steps_completed, metrics)
+
+    def _output(self) -> TensorBoardOutput | None:
+        if self._tensorboard_mode is TensorboardMode.MANUAL or self._distributed.rank != 0:
+            return None
+        return self._tensorboard
+
+    @functools.cached_property
+    def _tensorboard(self) -> TensorBoardOutput:
+        from det_lightning.core._tensorboard import TensorBoardOutput  # brings tensorboard
+
+        return TensorBoardOutput(enabled=True, locate=lambda: self._files.tensorboard)
+
+    def _run_name(self) -> str:
+        if self._task is None:
+            return self._files.directory.name
+        return f"experiment-{self._task.experiment_id}-trial-{self._task.trial_id}"
+
+
+def _checked(metrics: dict[str, Any]) -> dict[str, Any]:
+    missing = [name for name, value in metrics.items() if value is None]
+    if missing:
+        raise RuntimeError(f"Validation metrics must have values; these are None: {', '.join(missing)}.")
+    binary = [name for name, value in metrics.items() if isinstance(value, bytes | bytearray)]
+    if binary:
+        logger.warning("Validation metrics that are bytes are not reported: %s.", ", ".join(binary))
+    return {name: value for name, value in metrics.items() if name not in binary}
+
+
+def _checked_group(group: str) -> str:
+    reserved = ("checkpoint", "checkpoint_deleted", "early_exit", "preempted")
+    if not group or "." in group or group in reserved:
+        raise ValueError(
+            f"A group of metrics must have a name without '.', and none of {', '.join(reserved)}; got {group!r}."
+        )
+    return group

@@ -1,0 +1,388 @@
+"""The Core API without an experiment: checkpoints of any files, metrics, preemption, operations."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import det_lightning as det
+from det_lightning import core, errors
+from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.core._checkpoint import CheckpointContext
+from det_lightning.core._shards import merge_metadata
+from tests.checkpoint.storage.backends import new_bucket, s3_server
+from tests.core.ranks import on_ranks
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.slow)])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CheckpointStorage]:
+    """A storage on disk and one on a server."""
+    if request.param == "directory":
+        yield CheckpointStorage(tmp_path / "storage")
+        return
+    with s3_server() as options:
+        yield CheckpointStorage(f"s3://{new_bucket('s3', options)}/prefix", options=options)
+
+
+def make_files(directory: Path, **contents: str) -> Path:
+    """Write files, ``a__b`` being ``a/b``, and return their directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        file = directory / name.replace("__", "/")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content)
+    return directory
+
+
+def files_in(directory: Path) -> dict[str, str]:
+    """Return the files below a directory with their contents."""
+    return {
+        path.relative_to(directory).as_posix(): path.read_text()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def content_of(checkpoint: CheckpointContext, storage_id: str) -> dict[str, str]:
+    """Return the files of a checkpoint but its metadata."""
+    with checkpoint.restore_path(storage_id) as path:
+        found = files_in(path)
+    found.pop("metadata.json")
+    return found
+
+
+# Checkpoints of a single process
+
+
+def test_what_is_uploaded_is_downloaded(storage: CheckpointStorage, tmp_path: Path) -> None:
+    checkpoint = CheckpointContext(core.DistributedContext(), storage)
+    own = make_files(tmp_path / "own", model="weights", part__data="more")
+    storage_id = checkpoint.upload(own, {"steps_completed": 3, "note": [1, None]})
+    checkpoint.download(storage_id, tmp_path / "copy")
+    assert files_in(tmp_path / "copy").keys() == {"model", "part/data", "metadata.json"}
+    assert content_of(checkpoint, storage_id) == {"model": "weights", "part/data": "more"}
+    assert checkpoint.get_metadata(storage_id) == {"steps_completed": 3, "note": [1, None]}
+    assert files_in(own).keys() == {"model", "part/data"}
+    assert storage.list_ids() == [storage_id]
+    checkpoint.delete(storage_id)
+    assert storage.list_ids() == []
+    checkpoint.delete(storage_id)
+    with pytest.raises(errors.CheckpointNotFound):
+        checkpoint.get_metadata(storage_id)
+
+
+def test_what_is_saved_in_a_path_is_a_checkpoint(storage: CheckpointStorage) -> None:
+    checkpoint = CheckpointContext(core.DistributedContext(), storage)
+    with checkpoint.store_path({"steps_completed": 1}) as (path, storage_id):
+        make_files(path, model="weights", part__data="more")
+        assert path.name == storage_id
+        assert storage.list_ids() == []
+    assert content_of(checkpoint, storage_id) == {"model": "weights", "part/data": "more"}
+
+
+def test_a_save_that_fails_leaves_nothing(storage: CheckpointStorage) -> None:
+    checkpoint = CheckpointContext(core.DistributedContext(), storage)
+    with pytest.raises(ZeroDivisionError), checkpoint.store_path() as (path, _):
+        make_files(path, model="weights")
+        raise ZeroDivisionError
+    with pytest.raises(TypeError), checkpoint.store_path({"unknown to JSON": object()}):
+        pass
+    assert storage.root.find_files() == {}
+
+
+def test_selectors_choose_what_is_copied(storage: CheckpointStorage, tmp_path: Path) -> None:
+    checkpoint = CheckpointContext(core.DistributedContext(), storage)
+    own = make_files(tmp_path / "own", keep="1", skip="2", part__keep="3", part__skip="4")
+    storage_id = checkpoint.upload(own, selector=lambda name: "skip" not in name)
+    assert content_of(checkpoint, storage_id) == {"keep": "1", "part/keep": "3"}
+    checkpoint.download(storage_id, tmp_path / "copy", selector=lambda name: name == "part/keep")
+    assert files_in(tmp_path / "copy") == {"part/keep": "3"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"ckpt_dir": None}, "shard=True"),
+        ({"ckpt_dir": None, "shard": True}, "one at least needs a directory"),
+        ({"ckpt_dir": None, "shard": True, "selector": str}, "no files for a selector"),
+    ],
+)
+def test_an_upload_of_nothing_is_refused(arguments: dict[str, Any], named: str, tmp_path: Path) -> None:
+    checkpoint = CheckpointContext(core.DistributedContext(), CheckpointStorage(tmp_path))
+    with pytest.raises(RuntimeError, match=named):
+        checkpoint.upload(**arguments)
+
+
+# Checkpoints of several ranks
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (2, 1)])
+def test_ranks_contribute_their_files_to_one_checkpoint(
+    nodes: int, per_node: int, storage: CheckpointStorage, tmp_path: Path
+) -> None:
+    def upload(context: core.DistributedContext) -> str:
+        rank = context.rank
+        own = make_files(tmp_path / f"own{rank}", **{f"shard{rank}": str(rank), "same": "in both"})
+        checkpoint = CheckpointContext(context, storage)
+        return checkpoint.upload(own, {"steps_completed": 2, "of": {str(rank): rank}}, shard=True)
+
+    ids = on_ranks(nodes, per_node, upload)
+    assert len(set(ids)) == 1
+    checkpoint = CheckpointContext(core.DistributedContext(), storage)
+    assert content_of(checkpoint, ids[0]) == {"shard0": "0", "shard1": "1", "same": "in both"}
+    assert checkpoint.get_metadata(ids[0]) == {"steps_completed": 2, "of": {"0": 0, "1": 1}}
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (2, 1)])
+def test_ranks_save_into_one_path(nodes: int, per_node: int, storage: CheckpointStorage) -> None:
+    def save(context: core.DistributedContext) -> str:
+        checkpoint = CheckpointContext(context, storage)
+        with checkpoint.store_path({"steps_completed": 2}, shard=True) as (path, storage_id):
+            make_files(path, **{f"shard{context.rank}": str(context.rank)})
+        return storage_id
+
+    ids = on_ranks(nodes, per_node, save)
+    assert len(set(ids)) == 1
+    checkpoint = CheckpointContext(core.DistributedContext(), storage)
+    assert content_of(checkpoint, ids[0]) == {"shard0": "0", "shard1": "1"}
+
+
+def test_a_directory_that_ranks_share_is_uploaded_once(tmp_path: Path) -> None:
+    own = make_files(tmp_path / "own", model="weights")
+    storage = CheckpointStorage(tmp_path / "storage")
+    ids = on_ranks(1, 2, lambda context: CheckpointContext(context, storage).upload(own, shard=True))
+    assert content_of(CheckpointContext(core.DistributedContext(), storage), ids[0]) == {"model": "weights"}
+
+
+@pytest.mark.parametrize("what", ["files", "metadata"])
+def test_contradictions_between_ranks_are_refused_on_all(what: str, tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path / "storage")
+
+    def upload(context: core.DistributedContext) -> str:
+        differs = str(context.rank)
+        own = make_files(tmp_path / f"own{differs}", model=differs if what == "files" else "same")
+        return CheckpointContext(context, storage).upload(own, {"a": differs} if what == "metadata" else {}, shard=True)
+
+    for error in on_ranks(1, 2, upload):
+        assert isinstance(error, RuntimeError)
+        assert f"different {what}" in str(error)
+        assert "ranks 0, 1" in str(error)
+    assert storage.root.find_files() == {}
+
+
+def test_no_checkpoint_remains_where_one_rank_fails(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path / "storage")
+
+    def save(context: core.DistributedContext) -> None:
+        with CheckpointContext(context, storage).store_path(shard=True) as (path, _):
+            make_files(path, **{f"shard{context.rank}": ""})
+            if context.rank == 1:
+                raise ZeroDivisionError("of rank 1")
+
+    chief, other = on_ranks(1, 2, save)
+    assert isinstance(other, ZeroDivisionError)
+    assert "rank 1: ZeroDivisionError: of rank 1" in str(chief)
+    assert storage.root.find_files() == {}
+
+
+@pytest.mark.parametrize("mode", core.DownloadMode)
+def test_ranks_of_a_machine_download_what_any_of_them_selects(
+    mode: core.DownloadMode, storage: CheckpointStorage, tmp_path: Path
+) -> None:
+    own = make_files(tmp_path / "own", file0="0", file1="1", file2="2")
+    storage_id = CheckpointContext(core.DistributedContext(), storage).upload(own)
+    shared = mode is core.DownloadMode.LocalWorkersShareDownload
+
+    def download(context: core.DistributedContext) -> None:
+        target = tmp_path / ("shared" if shared else f"of{context.rank}")
+        checkpoint = CheckpointContext(context, storage)
+        checkpoint.download(storage_id, target, mode, selector=lambda name: name == f"file{context.rank}")
+
+    assert on_ranks(1, 2, download) == [None, None]
+    if shared:
+        assert files_in(tmp_path / "shared") == {"file0": "0", "file1": "1"}
+    else:
+        assert [files_in(tmp_path / f"of{rank}") for rank in (0, 1)] == [{"file0": "0"}, {"file1": "1"}]
+
+
+@pytest.mark.parametrize("method", ["upload", "store_path"])
+def test_without_shards_only_the_chief_writes(method: str, tmp_path: Path) -> None:
+    def write(context: core.DistributedContext) -> None:
+        if context.rank == 1:
+            checkpoint = CheckpointContext(context, CheckpointStorage(tmp_path))
+            if method == "upload":
+                checkpoint.upload(tmp_path)
+            else:
+                with checkpoint.store_path():
+                    pass
+
+    assert "called by rank 1" in str(on_ranks(1, 2, write)[1])
+
+
+VALUES = st.recursive(st.integers(0, 2), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3))
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3), max_size=3))
+def test_metadata_of_ranks_are_merged_or_named(of_ranks: list[dict[str, Any]]) -> None:
+    merged, conflicts = merge_metadata(of_ranks)
+
+    def leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+        for key, value in tree.items():
+            if isinstance(value, dict) and value:
+                yield from leaves(value, f"{path}/{key}")
+            else:
+                yield f"{path}/{key}", value
+
+    if not conflicts:
+        found = dict(leaves(merged))
+        assert {name for metadata in of_ranks for name, value in leaves(metadata) if value != {}} <= found.keys()
+        assert all(found[name] == value for metadata in of_ranks for name, value in leaves(metadata) if value != {})
+    for ranks in conflicts.values():
+        assert len(ranks) > 1
+
+
+# Metrics, metadata and operations
+
+
+def test_metrics_become_tensorboard_files(tmp_path: Path) -> None:
+    with core.init(checkpoint_storage=str(tmp_path / "storage")) as context:
+        context.train.report_training_metrics(2, {"loss": 0.5, "reduced": 3.0}, [{"loss": 0.75}, {"loss": 0.25}])
+        context.train.report_validation_metrics(2, {"accuracy": 0.9, "word": "no number"})
+        directory = context.train.get_tensorboard_path()
+    assert directory.parent == Path("runs")
+    events = EventAccumulator(str(directory)).Reload()
+    found = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert found == {
+        "Determined/loss": [(0, 0.75), (1, 0.25)],
+        "Determined/reduced": [(2, 3.0)],
+        "Determined/val_accuracy": [(2, pytest.approx(0.9))],
+    }
+
+
+def test_nothing_is_written_when_the_script_writes_tensorboard_files_itself(tmp_path: Path) -> None:
+    with core.init(checkpoint_storage=str(tmp_path), tensorboard_mode=core.TensorboardMode.MANUAL) as context:
+        context.train.report_training_metrics(1, {"loss": 0.5})
+        context.train.upload_tensorboard_files()
+    assert not Path("runs").exists()
+
+
+def test_metadata_are_kept_in_a_file(tmp_path: Path) -> None:
+    with core.init(checkpoint_storage=str(tmp_path / "storage")) as context:
+        assert context.train.get_metadata() == {}
+        assert context.train.set_metadata({"first": 1}) == {"first": 1}
+        assert context.train.set_metadata({"second": {"a": [2]}}) == {"second": {"a": [2]}}
+        file = context.train.get_tensorboard_path() / "metadata.json"
+    assert json.loads(file.read_text()) == {"second": {"a": [2]}}
+
+
+def test_there_is_one_operation_of_length_one(tmp_path: Path) -> None:
+    with core.init(checkpoint_storage=str(tmp_path)) as context:
+        assert context.info is None
+        assert context.searcher.get_configured_units() is core.Unit.EPOCHS
+        with pytest.warns(FutureWarning, match="deprecated"):
+            operations = list(map(complete, context.searcher.operations()))
+        assert operations == [1]
+        with pytest.warns(FutureWarning), pytest.raises(RuntimeError, match="report_completed"):
+            list(context.searcher.operations())
+
+
+def complete(operation: core.SearcherOperation) -> int:
+    operation.report_progress(operation.length)
+    operation.report_completed(0.5)
+    return operation.length
+
+
+def test_invalid_hyperparameters_end_the_process_well(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended, core.init(checkpoint_storage=str(tmp_path)):
+        raise det.InvalidHP("too large")
+    assert ended.value.code == 0
+
+
+# Preemption
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("asks", "ends_with"), [(True, 3), (False, -signal.SIGTERM)])
+def test_a_signal_preempts_a_script_that_asks_and_ends_one_that_does_not(
+    asks: bool, ends_with: int, tmp_path: Path
+) -> None:
+    script = f"""
+import sys, time
+from det_lightning import core
+with core.init(checkpoint_storage={str(tmp_path)!r}) as context:
+    if {asks}:
+        context.preempt.should_preempt()
+    print("ready", flush=True)
+    while not ({asks} and context.preempt.should_preempt()):
+        time.sleep(0.01)
+sys.exit(3)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.terminate()
+        assert process.wait(60) == ends_with
+
+
+def test_all_ranks_learn_that_one_was_asked_to_end() -> None:
+    def ask(context: core.DistributedContext) -> list[bool]:
+        preempt = core.PreemptContext(context)
+        with preempt:
+            answers = [preempt.should_preempt()]
+            context.allgather(None)
+            if context.rank == 1:
+                preempt.request()
+            return [*answers, preempt.should_preempt()]
+
+    assert on_ranks(1, 2, ask) == [[False, True], [False, True]]
+
+
+def test_the_handler_of_before_is_restored(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with core.init(checkpoint_storage=str(tmp_path)) as context:
+        assert not context.preempt.should_preempt()
+        assert signal.getsignal(signal.SIGTERM) != before
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0)
+        assert context.preempt.should_preempt()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("mode", core.PreemptMode)
+def test_who_may_ask_depends_on_the_mode(mode: core.PreemptMode) -> None:
+    def ask(context: core.DistributedContext) -> bool:
+        with core.PreemptContext(context, mode) as preempt:
+            return preempt.should_preempt()
+
+    chief, other = on_ranks(1, 2, ask)
+    assert chief is False
+    if mode is core.PreemptMode.ChiefOnly:
+        assert "called by rank 1" in str(other)
+    else:
+        assert other is False
+
+
+def test_preemption_begins_with_start() -> None:
+    preempt = core.PreemptContext(core.DistributedContext())
+    with pytest.raises(RuntimeError, match=r"before PreemptContext\.start"):
+        preempt.should_preempt()
+    preempt.start()
+    with pytest.raises(RuntimeError, match="twice"):
+        preempt.start()

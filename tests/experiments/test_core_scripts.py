@@ -1,0 +1,89 @@
+"""Scripts that use the Core API, as trials of an experiment."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.experiments.running import events_of, processes_of, run, start, wait_for, write_project
+
+SCRIPT = Path(__file__).with_name("core_script.py")
+
+pytestmark = pytest.mark.slow
+
+
+def project_with(folder: Path, **sections: Any) -> Path:
+    """Write a project with the script, and return its configuration."""
+    searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 4}}
+    given = {"hyperparameters": {"lr": 1.0}, "searcher": searcher, **sections}
+    config = write_project(folder, entrypoint=f"exec python3 {SCRIPT.name}", **given)
+    shutil.copy(SCRIPT, folder)
+    return config
+
+
+def test_a_script_reports_metrics_and_checkpoints(tmp_path: Path) -> None:
+    config = project_with(tmp_path / "project")
+    run("run", config, tmp_path / "project", "--experiments", tmp_path)
+    experiment = tmp_path / "small-1"
+    validations = events_of(experiment, "validation")
+    assert [(one["steps_completed"], one["metrics"]["loss"]) for one in validations] == [
+        (step, 1.0 / step) for step in range(1, 5)
+    ]
+    assert [one["steps_completed"] for one in events_of(experiment, "checkpoint")] == [1, 2, 3, 4]
+    trial = experiment / "trials" / "1"
+    assert json.loads((trial / "status.json").read_text()) == {"status": "step 4", "progress": 1.0}
+    assert json.loads((trial / "metadata.json").read_text()) == {"begins_at": 0}
+    events = EventAccumulator(str(trial / "tensorboard")).Reload()
+    assert sorted(events.Tags()["scalars"]) == ["Determined/loss", "Determined/val_loss"]
+    # By the defaults of a configuration the best checkpoint of the experiment and the latest of each trial stay.
+    kept = {path.parent.name for path in (experiment / "checkpoints").glob("*/metadata.json")}
+    assert len(kept) == 1
+
+
+def test_a_preempted_script_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    config = project_with(tmp_path / "project", hyperparameters={"lr": 1.0, "waits_at": 2})
+    experiment = tmp_path / "small-1"
+    process = start("run", config, tmp_path / "project", "--experiments", tmp_path)
+    wait_for(lambda: len(events_of(experiment, "validation")) >= 2)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    (ended,) = events_of(experiment, "run_ended")
+    assert (ended["status"], ended["paused"], ended["closed"]) == (0, True, None)
+    run("experiment", "resume", experiment)
+    assert json.loads((experiment / "trials" / "1" / "metadata.json").read_text()) == {"begins_at": 2}
+    assert [one["steps_completed"] for one in events_of(experiment, "validation")] == [1, 2, 3, 4]
+    assert [one["closed"] for one in events_of(experiment, "run_ended")] == [None, "COMPLETED"]
+    assert processes_of(experiment) == []
+
+
+def test_asha_stops_scripts_by_their_validations(tmp_path: Path) -> None:
+    searcher = {
+        "name": "adaptive_asha",
+        "metric": "loss",
+        "max_length": {"batches": 16},
+        "max_trials": 4,
+        "max_concurrent_trials": 1,
+        "mode": "aggressive",
+    }
+    hparams = {"lr": {"type": "double", "minval": 0.1, "maxval": 1.0}}
+    config = project_with(tmp_path / "project", hyperparameters=hparams, searcher=searcher)
+    run("run", config, tmp_path / "project", "--experiments", tmp_path)
+    experiment = tmp_path / "small-1"
+    assert len(events_of(experiment, "trial_created")) == 4
+    assert {one["closed"] for one in events_of(experiment, "run_ended")} == {"COMPLETED"}
+    lengths = [sum(one["trial"] == trial for one in events_of(experiment, "validation")) for trial in range(1, 5)]
+    assert max(lengths) == 16
+
+
+def test_several_slots_need_a_distributed_context(tmp_path: Path) -> None:
+    config = project_with(tmp_path / "project", resources={"slots_per_trial": 2})
+    run("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu", ends_with=1)
+    log = (tmp_path / "small-1" / "trials" / "1" / "log.txt").read_text()
+    assert "core.init() needs distributed=" in log
