@@ -28,8 +28,8 @@ PUBLIC = {
     "det_lightning.adapters": "DeterminedCheckpointIO TrialModule",
     "det_lightning.callbacks": "DeterminedCheckpoint DeterminedTensorBoard PreemptionHandler TorchProfiler",
     "det_lightning.core": """
-        CheckpointContext ClusterInfo Context DistributedContext DownloadMode EarlyExitReason ExperimentalCoreContext
-        PreemptContext PreemptMode ProfilerContext SearcherContext SearcherMode SearcherOperation TensorboardMode
+        CheckpointContext ClusterInfo Context DistributedContext DownloadMode DummyDistributedContext EarlyExitReason
+        ExperimentalCoreContext PreemptContext PreemptMode ProfilerContext SearcherContext SearcherMode SearcherOperation TensorboardMode
         TrainContext TrialInfo Unit get_cluster_info init
     """,
     "det_lightning.checkpoint": """

@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from det_lightning.core._cluster import ClusterInfo, TrialInfo, get_cluster_info
-from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._distributed import DistributedContext, DummyDistributedContext
 
 if TYPE_CHECKING:
     from det_lightning.core._checkpoint import CheckpointContext, DownloadMode
@@ -21,6 +21,7 @@ __all__ = [
     "Context",
     "DistributedContext",
     "DownloadMode",
+    "DummyDistributedContext",
     "EarlyExitReason",
     "ExperimentalCoreContext",
     "PreemptContext",

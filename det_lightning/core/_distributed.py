@@ -252,6 +252,13 @@ class DistributedContext:
             self._local = Exchange(session, f"node{self.cross_rank}", "_local", members)
 
 
+class DummyDistributedContext(DistributedContext):
+    """The context of a single process, as Determined names it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
 def _store_address(
     topology: ProcessTopology, chief_ip: str | None, pub_port: int | None, port_offset: int
 ) -> StoreAddress:

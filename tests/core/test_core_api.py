@@ -222,6 +222,32 @@ def test_ranks_of_a_machine_download_what_any_of_them_selects(
         assert [files_in(tmp_path / f"of{rank}") for rank in (0, 1)] == [{"file0": "0"}, {"file1": "1"}]
 
 
+@pytest.mark.parametrize("mode", core.DownloadMode)
+def test_ranks_of_a_machine_see_a_checkpoint_until_all_have_left_it(
+    mode: core.DownloadMode, storage: CheckpointStorage, tmp_path: Path
+) -> None:
+    own = make_files(tmp_path / "own", model="weights")
+    storage_id = CheckpointContext(core.DistributedContext(), storage).upload(own)
+
+    def restore(context: core.DistributedContext) -> tuple[str, bool]:
+        with CheckpointContext(context, storage).restore_path(storage_id, mode) as path:
+            if context.rank == 1:
+                time.sleep(0.2)
+            content = (path / "model").read_text()
+        context.allgather(None)
+        return content, path.exists()
+
+    assert on_ranks(1, 2, restore) == [("weights", storage.is_local)] * 2
+
+
+def test_what_is_not_there_is_reported_on_all_ranks(storage: CheckpointStorage) -> None:
+    def restore(context: core.DistributedContext) -> None:
+        with CheckpointContext(context, storage).restore_path("no such checkpoint"):
+            pass
+
+    assert [type(error) for error in on_ranks(1, 2, restore)] == [errors.CheckpointNotFound] * 2
+
+
 @pytest.mark.parametrize("method", ["upload", "store_path"])
 def test_without_shards_only_the_chief_writes(method: str, tmp_path: Path) -> None:
     def write(context: core.DistributedContext) -> None:
