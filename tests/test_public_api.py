@@ -29,8 +29,8 @@ PUBLIC = {
     "det_lightning.callbacks": "DeterminedCheckpoint DeterminedTensorBoard PreemptionHandler TorchProfiler",
     "det_lightning.core": """
         CheckpointContext ClusterInfo Context DistributedContext DownloadMode DummyDistributedContext EarlyExitReason
-        ExperimentalCoreContext PreemptContext PreemptMode ProfilerContext SearcherContext SearcherMode SearcherOperation TensorboardMode
-        TrainContext TrialInfo Unit get_cluster_info init
+        ExperimentalCoreContext PreemptContext PreemptMode ProfilerContext SearcherContext SearcherMode
+        SearcherOperation TensorboardMode TrainContext TrialInfo Unit get_cluster_info init
     """,
     "det_lightning.checkpoint": """
         CheckpointContent CheckpointInfo CheckpointRecord CheckpointStorage CheckpointWriter ResumeState Retention
