@@ -35,7 +35,10 @@ _APEX = (
     "context.experimental.use_amp()"
 )
 _CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
-_HPARAMS = 'take hparams from your own configuration; latest_checkpoint="last" resumes from the newest one'
+_CLUSTER = (
+    "start the script with det-lightning run CONFIG; where it is started otherwise, take hparams from your own "
+    'configuration; latest_checkpoint="last" resumes from the newest one'
+)
 _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, scales and zeroes"
 
 
@@ -104,9 +107,6 @@ def _check_call(file: PythonFile, node: cst.Call, torch_names: set[str]) -> None
             file.note(node, Severity.check, *_GROUP)
     elif last in _BY_NAME and (last != "set_device" or "cuda" in name):
         file.note(node, Severity.check, *_BY_NAME[last])
-    elif last == "operations" and "searcher" in name:
-        advice = "train up to max_length; a search runs one training for each set of hyperparameters"
-        file.note(node, Severity.problem, "searcher operations come from a Determined master", advice)
 
 
 def _imported(statement: cst.Import | cst.ImportFrom) -> list[str]:
@@ -225,7 +225,8 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
                 _check_info(file, assign, name)
     for use in file.find(cst.Attribute):
         if isinstance(use.value, cst.Call) and last_name(use.value.func) == "get_cluster_info":
-            file.note(use, Severity.problem, f"get_cluster_info() is None here, and has no {use.attr.value}", _HPARAMS)
+            reason = f"get_cluster_info() is None outside of det-lightning run, and has no {use.attr.value}"
+            file.note(use, Severity.check, reason, _CLUSTER)
     for call in file.find(cst.Call):
         if isinstance(call.func, cst.Attribute) and call.func.attr.value == "fit":
             owner = call.func.value
@@ -247,8 +248,8 @@ def _check_info(file: PythonFile, node: cst.CSTNode, name: str) -> None:
     text = re.sub(rf"\bassert\s+{variable}\b[^\n;]*", "", file.edits.text)  # it fails here
     tests = rf"\b(?:if|elif|not|and|or|while)\s+{variable}\b|\b{variable}\s+is\b|get_cluster_info\(\)\s+is\b"
     if re.search(rf"\b{variable}\.\w", text) and not re.search(tests, text):
-        reason = f"get_cluster_info() is None here, and {name} is used as if it were not"
-        file.note(node, Severity.problem, reason, _HPARAMS)
+        reason = f"get_cluster_info() is None outside of det-lightning run, and {name} is used as if it were not"
+        file.note(node, Severity.check, reason, _CLUSTER)
 
 
 def _has_length(call: cst.Call) -> bool:

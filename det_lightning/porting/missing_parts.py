@@ -6,8 +6,8 @@ from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.findings import Finding, Severity
 
 _CORE_API = (
-    "it is Determined's Core API, which talks to a master",
-    "write the loop with Lightning (pl.Trainer, ModelCheckpoint, a logger), or as a PyTorchTrial",
+    "it is not in the public Core API of Determined 0.38",
+    "use det_lightning.core.init() and what it returns, which need no master",
 )
 _MASTER = (
     "it talks to a Determined master",
@@ -28,10 +28,6 @@ _ADVICE = {
     "determined.common.api": _MASTER,
     "determined.common.experimental": _MASTER,
     "determined.core": _CORE_API,
-    "determined.core.SearcherOperation": (
-        "searcher operations come from a master",
-        "train up to max_length; a search runs one training for each set of hyperparameters",
-    ),
     "determined.deploy": _MASTER,
     "determined.estimator": _KERAS,
     "determined.exec": ("it runs inside of Determined's containers", "remove it"),

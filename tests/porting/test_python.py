@@ -144,7 +144,7 @@ def test_what_is_missing_is_split_off_and_named() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("import determined as det\nwith det.core.init() as c:\n    det.LOG_FORMAT\n", "Core API"),
+        ("from determined.experimental import core_v2\ncore_v2.init()\n", "Core API"),
         ("from determined.experimental import client\nclient.login()\n", "talks to a Determined master"),
         ("from determined.experimental import Determined\n", "talks to a Determined master"),
         ("from determined.common import util\n", "Determined's tools"),
@@ -167,11 +167,11 @@ def test_a_file_of_another_framework_is_left_as_it_is(text: str, reason: str) ->
 
 
 def test_missing_names_are_still_findings_after_porting() -> None:
-    text = "import determined as det\nclass T(det.pytorch.PyTorchTrial): pass\ndet.core.init()\n"
+    text = "import determined as det\nclass T(det.pytorch.PyTorchTrial): pass\ndet.core.run_prepare()\n"
     assert (
         findings_of(text)
         == findings_of(ported(text))
-        == ["3: determined.core.init: it is Determined's Core API, which talks to a master"]
+        == ["3: determined.core.run_prepare: it is not in the public Core API of Determined 0.38"]
     )
 
 
@@ -408,10 +408,6 @@ def test_a_trial_whose_base_is_in_another_file_is_one() -> None:
 @pytest.mark.parametrize(
     ("line", "reported"),
     [
-        ("info = get_cluster_info(); f(info.trial.hparams)", ["4: get_cluster_info() is None here, and info is used"]),
-        ("info = get_cluster_info(); assert info is not None; f(info.trial)", ["4: get_cluster_info() is None here"]),
-        ("info = get_cluster_info(); f(info.trial.hparams if info is not None else {})", []),
-        ("f(get_cluster_info().latest_checkpoint)", ["4: get_cluster_info() is None here, and has no latest_check"]),
         ("trainer = pytorch.Trainer(t, context); trainer.fit(test_mode=True)", ["4: fit() without max_length"]),
         ("pytorch.Trainer(t, context).fit()", ["4: fit() without max_length"]),
         ("trainer = pytorch.Trainer(t, context); trainer.fit(max_length=pytorch.Epoch(1))", []),
@@ -425,11 +421,35 @@ def test_a_script_that_relies_on_a_master_has_problems(line: str, reported: list
     assert all(reason.startswith(start) for reason, start in zip(found, reported, strict=True))
 
 
-def test_uses_of_a_cluster_are_problems() -> None:
-    text = trial(
-        "det.get_cluster_info().latest_checkpoint", "self.context.env", "for op in ctx.searcher.operations(): ..."
-    )
-    assert {reason.split(":")[0] for reason in findings_of(text)} == {"8", "10", "13"}
+@pytest.mark.parametrize(
+    ("line", "reported"),
+    [
+        ("info = get_cluster_info(); f(info.trial.hparams)", "and info is used as if it were not"),
+        ("info = get_cluster_info(); assert info is not None; f(info.trial)", "and info is used as if it were not"),
+        ("info = get_cluster_info(); f(info.trial.hparams if info is not None else {})", None),
+        ("f(get_cluster_info().latest_checkpoint)", "and has no latest_checkpoint"),
+    ],
+)
+def test_a_script_that_needs_a_cluster_is_to_be_started_with_run(line: str, reported: str | None) -> None:
+    found = findings_of(SCRIPT.format(line), Severity.check)
+    expected = [] if reported is None else [f"4: get_cluster_info() is None outside of det-lightning run, {reported}"]
+    assert found == expected
+
+
+def test_a_script_for_the_core_api_is_ported_without_findings() -> None:
+    before = """
+        import determined as det
+        with det.core.init(preempt_mode=det.core.PreemptMode.ChiefOnly) as core_context:
+            for op in core_context.searcher.operations():
+                op.report_completed(0.5)
+        """
+    assert ported(before) == textwrap.dedent(before).replace("import determined", "import det_lightning")
+    assert findings_of(before) == []
+
+
+def test_the_environment_of_a_trial_is_a_problem() -> None:
+    text = trial("det.get_cluster_info().latest_checkpoint", "self.context.env")
+    assert [reason.split(":")[0] for reason in findings_of(text)] == ["10"]
 
 
 NAMES = st.sampled_from(["determined", "det", "determined.pytorch", "determined.core", "os", "a", "p"])
