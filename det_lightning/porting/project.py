@@ -12,6 +12,15 @@ from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.separate_process import PortingFailed, PortingProcess
 
 _SKIPPED = {"__pycache__", "build", "dist", "env", "node_modules", "site-packages", "venv"}
+# What shows that a directory is a checkpoint of any release, or an experiment of det-lightning run: the copies of code
+# in them belong to what was trained.
+_RECORDS = (
+    {"metadata.json", "state_dict.pth"},
+    {"load_data.json", "state_dict.pth"},
+    {"metadata.json", "checkpoint.pt"},
+    {"events.jsonl", "config.json"},
+)
+_OLDER_RECORDS = ("determined/state_dict.pth", "pedl/state_dict.pth")
 
 
 def find_files(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
@@ -52,7 +61,15 @@ def _is_link_within(file: pathlib.Path, top: pathlib.Path) -> bool:
 def _is_skipped(directory: pathlib.Path) -> bool:
     name = directory.name
     hidden = name.startswith(".") and name not in (".github", ".circleci")
-    return hidden or name in _SKIPPED or name.endswith(".egg-info") or (directory / "pyvenv.cfg").exists()
+    if hidden or name in _SKIPPED or name.endswith(".egg-info") or (directory / "pyvenv.cfg").exists():
+        return True
+    return _is_record(directory)
+
+
+def _is_record(directory: pathlib.Path) -> bool:
+    """Return whether a directory is a checkpoint or an experiment."""
+    names = set(os.listdir(directory)) if os.access(directory, os.R_OK | os.X_OK) else set()
+    return any(files <= names for files in _RECORDS) or any((directory / name).exists() for name in _OLDER_RECORDS)
 
 
 def port_paths(paths: Iterable[pathlib.Path]) -> list[FilePort]:

@@ -42,6 +42,30 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["metadata.json", "state_dict.pth"],
+        ["load_data.json", "state_dict.pth"],
+        ["metadata.json", "checkpoint.pt"],
+        ["determined/state_dict.pth"],
+        ["events.jsonl", "config.json"],
+    ],
+    ids="-".join,
+)
+def test_the_code_in_checkpoints_and_experiments_stays_as_it_is(files: list[str], project: Path) -> None:
+    record = project / "records" / "one"
+    for name in [*files, "code/model_def.py"]:
+        (record / name).parent.mkdir(parents=True, exist_ok=True)
+        (record / name).write_text(CODE)
+    before = contents(record)
+    run(project, "--write")
+    assert contents(record) == before
+    # It is ported where it is named itself.
+    run(record / "code", "--write")
+    assert contents(record) != before
+
+
 @pytest.mark.slow
 def test_by_default_it_shows_a_patch_and_changes_nothing(project: Path, tmp_path: Path) -> None:
     before = contents(project)
