@@ -15,12 +15,13 @@ _SKIPPED = {"__pycache__", "build", "dist", "env", "node_modules", "site-package
 # What shows that a directory is a checkpoint of any release, or an experiment of det-lightning run: the copies of code
 # in them belong to what was trained.
 _RECORDS = (
-    {"metadata.json", "state_dict.pth"},
-    {"load_data.json", "state_dict.pth"},
-    {"metadata.json", "checkpoint.pt"},
-    {"events.jsonl", "config.json"},
+    ("metadata.json", "state_dict.pth"),
+    ("load_data.json", "state_dict.pth"),
+    ("metadata.json", "checkpoint.pt"),
+    ("determined/state_dict.pth",),
+    ("pedl/state_dict.pth",),
+    ("events.jsonl", "config.json"),
 )
-_OLDER_RECORDS = ("determined/state_dict.pth", "pedl/state_dict.pth")
 
 
 def find_files(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
@@ -68,8 +69,7 @@ def _is_skipped(directory: pathlib.Path) -> bool:
 
 def _is_record(directory: pathlib.Path) -> bool:
     """Return whether a directory is a checkpoint or an experiment."""
-    names = set(os.listdir(directory)) if os.access(directory, os.R_OK | os.X_OK) else set()
-    return any(files <= names for files in _RECORDS) or any((directory / name).exists() for name in _OLDER_RECORDS)
+    return any(all((directory / name).is_file() for name in names) for names in _RECORDS)
 
 
 def port_paths(paths: Iterable[pathlib.Path]) -> list[FilePort]:
