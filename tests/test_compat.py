@@ -42,6 +42,17 @@ print(sum(type(finder).__name__ == "_AliasFinder" for finder in sys.meta_path))
     ) == ["True True True", "True True", "det_lightning det_lightning det_lightning.errors True", "1"]
 
 
+def test_modules_run_as_scripts_by_their_names_in_determined() -> None:
+    code = """
+import runpy
+compat.install()
+sys.argv = ["", "true"]
+runpy._run_module_as_main("determined.launch.torch_distributed")
+"""
+    done = run_code(code)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_internal_modules_of_determineds_pytorch_api_are_there_with_their_names() -> None:
     assert printed(
         """

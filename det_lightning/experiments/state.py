@@ -176,7 +176,7 @@ class ExperimentState:
     def on_run_ended(self, event: Mapping[str, Any]) -> None:
         trial = self.trials[event["trial"]]
         trial.is_open = False
-        trial.restarts += bool(event["failed"])
+        trial.restarts += bool(event["failed"]) and event["closed"] is None
         trial.reason = event["reason"]
         if event["closed"] is None:
             trial.status = TrialStatus.PAUSED if event["paused"] else TrialStatus.QUEUED

@@ -83,7 +83,18 @@ def test_asha_stops_scripts_by_their_validations(tmp_path: Path) -> None:
 
 
 def test_several_slots_need_a_distributed_context(tmp_path: Path) -> None:
-    config = project_with(tmp_path / "project", resources={"slots_per_trial": 2})
+    script = "import determined as det; det.core.init()"
+    config = write_project(tmp_path / "project", entrypoint=["python3", "-c", script], resources={"slots_per_trial": 2})
     run("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu", ends_with=1)
     log = (tmp_path / "small-1" / "trials" / "1" / "log.txt").read_text()
     assert "core.init() needs distributed=" in log
+
+
+def test_determineds_launcher_starts_a_process_for_each_slot(tmp_path: Path) -> None:
+    config = project_with(tmp_path / "project", resources={"slots_per_trial": 2})
+    entrypoint = f"python3 -m determined.launch.torch_distributed -- python3 {SCRIPT.name}"
+    run("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu", "--config", f"entrypoint={entrypoint}")
+    experiment = tmp_path / "small-1"
+    assert [one["steps_completed"] for one in events_of(experiment, "validation")] == [1, 2, 3, 4]
+    (kept,) = (experiment / "checkpoints").glob("*/metadata.json")
+    assert {path.name for path in kept.parent.iterdir()} == {"metadata.json", "rank0", "rank1", "state.json"}
