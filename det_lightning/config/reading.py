@@ -10,14 +10,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from det_lightning.config.experiment import ExperimentConfig
+from det_lightning.config.key_paths import SourceLines, leaf_paths
+from det_lightning.config.older_releases import OlderSpellings
+from det_lightning.config.overrides import read_overrides, with_overrides
+from det_lightning.config.rules import broken_rules
+from det_lightning.config.section import shown
+from det_lightning.config.yaml_reader import YamlDocument
 from det_lightning.errors import ConfigError, ConfigMistake
-from det_lightning.experiments.config.experiment import ExperimentConfig
-from det_lightning.experiments.config.key_paths import SourceLines, leaf_paths
-from det_lightning.experiments.config.older_releases import OlderSpellings
-from det_lightning.experiments.config.overrides import read_overrides, with_overrides
-from det_lightning.experiments.config.rules import broken_rules
-from det_lightning.experiments.config.section import shown
-from det_lightning.experiments.config.yaml_reader import YamlDocument
 
 
 def read_config(

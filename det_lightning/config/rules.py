@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from det_lightning.experiments.config.experiment import ExperimentConfig
-from det_lightning.experiments.config.hyperparameters import Categorical, Const, leaves
-from det_lightning.experiments.config.key_paths import KeyPath
-from det_lightning.experiments.config.searchers import GridSearcher, HalvingSearcher
+from det_lightning.config.experiment import ExperimentConfig
+from det_lightning.config.hyperparameters import Categorical, Const, leaves
+from det_lightning.config.key_paths import KeyPath
+from det_lightning.config.searchers import GridSearcher, HalvingSearcher
 
 _Mistake = tuple[KeyPath, str]
 _PERIODS = ("min_validation_period", "min_checkpoint_period")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import PlainSerializer, PlainValidator
 
-from det_lightning.experiments.config.section import refuse, shown, unknown
+from det_lightning.config.section import refuse, shown, unknown
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 _UNITS = ("batches", "epochs", "records")

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from det_lightning.experiments.config.length import MaxLength
-from det_lightning.experiments.config.section import Count, Integer, Mistakes, Positive, Section, read_variant
+from det_lightning.config.length import MaxLength
+from det_lightning.config.section import Count, Integer, Mistakes, Positive, Section, read_variant
 
 _Divisor = Annotated[float, Field(gt=1)]
 

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from det_lightning.experiments.config.key_paths import KeyPath
+from det_lightning.config.key_paths import KeyPath
 from det_lightning.masking import mask
 
 _OURS = "configuration"

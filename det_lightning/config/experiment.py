@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
+from det_lightning.config.environment import BindMount, Environment, Pbs, Resources, Slurm
+from det_lightning.config.hyperparameters import Hyperparameters
+from det_lightning.config.key_paths import KeyPath, SourceLines
+from det_lightning.config.length import Length, Period
+from det_lightning.config.searchers import AnySearcher, HalvingSearcher, SingleSearcher
+from det_lightning.config.section import Count, Integer, Positive, Section, shown
+from det_lightning.config.storage import AnyStorage, StorageConfig
 from det_lightning.errors import ConfigMistake
-from det_lightning.experiments.config.environment import BindMount, Environment, Pbs, Resources, Slurm
-from det_lightning.experiments.config.hyperparameters import Hyperparameters
-from det_lightning.experiments.config.key_paths import KeyPath, SourceLines
-from det_lightning.experiments.config.length import Length, Period
-from det_lightning.experiments.config.searchers import AnySearcher, HalvingSearcher, SingleSearcher
-from det_lightning.experiments.config.section import Count, Integer, Positive, Section, shown
-from det_lightning.experiments.config.storage import AnyStorage, StorageConfig
 from det_lightning.masking import mask
 
 _TRIAL_CLASS = re.compile(r"[\w.]+:[\w.]+")
@@ -99,7 +99,7 @@ _DEFAULT_LOG_POLICIES = [
 class ExperimentConfig(Section):
     """An experiment configuration of Determined, complete with its defaults.
 
-    Made by :func:`~det_lightning.experiments.config.read_config`, which checks what one section cannot see, too.
+    Made by :func:`~det_lightning.config.read_config`, which checks what one section cannot see, too.
     """
 
     name: str = "experiment"

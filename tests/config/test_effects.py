@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from det_lightning.experiments.config.effects import FIELD_RULES, field_effects
-from det_lightning.experiments.config.experiment import ExperimentConfig
-from det_lightning.experiments.config.searchers import REFUSED_SEARCHERS
-from tests.experiments.config.configurations import mistakes_in, read, read_part
+from det_lightning.config.effects import FIELD_RULES, field_effects
+from det_lightning.config.experiment import ExperimentConfig
+from det_lightning.config.searchers import REFUSED_SEARCHERS
+from tests.config.configurations import mistakes_in, read, read_part
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def effects_of(text: str) -> dict[str, str]:

@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from det_lightning.experiments.config.experiment import ExperimentConfig
-from det_lightning.experiments.config.key_paths import KeyPath, path_text
+from det_lightning.config.experiment import ExperimentConfig
+from det_lightning.config.key_paths import KeyPath, path_text
 
 Effect = Literal["used", "ignored", "warned", "refused"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from det_lightning.experiments.config import Length
-from tests.experiments.config.configurations import mistakes_in, read_alone, read_part
+from det_lightning.config import Length
+from tests.config.configurations import mistakes_in, read_alone, read_part
 
 STEPS = """
     description: mnist in steps
