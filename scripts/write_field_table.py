@@ -61,7 +61,7 @@ def rows() -> Iterator[str]:
 
 def row(path: str, default: str, rule: FieldRule) -> str:
     """Return a line of the table."""
-    effect = rule.effect if rule.for_commands is None else f"{rule.effect}; {rule.for_commands} for commands"
+    effect = rule.effect if rule.in_calls is None else f"{rule.effect}; {rule.in_calls} in calls"
     return f"| `{path}` | {default} | {effect} | {rule.note} |\n"
 
 
