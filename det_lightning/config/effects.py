@@ -95,7 +95,10 @@ FIELD_RULES = (
         "Half precision between processes, where Horovod trains.",
     ),
     FieldRule(
-        "optimizations.mixed_precision", "warned", "Apex levels of 0.12; use `context.configure_apex_amp` or torch.amp."
+        "optimizations.mixed_precision",
+        "warned",
+        "Applied to trials with `build_model`; others call `context.configure_apex_amp` or use torch.amp.",
+        "used",
     ),
     FieldRule("optimizations.tensor_fusion_threshold", "ignored", "Set Horovod's own variables."),
     FieldRule("optimizations.tensor_fusion_cycle_time", "ignored", "Set Horovod's own variables."),
