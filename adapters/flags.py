@@ -33,6 +33,10 @@ _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     StochasticWeightAveraging: "wrap a torch.optim.swa_utils.AveragedModel in the trial",
 }
 
+# What pl.Trainer takes where it is told nothing.
+_DEFAULT_LOG_EVERY = 50
+_DEFAULT_MAX_EPOCHS = 1000
+
 _PER_BATCH_HOOKS = {
     "train": ("on_train_batch_start", "on_train_batch_end"),
     "validation": ("on_validation_batch_start", "on_validation_batch_end"),
@@ -106,18 +110,40 @@ class _InEpochSchedule:
 
 
 def complete_schedule(
-    trainer: Any, given: Schedule, position: TrainingPosition, checkpoint_period: TrainUnit | None
+    trainer: Any,
+    given: Schedule,
+    configured: Schedule,
+    position: TrainingPosition,
+    checkpoint_period: TrainUnit | None,
 ) -> Schedule:
-    """Return the schedule of a run; the flags of ``trainer`` decide on the periods that are not ``given``."""
-    if given.max_length is not None:
+    """Return the schedule of a run.
+
+    For what is not ``given`` the flags of ``trainer`` decide, and before their defaults what is ``configured``.
+    """
+    max_length = given.max_length or (None if _limits_training(trainer) else configured.max_length)
+    if max_length is not None:
         lightning_internals.lift_epoch_limit(trainer)
+    validation_period = given.validation_period or (None if _sets_validation(trainer) else configured.validation_period)
+    reporting_period = given.reporting_period
+    if reporting_period is None and trainer.log_every_n_steps == _DEFAULT_LOG_EVERY:
+        reporting_period = configured.reporting_period
     return Schedule(
-        max_length=given.max_length,
-        validation_period=given.validation_period or _validation_period_of(trainer, position),
+        max_length=max_length,
+        validation_period=validation_period or _validation_period_of(trainer, position),
         checkpoint_period=checkpoint_period,
-        reporting_period=given.reporting_period or Batch(max(1, trainer.log_every_n_steps)),
+        reporting_period=reporting_period or Batch(max(1, trainer.log_every_n_steps)),
         test_mode=given.test_mode,
     )
+
+
+def _limits_training(trainer: pl.Trainer) -> bool:
+    """Return whether ``pl.Trainer`` was told how long to train."""
+    return trainer.max_steps != -1 or trainer.max_epochs not in (-1, None, _DEFAULT_MAX_EPOCHS)
+
+
+def _sets_validation(trainer: pl.Trainer) -> bool:
+    """Return whether ``pl.Trainer`` was told when to validate, or not to."""
+    return not trainer.enable_validation or trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch != 1
 
 
 def _validation_period_of(trainer: pl.Trainer, position: TrainingPosition) -> TrainUnit | None:

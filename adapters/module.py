@@ -24,10 +24,14 @@ from det_lightning.engine.schedule import Schedule
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.masking import mask
 from det_lightning.precision import WholeModelPrecision
+from det_lightning.pytorch._configuration import ExpConf, RunConfiguration
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.units import TrainUnit
+
+# Sections of a configuration about what DeterminedCheckpoint is told.
+_OF_CHECKPOINTS = ("checkpoint_policy", "checkpoint_storage", "min_checkpoint_period")
 
 
 class TrialModule(pl.LightningModule):
@@ -38,14 +42,16 @@ class TrialModule(pl.LightningModule):
 
     Args:
         trial: a subclass of ``PyTorchTrial``, or a trial that is built already (then give its ``context`` too).
-        hparams: hyperparameters for the trial's context.
-        exp_conf: experiment configuration for the trial's context.
+        hparams: hyperparameters for the trial's context; by default those of ``exp_conf``, of a range the middle.
+        exp_conf: experiment configuration for the trial's context, as a dict, which may have only some of the keys, or
+            as a YAML file. It says what neither the other arguments nor the flags of ``pl.Trainer`` say. Checkpoints
+            are those of ``DeterminedCheckpoint``; it seeds nothing.
         trial_kwargs: arguments of the trial beyond the context.
         aggregation_frequency: number of batches whose gradients make one optimizer update.
         average_aggregated_gradients: divide the gradients of an update by that number.
         trial_seed: what ``context.get_trial_seed()`` returns.
         max_length: number of batches or epochs to train for, before a last validation; by default ``pl.Trainer``
-            decides.
+            decides, then ``exp_conf``.
         validation_period: one or several; by default ``check_val_every_n_epoch`` and ``val_check_interval`` of
             ``pl.Trainer``.
         reporting_period: by default ``log_every_n_steps`` of ``pl.Trainer``.
@@ -58,6 +64,7 @@ class TrialModule(pl.LightningModule):
             ``ckpt_path=`` is one of them and damaged, the run resumes from the next one, with a warning.
 
     Raises:
+        ConfigError: Determined's master would refuse ``exp_conf``; all mistakes are named.
         TypeError: ``trial`` is not a trial, or a period is not a ``Batch`` or ``Epoch``.
     """
 
@@ -66,15 +73,15 @@ class TrialModule(pl.LightningModule):
         trial: type[PyTorchTrial] | PyTorchTrial,
         hparams: dict[str, Any] | None = None,
         *,
-        exp_conf: dict[str, Any] | None = None,
+        exp_conf: ExpConf | None = None,
         trial_kwargs: dict[str, Any] | None = None,
-        aggregation_frequency: int = 1,
-        average_aggregated_gradients: bool = True,
+        aggregation_frequency: int | None = None,
+        average_aggregated_gradients: bool | None = None,
         trial_seed: int | None = None,
         max_length: TrainUnit | None = None,
         validation_period: TrainUnit | Sequence[TrainUnit] | None = None,
         reporting_period: TrainUnit | None = None,
-        step_zero_validation: bool = False,
+        step_zero_validation: bool | None = None,
         test_mode: bool = False,
         context: PyTorchTrialContext | None = None,
         trusted: bool = False,
@@ -83,21 +90,32 @@ class TrialModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
+        if context is None:
+            configuration = RunConfiguration.of_call(exp_conf, hparams)
+            hparams = configuration.hparams
+        else:
+            configuration = context.settings.configuration
         self.builder = TrialBuilder(
             trial,
             context,
             trial_kwargs or {},
             {
                 "hparams": hparams,
-                "exp_conf": exp_conf,
-                "aggregation_frequency": aggregation_frequency,
-                "average_aggregated_gradients": average_aggregated_gradients,
-                "trial_seed": trial_seed,
+                "exp_conf": configuration.exp_conf,
+                "configuration": configuration,
+                **configuration.complete(
+                    aggregation_frequency=aggregation_frequency,
+                    average_aggregated_gradients=average_aggregated_gradients,
+                    trial_seed=trial_seed,
+                ),
             },
         )
+        given = {"max_length": max_length, "validation_period": validation_period, "reporting_period": reporting_period}
         # Raises now for a wrong period, not when training starts.
         self._given_schedule = Schedule(max_length, validation_period, None, reporting_period, test_mode)
-        self._step_zero_validation = step_zero_validation
+        self._configured_schedule = Schedule(**configuration.missing_in(given))
+        initial = configuration.complete(step_zero_validation=step_zero_validation)
+        self._step_zero_validation: bool = initial.get("step_zero_validation", False)
         self._wrap_checkpoint_io = functools.partial(
             TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first
         )
@@ -140,6 +158,8 @@ class TrialModule(pl.LightningModule):
         """Build the trial, on the device that Lightning chose."""
         self._runnable, self.context = self.builder.build(self.trainer.strategy, self._model_precision)
         self.trial = original_trial(self._runnable)
+        if self.context.distributed.rank == 0:
+            self.context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS)
         self.models = torch.nn.ModuleList(self.context.models)
 
     def configure_optimizers(self) -> Any:
@@ -273,7 +293,9 @@ class TrialModule(pl.LightningModule):
         trial, context = self._built()
         plan = self.checkpoint_plan
         period = None if plan is None else plan.period
-        schedule = flags.complete_schedule(self.trainer, self._given_schedule, context.position, period)
+        schedule = flags.complete_schedule(
+            self.trainer, self._given_schedule, self._configured_schedule, context.position, period
+        )
         reporters = [LightningReporter(self), *self.reporters]
         run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
         self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan))

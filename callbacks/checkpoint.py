@@ -38,7 +38,8 @@ class DeterminedCheckpoint(pl.Callback):
 
     Args:
         storage: a directory or URL that gets one directory for each checkpoint, the ``checkpoint_storage`` section of
-            an experiment configuration, or a ``CheckpointStorage``; by default Determined's own for local runs.
+            an experiment configuration, or a ``CheckpointStorage``; by default, or with a section that says no more
+            than which checkpoints to keep, Determined's own for local runs.
         policy: which validations are followed by a checkpoint: ``"all"``, ``"best"`` (those that improve ``metric``)
             or ``"none"``.
         period: when else checkpoints are due, such as ``Batch(1000)`` or ``Epoch(1)``.
@@ -84,6 +85,8 @@ class DeterminedCheckpoint(pl.Callback):
     ) -> None:
         if retention is None and isinstance(storage, Mapping):
             retention = Retention.from_config(storage)
+            if all(name.startswith("save_") or value is None for name, value in storage.items()):
+                storage = None
         self.storage = storage if isinstance(storage, CheckpointStorage) else CheckpointStorage(storage)
         code = pathlib.Path(code_dir) if code_dir is not None else None
         writer = CheckpointWriter(self.storage, code, code_with_secrets=code_with_secrets)

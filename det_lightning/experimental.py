@@ -30,10 +30,18 @@ def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str,
     hparams = chosen_hparams(exp_conf)
     with (
         tempfile.TemporaryDirectory() as storage,
-        pytorch.init(hparams=hparams, exp_conf=exp_conf, enable_tensorboard_logging=False) as context,
+        pytorch.init(
+            hparams=hparams, exp_conf=exp_conf, aggregation_frequency=1, enable_tensorboard_logging=False
+        ) as context,
     ):
         trainer = pytorch.Trainer(trial_class(context), context, enable_progress_bar=False)
-        trainer.fit(max_length=pytorch.Batch(1), test_mode=True, checkpoint_policy="none", checkpoint_storage=storage)
+        trainer.fit(
+            max_length=pytorch.Batch(1),
+            step_zero_validation=False,
+            test_mode=True,
+            checkpoint_policy="none",
+            checkpoint_storage=storage,
+        )
     logger.info("%s trains, validates and saves.", trial_class.__name__)
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from det_lightning.experiments.config.effects import FIELD_RULES, FieldRule, rule_for
-from det_lightning.experiments.config.experiment import ExperimentConfig
-from det_lightning.experiments.config.length import Length
-from det_lightning.experiments.config.searchers import SEARCHERS
-from det_lightning.experiments.config.storage import STORAGES
+from det_lightning.config.effects import FIELD_RULES, FieldRule, rule_for
+from det_lightning.config.experiment import ExperimentConfig
+from det_lightning.config.length import Length
+from det_lightning.config.searchers import SEARCHERS
+from det_lightning.config.storage import STORAGES
 
 PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"
 BEGIN = "<!-- fields: written by scripts/write_field_table.py -->\n"
@@ -61,7 +61,7 @@ def rows() -> Iterator[str]:
 
 def row(path: str, default: str, rule: FieldRule) -> str:
     """Return a line of the table."""
-    effect = rule.effect if rule.for_commands is None else f"{rule.effect}; {rule.for_commands} for commands"
+    effect = rule.effect if rule.in_calls is None else f"{rule.effect}; {rule.in_calls} in calls"
     return f"| `{path}` | {default} | {effect} | {rule.note} |\n"
 
 

@@ -25,7 +25,7 @@ def imported_with(module: str) -> set[str]:
         ("det_lightning.core", HEAVY),
         ("det_lightning.testing.plugin", [*HEAVY, "jinja2", "yaml", "det_lightning.pytorch"]),
         ("det_lightning.porting", [*HEAVY, "libcst"]),
-        ("det_lightning.experiments.config", HEAVY),
+        ("det_lightning.config", HEAVY),
         ("det_lightning.checkpoint", [*LIGHTNING, "tensorboard", "torchmetrics", "det_lightning.pytorch"]),
     ],
 )
@@ -39,12 +39,12 @@ def test_an_import_does_not_bring_what_it_does_not_need(module: str, without: li
     "module", ["det_lightning", "det_lightning.cli", pytest.param("det_lightning.pytorch", marks=pytest.mark.slow)]
 )
 def test_the_readers_of_configurations_wait_until_one_is_read(module: str) -> None:
-    assert imported_with(module).isdisjoint(["pydantic", "ruamel.yaml", "det_lightning.experiments"])
+    assert imported_with(module).isdisjoint(["pydantic", "ruamel.yaml", "det_lightning.config"])
 
 
 def test_reading_a_configuration_needs_little_else_of_the_package() -> None:
-    imported = imported_with("det_lightning.experiments.config")
-    with_all = {name for name in imported if name.startswith("det_lightning.") and ".experiments" not in name}
+    imported = imported_with("det_lightning.config")
+    with_all = {name for name in imported if name.startswith("det_lightning.") and ".config" not in name}
     assert with_all - imported_with("det_lightning") == {
         "det_lightning.checkpoint",
         "det_lightning.checkpoint.storage",

@@ -16,7 +16,7 @@ from det_lightning.cli.arguments import JsonFlag
 from det_lightning.cli.output import print_json, print_lines, print_table, report_errors, warn
 
 if TYPE_CHECKING:
-    from det_lightning.experiments.config import ExperimentConfig
+    from det_lightning.config import ExperimentConfig
     from det_lightning.experiments.directory import ExperimentDirectory
 
 EXIT_CODES = (
@@ -56,8 +56,8 @@ def run(
 ) -> None:
     """Train what an experiment configuration of Determined describes."""
     config = _read(config_file, override)
+    from det_lightning.config import field_effects
     from det_lightning.experiments import experiment
-    from det_lightning.experiments.config import field_effects
 
     if dry_run:
         trials = [
@@ -187,8 +187,8 @@ def _read(file: Path, overrides: list[str] | None) -> ExperimentConfig:
 
 
 def _read_or_report(file: Path, overrides: list[str] | None) -> ExperimentConfig | None:
+    from det_lightning.config import read_config
     from det_lightning.errors import ConfigError
-    from det_lightning.experiments.config import read_config
 
     try:
         return read_config(file, overrides or ())

@@ -59,12 +59,6 @@ class TrialTask:
         """Where the trial writes its metrics."""
         return self.directory / "metrics.jsonl"
 
-    @property
-    def averages_gradients(self) -> bool:
-        """Whether the gradients of aggregated batches are averaged, not added."""
-        optimizations = self.config.get("optimizations") or {}
-        return bool(optimizations.get("average_aggregated_gradients", True))
-
     def write(self) -> None:
         """Write it where the processes of the trial look for it."""
         content = {**dataclasses.asdict(self), "directory": str(self.directory)}

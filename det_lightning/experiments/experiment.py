@@ -11,8 +11,8 @@ from pathlib import Path
 from types import FrameType
 
 from det_lightning import errors
+from det_lightning.config import ExperimentConfig, read_config
 from det_lightning.experiments.cleanup import delete_checkpoints
-from det_lightning.experiments.config import ExperimentConfig, read_config
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import EventLog
 from det_lightning.experiments.local import Devices, LocalLauncher, devices_for

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from det_lightning.config import ExperimentConfig, hyperparameters
 from det_lightning.experiments import search
-from det_lightning.experiments.config import ExperimentConfig, hyperparameters
 from det_lightning.experiments.search import SearcherSettings, SearchSpace
 
 

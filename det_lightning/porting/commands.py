@@ -68,14 +68,17 @@ def trial_class_in(words: list[str]) -> str | None:
     return (launched and launched.group(1)) or (inside and inside.group(2)) or None
 
 
+#: What to do about a command that has a launcher run the class of a trial.
+RUN_AN_EXPERIMENT = (
+    "name the class as the entrypoint of an experiment configuration, and start det-lightning run CONFIG; or write a "
+    "script that calls det_lightning.pytorch.init() and Trainer(...).fit(...), and run it here"
+)
+
+
 def runs_a_class(given: str, line: int) -> Finding:
     """Return the finding for a command that has a launcher run the class of a trial."""
-    return Finding(
-        line,
-        Severity.problem,
-        f"{given}: the launchers of det_lightning run scripts, not classes",
-        "write a script that calls det_lightning.pytorch.init() and Trainer(...).fit(...), and run it here",
-    )
+    reason = f"{given}: the launchers of det_lightning run classes in experiments only"
+    return Finding(line, Severity.problem, reason, RUN_AN_EXPERIMENT)
 
 
 def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
@@ -96,7 +99,10 @@ def _port_part(text: str, first_line: int) -> tuple[str, list[Finding]]:
     for found in _CLI.finditer(text):
         line = line_at(text, found.start(1), first_line)
         reason = f"{' '.join(found.group(1).split())}: it needs a Determined master"
-        advice = "start the training script itself, or with python -m det_lightning.launch.torch_distributed"
+        advice = (
+            "for det experiment create: det-lightning run CONFIG DIR; otherwise start the training script itself, or "
+            "with python -m det_lightning.launch.torch_distributed"
+        )
         findings.append(Finding(line, Severity.problem, reason, advice))
     return port_installs(ported), findings + useless_installs(text, first_line)
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import yaml
 
-from det_lightning.porting.commands import launcher_counterpart, port_shell, runs_a_class, trial_class_in
+from det_lightning.porting.commands import (
+    RUN_AN_EXPERIMENT,
+    launcher_counterpart,
+    port_shell,
+    runs_a_class,
+    trial_class_in,
+)
+from det_lightning.porting.configurations import class_that_run_trains, findings_of_run
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.missing_parts import missing
@@ -16,22 +23,18 @@ from det_lightning.porting.requirements import port_requirement
 
 _MODULE = re.compile(r"determined\.launch\.(\w+)")
 _TRIAL_CLASS = re.compile(r"[\w.]+:[\w.]+")
-_SEARCHERS = {"single", "random", "grid", "adaptive_asha"}
-_OLD_SEARCHERS = {
-    "adaptive": "adaptive_asha",
-    "adaptive_simple": "adaptive_asha",
-    "async_halving": "adaptive_asha",
-    "sync_halving": "adaptive_asha",
-}
+_RUN = "train it with det-lightning run and this file; under pl.Trainer, with TrialModule(..., exp_conf=FILE)"
 
 
 def port_yaml(text: str) -> tuple[str, list[Finding]]:
     """Return YAML with launch layers and packages rewritten, and what could not be."""
     port = _YamlPort(text)
-    for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
-        if document is not None:
-            port.visit(document)
-            port.check_document(dict(_entries(document)))
+    documents = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
+    for document in documents:
+        port.visit(document)
+        port.check_document(dict(_entries(document)))
+    if len(documents) == 1:
+        port.check_configuration(dict(_entries(documents[0])))
     return port.edits.result(), port.findings
 
 
@@ -98,27 +101,19 @@ class _YamlPort:
                 ported = port_requirement(package.value) if isinstance(package, yaml.ScalarNode) else None
                 if ported is not None:
                     self._replace(package, _quoted(ported, package))
-        if "entrypoint" in entries or {"searcher", "hyperparameters"} <= entries.keys():
-            self._check_experiment(entries)
 
-    def _check_experiment(self, entries: dict[str, yaml.Node]) -> None:
+    def check_configuration(self, entries: dict[str, yaml.Node]) -> None:
+        """Note what ``det-lightning run`` does with the fields of an experiment configuration, if this is one."""
         entrypoint = entries.get("entrypoint")
         if isinstance(entrypoint, yaml.ScalarNode) and _TRIAL_CLASS.fullmatch(entrypoint.value):
-            reason = f"entrypoint: {entrypoint.value} names a class, which Determined's agents run"
-            advice = "fit it with pl.Trainer and TrialModule, or write a script with init() and Trainer"
-            self._note(entrypoint, Severity.note, reason, advice)
-        searcher = dict(_entries(entries.get("searcher")))
-        name = searcher.get("name")
-        if name is not None and name.value not in _SEARCHERS:
-            reason = f"searcher.name: {name.value} is not a searcher of Determined 0.38"
-            new = _OLD_SEARCHERS.get(name.value)
-            advice = f"use {new}" if new else f"use one of {', '.join(sorted(_SEARCHERS))}"
-            self._note(name, Severity.problem, reason, advice)
-        steps = searcher.get("max_steps")
-        if steps is not None:
-            reason = f"searcher.max_steps: {steps.value} counts steps, as Determined 0.12 did"
-            advice = "write max_length: {batches: ...}; a step was 100 batches, or batches_per_step"
-            self._note(steps, Severity.check, reason, advice)
+            reason = f"entrypoint: {entrypoint.value} names a class, which det-lightning run trains"
+            self._note(entrypoint, Severity.note, reason, _RUN)
+        if "searcher" in entries and entries.keys() & {"entrypoint", "hyperparameters"}:
+            self.findings += findings_of_run(self.edits.text)
+            # As it will be: some launchers are replaced by one with other options.
+            trial = class_that_run_trains(self.edits.result())
+            if trial is not None and entrypoint is not None:
+                self._launched_by_run(trial, entrypoint)
         precision = dict(_entries(entries.get("optimizations"))).get("mixed_precision")
         if precision is not None and precision.value != "O0":
             reason = f"optimizations.mixed_precision: {precision.value} was removed in Determined 0.13"
@@ -127,6 +122,14 @@ class _YamlPort:
                 "context.experimental.use_amp() in the trial; for one with build_model() nothing needs to be done"
             )
             self._note(precision, Severity.check, reason, advice)
+
+    def _launched_by_run(self, trial: str, entrypoint: yaml.Node) -> None:
+        """Take a launcher that runs a class for what it is in an entrypoint: fine."""
+        lines = range(_line(entrypoint), entrypoint.end_mark.line + 2)
+        others = [f for f in self.findings if f.line not in lines or f.advice != RUN_AN_EXPERIMENT]
+        if len(others) < len(self.findings):
+            self.findings = others
+            self._note(entrypoint, Severity.note, f"{trial}: a class, which det-lightning run trains", _RUN)
 
     def _note(self, node: yaml.Node, severity: Severity, reason: str, advice: str) -> None:
         self.findings.append(Finding(_line(node), severity, reason, advice))

@@ -16,6 +16,7 @@ from det_lightning.core._tensorboard import TensorBoardOutput, default_directory
 from det_lightning.distributed.backend import Backend, LocalBackend, parameters_of
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.precision import ChosenPrecision
+from det_lightning.pytorch._configuration import RunConfiguration
 from det_lightning.pytorch._data import to_device
 from det_lightning.pytorch._experimental import PyTorchExperimentalContext
 from det_lightning.pytorch._forwarding import ForwardedAttribute, forward
@@ -45,6 +46,7 @@ class PyTorchTrialContext:
         tensorboard_path: their directory; by default one below ``runs/``.
         loading_only: the trial is built to hold the weights of a checkpoint, or to be tried out by hand; nothing is
             placed on a device.
+        configuration: what ``exp_conf`` says for calls that do not say it; by default nothing.
 
     Attributes:
         models, optimizers, lr_schedulers: what the trial wrapped, in that order.
@@ -67,10 +69,17 @@ class PyTorchTrialContext:
         enable_tensorboard_logging: bool = True,
         tensorboard_path: str | os.PathLike[str] | None = None,
         loading_only: bool = False,
+        configuration: RunConfiguration | None = None,
     ) -> None:
         self.distributed = distributed or DistributedContext()
         self.settings = TrialSettings(
-            hparams, exp_conf, trial_seed, self.distributed.size, aggregation_frequency, average_aggregated_gradients
+            hparams,
+            exp_conf,
+            trial_seed,
+            self.distributed.size,
+            aggregation_frequency,
+            average_aggregated_gradients,
+            configuration,
         )
         self.backend = backend or LocalBackend()
         self.device = self.backend.device

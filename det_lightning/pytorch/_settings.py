@@ -7,6 +7,7 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.masking import MaskedSettings, leave_out_masked
+from det_lightning.pytorch._configuration import RunConfiguration
 
 logger = logging.getLogger(__name__)
 
@@ -15,7 +16,7 @@ class TrialSettings:
     """Hyperparameters and configuration of a trial, and the lookups that a context offers.
 
     A secret that is masked in either is left out, and an error names it where the trial looks it up. ``slots``
-    processes train together and share ``global_batch_size``.
+    processes train together and share ``global_batch_size``. ``configuration`` says what calls do not.
     """
 
     def __init__(
@@ -26,9 +27,11 @@ class TrialSettings:
         slots: int = 1,
         aggregation_frequency: int = 1,
         average_aggregated_gradients: bool = True,
+        configuration: RunConfiguration | None = None,
     ) -> None:
         self._hparams: dict[str, Any] | None = leave_out_masked(hparams, "hparams")
         self._exp_conf: dict[str, Any] | None = leave_out_masked(exp_conf, "exp_conf")
+        self.configuration = configuration or RunConfiguration()
         self._trial_seed = trial_seed
         self._global_batch_size: int | None = None
         self._per_slot_batch_size: int | None = None

@@ -29,6 +29,7 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._task import current_task
 from det_lightning.core._topology import elastic_job
+from det_lightning.pytorch._configuration import ExpConf, RunConfiguration
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import isolated_rng, seed_everything
@@ -36,7 +37,11 @@ from det_lightning.units import Batch, Epoch, TrainUnit
 
 logger = logging.getLogger(__name__)
 
-_NEVER = Batch(sys.maxsize)
+_DEFAULT_SCHEDULE = {
+    "validation_period": Batch(sys.maxsize),
+    "reporting_period": Batch(100),
+    "step_zero_validation": False,
+}
 # A script that is restarted may have trained several trials, and resumes each of them.
 _fits = itertools.count(1)
 
@@ -45,9 +50,9 @@ _fits = itertools.count(1)
 def init(
     *,
     hparams: dict[str, Any] | None = None,
-    exp_conf: dict[str, Any] | None = None,
+    exp_conf: ExpConf | None = None,
     distributed: DistributedContext | None = None,
-    aggregation_frequency: int = 1,
+    aggregation_frequency: int | None = None,
     enable_tensorboard_logging: bool = True,
     trial_seed: int | None = None,
     tensorboard_path: str | os.PathLike[str] | None = None,
@@ -56,42 +61,49 @@ def init(
     """Make the context for a trial; use it in a ``with`` statement.
 
     Args:
-        hparams: what ``context.get_hparams()`` returns; ``global_batch_size`` among them is split over the slots.
-        exp_conf: what ``context.get_experiment_config()`` returns. Its ``searcher`` section names the metric that the
-            checkpoint policy ``"best"`` compares.
+        hparams: what ``context.get_hparams()`` returns; ``global_batch_size`` among them is split over the slots. By
+            default those of ``exp_conf``, of a range the middle.
+        exp_conf: an experiment configuration, as a dict, which may have only some of the keys, or as a YAML file. It
+            says what this call and :meth:`Trainer.fit` do not; a warning names what in it has no effect. Under
+            ``det-lightning run`` that of the experiment is taken instead.
         distributed: the processes of the run; by default those of Horovod if it is asked for, or those of torchrun
             if it has started the script, which are connected if they are not yet; otherwise this one alone.
-        aggregation_frequency: number of batches whose gradients make one optimizer update.
+        aggregation_frequency: number of batches whose gradients make one optimizer update; by default as in
+            ``exp_conf``, otherwise 1.
         enable_tensorboard_logging: write the metrics as TensorBoard files.
-        trial_seed: seed for Python's, numpy's and torch's random generators; by default they are not seeded.
+        trial_seed: seed for Python's, numpy's and torch's random generators; by default the ``experiment_seed`` of
+            ``exp_conf``, without which they are not seeded.
         tensorboard_path: directory of the TensorBoard files; by default a new one below ``runs/``.
         strategy: how several processes train: ``"trial_ddp"`` gives each whole models, ``"trial_fsdp"`` shards them,
             ``"horovod"`` is chosen by ``USE_HOROVOD`` in the environment and by ``horovodrun`` too;
             or a ``PerModelFSDPStrategy`` of ``det_lightning.adapters.strategies`` with options.
 
     Raises:
+        ConfigError: Determined's master would refuse ``exp_conf``; all mistakes are named.
         ValueError: the strategy is unknown, ``torch.distributed`` does not connect the processes, or Horovod is chosen
             together with something else.
         ImportError: Horovod is chosen, and not installed.
     """
     task = current_task()
-    if task is not None:
-        exp_conf = task.config
-        trial_seed = task.trial_seed
-    if trial_seed is not None:
-        seed_everything(trial_seed)
+    call = RunConfiguration.of_call(exp_conf, hparams) if task is None else RunConfiguration.of_task(task, hparams)
+    options = call.complete(
+        aggregation_frequency=aggregation_frequency, average_aggregated_gradients=None, trial_seed=trial_seed
+    )
+    if "trial_seed" in options:
+        seed_everything(options["trial_seed"])
     processes = TrainingProcesses.of_script(distributed, strategy)
     context = PyTorchTrialContext(
-        hparams=hparams,
-        exp_conf=exp_conf,
-        trial_seed=trial_seed,
-        aggregation_frequency=aggregation_frequency,
-        average_aggregated_gradients=task is None or task.averages_gradients,
+        hparams=call.hparams,
+        exp_conf=call.exp_conf,
+        configuration=call,
         distributed=processes.distributed,
         backend=processes.backend,
         enable_tensorboard_logging=enable_tensorboard_logging,
         tensorboard_path=tensorboard_path,
+        **options,
     )
+    if context.distributed.rank == 0:
+        call.report("init()")
     try:
         with ends_for_invalid_hp(task, context.distributed.rank):
             yield context
@@ -123,7 +135,6 @@ class Trainer:
         self._lightning = lightning
         task = current_task()
         self._experiment = None if task is None else ExperimentReporter(task)
-        self._default_storage = None if task is None else task.checkpoint_storage
         self.checkpoints: DeterminedCheckpoint | None = None
 
     def configure_profiler(
@@ -141,10 +152,10 @@ class Trainer:
         checkpoint_period: TrainUnit | None = None,
         validation_period: TrainUnit | Sequence[TrainUnit] | None = None,
         max_length: TrainUnit | None = None,
-        reporting_period: TrainUnit = Batch(100),  # noqa: B008 (never changed)
-        checkpoint_policy: str = "best",
+        reporting_period: TrainUnit | None = None,
+        checkpoint_policy: str | None = None,
         latest_checkpoint: str | os.PathLike[str] | None = None,
-        step_zero_validation: bool = False,
+        step_zero_validation: bool | None = None,
         test_mode: bool = False,
         profiling_enabled: bool = False,
         *,
@@ -161,13 +172,15 @@ class Trainer:
 
         If torchrun has restarted the script, the run resumes from the newest checkpoint that it wrote.
 
+        What is None is as in the experiment configuration that :func:`init` was given, if it says it.
+
         Args:
             checkpoint_period: when checkpoints are due, besides those by policy and the one at the end.
             validation_period: when validations are due, besides the one at the end; of several each counts.
             max_length: how long to train, as ``Batch(int)`` or ``Epoch(int)``, over all runs of the trial.
-            reporting_period: when training metrics are reported.
-            checkpoint_policy: after which validations to checkpoint: ``"best"``, ``"all"`` or ``"none"``. ``"best"``
-                needs the metric's name in ``exp_conf["searcher"]["metric"]``; without it all validations count.
+            reporting_period: when training metrics are reported; by default every 100 batches.
+            checkpoint_policy: after which validations to checkpoint: ``"best"``, ``"all"`` or ``"none"``. ``"best"``,
+                the default, needs a name in ``exp_conf["searcher"]["metric"]``; without it all validations count.
             latest_checkpoint: id, path or URL of a checkpoint to resume from, at the very next batch. ``"last"`` is the
                 newest complete one in the storage, see ``CheckpointStorage.newest_first``; if there is none, the run
                 begins from scratch.
@@ -175,8 +188,8 @@ class Trainer:
             test_mode: train one batch, validate one batch, checkpoint, and end.
             profiling_enabled: Determined's system profiler needs a master; a warning says so.
             checkpoint_storage: a directory or URL for the checkpoints, the ``checkpoint_storage`` section of an
-                experiment configuration, or a ``CheckpointStorage``; by default Determined's own directory for local
-                runs.
+                experiment configuration, or a ``CheckpointStorage``; by default as in the configuration, otherwise
+                Determined's own directory for local runs.
             code_dir: the directory that is copied into each checkpoint; by default the working directory.
             code_with_secrets: copy files whose names suggest secrets too, such as ``.env``.
             trusted: unpickle anything in ``latest_checkpoint``, running whatever code it contains.
@@ -196,19 +209,35 @@ class Trainer:
                 not be written, or is not there any more at the end.
             Preempted: the process was asked to end, and the run is saved.
         """
+        configuration = self._context.settings.configuration
+        schedule = configuration.complete(
+            max_length=max_length,
+            validation_period=validation_period,
+            reporting_period=reporting_period,
+            step_zero_validation=step_zero_validation,
+        )
+        max_length = schedule.get("max_length")
         if max_length is None:
-            raise ValueError("fit() needs max_length, such as max_length=Batch(1000) or max_length=Epoch(10).")
+            raise ValueError(
+                "fit() needs max_length, such as max_length=Batch(1000) or max_length=Epoch(10), or a length in the "
+                'exp_conf of init(), such as {"searcher": {"max_length": {"epochs": 10}}}.'
+            )
         if not isinstance(max_length, Batch | Epoch) or not isinstance(max_length.value, int):
             raise TypeError(f"max_length must be Batch(int) or Epoch(int); got {max_length!r}.")
         if profiling_enabled:
             logger.warning("profiling_enabled has no effect without a Determined master; see context.set_profiler().")
         self._context.wrapped.require_same_on_all_ranks()
         job = None if (elastic := elastic_job()) is None else f"{elastic}/{next(_fits)}"
+        checkpoints = configuration.complete(
+            checkpoint_policy=checkpoint_policy,
+            checkpoint_period=checkpoint_period,
+            checkpoint_storage=checkpoint_storage,
+        )
         self.checkpoints = self._checkpoint_callback(
-            checkpoint_policy,
+            checkpoints.get("checkpoint_policy", "best"),
             job=job,
-            period=checkpoint_period,
-            storage=self._default_storage if checkpoint_storage is None else checkpoint_storage,
+            period=checkpoints.get("checkpoint_period"),
+            storage=checkpoints.get("checkpoint_storage"),
             code_dir=code_dir,
             code_with_secrets=code_with_secrets,
             async_write=async_write,
@@ -219,12 +248,9 @@ class Trainer:
                 self.checkpoints,
                 choose_checkpoints(self._context.distributed, self.checkpoints, latest_checkpoint, job, fall_back),
                 preemption,
-                max_length=max_length,
-                validation_period=_NEVER if validation_period is None else validation_period,
-                reporting_period=reporting_period,
-                step_zero_validation=step_zero_validation,
                 test_mode=test_mode,
                 trusted=trusted,
+                **{**_DEFAULT_SCHEDULE, **schedule},
             )
         finally:
             self.checkpoints.close()

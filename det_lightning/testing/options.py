@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from det_lightning.errors import ConfigError
 from det_lightning.hyperparameters import chosen_hparams
-from det_lightning.masking import cause_without_secrets, mask, mask_text
+from det_lightning.masking import mask_text
 from det_lightning.testing.outcomes import BadTrial
 from det_lightning.testing.records.record import RecordError, read_record
+
+if TYPE_CHECKING:
+    from det_lightning.config import GivenConfig
 
 #: Fewer leave no room for an end of an epoch, a validation and a batch between them.
 MIN_BATCHES = 6
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _NEED_A_TRIAL = ("config", "hparams", "kwargs", "reference", "record", "checkpoint", "metrics", "report")
-# Determined's master fills these in before a trial sees its configuration.
-_DEFAULTS: dict[str, Any] = {
-    "data": {},
-    "labels": [],
-    "max_restarts": 5,
-    "scheduling_unit": 100,
-    "records_per_epoch": 0,
-    "min_validation_period": {"batches": 0},
-    "min_checkpoint_period": {"batches": 0},
-    "checkpoint_policy": "best",
-    "perform_initial_validation": False,
-    "searcher": {"name": "single", "smaller_is_better": True},
-    "resources": {"slots_per_trial": 1},
-    "optimizations": {
-        "aggregation_frequency": 1,
-        "average_aggregated_gradients": True,
-        "average_training_metrics": True,
-        "gradient_compression": False,
-        "mixed_precision": "O0",
-    },
-    "reproducibility": {"experiment_seed": 0},
-}
-# PyYAML follows YAML 1.1, in which these are strings.
-_EXPONENT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +40,7 @@ class TrialOptions:
     checkpoint: str | None = None  # an old checkpoint
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # validation metrics of that checkpoint
     report: Path | None = None  # the file to write the HTML report to
+    without_effect: tuple[str, ...] = ()  # fields of the configuration
 
     @property
     def aggregation_frequency(self) -> int:
@@ -83,7 +62,8 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     def path(value: str | None) -> Path | None:
         return directory / value if value else None
 
-    config = tried(read_config, directory / values.trial_config) if values.trial_config else None
+    given = tried(read_config, directory / values.trial_config) if values.trial_config else None
+    config = given.plain if given is not None else None
     spec = values.trial or _entrypoint(config)
     if spec is None:
         given = ", ".join(f"--trial-{name}" for name in _NEED_A_TRIAL if getattr(values, f"trial_{name}"))
@@ -120,6 +100,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         checkpoint=values.trial_checkpoint,
         metrics=metrics,
         report=path(values.trial_report),
+        without_effect=() if given is None else _without_effect(given),
     )
 
 
@@ -156,42 +137,17 @@ def _json_object(option: str, text: str | None, example: str) -> dict[str, Any] 
     return value
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Read an experiment configuration with the defaults of Determined's master; raises BadTrial if it is not one."""
+def read_config(path: Path) -> GivenConfig:
+    """Read an experiment configuration as calls are given it; raises BadTrial if it cannot be used."""
+    from det_lightning.config import read_given
+
     try:
-        import yaml
-    except ImportError as e:
-        raise BadTrial("Reading --trial-config needs PyYAML: pip install 'det-lightning[testing]'.") from e
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader(yaml))
-    except OSError as e:
-        raise BadTrial(f"--trial-config {path} cannot be read: {e.strerror or e}.") from e
-    except yaml.YAMLError as e:
-        raise BadTrial(f"--trial-config {path} is not YAML: {mask_text(str(e))}.") from cause_without_secrets(e)
-    if not isinstance(content, dict):
-        raise BadTrial(
-            f"--trial-config {path} must be an experiment configuration, a mapping with keys such as "
-            f"'hyperparameters'; it is a {type(content).__name__}: {mask(content)!r:.80}."
-        )
-    return _with_defaults(content, _DEFAULTS)
+        return read_given(path)
+    except ConfigError as e:
+        raise BadTrial(f"--trial-config {e}") from None
 
 
-def _loader(yaml: Any) -> type:
-    """Return PyYAML's safe loader, made to read 1e-3 as a number, as Determined's master does."""
+def _without_effect(given: GivenConfig) -> tuple[str, ...]:
+    from det_lightning.config import without_effect_in_calls
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        pass
-
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
-    return Loader
-
-
-def _with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    merged = copy.deepcopy(dict(defaults))
-    for name, value in given.items():
-        default = merged.get(name)
-        if isinstance(value, Mapping) and isinstance(default, dict):
-            value = _with_defaults(value, default)
-        if value is not None or default is None:
-            merged[name] = value
-    return merged
+    return (*without_effect_in_calls(given.typed), *map(str, given.typed.unknown_keys))

@@ -53,6 +53,10 @@ def pytest_configure(config: pytest.Config) -> None:
         options = trial_options(config.option, Path(config.invocation_params.dir))
     except BadTrial as e:
         raise pytest.UsageError(str(e)) from None
+    if options is not None and options.without_effect:
+        fields = "; ".join(options.without_effect)
+        warning = pytest.PytestConfigWarning(f"these fields of --trial-config have no effect on the checks: {fields}")
+        config.issue_config_time_warning(warning, stacklevel=1)
     if options is not None:
         config.pluginmanager.register(TrialSession(options), "det_lightning_trial")
 

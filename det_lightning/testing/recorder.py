@@ -317,12 +317,20 @@ def train(
     known = inspect.signature(api.init).parameters
     seed_all(settings["seed"])
     with api.init(**{name: value for name, value in wanted.items() if name in known}) as context:
+        _apply_average(settings["config"], context)
         trial = trial_class(context, **settings["arguments"])
         log.start(trial)
         try:
             api.Trainer(trial, context, **(trainer or {})).fit(**schedule)
         finally:
             log.end(trial)
+
+
+def _apply_average(config: dict[str, Any] | None, context: Any) -> None:
+    """Tell Determined's context, as on a cluster, whether aggregated gradients are averaged."""
+    average = ((config or {}).get("optimizations") or {}).get("average_aggregated_gradients", True)
+    if not average and hasattr(context, "_set_default_average_aggregated_gradients"):
+        context._set_default_average_aggregated_gradients(False)
 
 
 def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: TrainingLog, storage: str) -> None:

@@ -44,25 +44,44 @@ def weights_in(checkpoint: str | Path) -> dict[str, torch.Tensor]:
     return model
 
 
-def test_a_trial_has_the_weights_that_fit_gives_with_the_same_seed(tmp_path: Path) -> None:
+EXPLICIT: dict[str, dict[str, Any]] = {
+    "init": {
+        "hparams": CONFIG["hyperparameters"],
+        "aggregation_frequency": 2,
+        "exp_conf": {"searcher": {"metric": "validation_loss"}},
+    },
+    "fit": {"max_length": pytorch.Batch(10), "validation_period": pytorch.Batch(4)},
+}
+CONFIGURED: dict[str, dict[str, Any]] = {"init": {"exp_conf": CONFIG}, "fit": {}}
+
+
+@pytest.mark.parametrize("call", [EXPLICIT, CONFIGURED], ids=["arguments", "configuration"])
+def test_a_trial_has_the_weights_that_fit_gives_with_the_same_seed(call: dict[str, Any], tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path)
     (created,) = events_of(experiment, "trial_created")
     with answering_determined():
         from tests.experiments.linear_trial import LinearTrial
 
-        with pytorch.init(
-            hparams=created["hparams"], trial_seed=created["seed"], aggregation_frequency=2, exp_conf=CONFIG
-        ) as context:
+        with pytorch.init(trial_seed=created["seed"], **call["init"]) as context:
             trainer = pytorch.Trainer(LinearTrial(context), context, enable_progress_bar=False)
-            trainer.fit(
-                max_length=pytorch.Batch(10),
-                validation_period=pytorch.Batch(4),
-                checkpoint_storage=tmp_path / "fit",
-                code_dir=tmp_path / "project",
-            )
+            trainer.fit(checkpoint_storage=tmp_path / "fit", code_dir=tmp_path / "project", **call["fit"])
     expected = weights_in(CheckpointStorage(tmp_path / "fit").newest() or "")
     actual = weights_in(CheckpointStorage(experiment / "checkpoints").newest() or "")
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
+
+
+SCRIPT = """
+from determined import pytorch
+from linear_trial import LinearTrial
+
+with pytorch.init() as context:
+    pytorch.Trainer(LinearTrial(context), context, enable_progress_bar=False).fit()
+"""
+
+
+def test_a_script_takes_from_the_configuration_what_it_does_not_say(tmp_path: Path) -> None:
+    experiment = run_experiment(tmp_path, entrypoint=["python3", "-c", SCRIPT])
     assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
 
 

@@ -131,21 +131,25 @@ def test_files_of_every_kind_are_rewritten(name: str, before: str, after: str | 
             "entrypoint:\n- -m\n- determined.launch.tensorflow\n",
             "3: determined.launch.tensorflow: it is for TensorFlow",
         ),
-        ("a.yaml", "x: 1\nentrypoint: x:Y\nsearcher:\n  name: custom\n", "4: searcher.name: custom is not a searcher"),
+        (
+            "a.yaml",
+            "x: 1\nentrypoint: x:Y\nsearcher:\n  name: custom\n",
+            "4: searcher.name: custom cannot be used: write",
+        ),
         (
             "a.yaml",
             "entrypoint: python -m determined.launch.horovod m:T\n",
-            "1: m:T: the launchers of det_lightning run",
+            "1: m:T: the launchers of det_lightning run classes in experiments only",
         ),
         (
             "a.yaml",
             "entrypoint: >-\n  python -m determined.launch.horovod\n  python -m determined.exec.harness x:Y\n",
-            "3: x:Y: the launchers of det_lightning run scripts, not classes",
+            "3: x:Y: the launchers of det_lightning run classes in experiments only",
         ),
         (
             "a.yaml",
             "entrypoint:\n- -m\n- determined.launch.torch_distributed\n- --trial\n- a:B\n",
-            "5: a:B: the launchers of det_lightning run scripts",
+            "5: a:B: the launchers of det_lightning run classes in experiments only",
         ),
         (
             "Dockerfile",
@@ -159,7 +163,7 @@ def test_files_of_every_kind_are_rewritten(name: str, before: str, after: str | 
         (
             "a.sh",
             "python -m determined.launch.torch_distributed \\\n  --trial a:B\n",
-            "2: a:B: the launchers of det_lightning run scripts",
+            "2: a:B: the launchers of det_lightning run classes in experiments only",
         ),
         ("a.sh", "cd x\ndet -m host e create const.yaml .\n", "2: det -m host e create: it needs a Determined master"),
         ("requirements.txt", "determined-cli==0.12\n", "1: determined-cli: it talks to a Determined master"),
@@ -288,3 +292,39 @@ def test_any_text_is_ported_once(words: list[str], name: str, shared_path: Path)
     port = port_text(shared_path, name, before)
     if "determined" not in before:
         assert not port.changed
+
+
+CONFIGURATION = """\
+entrypoint: python3 -m determined.launch.torch_distributed -- --trial model_def:MyTrial
+searcher: {name: single, metric: loss, max_steps: 3}
+resources:
+  shm_size: 1
+profiling: {enabled: true}
+"""
+
+
+def test_fields_that_run_ignores_or_warns_of_are_findings(tmp_path: Path) -> None:
+    findings = {finding.line: finding for finding in port_text(tmp_path, "const.yaml", CONFIGURATION).findings}
+    assert {line: finding.severity.value for line, finding in findings.items()} == {
+        1: "note", 2: "note", 4: "note", 5: "check",
+    }  # fmt: skip
+    assert findings[1].reason == "model_def:MyTrial: a class, which det-lightning run trains"
+    assert "det-lightning run" in findings[1].advice
+    assert findings[2].reason == "searcher.max_steps: read as searcher.max_length: {'batches': 300}"
+    assert findings[4].reason == "resources.shm_size has no effect under det-lightning run"
+    assert findings[5].reason == "profiling has no effect under det-lightning run"
+
+
+def test_all_that_run_refuses_are_problems(tmp_path: Path) -> None:
+    text = "entrypoint: m:T\nsearcher:\n  name: adaptive\nmax_restart: 3\nscheduling_unit: 0\n"
+    reported = problems_of(port_text(tmp_path, "const.yaml", text))
+    assert [line.partition(" cannot")[0].partition(";")[0] for line in reported if "names a class" not in line] == [
+        "3: searcher.name: adaptive",
+        "4: max_restart: unknown key",
+        "5: scheduling_unit: must be at least 1",
+    ]
+
+
+@pytest.mark.parametrize("text", ["entrypoint: [a, b]\nx: 1\n", "searcher: google\n", "a: 1\n---\nb: 2\n"])
+def test_other_files_are_not_taken_for_configurations(text: str, tmp_path: Path) -> None:
+    assert port_text(tmp_path, "other.yaml", text).findings == []

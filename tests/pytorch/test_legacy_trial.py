@@ -468,5 +468,7 @@ def test_mixed_precision_of_the_configuration_is_applied_or_refused() -> None:
     halved = weights_of(fit_with_determineds_trainer(Old, exp_conf=configured("O2")))
     assert not torch.equal(halved, weights_of(plain))
     torch.testing.assert_close(halved.float(), weights_of(plain), rtol=0.05, atol=0.02)
-    with pytest.raises(InvalidTrial, match=r"optimizations.mixed_precision='O4', which needs configure_apex_amp\(opt"):
+    with pytest.raises(
+        errors.ConfigError, match=r"optimizations.mixed_precision: must be 'O0', 'O1', 'O2' or 'O3'; got 'O4'"
+    ):
         fit_with_determineds_trainer(Old, exp_conf=configured("O4"))

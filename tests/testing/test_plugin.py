@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 # What pytester imports while it runs pytest in this process it forgets again, which numpy and torch do not survive.
+import det_lightning.config
 import det_lightning.testing.report
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.records.record import write_record
@@ -138,6 +139,21 @@ def test_a_configuration_supplies_trial_and_hyperparameters(pytester: pytest.Pyt
     result.assert_outcomes(passed=2)
 
 
+def test_all_mistakes_of_a_configuration_are_named_with_their_lines(pytester: pytest.Pytester) -> None:
+    pytester.makefile(".yaml", const=f"{CONFIG}max_restarts: many\nmin_validation_period: 3\n")
+    result = run(pytester, "--trial-config", "const.yaml", "-k", QUICK)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*const.yaml has 2 mistakes:", "*line 7: max_restarts: must be an integer; got 'many'",
+                                 "*line 8: min_validation_period: must be one of*"])  # fmt: skip
+
+
+def test_fields_of_a_configuration_that_change_no_check_are_named_in_a_warning(pytester: pytest.Pytester) -> None:
+    pytester.makefile(".yaml", const=f"{CONFIG}max_restarts: 3\nmine: 4\nperform_initial_validation: true\n")
+    result = run(pytester, "--trial-config", "const.yaml", "-k", "moves", "-W", "default")
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines(["*have no effect on the checks: max_restarts; line 8: mine: unknown key*"])
+
+
 def test_a_reference_supplies_hyperparameters_too(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(model_def=CORRECT)
     runs = TrialRuns(TrialOptions("model_def:MyTrial", pytester.path, json.loads(HPARAMS)))
@@ -160,7 +176,7 @@ def test_a_missing_searcher_metric_is_named(pytester: pytest.Pytester) -> None:
         (["--trial", "model_def"], ["*--trial must be module:Class, such as model_def:MyTrial; got 'model_def'."]),
         (["--trial", "m:T", "--trial-hparams", "{lr: 1}"], ["*--trial-hparams must be a JSON object*got '{lr: 1}'*"]),
         (["--trial", "m:T", "--trial-batches", "3"], ["*--trial-batches must be at least 6; got 3."]),
-        (["--trial", "m:T", "--trial-config", "no.yaml"], ["*no.yaml cannot be read: No such file*"]),
+        (["--trial", "m:T", "--trial-config", "no.yaml"], ["*no.yaml: cannot be read: No such file*"]),
     ],
 )
 def test_invalid_options_are_usage_errors(pytester: pytest.Pytester, arguments: list[str], lines: list[str]) -> None:

@@ -104,6 +104,7 @@ def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
         "latest_checkpoint": plan.resume_from,
         "trusted": plan.trusted,
         "preemption": False,
+        "step_zero_validation": False,
     }
     if plan.validate_after is not None:
         fit["validation_period"] = _schedule(plan.validate_after)
@@ -126,6 +127,7 @@ def train_under_lightning(source: TrialSource, plan: RunPlan, observer: Observer
             max_length=Batch(plan.settings.batches),
             validation_period=_schedule(plan.validate_after or frozenset()) or Batch(sys.maxsize),
             reporting_period=Batch(plan.settings.reporting_period),
+            step_zero_validation=False,
         )
         checkpoints = DeterminedCheckpoint(
             plan.storage,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from det_lightning.experiments.config.hyperparameters import Categorical, Const, Double, Int, Log, leaves
-from tests.experiments.config.configurations import mistakes_in, read_part
+from det_lightning.config.hyperparameters import Categorical, Const, Double, Int, Log, leaves
+from tests.config.configurations import mistakes_in, read_part
 
 
 def hyperparameters_of(text: str) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from det_lightning.config.key_paths import SourceLines, leaf_paths, path_text
+from det_lightning.config.section import shown
 from det_lightning.errors import ConfigMistake
-from det_lightning.experiments.config.key_paths import SourceLines, leaf_paths, path_text
-from det_lightning.experiments.config.section import shown
 
 _BATCHES_PER_STEP = 100
 # How long a trial trained, in steps.

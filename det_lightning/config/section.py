@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -17,10 +17,13 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from det_lightning.experiments.config.key_paths import KeyPath
+from det_lightning.config.key_paths import KeyPath
 from det_lightning.masking import mask
 
-_OURS = "configuration"
+_Kind = Literal["configuration", "unknown_key"]
+_OURS: _Kind = "configuration"
+#: What pydantic calls an unknown key.
+UNKNOWN_KEY: _Kind = "unknown_key"
 _FEW = 12
 # What pydantic calls the mistake, and what was expected, with what pydantic knows about it.
 _EXPECTED = {
@@ -46,16 +49,17 @@ class Mistakes:
     def __init__(self) -> None:
         self._found: list[InitErrorDetails] = []
 
-    def add(self, path: KeyPath, message: str) -> None:
+    def add(self, path: KeyPath, message: str, kind: _Kind = _OURS) -> None:
         """Add one mistake."""
         self._found.append(
-            InitErrorDetails(type=PydanticCustomError(_OURS, "{m}", {"m": message}), loc=path, input=None)
+            InitErrorDetails(type=PydanticCustomError(kind, "{m}", {"m": message}), loc=path, input=None)
         )
 
     def include(self, error: ValidationError, below: KeyPath = ()) -> None:
         """Add the mistakes of a part, which is at ``below``."""
         for found in error.errors(include_url=False):
-            self.add((*below, *found["loc"]), _message(found))
+            kind = UNKNOWN_KEY if found["type"] == UNKNOWN_KEY else _OURS
+            self.add((*below, *found["loc"]), _message(found), kind)
 
     def raise_if_any(self) -> None:
         """Raise the mistakes as one ``ValidationError``, if there are any."""
@@ -73,7 +77,7 @@ def refuse(path: KeyPath, message: str) -> NoReturn:
 
 def _message(found: Any) -> str:
     kind = found["type"]
-    if kind == _OURS:
+    if kind in (_OURS, UNKNOWN_KEY):
         return str(found["msg"])
     if kind == "missing":
         return "is missing"
@@ -159,7 +163,7 @@ class Section(BaseModel):
         for name, item in value.items():
             field = cls.model_fields.get(name)
             if field is None:
-                mistakes.add((name,), f"unknown key{unknown(name, cls.model_fields)}")
+                mistakes.add((name,), f"unknown key{unknown(name, cls.model_fields)}", UNKNOWN_KEY)
             elif item is not None or field.is_required():
                 known[name] = item
         try:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter
 
-from det_lightning.experiments.config.section import Count, Integer, Positive, Section, shown
+from det_lightning.config.section import Count, Integer, Positive, Section, shown
 
 _MEMORY_SIZE = re.compile(r"([0-9]*[.])?[0-9]+ ?(([kmgtpKMGTP]([iI]?[bB])?)|[bB])?")
 

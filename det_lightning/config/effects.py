@@ -1,4 +1,4 @@
-"""What each field of a configuration does under ``det-lightning run``: the one table, for messages and for the docs."""
+"""What each field of a configuration does, under ``det-lightning run`` and in calls, in one table."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from det_lightning.experiments.config.experiment import ExperimentConfig
-from det_lightning.experiments.config.key_paths import KeyPath, path_text
+from det_lightning.config.experiment import ExperimentConfig
+from det_lightning.config.key_paths import KeyPath, path_text
 
 Effect = Literal["used", "ignored", "warned", "refused"]
 
@@ -22,18 +22,19 @@ class FieldRule(NamedTuple):
         field: dotted keys; the row holds for all that is below, too, unless that has a row of its own.
         effect: what happens with the field; ``warned`` is ignored, with a warning that something may be missing.
         note: what it does, or why nothing.
-        for_commands: the effect if the entrypoint is a command that does not run a trial class, where that differs.
+        in_calls: the effect in the configuration that ``init``, ``TrialModule`` or ``pytest --trial-config`` is given,
+            where that differs.
     """
 
     field: str
     effect: Effect
     note: str
-    for_commands: Effect | None = None
+    in_calls: Effect | None = None
 
 
 _CONTAINERS = "There are no containers."
 _SCHEDULER = "There is no cluster scheduler."
-_SCRIPT = "A command reads it from its configuration."
+_LOOP = "A loop of one's own reads it from its configuration."
 
 FIELD_RULES = (
     FieldRule("name", "used", "Names the experiment's directory."),
@@ -44,7 +45,11 @@ FIELD_RULES = (
     FieldRule("entrypoint", "used", "`module:Class`, a command, or a list of its parts. Needed."),
     FieldRule("data", "used", "Given to trials; secrets are masked where it is displayed."),
     FieldRule("hyperparameters", "used", "Drawn by the searcher. A bare value is a constant, a mapping a group."),
-    FieldRule("searcher.name", "used", "`single`, `random`, `grid`, `adaptive_asha`, `async_halving`. Needed."),
+    FieldRule(
+        "searcher.name",
+        "used",
+        "`single`, `random`, `grid`, `adaptive_asha`, `async_halving`. Needed. A call trains one trial.",
+    ),
     FieldRule("searcher.name: adaptive_simple", "used", "Read as `adaptive_asha`."),
     FieldRule("searcher.name: adaptive", "refused", "Write `adaptive_asha` with `max_trials`."),
     FieldRule("searcher.name: sync_halving", "refused", "Write `async_halving` with `max_trials`."),
@@ -53,25 +58,27 @@ FIELD_RULES = (
     FieldRule("searcher.metric", "used", "The validation metric to search by. Needed."),
     FieldRule("searcher.smaller_is_better", "used", "Which way the metric is compared."),
     FieldRule("searcher.source_trial_id", "warned", "The platform's trials are not known; name a checkpoint instead."),
-    FieldRule("searcher.source_checkpoint_uuid", "used", "Every trial starts from this checkpoint."),
+    FieldRule("searcher.source_checkpoint_uuid", "used", "Every trial starts from this checkpoint.", "ignored"),
     FieldRule("searcher.max_length", "used", "How long a trial class trains; `max_time` where that is missing."),
-    FieldRule("searcher.max_trials", "used", "How many trials there are."),
-    FieldRule("searcher.max_concurrent_trials", "used", "How many run at once; 0 sets no limit."),
+    FieldRule("searcher.max_trials", "used", "How many trials there are.", "ignored"),
+    FieldRule("searcher.max_concurrent_trials", "used", "How many run at once; 0 sets no limit.", "ignored"),
     FieldRule("searcher.max_time", "used", "What `time_metric` is when a trial is complete."),
     FieldRule("searcher.time_metric", "used", "`batches`, `epochs` or a metric that trials report."),
-    FieldRule("searcher.divisor", "used", "One of so many trials goes on at each rung."),
-    FieldRule("searcher.mode", "used", "How early `adaptive_asha` stops trials."),
-    FieldRule("searcher.max_rungs", "used", "The most rungs of a bracket of `adaptive_asha`."),
-    FieldRule("searcher.bracket_rungs", "used", "The rungs of each bracket, in place of `mode` and `max_rungs`."),
-    FieldRule("searcher.num_rungs", "used", "The rungs of `async_halving`."),
+    FieldRule("searcher.divisor", "used", "One of so many trials goes on at each rung.", "ignored"),
+    FieldRule("searcher.mode", "used", "How early `adaptive_asha` stops trials.", "ignored"),
+    FieldRule("searcher.max_rungs", "used", "The most rungs of a bracket of `adaptive_asha`.", "ignored"),
+    FieldRule(
+        "searcher.bracket_rungs", "used", "The rungs of each bracket, in place of `mode` and `max_rungs`.", "ignored"
+    ),
+    FieldRule("searcher.num_rungs", "used", "The rungs of `async_halving`.", "ignored"),
     FieldRule("searcher.stop_once", "ignored", "A trial that was stopped never goes on, as in 0.38."),
-    FieldRule("max_restarts", "used", "How often a trial that fails is started again."),
-    FieldRule("scheduling_unit", "used", "Batches between two reports, and two checks for a stop.", "ignored"),
+    FieldRule("max_restarts", "used", "How often a trial that fails is started again.", "ignored"),
+    FieldRule("scheduling_unit", "used", "Batches between two reports, and two checks for a stop."),
     FieldRule("records_per_epoch", "ignored", "An epoch is one pass over the data loader, as in 0.38."),
-    FieldRule("min_validation_period", "used", f"0 is never. {_SCRIPT}", "ignored"),
-    FieldRule("min_checkpoint_period", "used", f"0 is never. {_SCRIPT}", "ignored"),
-    FieldRule("perform_initial_validation", "used", "Validate before the first batch.", "ignored"),
-    FieldRule("checkpoint_policy", "used", "`best` is the best of the whole experiment.", "ignored"),
+    FieldRule("min_validation_period", "used", f"0 is never. {_LOOP}"),
+    FieldRule("min_checkpoint_period", "used", f"0 is never. {_LOOP}"),
+    FieldRule("perform_initial_validation", "used", "Validate before the first batch."),
+    FieldRule("checkpoint_policy", "used", "`best` is the best of the whole experiment."),
     FieldRule("checkpoint_storage", "used", "Where the storage is, and access to it."),
     FieldRule("checkpoint_storage.type", "used", "Without one, `checkpoints` in the experiment's directory."),
     FieldRule("checkpoint_storage.save_experiment_best", "used", "Kept when the experiment ends."),
@@ -79,38 +86,47 @@ FIELD_RULES = (
     FieldRule("checkpoint_storage.save_trial_latest", "used", "Kept when the experiment ends."),
     FieldRule("checkpoint_storage.propagation", "ignored", _CONTAINERS),
     FieldRule("checkpoint_storage.type: hdfs", "refused", "Copy the checkpoints to another storage."),
-    FieldRule("optimizations.aggregation_frequency", "used", "Batches for one update.", "ignored"),
-    FieldRule("optimizations.average_aggregated_gradients", "used", "Their mean in place of their sum.", "ignored"),
+    FieldRule("optimizations.aggregation_frequency", "used", "Batches for one update."),
+    FieldRule("optimizations.average_aggregated_gradients", "used", "Their mean in place of their sum."),
     FieldRule("optimizations.average_training_metrics", "ignored", "Training metrics are those of the chief."),
     FieldRule(
         "optimizations.gradient_compression",
         "used",
         "Half precision between processes, where Horovod trains.",
-        "ignored",
     ),
     FieldRule(
-        "optimizations.mixed_precision", "warned", "Apex levels of 0.12; use `context.configure_apex_amp` or torch.amp."
+        "optimizations.mixed_precision",
+        "warned",
+        "Applied to trials with `build_model`; others call `context.configure_apex_amp` or use torch.amp.",
+        "used",
     ),
     FieldRule("optimizations.tensor_fusion_threshold", "ignored", "Set Horovod's own variables."),
     FieldRule("optimizations.tensor_fusion_cycle_time", "ignored", "Set Horovod's own variables."),
     FieldRule("optimizations.auto_tune_tensor_fusion", "ignored", "Set Horovod's own variables."),
     FieldRule("optimizations.grad_updates_size_file", "ignored", "Nothing writes it since 0.12."),
     FieldRule("reproducibility.experiment_seed", "used", "By default the time, which is recorded."),
-    FieldRule("resources.slots_per_trial", "used", "Processes of a trial, each with a GPU; 0 is one without."),
-    FieldRule("resources.max_slots", "used", "Limits how many trials run at once."),
+    FieldRule(
+        "resources.slots_per_trial", "used", "Processes of a trial, each with a GPU; 0 is one without.", "ignored"
+    ),
+    FieldRule("resources.max_slots", "used", "Limits how many trials run at once.", "ignored"),
     FieldRule("resources", "ignored", _SCHEDULER),
     FieldRule("resources.shm_size", "ignored", _CONTAINERS),
     FieldRule("resources.devices", "ignored", _CONTAINERS),
-    FieldRule("environment.environment_variables", "used", "Set for the trials; a bare `NAME` is passed on."),
+    FieldRule(
+        "environment.environment_variables", "used", "Set for the trials; a bare `NAME` is passed on.", "ignored"
+    ),
     FieldRule("environment", "ignored", _CONTAINERS),
     FieldRule("bind_mounts", "ignored", f"{_CONTAINERS} Warned where `container_path` is another path and missing."),
     FieldRule("profiling", "warned", "Determined's profiler needs its master; use `context.set_profiler()`."),
-    FieldRule("debug", "used", "Logs more."),
+    FieldRule("debug", "used", "Logs more.", "ignored"),
     FieldRule(
-        "log_policies", "used", "Searched for in a trial's log. `cancel_retries` applies; `exclude_node` does not."
+        "log_policies",
+        "used",
+        "Searched for in a trial's log. `cancel_retries` applies; `exclude_node` does not.",
+        "ignored",
     ),
     FieldRule("retention_policy", "ignored", "Logs are files; nothing deletes them."),
-    FieldRule("preemption_timeout", "used", "Seconds from asking a trial to end to killing it."),
+    FieldRule("preemption_timeout", "used", "Seconds from asking a trial to end to killing it.", "ignored"),
     FieldRule("slurm", "ignored", _SCHEDULER),
     FieldRule("pbs", "ignored", _SCHEDULER),
     FieldRule("integrations", "ignored", "There are no Pachyderm pipelines and no webhooks."),
@@ -152,6 +168,18 @@ def field_effects(config: ExperimentConfig) -> list[FieldEffect]:
     return sorted(effects, key=lambda effect: (effect.line or 0, effect.path))
 
 
+def without_effect_in_calls(config: ExperimentConfig) -> list[str]:
+    """Return the given fields that a call does not look at, which trains one trial in its own processes, by name."""
+    fields = dict.fromkeys(path_text(path) for path in _given(config, ()) if _is_idle(config, path))
+    return sorted(fields)
+
+
+def _is_idle(config: ExperimentConfig, path: KeyPath) -> bool:
+    rule = rule_for(path)
+    searches = path == ("searcher", "name") and config.searcher.name != "single"
+    return searches or (rule.in_calls or rule.effect) in ("ignored", "warned")
+
+
 def rule_for(path: KeyPath) -> FieldRule:
     """Return the row of the table that holds for a field.
 
@@ -167,9 +195,7 @@ def rule_for(path: KeyPath) -> FieldRule:
 
 def _effect(config: ExperimentConfig, path: KeyPath) -> FieldEffect:
     rule = rule_for(path)
-    is_command = config.entrypoint is not None and config.trial_class is None
-    effect = rule.for_commands if is_command and rule.for_commands is not None else rule.effect
-    return FieldEffect(config.line_of(path), path_text(path), effect, rule.note)
+    return FieldEffect(config.line_of(path), path_text(path), rule.effect, rule.note)
 
 
 def _given(value: Any, path: KeyPath) -> Iterator[KeyPath]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from det_lightning.experiments.config.searchers import HalvingSearcher
-from tests.experiments.config.configurations import mistakes_in, read_alone, read_part
+from det_lightning.config.searchers import HalvingSearcher
+from tests.config.configurations import mistakes_in, read_alone, read_part
 
 COMMON = {
     "metric": "loss",

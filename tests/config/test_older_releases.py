@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from det_lightning.experiments.config import Length
-from tests.experiments.config.configurations import mistakes_in, read_alone, read_part
+from det_lightning.config import Length
+from tests.config.configurations import mistakes_in, read_alone, read_part
 
 STEPS = """
     description: mnist in steps
@@ -182,6 +182,7 @@ def test_a_mistake_in_an_older_spelling_has_the_line_of_that(text: str, line: in
         ("python3 -m determined.launch.horovod --fusion-threshold-mb 3 -- --trial=model_def:T", "model_def:T"),
         ("[python3, -m, determined.launch.autohorovod, 'model_def:T']", "model_def:T"),
         ("python3 -m determined.exec.harness model_def:T", "model_def:T"),
+        ("python3 -m det_lightning.launch.torch_distributed -- --trial model_def:T", "model_def:T"),
         ("python3 -m determined.launch.torch_distributed python3 train.py", None),
         ("python3 train.py --trial model_def:T", None),
         ("[python3, train.py]", None),

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from det_lightning.experiments.config.effects import FIELD_RULES, field_effects
-from det_lightning.experiments.config.experiment import ExperimentConfig
-from det_lightning.experiments.config.searchers import REFUSED_SEARCHERS
-from tests.experiments.config.configurations import mistakes_in, read, read_part
+from det_lightning.config.effects import FIELD_RULES, field_effects, without_effect_in_calls
+from det_lightning.config.experiment import ExperimentConfig
+from det_lightning.config.searchers import REFUSED_SEARCHERS
+from tests.config.configurations import mistakes_in, read, read_part
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def effects_of(text: str) -> dict[str, str]:
@@ -69,29 +69,20 @@ def test_given_fields_are_listed_with_their_effect(text: str, effects: dict[str,
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "fields"),
     [
-        "min_validation_period: {batches: 3}",
-        "checkpoint_policy: all",
-        "scheduling_unit: 3",
-        "perform_initial_validation: true",
-        "optimizations: {aggregation_frequency: 2}",
+        ("name: a\nmin_validation_period: {batches: 3}\noptimizations: {aggregation_frequency: 2}", []),
+        ("searcher: {name: single, metric: a}", []),
+        (
+            "searcher: {name: grid, metric: a, max_concurrent_trials: 2}",
+            ["searcher.max_concurrent_trials", "searcher.name"],
+        ),
+        ("resources: {slots_per_trial: 2, shm_size: 3}", ["resources.shm_size", "resources.slots_per_trial"]),
+        ("bind_mounts: [{host_path: /a, container_path: /a}]\nmax_restarts: 1", ["bind_mounts", "max_restarts"]),
     ],
 )
-@pytest.mark.parametrize(
-    ("entrypoint", "effect"),
-    [
-        ("model_def:T", "used"),
-        ("python3 -m determined.launch.torch_distributed --trial model_def:T", "used"),
-        ("python3 train.py", "ignored"),
-    ],
-)
-def test_what_the_loop_of_a_trial_class_reads_has_no_effect_on_commands(
-    text: str, entrypoint: str, effect: str
-) -> None:
-    effects = effects_of(f"entrypoint: {entrypoint}\n{text}")
-    assert effects.pop("entrypoint") == "used"
-    assert list(effects.values()) == [effect]
+def test_what_only_a_runner_looks_at_has_no_effect_in_calls(text: str, fields: list[str]) -> None:
+    assert without_effect_in_calls(read_part(text)) == fields
 
 
 def test_effects_come_in_the_order_of_the_file_with_their_lines() -> None:

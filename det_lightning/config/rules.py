@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from det_lightning.experiments.config.experiment import ExperimentConfig
-from det_lightning.experiments.config.hyperparameters import Categorical, Const, leaves
-from det_lightning.experiments.config.key_paths import KeyPath
-from det_lightning.experiments.config.searchers import GridSearcher, HalvingSearcher
+from det_lightning.config.experiment import ExperimentConfig
+from det_lightning.config.hyperparameters import Categorical, Const, leaves
+from det_lightning.config.key_paths import KeyPath
+from det_lightning.config.searchers import GridSearcher, HalvingSearcher
 
 _Mistake = tuple[KeyPath, str]
 _PERIODS = ("min_validation_period", "min_checkpoint_period")
 
 
-def broken_rules(config: ExperimentConfig, unreadable: set[str], *, partial: bool) -> Iterator[_Mistake]:
+def broken_rules(
+    config: ExperimentConfig, unreadable: set[str], *, partial: bool, forgiving: bool
+) -> Iterator[_Mistake]:
     """Yield each mistake of a configuration, with its path.
 
     Args:
         config: the sections that could be read.
         unreadable: names of those that could not, about which nothing more is said.
         partial: the configuration may lack what only an experiment needs.
+        forgiving: a call may say how long to train, and give the hyperparameters.
     """
     if not partial:
         yield from _incomplete(config, unreadable)
@@ -32,7 +35,7 @@ def broken_rules(config: ExperimentConfig, unreadable: set[str], *, partial: boo
         yield ("resources", "max_slots"), message
     if not unreadable & {"searcher", "hyperparameters"}:
         yield from _grid_without_counts(config)
-    if config.trial_class is not None and not unreadable & {"searcher", "hyperparameters"}:
+    if not forgiving and config.trial_class is not None and not unreadable & {"searcher", "hyperparameters"}:
         yield from _unusable_lengths(config, partial=partial)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from det_lightning.experiments.config.yaml_reader import YamlDocument
+from det_lightning.config.yaml_reader import YamlDocument
 
 
 @pytest.mark.parametrize(

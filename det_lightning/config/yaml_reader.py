@@ -14,8 +14,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from det_lightning.config.key_paths import KeyPath, SourceLines
 from det_lightning.errors import ConfigMistake
-from det_lightning.experiments.config.key_paths import KeyPath, SourceLines
 from det_lightning.masking import mask_text
 
 _TAG = "tag:yaml.org,2002:"

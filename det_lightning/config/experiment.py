@@ -9,19 +9,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
+from det_lightning.config.environment import BindMount, Environment, Pbs, Resources, Slurm
+from det_lightning.config.hyperparameters import Hyperparameters
+from det_lightning.config.key_paths import KeyPath, SourceLines
+from det_lightning.config.length import Length, Period
+from det_lightning.config.searchers import AnySearcher, HalvingSearcher, SingleSearcher
+from det_lightning.config.section import Count, Integer, Positive, Section, shown
+from det_lightning.config.storage import AnyStorage, StorageConfig
 from det_lightning.errors import ConfigMistake
-from det_lightning.experiments.config.environment import BindMount, Environment, Pbs, Resources, Slurm
-from det_lightning.experiments.config.hyperparameters import Hyperparameters
-from det_lightning.experiments.config.key_paths import KeyPath, SourceLines
-from det_lightning.experiments.config.length import Length, Period
-from det_lightning.experiments.config.searchers import AnySearcher, HalvingSearcher, SingleSearcher
-from det_lightning.experiments.config.section import Count, Integer, Positive, Section, shown
-from det_lightning.experiments.config.storage import AnyStorage, StorageConfig
 from det_lightning.masking import mask
 
 _TRIAL_CLASS = re.compile(r"[\w.]+:[\w.]+")
 _LAUNCHED_TRIAL = re.compile(r"(?:^|\s)--trial[\s=]+([\w.]+:[\w.]+)")
-_HARNESS = re.compile(r"-m\s+determined\.(?:exec\.harness|launch\.autohorovod)\s+([\w.]+:[\w.]+)")
+_LAUNCHER = re.compile(r"\bdet(?:ermined|_lightning)\.launch\.")
+_HARNESS = re.compile(r"-m\s+det(?:ermined|_lightning)\.(?:exec\.harness|launch\.autohorovod)\s+([\w.]+:[\w.]+)")
 
 
 def _entrypoint(value: Any) -> Any:
@@ -99,7 +100,7 @@ _DEFAULT_LOG_POLICIES = [
 class ExperimentConfig(Section):
     """An experiment configuration of Determined, complete with its defaults.
 
-    Made by :func:`~det_lightning.experiments.config.read_config`, which checks what one section cannot see, too.
+    Made by :func:`~det_lightning.config.read_config`, which checks what one section cannot see, too.
     """
 
     name: str = "experiment"
@@ -139,12 +140,14 @@ class ExperimentConfig(Section):
 
     _lines: SourceLines = PrivateAttr(default_factory=SourceLines)
     _notes: tuple[ConfigMistake, ...] = PrivateAttr(default=())
+    _unknown: tuple[ConfigMistake, ...] = PrivateAttr(default=())
 
     def model_post_init(self, context: Any, /) -> None:
         """Keep what the reader knows of the source."""
         if context is not None:
             self._lines = context["lines"]
             self._notes = tuple(context["notes"])
+            self._unknown = tuple(context["unknown"])
 
     @property
     def notes(self) -> tuple[ConfigMistake, ...]:
@@ -152,6 +155,11 @@ class ExperimentConfig(Section):
         doubts = [*self.searcher.doubts(), *self._doubts_about_validations()]
         located = [self._lines.mistake(("searcher", name), message) for name, message in doubts]
         return tuple(sorted([*self._notes, *located], key=ConfigMistake.position))
+
+    @property
+    def unknown_keys(self) -> tuple[ConfigMistake, ...]:
+        """Keys that no release knows, where a call may have its own; elsewhere they are mistakes."""
+        return tuple(sorted(self._unknown, key=ConfigMistake.position))
 
     def _doubts_about_validations(self) -> Iterator[tuple[str, str]]:
         waits = isinstance(self.searcher, HalvingSearcher) and not self.searcher.validates_at_rungs
@@ -168,7 +176,7 @@ class ExperimentConfig(Section):
         command = self.entrypoint if isinstance(self.entrypoint, str) else " ".join(self.entrypoint or [])
         if _TRIAL_CLASS.fullmatch(command):
             return command
-        found = _HARNESS.search(command) or ("determined.launch." in command and _LAUNCHED_TRIAL.search(command))
+        found = _HARNESS.search(command) or (_LAUNCHER.search(command) and _LAUNCHED_TRIAL.search(command))
         return found[1] if found else None
 
     def as_dict(self, *, masked: bool = False) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from det_lightning.config import read_config
 from det_lightning.errors import ConfigError, DetLightningError
-from det_lightning.experiments.config import read_config
-from tests.experiments.config.configurations import mistakes_in, read, read_alone
+from tests.config.configurations import mistakes_in, read, read_alone
 
 
 @pytest.mark.parametrize(

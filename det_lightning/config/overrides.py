@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from det_lightning.config.key_paths import KeyPath
+from det_lightning.config.section import shown
+from det_lightning.config.yaml_reader import YamlDocument
 from det_lightning.errors import ConfigError, ConfigMistake
-from det_lightning.experiments.config.key_paths import KeyPath
-from det_lightning.experiments.config.section import shown
-from det_lightning.experiments.config.yaml_reader import YamlDocument
 
 # For these one mapping may stand for a list of one.
 _LISTS = {("bind_mounts",)}

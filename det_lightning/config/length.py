@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import PlainSerializer, PlainValidator
 
-from det_lightning.experiments.config.section import refuse, shown, unknown
+from det_lightning.config.section import refuse, shown, unknown
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 _UNITS = ("batches", "epochs", "records")
@@ -40,7 +40,7 @@ class Length:
         Raises:
             ValueError: the length has no unit, or is in records and there is no ``global_batch_size``.
         """
-        if self.unit == "records" and global_batch_size is None:
+        if self.unit == "records" and self.units and global_batch_size is None:
             raise ValueError(f"{self.units} records cannot be converted to batches without global_batch_size.")
         if self.unit is None:
             raise ValueError(f"{self.units} is not a length of training: it has no unit, such as {{batches: ...}}.")

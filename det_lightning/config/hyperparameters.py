@@ -16,7 +16,7 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType
 
-from det_lightning.experiments.config.section import Integer, Mistakes, Positive, Section, read_variant, refuse, shown
+from det_lightning.config.section import Integer, Mistakes, Positive, Section, read_variant, refuse, shown
 
 
 class Const(Section):

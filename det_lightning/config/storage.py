@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, SerializeAsAny, model_validator
 
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
-from det_lightning.experiments.config.section import Count, Section, read_variant
+from det_lightning.config.section import Count, Section, read_variant
 
 
 class StorageConfig(Section):

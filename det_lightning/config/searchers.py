@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, ValidationInfo, model_validator
 
-from det_lightning.experiments.config.length import MaxLength
-from det_lightning.experiments.config.section import Count, Integer, Mistakes, Positive, Section, read_variant
+from det_lightning.config.length import Length, MaxLength
+from det_lightning.config.section import Count, Integer, Mistakes, Positive, Section, read_variant
 
 _Divisor = Annotated[float, Field(gt=1)]
+_Mode = Literal["aggressive", "standard", "conservative"]
 
 
 class SearcherConfig(Section):
@@ -22,6 +23,11 @@ class SearcherConfig(Section):
     source_trial_id: Integer | None = None
     source_checkpoint_uuid: str | None = None
     max_length: MaxLength | None = None
+
+    @property
+    def training_length(self) -> Length | None:
+        """How long a trial class trains; None if the section does not say it."""
+        return self.max_length
 
     def doubts(self) -> Iterator[tuple[str, str]]:
         """Yield each field that is allowed and probably not meant, and why."""
@@ -84,6 +90,10 @@ class HalvingSearcher(SearcherConfig):
                 yield "max_length", "differs from max_time, by which trials are compared: one may end before that"
 
     @property
+    def training_length(self) -> Length | None:
+        return self.max_length or _as_length(self.max_time, self.time_metric)
+
+    @property
     def full_time(self) -> int:
         """What ``time_metric`` is when a trial is complete; from ``max_length`` in files of 0.37 and before."""
         return self.max_time or (self.max_length.units if self.max_length else 0)
@@ -103,7 +113,7 @@ class AdaptiveAshaSearcher(HalvingSearcher):
     """Asynchronous halving in several brackets."""
 
     name: Literal["adaptive_asha"] = "adaptive_asha"
-    mode: Literal["aggressive", "standard", "conservative"] = "standard"
+    mode: _Mode = "standard"
     max_rungs: Positive = 5
     bracket_rungs: list[Positive] = []
 
@@ -113,6 +123,33 @@ class AsyncHalvingSearcher(HalvingSearcher):
 
     name: Literal["async_halving"] = "async_halving"
     num_rungs: Positive
+
+
+class GivenSearcher(SearcherConfig):
+    """Some fields of any search, for a call that trains one trial: it searches nothing, and needs none of them."""
+
+    max_trials: Positive | None = None
+    max_concurrent_trials: Count | None = None
+    max_time: Positive | None = None
+    time_metric: str | None = None
+    divisor: _Divisor | None = None
+    stop_once: bool | None = None
+    mode: _Mode | None = None
+    max_rungs: Positive | None = None
+    bracket_rungs: list[Positive] | None = None
+    num_rungs: Positive | None = None
+
+    @property
+    def training_length(self) -> Length | None:
+        return self.max_length or _as_length(self.max_time, self.time_metric)
+
+
+def _as_length(max_time: int | None, time_metric: str | None) -> Length | None:
+    if max_time is not None and time_metric == "batches":
+        return Length(max_time, "batches")
+    if max_time is not None and time_metric == "epochs":
+        return Length(max_time, "epochs")
+    return None
 
 
 SEARCHERS: dict[str, type[SearcherConfig]] = {
@@ -134,8 +171,15 @@ REFUSED_SEARCHERS = {
 }
 
 
-def _read(value: Any) -> SearcherConfig:
-    return value if isinstance(value, SearcherConfig) else read_variant(value, "name", SEARCHERS, REFUSED_SEARCHERS)
+def _read(value: Any, info: ValidationInfo) -> SearcherConfig:
+    if isinstance(value, SearcherConfig):
+        return value
+    try:
+        return read_variant(value, "name", SEARCHERS, REFUSED_SEARCHERS)
+    except ValidationError:
+        if not (info.context and info.context["forgiving"]):
+            raise
+        return read_variant(value, "name", dict.fromkeys(SEARCHERS, GivenSearcher), REFUSED_SEARCHERS)
 
 
 AnySearcher = Annotated[SerializeAsAny[SearcherConfig], BeforeValidator(_read)]

@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
+from det_lightning.config import ExperimentConfig, read_config
 from det_lightning.errors import ConfigError, ConfigMistake
-from det_lightning.experiments.config import ExperimentConfig, read_config
 
 COMPLETE = """
 name: const

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from det_lightning.config import with_overrides
 from det_lightning.errors import ConfigError
-from det_lightning.experiments.config import with_overrides
-from tests.experiments.config.configurations import mistakes_in, read, read_part
+from tests.config.configurations import mistakes_in, read, read_part
 
 
 @pytest.mark.parametrize(

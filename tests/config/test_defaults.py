@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
+from det_lightning.config import Length, read_config
 from det_lightning.errors import ConfigError
-from det_lightning.experiments.config import Length, read_config
 from det_lightning.units import Batch, Epoch, TrainUnit
-from tests.experiments.config.configurations import read, read_part
+from tests.config.configurations import read, read_part
 
 DEFAULTED: dict[str, Any] = {
     "name": "const",

@@ -1,0 +1,23 @@
+"""The experiment configuration: reading it, its typed model, and which of its fields have an effect here."""
+
+from __future__ import annotations
+
+from det_lightning.config.effects import FieldEffect, field_effects, without_effect_in_calls
+from det_lightning.config.experiment import ExperimentConfig
+from det_lightning.config.length import Length
+from det_lightning.config.overrides import with_overrides
+from det_lightning.config.reading import GivenConfig, read_config, read_given
+from det_lightning.config.training import TrainingSettings
+
+__all__ = [
+    "ExperimentConfig",
+    "FieldEffect",
+    "GivenConfig",
+    "Length",
+    "TrainingSettings",
+    "field_effects",
+    "read_config",
+    "read_given",
+    "with_overrides",
+    "without_effect_in_calls",
+]

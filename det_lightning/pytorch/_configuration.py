@@ -1,0 +1,117 @@
+"""The experiment configuration of a run: what a call does not say, it says."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from det_lightning.core._task import TrialTask
+from det_lightning.hyperparameters import chosen_hparams
+from det_lightning.masking import mask
+
+if TYPE_CHECKING:
+    from det_lightning.config import ExperimentConfig, TrainingSettings
+
+logger = logging.getLogger(__name__)
+
+#: A configuration as calls take it: a dict, which may have only some of the keys, or a file.
+ExpConf = Mapping[str, Any] | str | os.PathLike[str]
+
+
+class RunConfiguration:
+    """The configuration that a run was given, and what follows from it; by default there is none.
+
+    Attributes:
+        exp_conf: what ``context.get_experiment_config()`` returns.
+        hparams: what ``context.get_hparams()`` returns.
+    """
+
+    def __init__(
+        self,
+        exp_conf: dict[str, Any] | None = None,
+        hparams: dict[str, Any] | None = None,
+        settings: TrainingSettings | None = None,
+        given: ExperimentConfig | None = None,
+    ) -> None:
+        self.exp_conf = exp_conf
+        self.hparams = hparams
+        self._settings = settings
+        self._given = given
+
+    @classmethod
+    def of_call(cls, exp_conf: ExpConf | None, hparams: dict[str, Any] | None) -> RunConfiguration:
+        """Return the configuration that a call was given, perhaps none.
+
+        Args:
+            exp_conf: that configuration.
+            hparams: values of hyperparameters; by default those of the configuration, of a range its middle.
+
+        Raises:
+            ConfigError: the configuration cannot be used; all mistakes are named.
+        """
+        if exp_conf is None:
+            return cls(None, hparams)
+        from det_lightning.config import TrainingSettings, read_given
+
+        given = read_given(exp_conf)
+        if hparams is None:
+            hparams = chosen_hparams(given.plain) or None
+            if hparams is not None:
+                logger.info("The hyperparameters are those of exp_conf; of a range the middle: %s.", mask(hparams))
+        settings = TrainingSettings(given.typed, hparams, checkpoint_storage=given.checkpoint_storage)
+        return cls(given.plain, hparams, settings, given.typed)
+
+    @classmethod
+    def of_task(cls, task: TrialTask, hparams: dict[str, Any] | None) -> RunConfiguration:
+        """Return the configuration of a trial of an experiment."""
+        from det_lightning.config import TrainingSettings, read_given
+
+        hparams = task.hparams if hparams is None else hparams
+        settings = TrainingSettings(
+            read_given(task.config).typed,
+            hparams,
+            trial_seed=task.trial_seed,
+            checkpoint_storage=task.checkpoint_storage,
+            rungs=task.validate_at,
+        )
+        return cls(task.config, hparams, settings)
+
+    def complete(self, **said: Any) -> dict[str, Any]:
+        """Return the arguments of a call that have a value, from the configuration where the call gives None.
+
+        Raises:
+            ValueError: the configuration gives a length in records, and there is no ``global_batch_size``.
+        """
+        return {**{name: value for name, value in said.items() if value is not None}, **self.missing_in(said)}
+
+    def missing_in(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the configuration says of the arguments that are None.
+
+        Raises:
+            ValueError: see :meth:`complete`.
+        """
+        if self._settings is None:
+            return {}
+        found = {name: getattr(self._settings, name) for name, value in said.items() if value is None}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def report(self, call: str, idle: Collection[str] = ()) -> None:
+        """Log, once, what of a configuration that a call was given has no effect, and what was read differently.
+
+        Args:
+            call: what was given the configuration.
+            idle: sections that it does not look at, besides those that no call does.
+        """
+        if self._given is None:
+            return
+        from det_lightning.config import without_effect_in_calls
+
+        for note in self._given.notes:
+            logger.info("exp_conf: %s", note)
+        fields = {*without_effect_in_calls(self._given), *(self._given.model_fields_set & set(idle))}
+        named = [*sorted(fields), *map(str, self._given.unknown_keys)]
+        if named:
+            logger.warning("Of the exp_conf of %s these fields have no effect here: %s.", call, "; ".join(named))
+        self._given = None

@@ -1,0 +1,303 @@
+"""One source of truth: what a call does not say, its experiment configuration says, as on the platform."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from det_lightning import pytorch
+from det_lightning.adapters import TrialModule
+from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.errors import ConfigError
+
+CONFIG: dict[str, Any] = {
+    "name": "counted",
+    "entrypoint": "model_def:MyTrial",
+    "hyperparameters": {"lr": 0.1, "global_batch_size": {"type": "const", "val": 4}},
+    "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 8}},
+    "min_validation_period": {"batches": 2},
+    "perform_initial_validation": True,
+    "scheduling_unit": 4,
+    "optimizations": {"aggregation_frequency": 4},
+    "reproducibility": {"experiment_seed": 7},
+}
+
+_NEVER = pytorch.Batch(1000)
+
+
+@dataclasses.dataclass
+class Counted(pytorch.PyTorchCallback):
+    """After how many batches a run validates and reports."""
+
+    batches: int = 0
+    validations: list[int] = dataclasses.field(default_factory=list)
+    reports: list[int] = dataclasses.field(default_factory=list)
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self.validations.append(self.batches)
+
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: dict[str, Any]) -> None:
+        self.reports.append(len(batch_metrics))
+
+
+class CountedTrial(pytorch.PyTorchTrial):
+    """Batches of 4 records, 8 in an epoch; weights that depend on the seed and on every update."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        self.counted = Counted()
+        self.model = context.wrap_model(torch.nn.Linear(1, 1))
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(torch.utils.data.TensorDataset(torch.arange(32.0).view(32, 1)), batch_size=4)
+
+    build_validation_data_loader = build_training_data_loader
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {"counted": self.counted}
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.counted.batches += 1
+        loss = self.model(batch[0] / 32).square().mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        return {"loss": 1 / (1 + self.counted.batches)}
+
+
+def in_file(folder: Path, config: dict[str, Any]) -> Path:
+    """Write a configuration; JSON is YAML."""
+    folder.mkdir(exist_ok=True)
+    (folder / "const.yaml").write_text(json.dumps(config))
+    return folder / "const.yaml"
+
+
+def fitted(exp_conf: Any, init: dict[str, Any] | None = None, **fit: Any) -> CountedTrial:
+    """Train with Determined's API; return the trial."""
+    with pytorch.init(exp_conf=exp_conf, enable_tensorboard_logging=False, **(init or {})) as context:
+        trial = CountedTrial(context)
+        Path("code").mkdir(exist_ok=True)
+        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(code_dir="code", **fit)
+    return trial
+
+
+def fitted_by_lightning(exp_conf: Any, module: dict[str, Any] | None = None, **flags: Any) -> CountedTrial:
+    """Train with Lightning's API; return the trial."""
+    lightning_module = TrialModule(CountedTrial, exp_conf=exp_conf, **(module or {}))
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    pl.Trainer(accelerator="cpu", devices=1, enable_model_summary=False, **quiet, **flags).fit(lightning_module)
+    trial = lightning_module.trial
+    assert isinstance(trial, CountedTrial)
+    return trial
+
+
+def weight(trial: CountedTrial) -> torch.Tensor:
+    """Return the weights at the end."""
+    return trial.model.state_dict()["weight"]
+
+
+def outcome(trial: CountedTrial) -> tuple[int, list[int], list[int]]:
+    """Return the number of updates, the batches before each validation, and the length of each workload."""
+    return trial.context.optimizer_steps, trial.counted.validations, trial.counted.reports
+
+
+def checkpoints() -> list[int]:
+    """Return the number of batches of each checkpoint, where Determined puts those of local runs by default."""
+    storage = CheckpointStorage()
+    return sorted(
+        json.loads(Path(path, "metadata.json").read_text())["steps_completed"] for path in storage.newest_first()
+    )
+
+
+@pytest.mark.parametrize("form", ["dict", "file", "name of a file"])
+@pytest.mark.parametrize("train", [fitted, fitted_by_lightning])
+def test_a_configuration_means_what_it_means_on_the_platform(train: Any, form: str, tmp_path: Path) -> None:
+    file = in_file(tmp_path / "files", CONFIG)
+    trial = train({"dict": CONFIG, "file": file, "name of a file": str(file)}[form])
+    assert outcome(trial) == (2, [0, 2, 4, 6, 8], [2, 2, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("said", "result"),
+    [
+        ({"init": {"aggregation_frequency": 1}}, (8, [0, 2, 4, 6, 8], [2, 2, 2, 2])),
+        ({"max_length": pytorch.Batch(4)}, (1, [0, 2, 4], [2, 2])),
+        ({"validation_period": pytorch.Batch(8)}, (2, [0, 8], [4, 4])),
+        ({"reporting_period": pytorch.Batch(1)}, (2, [0, 2, 4, 6, 8], [1] * 8)),
+        ({"step_zero_validation": False}, (2, [2, 4, 6, 8], [2, 2, 2, 2])),
+    ],
+)
+def test_what_a_call_says_goes_before_its_configuration(said: dict[str, Any], result: Any) -> None:
+    assert outcome(fitted(CONFIG, **said)) == result
+
+
+@pytest.mark.parametrize(
+    ("said", "result"),
+    [
+        ({"module": {"aggregation_frequency": 1}}, (8, [0, 2, 4, 6, 8], [2, 2, 2, 2])),
+        ({"module": {"max_length": pytorch.Batch(4)}}, (1, [0, 2, 4], [2, 2])),
+        ({"max_epochs": 2}, (4, [0, 2, 4, 6, 8, 10, 12, 14, 16], [2] * 8)),
+        ({"max_steps": 1}, (1, [0, 2, 4], [2, 2])),
+        ({"val_check_interval": 4}, (2, [0, 4, 8], [4, 4])),
+        ({"log_every_n_steps": 1}, (2, [0, 2, 4, 6, 8], [1] * 8)),
+        ({"module": {"step_zero_validation": False}}, (2, [2, 4, 6, 8], [2, 2, 2, 2])),
+    ],
+)
+def test_so_do_the_arguments_of_lightning(said: dict[str, Any], result: Any) -> None:
+    assert outcome(fitted_by_lightning(CONFIG, **said)) == result
+
+
+def test_without_a_configuration_everything_is_as_determined_has_it() -> None:
+    assert outcome(fitted(None, max_length=pytorch.Batch(8))) == (8, [8], [8])
+    assert outcome(fitted({"searcher": {"max_length": {"epochs": 2}}})) == (16, [16], [16])
+
+
+def test_the_seed_of_the_experiment_is_the_seed_of_the_trial() -> None:
+    first, again, other = (fitted({**CONFIG, "reproducibility": {"experiment_seed": seed}}) for seed in (7, 7, 8))
+    assert torch.equal(weight(first), weight(again))
+    assert not torch.equal(weight(first), weight(other))
+    assert (first.context.get_trial_seed(), other.context.get_trial_seed()) == (7, 8)
+    assert fitted(CONFIG, {"trial_seed": 8}).context.get_trial_seed() == 8
+
+
+@pytest.mark.parametrize(
+    ("section", "said", "saved"),
+    [
+        ({"checkpoint_policy": "all"}, {}, [2, 4, 6, 8]),
+        ({"checkpoint_policy": "none"}, {}, [8]),
+        ({"checkpoint_policy": "none", "min_checkpoint_period": {"batches": 3}}, {}, [3, 6, 8]),
+        ({"checkpoint_policy": "none", "min_checkpoint_period": {"records": 12}}, {}, [3, 6, 8]),
+        ({"checkpoint_policy": "all"}, {"checkpoint_policy": "none"}, [8]),
+        ({"checkpoint_policy": "none", "min_checkpoint_period": {"batches": 1}}, {"checkpoint_period": _NEVER}, [8]),
+        ({"checkpoint_policy": "all", "checkpoint_storage": {"save_trial_best": 0}}, {}, [8]),
+    ],
+)
+def test_checkpoints_are_those_of_the_configuration(
+    section: dict[str, Any], said: dict[str, Any], saved: list[int]
+) -> None:
+    fitted({**CONFIG, "perform_initial_validation": False, **section}, **said)
+    assert checkpoints() == saved
+
+
+@pytest.mark.parametrize(("smaller_is_better", "saved"), [(True, [2, 4, 6, 8]), (False, [2, 8])])
+def test_best_is_what_the_searcher_calls_better(smaller_is_better: bool, saved: list[int]) -> None:
+    searcher = {**CONFIG["searcher"], "smaller_is_better": smaller_is_better}
+    fitted({**CONFIG, "perform_initial_validation": False, "searcher": searcher}, {"aggregation_frequency": 1})
+    assert checkpoints() == saved
+
+
+def test_the_storage_of_the_configuration_is_used_unless_a_call_names_one(tmp_path: Path) -> None:
+    section = {"type": "shared_fs", "host_path": str(tmp_path / "shared"), "storage_path": "mnist"}
+    config = {**CONFIG, "checkpoint_policy": "none", "checkpoint_storage": section}
+    fitted(config, checkpoint_storage=tmp_path / "named")
+    assert len(CheckpointStorage(tmp_path / "named").list_ids()) == 1
+    assert not (tmp_path / "shared").exists()
+    fitted(config)
+    assert len(CheckpointStorage(tmp_path / "shared" / "mnist").list_ids()) == 1
+
+
+def test_all_that_the_master_would_refuse_is_named_at_once() -> None:
+    wrong = {
+        "searcher": {"name": "pbt", "metric": "loss"},
+        "min_validation_period": "often",
+        "optimizations": {"aggregation_frequency": 0},
+        "hyperparameters": {"lr": {"type": "double", "minval": 2, "maxval": 1}},
+    }
+    with pytest.raises(ConfigError) as caught, pytorch.init(exp_conf=wrong):
+        pass
+    paths = [mistake.path for mistake in caught.value.mistakes]
+    assert paths == [
+        "hyperparameters.lr.maxval", "min_validation_period", "optimizations.aggregation_frequency", "searcher.name",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError) as again:
+        TrialModule(CountedTrial, exp_conf=wrong)
+    assert str(again.value) == str(caught.value)
+
+
+def test_the_lines_of_a_file_are_named(tmp_path: Path) -> None:
+    (tmp_path / "const.yaml").write_text("name: a\nmax_restarts: many\nscheduling_unit: 0\n")
+    with pytest.raises(
+        ConfigError, match=r"(?s)const.yaml has 2 mistakes.*line 2: max_restarts.*line 3: scheduling_unit"
+    ):
+        TrialModule(CountedTrial, exp_conf=tmp_path / "const.yaml")
+
+
+@pytest.mark.parametrize(
+    "small",
+    [
+        {},
+        {"name": "x"},
+        {"hyperparameters": {"lr": 0.1, "layers": (1, 2)}},
+        {"searcher": {"metric": "loss"}},
+        {"searcher": {"name": "adaptive_asha", "metric": "loss"}},
+        {"searcher": {"name": "random", "metric": "loss", "max_length": 100}},
+        {"data": {"loader": object()}, "searcher": None},
+        {"min_validation_period": {"records": 0}},
+    ],
+    ids=str,
+)
+def test_what_is_missing_is_missing(small: dict[str, Any]) -> None:
+    trial = fitted(small, max_length=pytorch.Batch(2))
+    assert outcome(trial) == (2, [2], [2])
+    assert trial.context.get_experiment_config() is small
+
+
+def test_keys_of_ones_own_and_fields_without_effect_are_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    config = {
+        **CONFIG,
+        "searcher": {**CONFIG["searcher"], "name": "random", "max_trials": 4},
+        "resources": {"shm_size": 1, "slots_pre_trial": 2},
+        "mine": {"a": 1},
+    }
+    for train in (fitted, fitted_by_lightning):
+        caplog.clear()
+        train(config)
+        (warning,) = [record.getMessage() for record in caplog.records if "no effect here" in record.getMessage()]
+        for name in ("searcher.name", "searcher.max_trials", "resources.shm_size", "mine: unknown key",
+                     "resources.slots_pre_trial: unknown key; did you mean slots_per_trial?"):  # fmt: skip
+            assert name in warning
+        for name in ("max_length", "min_validation_period", "entrypoint", "aggregation_frequency"):
+            assert name not in warning
+
+
+def test_a_module_names_the_sections_that_its_checkpoint_callback_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    fitted_by_lightning({**CONFIG, "checkpoint_policy": "all", "min_checkpoint_period": {"batches": 1}})
+    (warning,) = [record.getMessage() for record in caplog.records if "no effect here" in record.getMessage()]
+    assert warning.endswith("no effect here: checkpoint_policy; min_checkpoint_period.")
+
+
+def test_nothing_is_warned_of_where_everything_has_an_effect(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        fitted(CONFIG)
+    assert "no effect" not in caplog.text
+
+
+def test_hyperparameters_are_those_of_the_configuration_unless_a_call_gives_some() -> None:
+    assert fitted(CONFIG).context.get_hparams() == {"lr": 0.1, "global_batch_size": 4}
+    assert fitted(CONFIG, {"hparams": {"lr": 1}}).context.get_hparams() == {"lr": 1}
+
+
+def test_a_file_is_seen_with_all_defaults_and_a_dict_as_it_is(tmp_path: Path) -> None:
+    seen = fitted(in_file(tmp_path / "files", {"searcher": CONFIG["searcher"]})).context.get_experiment_config()
+    assert seen["searcher"]["smaller_is_better"] is True
+    assert (seen["max_restarts"], seen["reproducibility"]) == (5, {"experiment_seed": 0})
+    assert fitted(CONFIG).context.get_experiment_config() is CONFIG
+
+
+def test_a_length_that_cannot_be_used_is_an_error_only_where_it_is_needed() -> None:
+    config = {"searcher": {"max_length": {"records": 8}}, "min_validation_period": {"records": 4}}
+    with pytest.raises(ValueError, match=r"searcher.max_length .* without global_batch_size"):
+        fitted(config, validation_period=pytorch.Batch(1))
+    fitted(config, max_length=pytorch.Batch(2), validation_period=pytorch.Batch(1))
+    with pytest.raises(ValueError, match="max_length"):
+        fitted({"searcher": {"metric": "loss"}})
