@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import pathlib
 import re
 import subprocess
@@ -11,6 +12,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import pytest
+
+from tests.experiments.running import events_of
+from tests.experiments.running import run as run_command
 
 pytestmark = pytest.mark.slow
 
@@ -91,3 +95,21 @@ def test_resumed_run_ends_bit_equal(run_example: Run, stop_after: str) -> None:
     printed = run_example("resume/train.py", "--length", "100", "--stop-after", stop_after)
 
     assert "Bit-equal" in printed
+
+
+def test_the_search_stops_worse_trials_and_finds_one_that_reads_digits(tmp_path: pathlib.Path) -> None:
+    small = ("searcher.max_trials=4", "searcher.max_time=4", "searcher.divisor=2")
+    overrides = (part for value in small for part in ("--config", value))
+    run_command(
+        "run", EXAMPLES / "search" / "adaptive.yaml", EXAMPLES / "digits", "--experiments", tmp_path, *overrides
+    )
+
+    experiment = tmp_path / "digits-search-1"
+    stopped = [event["trial"] for event in events_of(experiment, "stop_requested")]
+    lengths = {event["trial"]: event["metrics"]["epochs"] for event in events_of(experiment, "validation")}
+    assert sorted(lengths) == sorted(stopped) == [1, 2, 3, 4]
+    assert min(lengths.values()) < max(lengths.values()) == 4
+    accuracies = [event["metrics"]["validation_accuracy"] for event in events_of(experiment, "validation")]
+    assert max(accuracies) >= 0.9
+    shown = json.loads(run_command("experiment", "show", experiment, "--json").stdout)
+    assert (shown["state"], len(shown["trials"])) == ("COMPLETED", 4)
