@@ -52,8 +52,10 @@ FIELD_RULES = (
     FieldRule("searcher.name: custom", "refused", "Search methods of one's own were removed in 0.38."),
     FieldRule("searcher.metric", "used", "The validation metric to search by. Needed."),
     FieldRule("searcher.smaller_is_better", "used", "Which way the metric is compared."),
-    FieldRule("searcher.source_trial_id", "warned", "The platform's trials are not known; name a checkpoint instead."),
-    FieldRule("searcher.source_checkpoint_uuid", "used", "Every trial starts from this checkpoint."),
+    FieldRule("searcher.source_trial_id", "refused", "The platform's trials are not known; name a checkpoint instead."),
+    FieldRule(
+        "searcher.source_checkpoint_uuid", "used", "Every trial starts from this checkpoint; its id, path or URL."
+    ),
     FieldRule("searcher.max_length", "used", "How long a trial class trains; `max_time` where that is missing."),
     FieldRule("searcher.max_trials", "used", "How many trials there are."),
     FieldRule("searcher.max_concurrent_trials", "used", "How many run at once; 0 sets no limit."),
