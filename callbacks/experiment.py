@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytorch_lightning as pl
 from det_lightning import errors
 from det_lightning.adapters.module import TrialModule, require_trial_module
 from det_lightning.core._task import TrialTask
+
+# Progress is for people, who see no more of it.
+_PROGRESS_INTERVAL_S = 1.0
 
 
 @contextlib.contextmanager
@@ -40,6 +44,7 @@ class ExperimentReporter(pl.Callback):
     def __init__(self, task: TrialTask) -> None:
         self._task = task
         self._module: TrialModule | None = None
+        self._progress_at = 0.0
 
     def checkpoint_arguments(self) -> dict[str, Any]:
         """Return what a :class:`DeterminedCheckpoint` of this trial needs to know."""
@@ -62,8 +67,18 @@ class ExperimentReporter(pl.Callback):
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
-        """Report the averages of a workload."""
+        """Report the averages of a workload, and how much of the run is done."""
         self._task.report("training", steps_completed, avg_metrics)
+        self._report_progress(steps_completed)
+
+    def _report_progress(self, steps_completed: int) -> None:
+        now = time.monotonic()
+        if self._module is None or now - self._progress_at < _PROGRESS_INTERVAL_S:
+            return
+        progress = self._module.trial_run.progress()
+        if progress is not None:
+            self._progress_at = now
+            self._task.report("progress", steps_completed, {"progress": progress})
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Report the metrics of a validation, with how far training is: a search may compare by it."""

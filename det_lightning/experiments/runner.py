@@ -218,6 +218,10 @@ class ExperimentRunner:
         elif record["group"] == "checkpoint":
             values = {"steps_completed": steps, "checkpoint_id": record["metrics"]["checkpoint_id"]}
             self.record("checkpoint", trial=trial_id, lines=line, **values)
+        elif record["group"] == "progress":
+            fraction = as_number(record["metrics"].get("progress"))
+            if fraction is not None:
+                trial.progress.report(fraction, record["time"])
         elif record["group"] == "early_exit":
             self.record("early_exit", trial=trial_id, lines=line, reason=record["metrics"]["reason"])
 
