@@ -51,7 +51,7 @@ class ExperimentReporter(pl.Callback):
         return {
             "experiment": str(self._task.experiment_id),
             "trial": f"{self._task.experiment_id}.{self._task.trial_id}",
-            "best_value": self._task.best_validation,
+            "best_elsewhere": self._task.best_of_others,
             "on_complete": self.report_checkpoint,
         }
 

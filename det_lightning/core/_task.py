@@ -31,7 +31,8 @@ class TrialTask:
         latest_checkpoint: what the run starts from: the trial's newest checkpoint, or that of a warm start.
         steps_completed: batches that the trial's newest checkpoint has been trained for.
         validate_at: lengths, in units of the search, at which a validation must take place.
-        best_validation: the best value of the searcher's metric so far in the experiment.
+        best_validation: the best value of the searcher's metric in the experiment when the run began.
+        loggers: names of the loggers of Lightning that a trainer of this run logs to.
     """
 
     directory: Path
@@ -60,10 +61,34 @@ class TrialTask:
         return self.directory / "metrics.jsonl"
 
     @property
+    def tensorboard_path(self) -> Path:
+        """Where the trial writes its TensorBoard files, unless its code names another directory."""
+        return self.directory / "tensorboard"
+
+    @property
+    def best_file(self) -> Path:
+        """Where the runner writes the best value of the searcher's metric in each trial of the experiment."""
+        return self.directory.with_name("best.json")
+
+    @property
     def averages_gradients(self) -> bool:
         """Whether the gradients of aggregated batches are averaged, not added."""
         optimizations = self.config.get("optimizations") or {}
         return bool(optimizations.get("average_aggregated_gradients", True))
+
+    def best_of_others(self) -> float | None:
+        """Return the best value of the searcher's metric in the other trials up to now; None if there is none.
+
+        Where the runner's file cannot be seen, as on a machine without the experiment's directory, it is the best value
+        from when the run began.
+        """
+        try:
+            best = json.loads(self.best_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return self.best_validation
+        values = [value for trial_id, value in best.items() if int(trial_id) != self.trial_id]
+        choose = min if self.config["searcher"]["smaller_is_better"] else max
+        return choose(values, default=None)
 
     def write(self) -> None:
         """Write it where the processes of the trial look for it."""

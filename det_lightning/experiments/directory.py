@@ -27,6 +27,7 @@ class ExperimentDirectory:
         self.events = path / "events.jsonl"
         self.checkpoints = path / "checkpoints"
         self.alias = path / "alias"
+        self.best = path / "trials" / "best.json"
 
     @property
     def experiment_id(self) -> int:

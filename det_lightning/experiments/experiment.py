@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from det_lightning import errors
+from det_lightning.experiments.best_validations import BestValidations
 from det_lightning.experiments.cleanup import delete_checkpoints
 from det_lightning.experiments.config import ExperimentConfig, read_config
 from det_lightning.experiments.directory import ExperimentDirectory
@@ -105,7 +106,13 @@ def run(
         launcher = LocalLauncher(
             directory, config.as_dict(), devices, slots_per_trial, warm_start=searcher.source_checkpoint_uuid
         )
-        runner = ExperimentRunner(log, search, state, launcher, config.max_restarts, show)
+        best = BestValidations(directory.best)
+
+        def on_change(state: ExperimentState) -> None:
+            best.publish(state)
+            show(state)
+
+        runner = ExperimentRunner(log, search, state, launcher, config.max_restarts, on_change)
         with _signals(runner):
             outcome = runner.run()
             if outcome is not None:
