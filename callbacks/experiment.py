@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.loggers import Logger
 
 from det_lightning import errors
+from det_lightning.adapters.experiment_loggers import experiment_loggers
 from det_lightning.adapters.module import TrialModule, require_trial_module
+from det_lightning.callbacks.hparams import HParamsSummary
 from det_lightning.core._task import TrialTask
+from det_lightning.masking import mask
+from det_lightning.pytorch._tensorboard import TensorBoardOutput
 
 # Progress is for people, who see no more of it.
 _PROGRESS_INTERVAL_S = 1.0
@@ -44,7 +49,21 @@ class ExperimentReporter(pl.Callback):
     def __init__(self, task: TrialTask) -> None:
         self._task = task
         self._module: TrialModule | None = None
+        self._loggers: list[Logger] = []
         self._progress_at = 0.0
+
+    def callbacks(self, output: TensorBoardOutput) -> list[pl.Callback]:
+        """Return this one, and the one that writes the hyperparameters to TensorBoard files."""
+        return [self, HParamsSummary(output, self._task)]
+
+    def make_loggers(self) -> list[Logger]:
+        """Return new loggers of those kinds that were chosen when the experiment began.
+
+        Raises:
+            ModuleNotFoundError: a package is not installed.
+        """
+        self._loggers = experiment_loggers(self._task)
+        return self._loggers
 
     def checkpoint_arguments(self) -> dict[str, Any]:
         """Return what a :class:`DeterminedCheckpoint` of this trial needs to know."""
@@ -56,13 +75,15 @@ class ExperimentReporter(pl.Callback):
         }
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Subscribe to the metrics of the module.
+        """Subscribe to the metrics of the module; log the hyperparameters.
 
         Raises:
             TypeError: the module is not a :class:`TrialModule`.
         """
         self._module = require_trial_module(self, pl_module)
         self._module.reporters.append(self)
+        for logger in self._loggers:
+            logger.log_hyperparams(mask(self._task.hparams))
 
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]

@@ -49,6 +49,7 @@ class TrialTask:
     validate_at: list[int] = dataclasses.field(default_factory=list)
     best_validation: float | None = None
     gpu_uuids: list[str] = dataclasses.field(default_factory=list)
+    loggers: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def file(self) -> Path:

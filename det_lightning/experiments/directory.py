@@ -24,6 +24,7 @@ class ExperimentDirectory:
         self.given_config = path / "experiment.yaml"
         self.config_file = path / "config.json"
         self.code = path / "code"
+        self.options = path / "options.json"
         self.events = path / "events.jsonl"
         self.checkpoints = path / "checkpoints"
         self.alias = path / "alias"
@@ -71,6 +72,13 @@ class ExperimentDirectory:
         """Return the configuration with all defaults, as it was when the experiment began."""
         config: dict[str, Any] = json.loads(self.config_file.read_text(encoding="utf-8"))
         return config
+
+    def loggers(self) -> list[str]:
+        """Return the names of the loggers that were chosen when the experiment began."""
+        if not self.options.exists():  # as in an experiment of an earlier release
+            return []
+        options: dict[str, list[str]] = json.loads(self.options.read_text(encoding="utf-8"))
+        return options["loggers"]
 
     def checkpoint_storage(self) -> str | dict[str, Any]:
         """Return where the trials write checkpoints: a section of the configuration, or the experiment's directory."""

@@ -78,6 +78,7 @@ def init(
     if task is not None:
         exp_conf = task.config
         trial_seed = task.trial_seed
+        tensorboard_path = tensorboard_path or task.tensorboard_path
     if trial_seed is not None:
         seed_everything(trial_seed)
     processes = TrainingProcesses.of_script(distributed, strategy)
@@ -290,7 +291,9 @@ class Trainer:
             )
         callbacks: list[pl.Callback] = [checkpoint, DeterminedTensorBoard(context.tensorboard)]
         if self._experiment is not None:
-            callbacks.append(self._experiment)
+            callbacks += self._experiment.callbacks(context.tensorboard)
+            if "logger" not in given:
+                given["logger"] = self._experiment.make_loggers()
         if context.profiler is not None:
             callbacks.append(TorchProfiler(context.profiler))
         users = given.pop("callbacks", None) or []
