@@ -20,6 +20,8 @@ class ExperimentDirectory:
     """
 
     def __init__(self, path: Path) -> None:
+        # The processes of trials have working directories of their own.
+        path = path.absolute()
         self.path = path
         self.given_config = path / "experiment.yaml"
         self.config_file = path / "config.json"
