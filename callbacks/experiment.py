@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytorch_lightning as pl
@@ -53,7 +54,10 @@ class ExperimentReporter(pl.Callback):
         self._progress_at = 0.0
 
     def callbacks(self, output: TensorBoardOutput) -> list[pl.Callback]:
-        """Return this one, and the one that writes the hyperparameters to TensorBoard files."""
+        """Return this one, and the one that writes the hyperparameters to TensorBoard files.
+
+        They come before the callback that writes checkpoints.
+        """
         return [self, HParamsSummary(output, self._task)]
 
     def make_loggers(self) -> list[Logger]:
@@ -84,6 +88,14 @@ class ExperimentReporter(pl.Callback):
         self._module.reporters.append(self)
         for logger in self._loggers:
             logger.log_hyperparams(mask(self._task.hparams))
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Count from zero after a warm start, as Determined does: the checkpoint is that of another trial."""
+        module = require_trial_module(self, pl_module)
+        source = self._task.config["searcher"].get("source_checkpoint_uuid")
+        content = module.resume_content
+        if source is not None and content is not None and content.name == PurePosixPath(source).name:
+            module.resume_content = content.for_new_trial()
 
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]

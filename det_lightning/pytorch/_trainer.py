@@ -291,7 +291,7 @@ class Trainer:
             )
         callbacks: list[pl.Callback] = [checkpoint, DeterminedTensorBoard(context.tensorboard)]
         if self._experiment is not None:
-            callbacks += self._experiment.callbacks(context.tensorboard)
+            callbacks[:0] = self._experiment.callbacks(context.tensorboard)
             if "logger" not in given:
                 given["logger"] = self._experiment.make_loggers()
         if context.profiler is not None:
