@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,11 +131,11 @@ def _menu(pairs: Sequence[tuple[Hyperparameter, Hyperparameter]]) -> str:
 
 
 def _ranked(state: ExperimentState) -> list[TrialRecord]:
-    """Return the trials that have a metric, the best first."""
+    """Return the trials that have a metric that can be drawn, the best first."""
     best = {trial.trial_id: state.best_of(trial) for trial in state.trials.values()}
-    sign = 1 if state.smaller_is_better else -1
-    known = [trial for trial in state.trials.values() if best[trial.trial_id] is not None]
-    return sorted(known, key=lambda trial: sign * (best[trial.trial_id] or 0.0))
+    finite = {trial_id: value for trial_id, value in best.items() if value is not None and math.isfinite(value)}
+    ranked = sorted(finite, key=finite.__getitem__, reverse=not state.smaller_is_better)
+    return [state.trials[trial_id] for trial_id in ranked]
 
 
 def _table(trials: list[dict[str, Any]]) -> str:

@@ -98,3 +98,21 @@ def test_the_page_has_all_charts_and_needs_no_network(experiment: ExperimentDire
     assert "<h1>a &lt;search&gt; (COMPLETED)</h1>" in page
     assert "<script src" not in page
     assert "hidden" not in page.partition("<h2>Trials")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trials", [0, 1, 3])
+def test_a_trial_that_has_diverged_is_in_the_table_of_the_page_only(trials: int, tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path, trials)
+    diverged = trials + 1
+    log = EventLog(directory.events)
+    log.append({"type": "trial_created", "time": 4.0, "trial": diverged, "seed": 1, "hparams": {"lr": 1.0}})
+    at = {"time": 5.0, "trial": diverged, "lines": 1, "steps_completed": 10}
+    log.append({"type": "validation", **at, "metrics": {"loss": "Infinity"}})
+    log.close()
+    write_report(directory, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    charts, _, table = page.rpartition("<h2>Trials")
+    assert f"Trial {diverged}" not in charts
+    assert ("<h2>Learning curves" in charts) == (trials > 0)
+    assert '<td class="number">inf</td>' in table
