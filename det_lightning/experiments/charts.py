@@ -127,8 +127,14 @@ def _colors(state: ExperimentState) -> dict[str, Any]:
     return {"colorscale": "Viridis", "reversescale": not state.smaller_is_better}
 
 
-def _shown(value: float) -> str:
-    return f"{value:.3g}"
+def _texts(values: Sequence[float]) -> list[str]:
+    """Return different numbers with at least three digits, and as many as tell them apart."""
+    texts: list[str] = []
+    for digits in range(3, 18):
+        texts = [f"{value:.{digits}g}" for value in values]
+        if len(set(texts)) == len(values):
+            break
+    return texts
 
 
 class _Axis(NamedTuple):
@@ -147,10 +153,12 @@ class _Axis(NamedTuple):
             place_of = {text: index / max(len(texts) - 1, 1) for index, text in enumerate(texts)}
             return cls(hyperparameter.name, values, [place_of[value] for value in values], _swapped(place_of))
         scaled = [hyperparameter.scaled(value) for value in values]
-        least, extent = min(scaled), max(scaled) - min(scaled)
+        least = min(scaled)
+        extent = max(scaled) - least
         places = [(value - least) / extent if extent else 0.0 for value in scaled]
-        ticks = {place: _shown(hyperparameter.unscaled(least + extent * place)) for place in _TICKS}
-        return cls(hyperparameter.name, values, places, ticks if extent else {0.0: _shown(values[0])})
+        marked = _TICKS if extent else (0.0,)
+        texts = _texts([hyperparameter.unscaled(least + extent * place) for place in marked])
+        return cls(hyperparameter.name, values, places, dict(zip(marked, texts, strict=True)))
 
 
 def _swapped(place_of: Mapping[str, float]) -> dict[float, str]:
@@ -162,15 +170,15 @@ def _cells(hyperparameter: Hyperparameter, trials: Sequence[TrialRecord]) -> tup
     values = hyperparameter.of(trials)
     distinct = sorted(set(values))
     if not hyperparameter.is_number or len(distinct) <= _MOST_CELLS:
-        return list(map(str, distinct)), {
-            trial.trial_id: distinct.index(value) for trial, value in zip(trials, values, strict=True)
-        }
-    least, most = hyperparameter.scaled(distinct[0]), hyperparameter.scaled(distinct[-1])
-    width = (most - least) / _MOST_CELLS
-    edges = [_shown(hyperparameter.unscaled(least + width * index)) for index in range(_MOST_CELLS + 1)]
-    labels = [f"{low} to {high}" for low, high in itertools.pairwise(edges)]
-    places = [int((hyperparameter.scaled(value) - least) / width) for value in values]
-    return labels, {trial.trial_id: min(place, _MOST_CELLS - 1) for trial, place in zip(trials, places, strict=True)}
+        labels = [str(value) for value in distinct]
+        places = [distinct.index(value) for value in values]
+    else:
+        least = hyperparameter.scaled(distinct[0])
+        width = (hyperparameter.scaled(distinct[-1]) - least) / _MOST_CELLS
+        edges = _texts([hyperparameter.unscaled(least + width * index) for index in range(_MOST_CELLS + 1)])
+        labels = [f"{low} to {high}" for low, high in itertools.pairwise(edges)]
+        places = [min(int((hyperparameter.scaled(value) - least) / width), _MOST_CELLS - 1) for value in values]
+    return labels, {trial.trial_id: place for trial, place in zip(trials, places, strict=True)}
 
 
 def _mean(state: ExperimentState, trials: Sequence[TrialRecord]) -> float | None:

@@ -128,6 +128,15 @@ def test_the_heat_map_shows_the_pair_that_is_chosen_with_the_keyboard(browser: A
     assert section.locator(".ytitle").text_content(timeout=5000) == "lr"
 
 
+def test_many_values_of_a_hyperparameter_are_put_into_ranges_of_the_heat_map(browser: Any, tmp_path: Path) -> None:
+    report.write_report(made_experiment(tmp_path, trials=20), tmp_path / "page.html")
+    ((*maps,),) = traces_below(Visit(browser, tmp_path / "page.html"), "Pairs of hyperparameters")
+    layers_and_lr = maps[PAIRS.index("layers and lr")]
+    assert len(layers_and_lr["x"]) == len(layers_and_lr["y"]) == 10
+    assert layers_and_lr["x"][0] == "1 to 2.9"
+    assert [sum(value is not None for value in row) for row in layers_and_lr["z"]] == [1] * 10
+
+
 def test_the_table_has_all_trials_with_their_best_checkpoints_and_no_secret(browser: Any, page_file: Path) -> None:
     page = Visit(browser, page_file).page
     headings = page.locator("th").all_text_contents()
