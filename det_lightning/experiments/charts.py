@@ -40,14 +40,16 @@ def parallel_coordinates(
     """
     metric = Hyperparameter(state.metric, {trial.trial_id: state.best_of(trial) for trial in trials})
     axes = [_Axis.of(values, trials) for values in (*hyperparameters, metric)]
-    places = axes[-1].places
-    colors = sample_colorscale("Viridis", places if state.smaller_is_better else [1 - place for place in places])
+    positions = axes[-1].positions
+    colors = sample_colorscale(
+        "Viridis", positions if state.smaller_is_better else [1 - position for position in positions]
+    )
     figure = go.Figure(layout={"height": _HEIGHT, "showlegend": False, "hovermode": "closest"})
     # The best trials come last, above the others.
     for index, trial in reversed(list(enumerate(trials))):
         figure.add_scatter(
             x=list(range(len(axes))),
-            y=[axis.places[index] for axis in axes],
+            y=[axis.positions[index] for axis in axes],
             text=[f"{axis.name}: {axis.values[index]}" for axis in axes],
             mode="lines+markers",
             line_color=colors[index],
@@ -56,9 +58,9 @@ def parallel_coordinates(
         )
     for x, axis in enumerate(axes):
         figure.add_vline(x, line_color="#57606a", line_width=1)
-        for place, text in axis.ticks.items():
+        for position, text in axis.ticks.items():
             figure.add_annotation(
-                x=x, y=place, text=html.escape(text), showarrow=False, xanchor="left", bgcolor="rgba(255,255,255,.7)"
+                x=x, y=position, text=html.escape(text), showarrow=False, xanchor="left", bgcolor="rgba(255,255,255,.7)"
             )
     names = [html.escape(axis.name) for axis in axes]
     figure.update_xaxes(tickvals=list(range(len(axes))), ticktext=names, side="top", showgrid=False, zeroline=False)
@@ -142,7 +144,7 @@ class _Axis(NamedTuple):
 
     name: str
     values: list[Any]
-    places: list[float]
+    positions: list[float]
     ticks: dict[float, str]
 
     @classmethod
@@ -150,19 +152,19 @@ class _Axis(NamedTuple):
         values = hyperparameter.of(trials)
         if not hyperparameter.is_number:
             texts = sorted(set(values))
-            place_of = {text: index / max(len(texts) - 1, 1) for index, text in enumerate(texts)}
-            return cls(hyperparameter.name, values, [place_of[value] for value in values], _swapped(place_of))
+            position_of = {text: index / max(len(texts) - 1, 1) for index, text in enumerate(texts)}
+            return cls(hyperparameter.name, values, [position_of[value] for value in values], _swapped(position_of))
         scaled = [hyperparameter.scaled(value) for value in values]
         least = min(scaled)
         extent = max(scaled) - least
-        places = [(value - least) / extent if extent else 0.0 for value in scaled]
+        positions = [(value - least) / extent if extent else 0.0 for value in scaled]
         marked = _TICKS if extent else (0.0,)
-        texts = _texts([hyperparameter.unscaled(least + extent * place) for place in marked])
-        return cls(hyperparameter.name, values, places, dict(zip(marked, texts, strict=True)))
+        texts = _texts([hyperparameter.unscaled(least + extent * position) for position in marked])
+        return cls(hyperparameter.name, values, positions, dict(zip(marked, texts, strict=True)))
 
 
-def _swapped(place_of: Mapping[str, float]) -> dict[float, str]:
-    return {place: text for text, place in place_of.items()}
+def _swapped(position_of: Mapping[str, float]) -> dict[float, str]:
+    return {position: text for text, position in position_of.items()}
 
 
 def _cells(hyperparameter: Hyperparameter, trials: Sequence[TrialRecord]) -> tuple[list[str], dict[int, int]]:
@@ -171,14 +173,14 @@ def _cells(hyperparameter: Hyperparameter, trials: Sequence[TrialRecord]) -> tup
     distinct = sorted(set(values))
     if not hyperparameter.is_number or len(distinct) <= _MOST_CELLS:
         labels = [str(value) for value in distinct]
-        places = [distinct.index(value) for value in values]
+        positions = [distinct.index(value) for value in values]
     else:
         least = hyperparameter.scaled(distinct[0])
         width = (hyperparameter.scaled(distinct[-1]) - least) / _MOST_CELLS
         edges = _texts([hyperparameter.unscaled(least + width * index) for index in range(_MOST_CELLS + 1)])
         labels = [f"{low} to {high}" for low, high in itertools.pairwise(edges)]
-        places = [min(int((hyperparameter.scaled(value) - least) / width), _MOST_CELLS - 1) for value in values]
-    return labels, {trial.trial_id: place for trial, place in zip(trials, places, strict=True)}
+        positions = [min(int((hyperparameter.scaled(value) - least) / width), _MOST_CELLS - 1) for value in values]
+    return labels, {trial.trial_id: position for trial, position in zip(trials, positions, strict=True)}
 
 
 def _mean(state: ExperimentState, trials: Sequence[TrialRecord]) -> float | None:

@@ -40,7 +40,7 @@ class Hyperparameter:
         return math.log10(value) if self.is_log else value
 
     def unscaled(self, value: float) -> float:
-        """Return the value that is drawn at a place."""
+        """Return the value that is drawn at a scaled position."""
         return 10**value if self.is_log else value
 
 

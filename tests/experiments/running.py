@@ -41,10 +41,12 @@ def start(*arguments: object, cwd: Path | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd)
 
 
-def run(*arguments: object, ends_with: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: object, ends_with: int = 0, cwd: Path | None = None, timeout_s: float = 120
+) -> subprocess.CompletedProcess[str]:
     """Run ``det-lightning`` with arguments to its end."""
     process = start(*arguments, cwd=cwd)
-    output, error = process.communicate(timeout=120)
+    output, error = process.communicate(timeout=timeout_s)
     assert process.returncode == ends_with, error
     return subprocess.CompletedProcess(process.args, process.returncode, output, error)
 

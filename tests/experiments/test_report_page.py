@@ -83,7 +83,7 @@ def test_the_parallel_coordinates_have_a_line_for_each_trial_and_the_best_above_
     ((*lines,),) = traces_below(visit, "Parallel coordinates")
     assert [line["name"] for line in lines] == ["Trial 4", "Trial 3", "Trial 2", "Trial 1"]
     assert lines[-1]["text"] == ["kind: b", "layers: 1", "lr: 0.1", "loss: 0.05"]
-    # The learning rate is drawn by its logarithm; the places are in the order of the axes.
+    # The learning rate is drawn by its logarithm; the positions are in the order of the axes.
     assert [line["y"][2] for line in lines] == pytest.approx([0, 1 / 3, 2 / 3, 1])
     drawn = visit.page.locator("section:has(h2:text-is('Parallel coordinates')) path.js-line")
     assert [path.bounding_box()["width"] > 300 for path in drawn.all()] == [True] * 4
