@@ -53,7 +53,8 @@ class DeterminedCheckpoint(pl.Callback):
         experiment: name of the experiment, whose trials retention compares; by default the trial is alone.
         trial: name of the trial; by default a run that resumes from a checkpoint has the name of the run that wrote
             it, unless that one, or another that resumes from it, is alive. Only one run at a time may have a name.
-        best_value: the best value of ``metric`` before the run, such as that of other trials of an experiment.
+        best_elsewhere: called on the chief at each validation; returns the best value of ``metric`` outside the run,
+            such as that of other trials of an experiment, or None. ``"best"`` compares with it, too.
         on_complete: called on the chief with the id of each checkpoint that is complete, and its number of batches.
         job: name of the job, by which ``storage.newest(job=...)`` finds its checkpoints.
 
@@ -80,7 +81,7 @@ class DeterminedCheckpoint(pl.Callback):
         experiment: str | None = None,
         trial: str | None = None,
         job: str | None = None,
-        best_value: float | None = None,
+        best_elsewhere: Callable[[], float | None] | None = None,
         on_complete: Callable[[str, int], None] | None = None,
     ) -> None:
         if retention is None and isinstance(storage, Mapping):
@@ -101,8 +102,9 @@ class DeterminedCheckpoint(pl.Callback):
             trial=trial,
             job=job,
         )
-        self._best_before = best_value
-        self._plan = CheckpointPlan(self._run_storage, policy, period, best_value, on_complete=on_complete)
+        self._plan = CheckpointPlan(
+            self._run_storage, policy, period, best_elsewhere=best_elsewhere, on_complete=on_complete
+        )
 
     @property
     def last_checkpoint_id(self) -> str | None:
@@ -161,10 +163,8 @@ class DeterminedCheckpoint(pl.Callback):
         module = require_trial_module(self, pl_module)
         resumed = module.resume_content
         # Compare with the best value of the run that this one resumes.
-        if resumed is not None and resumed.resume is not None:
-            self._plan.best_value = resumed.resume.best_value
-        else:
-            self._plan.best_value = self._best_before
+        state = None if resumed is None else resumed.resume
+        self._plan.best_value = None if state is None else state.best_value
 
         def is_ending() -> bool:
             asked = module.stop_request is not None and module.stop_request.requested

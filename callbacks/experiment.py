@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.loggers import Logger
 
 from det_lightning import errors
+from det_lightning.adapters.experiment_loggers import experiment_loggers
 from det_lightning.adapters.module import TrialModule, require_trial_module
+from det_lightning.callbacks.hparams import HParamsSummary
 from det_lightning.core._task import TrialTask
+from det_lightning.core._tensorboard import TensorBoardOutput
+from det_lightning.masking import mask
+
+# Progress is for people, who see no more of it.
+_PROGRESS_INTERVAL_S = 1.0
 
 
 @contextlib.contextmanager
@@ -40,30 +50,68 @@ class ExperimentReporter(pl.Callback):
     def __init__(self, task: TrialTask) -> None:
         self._task = task
         self._module: TrialModule | None = None
+        self._loggers: list[Logger] = []
+        self._progress_at = 0.0
+
+    def callbacks(self, output: TensorBoardOutput) -> list[pl.Callback]:
+        """Return this one, and the one that writes the hyperparameters to TensorBoard files.
+
+        They come before the callback that writes checkpoints.
+        """
+        return [self, HParamsSummary(output, self._task)]
+
+    def make_loggers(self) -> list[Logger]:
+        """Return new loggers of those kinds that were chosen when the experiment began.
+
+        Raises:
+            ModuleNotFoundError: a package is not installed.
+        """
+        self._loggers = experiment_loggers(self._task)
+        return self._loggers
 
     def checkpoint_arguments(self) -> dict[str, Any]:
         """Return what a :class:`DeterminedCheckpoint` of this trial needs to know."""
         return {
             "experiment": str(self._task.experiment_id),
             "trial": f"{self._task.experiment_id}.{self._task.trial_id}",
-            "best_value": self._task.best_validation,
+            "best_elsewhere": self._task.best_of_others,
             "on_complete": self.report_checkpoint,
         }
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Subscribe to the metrics of the module.
+        """Subscribe to the metrics of the module; log the hyperparameters.
 
         Raises:
             TypeError: the module is not a :class:`TrialModule`.
         """
         self._module = require_trial_module(self, pl_module)
         self._module.reporters.append(self)
+        for logger in self._loggers:
+            logger.log_hyperparams(mask(self._task.hparams))
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Count from zero after a warm start, as Determined does: the checkpoint is that of another trial."""
+        module = require_trial_module(self, pl_module)
+        source = self._task.config["searcher"].get("source_checkpoint_uuid")
+        content = module.resume_content
+        if source is not None and content is not None and content.name == PurePosixPath(source).name:
+            module.resume_content = content.for_new_trial()
 
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
-        """Report the averages of a workload."""
+        """Report the averages of a workload, and how much of the run is done."""
         self._task.report("training", steps_completed, avg_metrics)
+        self._report_progress(steps_completed)
+
+    def _report_progress(self, steps_completed: int) -> None:
+        now = time.monotonic()
+        if self._module is None or now - self._progress_at < _PROGRESS_INTERVAL_S:
+            return
+        progress = self._module.trial_run.progress()
+        if progress is not None:
+            self._progress_at = now
+            self._task.report("progress", steps_completed, {"progress": progress})
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Report the metrics of a validation, with how far training is: a search may compare by it."""

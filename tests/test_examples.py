@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import pathlib
 import re
 import subprocess
@@ -11,6 +12,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import pytest
+
+from tests.experiments.running import events_of
+from tests.experiments.running import run as run_command
 
 pytestmark = pytest.mark.slow
 
@@ -91,3 +95,18 @@ def test_resumed_run_ends_bit_equal(run_example: Run, stop_after: str) -> None:
     printed = run_example("resume/train.py", "--length", "100", "--stop-after", stop_after)
 
     assert "Bit-equal" in printed
+
+
+def test_the_search_stops_a_worse_trial_and_finds_one_that_reads_digits(tmp_path: pathlib.Path) -> None:
+    # One trial after the other, so that the third one is always compared with both others.
+    small = ("searcher.max_trials=3", "searcher.max_time=4", "searcher.divisor=2", "searcher.bracket_rungs=[3]")
+    overrides = [part for value in (*small, "resources.max_slots=1") for part in ("--config", value)]
+    arguments = [EXAMPLES / "search" / "adaptive.yaml", EXAMPLES / "digits", "--experiments", tmp_path, *overrides]
+    run_command("run", *arguments, timeout_s=500)
+
+    experiment = tmp_path / "digits-search-1"
+    validations = events_of(experiment, "validation")
+    assert {event["trial"]: event["metrics"]["epochs"] for event in validations} == {1: 4, 2: 4, 3: 1}
+    assert max(event["metrics"]["validation_accuracy"] for event in validations) >= 0.9
+    shown = json.loads(run_command("experiment", "show", experiment, "--json").stdout)
+    assert (shown["state"], len(shown["trials"])) == ("COMPLETED", 3)

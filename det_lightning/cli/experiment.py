@@ -36,6 +36,12 @@ Parent = Annotated[Path, typer.Option("--experiments", help="Where experiments g
 Slots = Annotated[
     int | None, typer.Option("--slots", min=1, help="Processes of each trial, in place of slots_per_trial.")
 ]
+Loggers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--logger", metavar="NAME", help="Log to csv, tensorboard, mlflow or wandb, too. May be given several times."
+    ),
+]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPUs.")]
 
 
@@ -50,6 +56,7 @@ def run(
     experiments: Parent = Path("experiments"),
     slots: Slots = None,
     cpu: Cpu = False,
+    logger: Loggers = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the trials that would be created first as JSON; write nothing.")
     ] = False,
@@ -74,7 +81,7 @@ def run(
         if field.effect in ("ignored", "warned"):
             warn(f"{'warning' if field.effect == 'warned' else 'note'}: {field.path} has no effect here. {field.note}")
     experiment.devices_of(config, slots, on_cpu=cpu)
-    directory = experiment.create(config, config_file, code, experiments)
+    directory = experiment.create(config, config_file, code, experiments, loggers=logger or ())
     warn(f"Experiment {directory.experiment_id} in {directory.path}")
     _run(directory, slots, cpu)
 

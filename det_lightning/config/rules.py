@@ -48,6 +48,11 @@ def _incomplete(config: ExperimentConfig, unreadable: set[str]) -> Iterator[_Mis
         yield ("searcher",), "is missing: write name, metric and max_length"
     elif config.searcher.metric is None:
         yield ("searcher", "metric"), "is missing: write the name of the validation metric to search by"
+    if config.searcher.source_trial_id is not None:
+        message = (
+            "names a trial of Determined's master, which is not known here: write the id or the path of its newest"
+        )
+        yield ("searcher", "source_trial_id"), f"{message} checkpoint as source_checkpoint_uuid"
 
 
 def _grid_without_counts(config: ExperimentConfig) -> Iterator[_Mistake]:

@@ -31,8 +31,7 @@ class SearcherConfig(Section):
 
     def doubts(self) -> Iterator[tuple[str, str]]:
         """Yield each field that is allowed and probably not meant, and why."""
-        if self.source_trial_id is not None and self.source_checkpoint_uuid is not None:
-            yield "source_checkpoint_uuid", "has no effect: source_trial_id goes before it"
+        return iter(())
 
 
 class SingleSearcher(SearcherConfig):
@@ -81,7 +80,6 @@ class HalvingSearcher(SearcherConfig):
         return self
 
     def doubts(self) -> Iterator[tuple[str, str]]:
-        yield from super().doubts()
         if self.stop_once:
             yield "stop_once", "has no effect: a trial that was stopped never goes on"
         if self.max_time is not None and self.max_length is not None:

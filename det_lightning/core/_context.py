@@ -169,7 +169,7 @@ def init(
         distributed=distributed,
         preempt=PreemptContext(distributed, preempt_mode, task),
         train=TrainContext(distributed, files, storage, tensorboard_mode, task),
-        searcher=SearcherContext(distributed) if task is None else searcher_of(task.config, distributed, files),
+        searcher=SearcherContext(distributed) if task is None else searcher_of(task, distributed),
         profiler=ProfilerContext(distributed, task),
         info=info,
     )

@@ -35,7 +35,7 @@ class RunFiles:
     @property
     def tensorboard(self) -> Path:
         """The directory of TensorBoard files."""
-        return self.directory if self._task is None else self.directory / "tensorboard"
+        return self.directory if self._task is None else self._task.tensorboard_path
 
     @property
     def metadata(self) -> Path:
@@ -44,7 +44,7 @@ class RunFiles:
 
     @property
     def status(self) -> Path:
-        """The file of the latest status and progress."""
+        """The file of the latest status."""
         return self.directory / "status.json"
 
     def update_status(self, **entries: Any) -> None:

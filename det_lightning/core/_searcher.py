@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._run_files import RunFiles
+from det_lightning.core._task import TrialTask
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +35,13 @@ class SearcherOperation:
     Args:
         length: the total length to train for, not that since the operation before.
         is_chief: whether this process may report.
-        files: where progress is written.
+        task: the trial of an experiment that progress is reported to.
     """
 
-    def __init__(self, length: int, is_chief: bool, files: RunFiles | None = None) -> None:
+    def __init__(self, length: int, is_chief: bool, task: TrialTask | None = None) -> None:
         self._length = length
         self._is_chief = is_chief
-        self._files = files
+        self._task = task
         self._completed = False
 
     @property
@@ -64,8 +64,8 @@ class SearcherOperation:
         if self._completed and length != self._length:
             raise RuntimeError(f"op.report_progress({length}) was called after op.report_completed().")
         logger.info("Progress: %s of %s.", length, self._length)
-        if self._files is not None:
-            self._files.update_status(progress=min(1.0, max(0.0, length / self._length)))
+        if self._task is not None:
+            self._task.report("progress", None, {"progress": min(1.0, max(0.0, length / self._length))})
 
     def report_completed(self, searcher_metric: Any) -> None:
         """Report that the operation is done; the search itself uses the metrics of reported validations.
@@ -91,7 +91,7 @@ class SearcherContext:
         distributed: the other processes.
         length: the length of the operation; None if the configuration has none.
         units: what it counts.
-        files: where progress is written, in a trial of an experiment.
+        task: the trial of an experiment that progress is reported to.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class SearcherContext:
         distributed: DistributedContext,
         length: int | None = 1,
         units: Unit | None = Unit.EPOCHS,
-        files: RunFiles | None = None,
+        task: TrialTask | None = None,
     ) -> None:
         self._distributed = distributed
         self._length = length
         self._units = units
-        self._files = files
+        self._task = task
 
     def operations(
         self, searcher_mode: SearcherMode = SearcherMode.WorkersAskChief, auto_ack: bool = True
@@ -129,7 +129,7 @@ class SearcherContext:
         mode = SearcherMode(searcher_mode)
         in_step = mode is SearcherMode.WorkersAskChief
         if self._distributed.rank == 0:
-            operation = SearcherOperation(length, True, self._files)
+            operation = SearcherOperation(length, True, self._task)
             if in_step:
                 self._distributed.broadcast(length)
             yield operation
@@ -172,12 +172,12 @@ class SearcherContext:
         return self._length
 
 
-def searcher_of(config: dict[str, Any], distributed: DistributedContext, files: RunFiles) -> SearcherContext:
-    """Return what an experiment configuration says of a trial's length."""
-    searcher = config.get("searcher") or {}
+def searcher_of(task: TrialTask, distributed: DistributedContext) -> SearcherContext:
+    """Return what the configuration of an experiment says of a trial's length."""
+    searcher = task.config.get("searcher") or {}
     length = searcher.get("max_length")
     unit = searcher.get("unit")
     if isinstance(length, dict):
         ((unit, length),) = length.items()
     units = Unit[unit.upper()] if isinstance(unit, str) and unit.upper() in Unit.__members__ else None
-    return SearcherContext(distributed, length, units, files)
+    return SearcherContext(distributed, length, units, task)

@@ -31,7 +31,8 @@ class TrialTask:
         latest_checkpoint: what the run starts from: the trial's newest checkpoint, or that of a warm start.
         steps_completed: batches that the trial's newest checkpoint has been trained for.
         validate_at: lengths, in units of the search, at which a validation must take place.
-        best_validation: the best value of the searcher's metric so far in the experiment.
+        best_validation: the best value of the searcher's metric in the experiment when the run began.
+        loggers: names of the loggers of Lightning that a trainer of this run logs to.
     """
 
     directory: Path
@@ -48,6 +49,7 @@ class TrialTask:
     validate_at: list[int] = dataclasses.field(default_factory=list)
     best_validation: float | None = None
     gpu_uuids: list[str] = dataclasses.field(default_factory=list)
+    loggers: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def file(self) -> Path:
@@ -58,6 +60,38 @@ class TrialTask:
     def metrics_file(self) -> Path:
         """Where the trial writes its metrics."""
         return self.directory / "metrics.jsonl"
+
+    @property
+    def tensorboard_path(self) -> Path:
+        """Where the trial writes its TensorBoard files, unless its code names another directory."""
+        return self.directory / "tensorboard"
+
+    @property
+    def best_file(self) -> Path:
+        """Where the runner writes the best value of the searcher's metric in each trial of the experiment."""
+        return self.directory.with_name("best.json")
+
+    def best_of_others(self) -> float | None:
+        """Return the best value of the searcher's metric in the other trials up to now; None if there is none."""
+        return self._best(leave_out=self.trial_id)
+
+    def best_of_experiment(self) -> float | None:
+        """Return the best value of the searcher's metric in all trials up to now; None if there is none."""
+        return self._best()
+
+    def _best(self, leave_out: int | None = None) -> float | None:
+        """Return the best value in the trials but one.
+
+        Where the runner's file cannot be seen, as on a machine without the experiment's directory, it is the best value
+        from when the run began.
+        """
+        try:
+            best = json.loads(self.best_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return self.best_validation
+        values = [value for trial_id, value in best.items() if int(trial_id) != leave_out]
+        choose = min if self.config["searcher"]["smaller_is_better"] else max
+        return choose(values, default=None)
 
     def write(self) -> None:
         """Write it where the processes of the trial look for it."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import google_crc32c
 from tensorboard.compat.proto import event_pb2
+from tensorboard.compat.proto.summary_pb2 import Summary
 
 from det_lightning.core._metrics import scalars_of
 
@@ -89,6 +90,14 @@ class TensorBoardOutput:
         else:
             self._event_file.write(scalars)
 
+    def add_summary(self, summary: Summary) -> None:
+        """Write a summary of any kind, such as one of a plugin."""
+        if "writer" in vars(self):
+            self.writer.file_writer.add_summary(summary)
+            self.writer.flush()
+        else:
+            self._event_file.write_summary(summary)
+
     @functools.cached_property
     def _event_file(self) -> EventFile:
         return EventFile(self.path)
@@ -96,6 +105,11 @@ class TensorBoardOutput:
 
 def _tagged(metrics: dict[str, Any], step: int) -> list[tuple[str, float, int]]:
     return [(f"Determined/{name}", value, step) for name, value in scalars_of(metrics).items()]
+
+
+def validation_tag(metric: str) -> str:
+    """Return the tag of a validation metric."""
+    return f"Determined/{metric}" if metric.startswith("val") else f"Determined/val_{metric}"
 
 
 def default_directory() -> pathlib.Path:
@@ -121,6 +135,10 @@ class EventFile:
         for entry.tag, entry.simple_value, event.step in scalars:
             events.append(event.SerializeToString())
         self._append(events)
+
+    def write_summary(self, summary: Summary) -> None:
+        """Append a summary."""
+        self._append([event_pb2.Event(wall_time=time.time(), summary=summary).SerializeToString()])
 
     def _append(self, events: Iterable[bytes]) -> None:
         # One write for all; and tensorboard's own writer spends most of its time on checksums, in Python.

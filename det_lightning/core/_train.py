@@ -119,7 +119,7 @@ class TrainContext:
         if self._task is not None:
             if not 0 <= progress <= 1:
                 raise ValueError(f"Progress is a number from 0 to 1; got {progress}.")
-            self._files.update_status(progress=progress)
+            self._task.report("progress", None, {"progress": progress})
 
     def set_status(self, status: str) -> None:
         """Report in a few words what the script is doing."""
@@ -185,7 +185,7 @@ class TrainContext:
 
     def get_experiment_best_validation(self) -> float | None:
         """Return the best value of the searcher's metric in the experiment; None if there is none yet."""
-        return None if self._task is None else self._task.best_validation
+        return None if self._task is None else self._task.best_of_experiment()
 
     def _report(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
         if self._task is not None:
@@ -219,7 +219,7 @@ def _checked(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked_group(group: str) -> str:
-    reserved = ("checkpoint", "checkpoint_deleted", "early_exit", "preempted")
+    reserved = ("checkpoint", "checkpoint_deleted", "early_exit", "preempted", "progress")
     if not group or "." in group or group in reserved:
         raise ValueError(
             f"A group of metrics must have a name without '.', and none of {', '.join(reserved)}; got {group!r}."

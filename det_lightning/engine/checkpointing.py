@@ -36,7 +36,8 @@ POLICIES = ("best", "all", "none")
 class CheckpointPlan:
     """Which checkpoints a trial gets, and where; and what its latest run has written, for every rank.
 
-    The policy ``"best"`` compares the metric of ``run_storage``. ``best_id`` is the checkpoint that followed the best
+    The policy ``"best"`` compares the metric of ``run_storage``, also with what ``best_elsewhere`` returns on the
+    chief: the best value outside the run, or None. ``best_id`` is the checkpoint that followed the best
     validation, ``last_id`` the one begun last. ``on_complete`` is called on the chief for each complete checkpoint,
     with its id and the number of batches.
     """
@@ -48,6 +49,7 @@ class CheckpointPlan:
     best_id: str | None = None
     last_id: str | None = None
     on_complete: Callable[[str, int], None] | None = None
+    best_elsewhere: Callable[[], float | None] | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -213,6 +215,7 @@ class RunCheckpoints:
         value = plan.value_in(metrics)
         if value is not None:
             self._validated = (self._run.state.batches_trained, value)
+        self._take_best_elsewhere()
         improved = plan.policy == "best" and value is not None and plan.improves(value)
         if (improved or plan.policy == "all") and not self._is_current():
             self.save()
@@ -220,6 +223,15 @@ class RunCheckpoints:
             self._saver.note_metric(self._run.state.batches_trained, value)
         if improved:
             plan.best_id = plan.last_id
+
+    def _take_best_elsewhere(self) -> None:
+        plan = self._plan
+        if plan.policy != "best" or plan.best_elsewhere is None:
+            return
+        value: float | None = plan.best_elsewhere() if self._distributed.rank == 0 else None
+        value = self._distributed.broadcast(value)
+        if value is not None:
+            plan.improves(value)
 
     def _is_current(self) -> bool:
         return self._run.state.last_ckpt == self._run.state.batches_trained

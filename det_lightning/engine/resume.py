@@ -62,9 +62,9 @@ def adapt_to(content: CheckpointContent, size: int) -> None:
     The number of samples seen stays the same if the batch size does, rounded up to whole batches of all ranks.
     """
     before = 1 if content.resume is None else content.resume.world_size
-    if before == size:
-        return
     state = content.trial_state
+    if before == size or state.batches_trained == 0:
+        return
     for name in ("batches_trained", "last_ckpt", "last_val"):
         setattr(state, name, -(-getattr(state, name) * before // size))
     content.epochs_known = False

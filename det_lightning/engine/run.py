@@ -218,6 +218,10 @@ class TrialRun:
         self.events.emit("on_training_workload_end", avg_metrics=avg_metrics, batch_metrics=batch_metrics)
         self._actions.begin(self._due)
 
+    def progress(self) -> float | None:
+        """Return which part of its length the run has trained, from 0 to 1; None if it has none."""
+        return self.schedule.progress(self.state, self.data.epoch_len)
+
     def next_action(self) -> Action | None:
         """Return the next action of the boundary; None once training can continue."""
         action = self._actions.next()

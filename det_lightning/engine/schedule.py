@@ -79,6 +79,18 @@ class Schedule:
         trained = state.batches_trained if isinstance(self.max_length, Batch) else state.epochs_trained
         return trained >= self.max_length.value
 
+    def progress(self, state: TrialState, epoch_len: int) -> float | None:
+        """Return which part of the length is trained, from 0 to 1; None if there is no length.
+
+        Args:
+            state: how far training is.
+            epoch_len: number of batches of an epoch.
+        """
+        if self.max_length is None or not isinstance(self.max_length.value, int):
+            return None
+        length = self.max_length.value * (1 if isinstance(self.max_length, Batch) else epoch_len)
+        return min(state.batches_trained / length, 1.0) if length > 0 else 1.0
+
 
 def _next_multiple(steps: int, unit: TrainUnit) -> int:
     """Return the next step that ``unit`` may name: any, if it is a container."""

@@ -20,13 +20,17 @@ class ExperimentDirectory:
     """
 
     def __init__(self, path: Path) -> None:
+        # The processes of trials have working directories of their own.
+        path = path.absolute()
         self.path = path
         self.given_config = path / "experiment.yaml"
         self.config_file = path / "config.json"
         self.code = path / "code"
+        self.options = path / "options.json"
         self.events = path / "events.jsonl"
         self.checkpoints = path / "checkpoints"
         self.alias = path / "alias"
+        self.best = path / "trials" / "best.json"
 
     @property
     def experiment_id(self) -> int:
@@ -70,6 +74,13 @@ class ExperimentDirectory:
         """Return the configuration with all defaults, as it was when the experiment began."""
         config: dict[str, Any] = json.loads(self.config_file.read_text(encoding="utf-8"))
         return config
+
+    def loggers(self) -> list[str]:
+        """Return the names of the loggers that were chosen when the experiment began."""
+        if not self.options.exists():  # as in an experiment of an earlier release
+            return []
+        options: dict[str, list[str]] = json.loads(self.options.read_text(encoding="utf-8"))
+        return options["loggers"]
 
     def checkpoint_storage(self) -> str | dict[str, Any]:
         """Return where the trials write checkpoints: a section of the configuration, or the experiment's directory."""

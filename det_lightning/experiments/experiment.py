@@ -6,16 +6,18 @@ import contextlib
 import json
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
 from det_lightning import errors
 from det_lightning.config import ExperimentConfig, read_config
+from det_lightning.experiments.best_validations import BestValidations
 from det_lightning.experiments.cleanup import delete_checkpoints
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import EventLog
 from det_lightning.experiments.local import Devices, LocalLauncher, devices_for
+from det_lightning.experiments.loggers import require_loggers
 from det_lightning.experiments.model_context import copy_model_context
 from det_lightning.experiments.runner import ExperimentRunner
 from det_lightning.experiments.search import CreateTrial, Outcome, Search, planned_trials
@@ -49,7 +51,9 @@ def devices_of(config: ExperimentConfig, slots: int | None, *, on_cpu: bool) -> 
     return slots_per_trial, devices
 
 
-def create(config: ExperimentConfig, source: Path | None, code: Path, parent: Path) -> ExperimentDirectory:
+def create(
+    config: ExperimentConfig, source: Path | None, code: Path, parent: Path, loggers: Sequence[str] = ()
+) -> ExperimentDirectory:
     """Create the files of a new experiment.
 
     Args:
@@ -57,19 +61,22 @@ def create(config: ExperimentConfig, source: Path | None, code: Path, parent: Pa
         source: the file that it was read from, which is kept beside it.
         code: the directory with the code of the trials.
         parent: where the experiment gets a directory of its own.
+        loggers: names of the loggers of Lightning that its trials log to.
 
     Raises:
-        ExperimentError: the code cannot be used.
+        ExperimentError: the code or a logger cannot be used.
         ValueError: the search cannot be run.
         OSError: files cannot be written.
     """
     planned(config)
+    require_loggers(loggers)
     directory = ExperimentDirectory.create(parent, config.name)
     try:
         copy_model_context(code, directory.code)
         if source is not None:
             shutil.copyfile(source, directory.given_config)
         directory.config_file.write_text(json.dumps(config.as_dict(), indent=1), encoding="utf-8")
+        directory.options.write_text(json.dumps({"loggers": list(loggers)}), encoding="utf-8")
         directory.events.touch()
     except BaseException:
         shutil.rmtree(directory.path)
@@ -96,6 +103,7 @@ def run(
         ExperimentInUse: another process runs it.
     """
     config = read_config(directory.config())
+    require_loggers(directory.loggers())
     slots_per_trial, devices = devices_of(config, slots, on_cpu=on_cpu)
     log = EventLog(directory.events)
     try:
@@ -105,7 +113,13 @@ def run(
         launcher = LocalLauncher(
             directory, config.as_dict(), devices, slots_per_trial, warm_start=searcher.source_checkpoint_uuid
         )
-        runner = ExperimentRunner(log, search, state, launcher, config.max_restarts, show)
+        best = BestValidations(directory.best)
+
+        def on_change(state: ExperimentState) -> None:
+            best.publish(state)
+            show(state)
+
+        runner = ExperimentRunner(log, search, state, launcher, config.max_restarts, on_change)
         with _signals(runner):
             outcome = runner.run()
             if outcome is not None:

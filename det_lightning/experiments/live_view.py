@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from det_lightning.config import read_config
 from det_lightning.escaping import escape
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.overview import shown
-from det_lightning.experiments.state import ExperimentState, TrialRecord
+from det_lightning.experiments.progress import Progress
+from det_lightning.experiments.search_settings import trials_in_full
+from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -36,7 +39,7 @@ def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
     from rich.live import Live
 
     with Live(console=Console(stderr=True), auto_refresh=False) as live:
-        table = _Table(live)
+        table = _Table(live, trials_in_full(read_config(directory.config())))
         try:
             yield table
         finally:
@@ -90,16 +93,25 @@ def _line_of(state: ExperimentState, trial: TrialRecord) -> str:
 
 
 class _Table:
-    """A table that is drawn again when something has changed, a few times a second at most; notices stay above it."""
+    """A table that is drawn again when something has changed, a few times a second at most; notices stay above it.
 
-    def __init__(self, live: Live) -> None:
+    Args:
+        live: where to draw.
+        trials: how many trials are trained to their end; None where the search decides that.
+    """
+
+    def __init__(self, live: Live, trials: int | None) -> None:
         self._live = live
+        self._trials = trials
+        self._progress = Progress()
         self._state: ExperimentState | None = None
         self._notices = _Notices()
         self._drawn_at = 0.0
 
     def __call__(self, state: ExperimentState) -> None:
         self._state = state
+        if self._trials is not None:
+            self._progress.report(_fraction_done(state, self._trials), time.time())
         for notice in self._notices.new(state):
             self._live.console.print(escape(notice), markup=False)
         if time.monotonic() - self._drawn_at >= _REDRAW_S:
@@ -113,8 +125,8 @@ class _Table:
         state = self._state
         if state is None:
             return
-        table = Table(box=None, pad_edge=False)
-        for heading in ("TRIAL", "STATE", "BATCHES", f"BEST {state.metric}", "LATEST", "RESTARTS"):
+        table = Table(box=None, pad_edge=False, caption=self._caption(state), caption_justify="left")
+        for heading in ("TRIAL", "STATE", "BATCHES", f"BEST {state.metric}", "LATEST", "RESTARTS", "ETA"):
             table.add_column(escape(heading), justify="left" if heading == "STATE" else "right")
         trials = sorted(state.trials.values(), key=lambda trial: (not trial.status.is_final, trial.trial_id))
         for trial in trials[-_MOST_ROWS:]:
@@ -126,5 +138,32 @@ class _Table:
                 shown(state.best_of(trial)) or "",
                 shown(state.metric_of(latest)) or "",
                 str(trial.restarts or ""),
+                self._time_left(trial),
             )
         self._live.update(table, refresh=True)
+
+    def _caption(self, state: ExperimentState) -> str | None:
+        """Return how long the experiment will take; None where that depends on the results of its trials."""
+        left_s = self._progress.time_left_s(time.time())
+        if self._trials is None or left_s is None or state.outcome is not None:
+            return None
+        ended = sum(trial.status.is_final for trial in state.trials.values())
+        return f"{ended} of {self._trials} trials have ended; about {_duration(left_s)} left"
+
+    def _time_left(self, trial: TrialRecord) -> str:
+        """Return how long a trial will still train, if it is known; a search that stops trials may end it before."""
+        left_s = trial.progress.time_left_s(time.time()) if trial.status is TrialStatus.RUNNING else None
+        if left_s is None:
+            return ""
+        return _duration(left_s) if self._trials is not None else f"≤ {_duration(left_s)}"
+
+
+def _fraction_done(state: ExperimentState, trials: int) -> float:
+    done = sum(1.0 if trial.status.is_final else trial.progress.fraction or 0.0 for trial in state.trials.values())
+    return min(done / trials, 1.0)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -152,6 +152,7 @@ class LocalLauncher:
             steps_completed=0 if newest is None else newest.steps_completed,
             validate_at=trial.validate_at,
             best_validation=state.best(state.best_of(other) for other in state.trials.values()),
+            loggers=self._directory.loggers(),
         )
 
     def _environment(self, task: TrialTask, workdir: Path) -> dict[str, str]:

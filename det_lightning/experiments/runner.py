@@ -220,6 +220,10 @@ class ExperimentRunner:
             self.record("checkpoint", trial=trial_id, lines=line, **values)
         elif record["group"] == "checkpoint_deleted":
             self.record("checkpoint_deleted", trial=trial_id, lines=line, **record["metrics"])
+        elif record["group"] == "progress":
+            fraction = as_number(record["metrics"].get("progress"))
+            if fraction is not None:
+                trial.progress.report(fraction, record["time"])
         elif record["group"] == "early_exit":
             self.record("early_exit", trial=trial_id, lines=line, reason=record["metrics"]["reason"])
         elif record["group"] == "preempted":

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from det_lightning.config import ExperimentConfig, hyperparameters
+from det_lightning.config.searchers import RandomSearcher
 from det_lightning.experiments import search
 from det_lightning.experiments.search import SearcherSettings, SearchSpace
 
@@ -25,6 +26,20 @@ def settings_of(config: ExperimentConfig) -> SearcherSettings:
 def space_of(config: ExperimentConfig) -> SearchSpace:
     """Return the ``hyperparameters`` section as the search takes it."""
     return _group(config.hyperparameters)
+
+
+def trials_in_full(config: ExperimentConfig) -> int | None:
+    """Return how many trials the search trains to their end; None where that depends on their results.
+
+    Raises:
+        ValueError: the search cannot be run; all mistakes are named.
+    """
+    searcher = config.searcher
+    if searcher.name == "grid":
+        return len(search.planned_trials(settings_of(config), space_of(config), 0))
+    if searcher.name == "single":
+        return 1
+    return searcher.max_trials if isinstance(searcher, RandomSearcher) else None
 
 
 def _group(entries: Mapping[str, Any]) -> SearchSpace:

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from det_lightning.experiments.progress import Progress
+
 
 class TrialStatus(str, enum.Enum):
     """What a trial is doing, in Determined's words where it has one."""
@@ -53,6 +55,7 @@ class TrialRecord:
         restarts: how often it was started again after a failure.
         lines_read: how much of its ``metrics.jsonl`` is in the log.
         steps_completed: batches that it has reported to have trained.
+        progress: of its latest run, which is not in the log.
         is_open: whether a run was started whose end is not known.
         preempted: whether its run said that it ends because it was asked to.
         reason: why it ended otherwise than complete.
@@ -67,6 +70,7 @@ class TrialRecord:
     restarts: int = 0
     lines_read: int = 0
     steps_completed: int = 0
+    progress: Progress = dataclasses.field(default_factory=Progress)
     is_open: bool = False
     stop_requested: bool = False
     stop_error: str | None = None
@@ -142,6 +146,7 @@ class ExperimentState:
         trial.runs = event["run"]
         trial.is_open = True
         trial.preempted = False
+        trial.progress = Progress()
         trial.status = TrialStatus.STOPPING if trial.stop_requested else TrialStatus.RUNNING
         trial.started_at = trial.started_at or event["time"]
 

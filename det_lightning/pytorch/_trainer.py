@@ -99,7 +99,7 @@ def init(
         distributed=processes.distributed,
         backend=processes.backend,
         enable_tensorboard_logging=enable_tensorboard_logging,
-        tensorboard_path=tensorboard_path,
+        tensorboard_path=tensorboard_path or (None if task is None else task.tensorboard_path),
         **options,
     )
     if context.distributed.rank == 0:
@@ -316,7 +316,9 @@ class Trainer:
             )
         callbacks: list[pl.Callback] = [checkpoint, DeterminedTensorBoard(context.tensorboard)]
         if self._experiment is not None:
-            callbacks.append(self._experiment)
+            callbacks[:0] = self._experiment.callbacks(context.tensorboard)
+            if "logger" not in given:
+                given["logger"] = self._experiment.make_loggers()
         if context.profiler is not None:
             callbacks.append(TorchProfiler(context.profiler))
         users = given.pop("callbacks", None) or []

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 import torchmetrics
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from det_lightning import pytorch
+from det_lightning.adapters import TrialModule
+from det_lightning.callbacks import DeterminedCheckpoint
+from det_lightning.checkpoint import CheckpointStorage
 from tests.trials import SmallTrial
 
 
@@ -75,17 +79,26 @@ def test_tensorboard_files_go_to_the_given_directory(tmp_path: Path) -> None:
     assert [event.step for event in events.Scalars("Determined/validation_loss")] == [5]
 
 
+class GivenQuality(SmallTrial):
+    """Validates with values that are given."""
+
+    evaluate_batch: Any = pytorch.PyTorchTrial.evaluate_batch
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.values = iter(context.get_hparam("values"))
+
+    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+        return {"quality": next(self.values)}
+
+
 def test_the_trainer_knows_the_best_and_the_last_checkpoint(tmp_path: Path) -> None:
-    values = iter([3.0, 1.0, 2.0])
-
-    class Falling(SmallTrial):
-        evaluate_batch: Any = pytorch.PyTorchTrial.evaluate_batch
-
-        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-            return {"quality": next(values)}
-
-    with pytorch.init(exp_conf={"searcher": {"metric": "quality"}}, enable_tensorboard_logging=False) as context:
-        trainer = pytorch.Trainer(Falling(context), context, enable_progress_bar=False)
+    with pytorch.init(
+        hparams={"values": [3.0, 1.0, 2.0]},
+        exp_conf={"searcher": {"metric": "quality"}},
+        enable_tensorboard_logging=False,
+    ) as context:
+        trainer = pytorch.Trainer(GivenQuality(context), context, enable_progress_bar=False)
         trainer.fit(max_length=pytorch.Batch(6), validation_period=pytorch.Batch(2), checkpoint_storage=tmp_path)
     best, last = trainer.checkpoints.best_checkpoint_path, trainer.checkpoints.last_checkpoint_path
     steps = [
@@ -93,3 +106,22 @@ def test_the_trainer_knows_the_best_and_the_last_checkpoint(tmp_path: Path) -> N
         for path in (str(best), str(last))
     ]
     assert (steps, trainer.checkpoints.best_value) == ([4, 6], 1.0)
+
+
+def test_the_best_policy_compares_at_each_validation_with_the_best_value_elsewhere(tmp_path: Path) -> None:
+    elsewhere = iter([None, 0.5, 4.0, 0.1])
+    checkpoints = DeterminedCheckpoint(
+        tmp_path, policy="best", metric="quality", code_dir=tmp_path, best_elsewhere=lambda: next(elsewhere)
+    )
+    module = TrialModule(
+        GivenQuality,
+        hparams={"values": [3.0, 1.0, 0.4, 0.2]},
+        max_length=pytorch.Batch(8),
+        validation_period=pytorch.Batch(2),
+    )
+    pl.Trainer(
+        max_epochs=-1, callbacks=[checkpoints], logger=False, enable_checkpointing=False, enable_progress_bar=False
+    ).fit(module)
+    storage = CheckpointStorage(tmp_path)
+    assert sorted(storage.read_metadata(id_)["steps_completed"] for id_ in storage.list_ids()) == [2, 6, 8]
+    assert checkpoints.best_value == 0.1

@@ -189,7 +189,7 @@ CONFIGURATIONS = st.fixed_dictionaries(
         "entrypoint": st.sampled_from(["model_def:T", "python3 train.py", ["python3", "train.py"]]),
         "searcher": st.fixed_dictionaries(
             {"name": st.sampled_from(["single", "grid"]), "metric": TEXT, "max_length": LENGTH},
-            optional={"smaller_is_better": st.booleans(), "source_trial_id": st.integers(0, 9)},
+            optional={"smaller_is_better": st.booleans(), "source_checkpoint_uuid": TEXT},
         ),
     },
     optional={

@@ -35,8 +35,8 @@ def test_every_field_has_a_row_and_every_row_a_field() -> None:
 
 
 def test_what_the_table_calls_refused_is_refused() -> None:
-    refused = {rule.field.partition(": ")[2] for rule in FIELD_RULES if rule.effect == "refused"}
-    assert refused == {*REFUSED_SEARCHERS, "hdfs"}
+    refused = {rule.field.rpartition(": ")[2] for rule in FIELD_RULES if rule.effect == "refused"}
+    assert refused == {*REFUSED_SEARCHERS, "hdfs", "searcher.source_trial_id"}
     for name in REFUSED_SEARCHERS:
         assert "cannot be used" in mistakes_in(f"searcher: {{name: {name}}}")[0].message
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from det_lightning.config.searchers import HalvingSearcher
+from det_lightning.errors import ConfigError
 from tests.config.configurations import mistakes_in, read_alone, read_part
 
 COMMON = {
@@ -36,8 +37,8 @@ def searcher_of(text: str) -> Any:
     [
         ("{name: single, metric: loss}", {**COMMON, "name": "single"}),
         (
-            "{name: single, metric: loss, max_length: {epochs: 3}, source_trial_id: 7}",
-            {**COMMON, "name": "single", "max_length": {"epochs": 3}, "source_trial_id": 7},
+            "{name: single, metric: loss, max_length: {epochs: 3}, source_checkpoint_uuid: a}",
+            {**COMMON, "name": "single", "max_length": {"epochs": 3}, "source_checkpoint_uuid": "a"},
         ),
         (
             "{name: random, metric: loss, max_trials: 9, max_length: 100}",
@@ -163,7 +164,6 @@ def test_a_search_without_validations_to_stop_at_is_noted(text: str, notes: list
 @pytest.mark.parametrize(
     ("given", "path", "message"),
     [
-        ("source_trial_id: 3, source_checkpoint_uuid: a", "searcher.source_checkpoint_uuid", "goes before it"),
         ("max_length: {epochs: 100}", "searcher.max_length", "differs from max_time"),
         ("max_length: {batches: 99}", "searcher.max_length", "differs from max_time"),
         ("stop_once: true", "searcher.stop_once", "has no effect"),
@@ -174,3 +174,13 @@ def test_what_is_probably_not_meant_is_noted(given: str, path: str, message: str
     (note,) = read_part(f"searcher: {{{search}, {given}}}").notes
     assert (note.line, note.path) == (1, path)
     assert message in note.message
+
+
+def test_a_trial_of_the_platform_to_start_from_is_refused_with_what_to_write() -> None:
+    with pytest.raises(ConfigError, match=r"source_trial_id: .* as source_checkpoint_uuid"):
+        read_alone(
+            """
+            entrypoint: python3 train.py
+            searcher: {name: single, metric: loss, source_trial_id: 3}
+            """
+        )

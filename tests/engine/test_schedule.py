@@ -198,3 +198,20 @@ def test_all_mistakes_are_named_at_once() -> None:
     assert "checkpoint_period must be a Batch or an Epoch, such as Batch(100); got 'daily' of type str" in message
     assert "reporting_period must be a Batch or an Epoch, such as Batch(100); got TrainUnit(1)" in message
     assert "max_length must be Batch(int) or Epoch(int); got Batch([1, 2])" in message
+
+
+@pytest.mark.parametrize(
+    ("length", "batches_trained", "progress"),
+    [
+        (None, 3, None),
+        (Batch(10), 0, 0.0),
+        (Batch(10), 4, 0.4),
+        (Epoch(5), 4, 0.2),
+        (Batch(10), 12, 1.0),
+        (Batch(0), 0, 1.0),
+    ],
+)
+def test_the_progress_is_the_part_of_the_length_that_is_trained(
+    length: TrainUnit | None, batches_trained: int, progress: float | None
+) -> None:
+    assert Schedule(length).progress(TrialState(batches_trained=batches_trained), epoch_len=4) == progress

@@ -37,7 +37,7 @@ def test_a_script_reports_metrics_and_checkpoints(tmp_path: Path) -> None:
     ]
     assert [one["steps_completed"] for one in events_of(experiment, "checkpoint")] == [1, 2, 3, 4]
     trial = experiment / "trials" / "1"
-    assert json.loads((trial / "status.json").read_text()) == {"status": "step 4", "progress": 1.0}
+    assert json.loads((trial / "status.json").read_text()) == {"status": "step 4"}
     assert json.loads((trial / "metadata.json").read_text()) == {"begins_at": 0}
     events = EventAccumulator(str(trial / "tensorboard")).Reload()
     assert sorted(events.Tags()["scalars"]) == ["Determined/loss", "Determined/val_loss"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from det_lightning.experiments.event_log import EventLog, read_events
 from det_lightning.experiments.model_context import MOST_BYTES, copy_model_context
 from det_lightning.experiments.report import write_report
 from det_lightning.experiments.trial_process import RecordReader
+from tests.experiments.made_experiments import NAME, made_experiment
 
 
 def test_a_line_that_a_killed_process_left_incomplete_is_removed(tmp_path: Path) -> None:
@@ -79,27 +79,12 @@ def test_more_code_than_determined_accepts_is_refused_with_the_largest_files(tmp
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> ExperimentDirectory:
-    """A finished experiment of three trials, as its files describe it."""
-    directory = ExperimentDirectory.create(tmp_path, "a <search>")
-    searcher = {"metric": "loss", "smaller_is_better": True}
-    directory.config_file.write_text(json.dumps({"name": "a <search>", "searcher": searcher}))
-    log = EventLog(directory.events)
-    log.append({"type": "experiment_started", "time": 0.0})
-    for trial in (1, 2, 3):
-        hparams = {"lr": trial / 10, "layers": trial, "kind": "ab"[trial % 2], "password": "hidden"}
-        log.append({"type": "trial_created", "time": 1.0, "trial": trial, "seed": trial, "hparams": hparams})
-        for steps in (10, 20):
-            metrics = {"loss": trial / steps}
-            values = {"trial": trial, "lines": steps, "steps_completed": steps, "metrics": metrics}
-            log.append({"type": "validation", "time": 2.0, **values})
-    log.append({"type": "experiment_ended", "time": 3.0, "outcome": "COMPLETED"})
-    log.close()
-    return directory
+    return made_experiment(tmp_path)
 
 
 def test_experiments_are_found_by_number(experiment: ExperimentDirectory) -> None:
     assert experiment.path.name == "a-search-1"
-    second = ExperimentDirectory.create(experiment.path.parent, "a <search>")
+    second = ExperimentDirectory.create(experiment.path.parent, NAME)
     second.events.touch()
     assert [found.experiment_id for found in find_experiments(experiment.path.parent)] == [1, 2]
 
@@ -113,3 +98,21 @@ def test_the_page_has_all_charts_and_needs_no_network(experiment: ExperimentDire
     assert "<h1>a &lt;search&gt; (COMPLETED)</h1>" in page
     assert "<script src" not in page
     assert "hidden" not in page.partition("<h2>Trials")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trials", [0, 1, 3])
+def test_a_trial_that_has_diverged_is_in_the_table_of_the_page_only(trials: int, tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path, trials)
+    diverged = trials + 1
+    log = EventLog(directory.events)
+    log.append({"type": "trial_created", "time": 4.0, "trial": diverged, "seed": 1, "hparams": {"lr": 1.0}})
+    at = {"time": 5.0, "trial": diverged, "lines": 1, "steps_completed": 10}
+    log.append({"type": "validation", **at, "metrics": {"loss": "Infinity"}})
+    log.close()
+    write_report(directory, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    charts, _, table = page.rpartition("<h2>Trials")
+    assert f"Trial {diverged}" not in charts
+    assert ("<h2>Learning curves" in charts) == (trials > 0)
+    assert '<td class="number">inf</td>' in table

@@ -32,6 +32,14 @@ def test_a_random_search_runs_all_its_trials(tmp_path: Path) -> None:
     assert processes_of(experiment) == []
 
 
+def test_all_paths_may_be_relative_and_by_default_the_code_is_in_the_working_directory(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "project").parent
+    run("run", "config.yaml", cwd=project)
+    experiment = Path("experiments") / "small-1"
+    assert run("experiment", "show", experiment, cwd=project).stdout.count("COMPLETED") == 2
+    assert len(events_of(project / experiment, "validation")) == 5
+
+
 def test_a_halving_search_stops_trials_and_counts_them_as_complete(tmp_path: Path) -> None:
     config = write_project(
         tmp_path / "project",

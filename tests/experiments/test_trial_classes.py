@@ -12,6 +12,7 @@ import torch
 from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage, read_checkpoint
 from det_lightning.compat import answering_determined
+from det_lightning.core._task import TrialTask
 from tests.experiments.running import events_of, run
 
 pytestmark = pytest.mark.slow
@@ -31,7 +32,7 @@ CONFIG: dict[str, Any] = {
 def run_experiment(folder: Path, *options: object, **sections: Any) -> Path:
     """Run the trial with some sections of the configuration changed; return the directory of the experiment."""
     project = folder / "project"
-    project.mkdir()
+    project.mkdir(parents=True)
     (project / "linear_trial.py").write_bytes(Path(__file__).with_name("linear_trial.py").read_bytes())
     (project / "config.yaml").write_text(json.dumps({**CONFIG, **sections}))
     run("run", project / "config.yaml", project, "--experiments", folder, *options)
@@ -130,3 +131,44 @@ def test_at_the_end_the_best_and_the_latest_checkpoint_are_kept(tmp_path: Path) 
     assert len(written) == 10
     assert set(CheckpointStorage(experiment / "checkpoints").list_ids()) == written - deleted
     assert 1 <= len(written - deleted) <= 2
+
+
+def test_the_running_trials_know_the_best_validation_of_each_other_trial(tmp_path: Path) -> None:
+    experiment = run_experiment(
+        tmp_path,
+        "--slots",
+        "1",
+        hyperparameters={"lr": {"type": "categorical", "vals": [0.1, 0.0]}, "global_batch_size": 8},
+        searcher={"name": "grid", "metric": "validation_loss", "max_length": {"batches": 10}},
+    )
+    best: dict[int, float] = {}
+    for event in events_of(experiment, "validation"):
+        loss = event["metrics"]["validation_loss"]
+        best[event["trial"]] = min(loss, best.get(event["trial"], loss))
+    assert json.loads((experiment / "trials" / "best.json").read_text()) == {str(id_): best[id_] for id_ in best}
+    for trial_id, other in ((1, 2), (2, 1)):
+        task = TrialTask.read(experiment / "trials" / str(trial_id) / "task.json")
+        assert task.best_of_others() == best[other]
+
+
+def test_a_warm_start_begins_with_the_state_of_the_checkpoint_and_counts_from_zero(tmp_path: Path) -> None:
+    first = run_experiment(tmp_path / "first")
+    checkpoint = CheckpointStorage(first / "checkpoints").newest()
+    searcher = {**CONFIG["searcher"], "source_checkpoint_uuid": checkpoint}
+    second = run_experiment(tmp_path / "second", searcher=searcher)
+    trained, started = (events_of(experiment, "validation") for experiment in (first, second))
+    assert [event["steps_completed"] for event in started] == [4, 8, 10]
+    assert started[0]["metrics"]["validation_loss"] < trained[-1]["metrics"]["validation_loss"]
+
+
+def test_metrics_of_training_and_validation_and_the_progress_are_kept(tmp_path: Path) -> None:
+    experiment = run_experiment(tmp_path, scheduling_unit=5)
+    lines = (experiment / "trials" / "1" / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    losses = {
+        record["steps_completed"]: record["metrics"]["loss"] for record in records if record["group"] == "training"
+    }
+    assert list(losses) == [4, 5, 8, 10]
+    assert all(isinstance(loss, float) for loss in losses.values())
+    (progress, *_) = [record for record in records if record["group"] == "progress"]
+    assert (progress["steps_completed"], progress["metrics"]) == (4, {"progress": 0.4})

@@ -1,7 +1,8 @@
 """A trial without a model: reports a loss that falls with its steps, and goes on where it was when it is started again.
 
 How it behaves is read from its hyperparameters: ``steps``, ``fails_at``, ``waits_at`` (steps at which it waits until it
-is asked to stop), ``saves_for_s`` (how long it then takes to save), ``ignores_sigterm``, ``spawns``, ``invalid``.
+is asked to stop), ``saves_for_s`` (how long it then takes to save), ``ignores_sigterm``, ``spawns``, ``invalid``,
+``reports_progress``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def request_stop(*_: object) -> None:
 
 
 def report(group: str, steps: int | None, metrics: dict[str, object]) -> None:
-    record = {"group": group, "run": TASK["run_id"], "steps_completed": steps, "metrics": metrics}
+    record = {"group": group, "run": TASK["run_id"], "steps_completed": steps, "metrics": metrics, "time": time.time()}
     with (DIRECTORY / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(record) + "\n")
 
@@ -50,6 +51,8 @@ def main() -> int:
         if step == HPARAMS.get("fails_at"):
             return 3
         report("validation", step, {"loss": HPARAMS.get("lr", 1.0) / step, "batches": step})
+        if HPARAMS.get("reports_progress"):
+            report("progress", step, {"progress": step / HPARAMS["steps"]})
         while step in HPARAMS.get("waits_at", []) and not stop_requested:
             time.sleep(0.02)
         if stop_requested:

@@ -5,52 +5,22 @@ Needs playwright, axe and a Chromium: ``tox -e browser`` gets all three.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.browser import LAPTOP, PHONE, Visit, chromium, needs_chromium
 from tests.testing.made_reports import made_report
 
-CHROMIUM = os.environ.get("DET_LIGHTNING_CHROMIUM") or shutil.which("chromium") or ""
-
-axe = pytest.importorskip(
-    "axe_playwright_python.sync_playwright", reason="playwright and axe are not installed; run tox -e browser"
-)
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; run tox -e browser")
-
-pytestmark = pytest.mark.skipif(
-    not Path(CHROMIUM).is_file(),
-    reason="there is no Chromium: install Debian's chromium, or npm, and run tox -e browser",
-)
-
-LAPTOP = {"width": 1280, "height": 800}
-PHONE = {"width": 390, "height": 800}
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        # The sandbox needs rights that containers do not give; the page is our own.
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
-class Visit:
-    """An open page with its requests and its messages."""
-
-    def __init__(self, browser: Any, path: Path, **context: Any) -> None:
-        self.page = browser.new_page(**context)
-        self.requests: list[str] = []
-        self.complaints: list[str] = []
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.goto(path.as_uri())
+    with chromium() as running:
+        yield running
 
 
 @pytest.mark.parametrize("kind", ["equal", "different", "alone", "bare"])
@@ -69,8 +39,7 @@ def test_the_page_is_accessible_in_light_and_dark(browser: Any, kind: str, schem
     visit = Visit(browser, made_report(kind, tmp_path), viewport=LAPTOP, color_scheme=scheme)
     for summary in visit.page.locator("summary").all():
         summary.click()
-    violations = axe.Axe().run(visit.page).response["violations"]
-    assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in violations] == []
+    assert visit.accessibility_violations() == []
 
 
 @pytest.mark.parametrize("viewport", [LAPTOP, PHONE], ids=["laptop", "phone"])

@@ -78,6 +78,10 @@ class CheckpointContent:
         found = (self.load_data or {}).get("trial_cls_spec")
         return found if isinstance(found, str) else None
 
+    def for_new_trial(self) -> CheckpointContent:
+        """Return the content for another trial to begin with: the state of all parts, and no batch is counted."""
+        return dataclasses.replace(self, trial_state=TrialState(), resume=None, epochs_known=True)
+
 
 def find_wrong_counts(counts: dict[str, Any]) -> str | None:
     """Return what is wrong with values that should be counts, such as those of a ``TrialState``; None if nothing."""

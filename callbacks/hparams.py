@@ -1,0 +1,76 @@
+"""The hyperparameters of an experiment's trial, for TensorBoard's tab of that name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+from tensorboard.plugins.hparams import summary_v2
+
+from det_lightning.core._task import TrialTask
+from det_lightning.core._tensorboard import TensorBoardOutput, validation_tag
+from det_lightning.masking import is_masked, mask
+
+
+class HParamsSummary(pl.Callback):
+    """Writes a trial's hyperparameters to its TensorBoard files, and what the experiment searches for.
+
+    TensorBoard, on a directory above those of several trials, then compares them by the searcher's metric.
+
+    Args:
+        output: where to write; see ``context.tensorboard``.
+        task: what the runner of the experiment has passed to this process.
+    """
+
+    def __init__(self, output: TensorBoardOutput, task: TrialTask) -> None:
+        self._output = output
+        self._task = task
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Write the hyperparameters; and the search, which each trial writes: any of them may be the only one there."""
+        if not self._output.enabled or not trainer.is_global_zero:
+            return
+        task = self._task
+        parameters = list(_parameters(task.config["hyperparameters"], mask(task.hparams)))
+        metric = task.config["searcher"]["metric"]
+        metrics = [summary_v2.Metric(validation_tag(metric), display_name=metric)] if metric else []
+        search = summary_v2.hparams_config_pb([parameter for parameter, _ in parameters], metrics)
+        values = {parameter.name: value for parameter, value in parameters}
+        self._output.add_summary(search)
+        self._output.add_summary(summary_v2.hparams_pb(values, trial_id=f"trial {task.trial_id}"))
+
+
+def _parameters(
+    space: Mapping[str, Any], hparams: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[summary_v2.HParam, Any]]:
+    """Yield each hyperparameter, those of groups with dotted names, and its value in a type that TensorBoard has."""
+    for name, entry in space.items():
+        value = hparams[name]
+        if "type" not in entry:
+            yield from _parameters(entry, value, f"{prefix}{name}.")
+        else:
+            domain = _domain(entry, value)
+            yield summary_v2.HParam(f"{prefix}{name}", domain), domain.dtype(value)
+
+
+def _domain(entry: Mapping[str, Any], value: Any) -> summary_v2.Domain:
+    """Return which values a hyperparameter may have."""
+    kind = "const" if is_masked(value) else entry["type"]
+    if kind == "int":
+        return summary_v2.IntInterval(entry["minval"], entry["maxval"])
+    if kind == "double":
+        return summary_v2.RealInterval(float(entry["minval"]), float(entry["maxval"]))
+    if kind == "log":
+        return summary_v2.RealInterval(*sorted(float(entry["base"]) ** entry[end] for end in ("minval", "maxval")))
+    values = entry["vals"] if kind == "categorical" else [value]
+    dtype = _common_type(values)
+    return summary_v2.Discrete({dtype(value) for value in values}, dtype)
+
+
+def _common_type(values: list[Any]) -> type:
+    if all(isinstance(value, bool) for value in values):
+        return bool
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return float
+    return str

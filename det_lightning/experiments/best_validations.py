@@ -1,0 +1,36 @@
+"""The best validations of an experiment, for its running trials: the policy ``best`` compares with all of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from det_lightning.experiments.state import ExperimentState
+
+
+class BestValidations:
+    """Keeps a file up to date with the best value of the searcher's metric in each trial.
+
+    Args:
+        file: the file, which the processes of the trials read at each validation.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._validations: int | None = None
+
+    def publish(self, state: ExperimentState) -> None:
+        """Write the file if there was a validation since the last call.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        validations = sum(len(trial.validations) for trial in state.trials.values())
+        if validations == self._validations:
+            return
+        best = {trial.trial_id: state.best_of(trial) for trial in state.trials.values()}
+        self._file.parent.mkdir(exist_ok=True)
+        draft = self._file.with_suffix(".tmp")
+        draft.write_text(json.dumps({trial: value for trial, value in best.items() if value is not None}))
+        draft.replace(self._file)
+        self._validations = validations

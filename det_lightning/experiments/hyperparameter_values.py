@@ -1,0 +1,83 @@
+"""The hyperparameters that differ between the trials of an experiment, to compare the trials by them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from det_lightning.experiments.state import ExperimentState, TrialRecord
+from det_lightning.masking import mask
+
+
+@dataclasses.dataclass(frozen=True)
+class Hyperparameter:
+    """A hyperparameter that differs between trials.
+
+    Attributes:
+        name: with dots, where it is in a group.
+        values: by the ids of the trials; None for a trial without it.
+        is_log: whether the search draws its logarithm.
+    """
+
+    name: str
+    values: Mapping[int, Any]
+    is_log: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        """Whether all values are numbers."""
+        return all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.values.values())
+
+    def of(self, trials: Sequence[TrialRecord]) -> list[Any]:
+        """Return its values in trials; as text unless all are numbers."""
+        values = [self.values[trial.trial_id] for trial in trials]
+        return values if self.is_number else [str(value) for value in values]
+
+    def scaled(self, value: float) -> float:
+        """Return a value as it is drawn evenly."""
+        return math.log10(value) if self.is_log else value
+
+    def unscaled(self, value: float) -> float:
+        """Return the value that is drawn at a scaled position."""
+        return 10**value if self.is_log else value
+
+
+def varying_hyperparameters(config: Mapping[str, Any], state: ExperimentState) -> list[Hyperparameter]:
+    """Return the hyperparameters that differ between trials, by name; secrets are masked, so they do not.
+
+    Args:
+        config: of the experiment, with all defaults.
+        state: the trials.
+    """
+    hparams = {trial.trial_id: flat(mask(trial.hparams)) for trial in state.trials.values()}
+    logarithmic = set(_logarithmic(config.get("hyperparameters") or {}))
+    found = []
+    for name in sorted({name for values in hparams.values() for name in values}):
+        values = {trial_id: values.get(name) for trial_id, values in hparams.items()}
+        if len({repr(value) for value in values.values()}) > 1:
+            found.append(Hyperparameter(name, values, name in logarithmic))
+    return found
+
+
+def flat(hparams: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested hyperparameters by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in hparams.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def _logarithmic(entries: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the names of the hyperparameters whose logarithms are drawn."""
+    for name, entry in entries.items():
+        if not isinstance(entry, Mapping):
+            continue
+        if "type" not in entry:
+            yield from _logarithmic(entry, f"{prefix}{name}.")
+        elif entry["type"] == "log":
+            yield f"{prefix}{name}"

@@ -1,0 +1,33 @@
+"""How long something will still take, from the progress that was observed."""
+
+from __future__ import annotations
+
+
+class Progress:
+    """The progress of a run or of an experiment, as it is reported from time to time.
+
+    Attributes:
+        fraction: the latest that was reported, from 0 to 1; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.fraction: float | None = None
+        self._at_s = 0.0
+        self._first_fraction = 0.0
+        self._first_at_s = 0.0
+
+    def report(self, fraction: float, at_s: float) -> None:
+        """Take the progress that was made at a time, in seconds."""
+        if self.fraction is None:
+            self._first_fraction = fraction
+            self._first_at_s = at_s
+        if self.fraction is None or fraction != self.fraction:
+            self.fraction = fraction
+            self._at_s = at_s
+
+    def time_left_s(self, now_s: float) -> float | None:
+        """Return the seconds to the end at the speed so far; None where no speed is known, as after one report."""
+        if self.fraction is None or self.fraction <= self._first_fraction or self._at_s <= self._first_at_s:
+            return None
+        speed = (self.fraction - self._first_fraction) / (self._at_s - self._first_at_s)
+        return max((1 - self.fraction) / speed - (now_s - self._at_s), 0.0)

@@ -1,0 +1,108 @@
+"""What people look at while an experiment runs."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_lightning.config import read_config
+from det_lightning.experiments.progress import Progress
+from det_lightning.experiments.search_settings import trials_in_full
+from tests.experiments.running import write_project
+
+
+@pytest.mark.parametrize(
+    ("reports", "now_s", "left_s"),
+    [
+        ([], 0, None),
+        ([(0.2, 10)], 20, None),
+        ([(0.2, 10), (0.2, 20)], 20, None),
+        ([(0.2, 10), (0.4, 20)], 20, 30),
+        ([(0.2, 10), (0.4, 20)], 25, 25),
+        ([(0.2, 10), (0.4, 20), (0.4, 24)], 25, 25),
+        ([(0.2, 10), (0.4, 20)], 99, 0),
+        ([(0.5, 0), (1.0, 10)], 10, 0),
+        ([(0.5, 0), (0.4, 10)], 10, None),
+    ],
+)
+def test_the_time_left_is_that_at_the_speed_so_far(
+    reports: list[tuple[float, float]], now_s: float, left_s: float | None
+) -> None:
+    progress = Progress()
+    for fraction, at_s in reports:
+        progress.report(fraction, at_s)
+    assert progress.time_left_s(now_s) == pytest.approx(left_s)
+
+
+@pytest.mark.parametrize(
+    ("searcher", "trials"),
+    [
+        ({"name": "single"}, 1),
+        ({"name": "random", "max_trials": 7}, 7),
+        ({"name": "grid"}, 6),
+        ({"name": "adaptive_asha", "max_trials": 7, "max_time": 9, "time_metric": "batches"}, None),
+    ],
+)
+def test_how_long_a_search_takes_is_known_where_no_trial_is_stopped(
+    searcher: dict[str, Any], trials: int | None
+) -> None:
+    config = read_config(
+        {
+            "entrypoint": "python3 train.py",
+            "hyperparameters": {
+                "lr": {"type": "double", "minval": 0.1, "maxval": 1.0, "count": 3},
+                "kind": {"type": "categorical", "vals": ["a", "b"]},
+            },
+            "searcher": {"metric": "loss", **searcher},
+        }
+    )
+    assert trials_in_full(config) == trials
+
+
+def shown_until(pattern: str, folder: Path, **searcher: Any) -> str:
+    """Run an experiment at a terminal until it shows ``pattern``, and interrupt it; return what it has shown."""
+    hparams = {"steps": 6, "waits_at": [3], "reports_progress": True}
+    config = write_project(folder / "project", hyperparameters=hparams, searcher={"metric": "loss", **searcher})
+    terminal, end = pty.openpty()
+    arguments = ["run", str(config), str(folder / "project"), "--experiments", str(folder)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from det_lightning.cli import main; main()", *arguments],
+        stderr=end,
+        env={**os.environ, "COLUMNS": "120", "TERM": "xterm"},
+    )
+    os.close(end)
+    shown = ""
+    asked = False
+    while True:
+        try:
+            piece = os.read(terminal, 65536)
+        except OSError:  # the other end is closed
+            break
+        shown += piece.decode(errors="replace")
+        if not asked and re.search(pattern, shown):
+            asked = True
+            process.send_signal(signal.SIGINT)
+    os.close(terminal)
+    assert process.wait() == 130, shown
+    return shown
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_how_long_the_trials_and_the_experiment_will_take(tmp_path: Path) -> None:
+    shown = shown_until(r"0 of 1 trials have ended; about \d+:\d\d left", tmp_path, name="single")
+    assert re.search(r"RUNNING +3 .* \d+:\d\d\s", shown)
+
+
+@pytest.mark.slow
+def test_a_trial_that_may_be_stopped_has_an_upper_limit_and_the_experiment_none(tmp_path: Path) -> None:
+    search = {"name": "async_halving", "num_rungs": 1, "max_trials": 2, "max_time": 6, "time_metric": "batches"}
+    shown = shown_until(r"RUNNING +3 .* ≤ \d+:\d\d", tmp_path, **search)
+    assert "have ended; about" not in shown
