@@ -20,13 +20,14 @@ class ExperimentDirectory:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.given_config = path / "experiment.yaml"
-        self.config_file = path / "config.json"
-        self.code = path / "code"
-        self.events = path / "events.jsonl"
-        self.checkpoints = path / "checkpoints"
-        self.alias = path / "alias"
+        # The processes of trials have another working directory.
+        self.path = path.absolute()
+        self.given_config = self.path / "experiment.yaml"
+        self.config_file = self.path / "config.json"
+        self.code = self.path / "code"
+        self.events = self.path / "events.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.alias = self.path / "alias"
 
     @property
     def experiment_id(self) -> int:

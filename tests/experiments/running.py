@@ -35,15 +35,15 @@ def write_project(folder: Path, **sections: Any) -> Path:
     return file
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    """Start ``det-lightning`` with arguments."""
+def start(*arguments: object, cwd: Path | None = None) -> subprocess.Popen[str]:
+    """Start ``det-lightning`` with arguments, by default in the working directory."""
     command = [sys.executable, "-c", "from det_lightning.cli import main; main()", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd)
 
 
-def run(*arguments: object, ends_with: int = 0) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, ends_with: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run ``det-lightning`` with arguments to its end."""
-    process = start(*arguments)
+    process = start(*arguments, cwd=cwd)
     output, error = process.communicate(timeout=120)
     assert process.returncode == ends_with, error
     return subprocess.CompletedProcess(process.args, process.returncode, output, error)

@@ -32,6 +32,12 @@ def test_a_random_search_runs_all_its_trials(tmp_path: Path) -> None:
     assert processes_of(experiment) == []
 
 
+def test_an_experiment_runs_below_the_working_directory(tmp_path: Path) -> None:
+    write_project(tmp_path)
+    run("run", "config.yaml", cwd=tmp_path)
+    assert len(events_of(tmp_path / "experiments" / "small-1", "validation")) == 5
+
+
 def test_a_halving_search_stops_trials_and_counts_them_as_complete(tmp_path: Path) -> None:
     config = write_project(
         tmp_path / "project",
