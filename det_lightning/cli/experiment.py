@@ -18,6 +18,7 @@ from det_lightning.cli.output import print_json, print_lines, print_table, repor
 if TYPE_CHECKING:
     from det_lightning.experiments.config import ExperimentConfig
     from det_lightning.experiments.directory import ExperimentDirectory
+    from det_lightning.experiments.machines import Demand, Machines
 
 EXIT_CODES = (
     "Exit codes: 0 the experiment is complete; 1 it failed; 2 the command or the configuration was used wrongly; "
@@ -58,6 +59,7 @@ def run(
     config = _read(config_file, override)
     from det_lightning.experiments import experiment
     from det_lightning.experiments.config import field_effects
+    from det_lightning.experiments.local import LocalMachine
 
     if dry_run:
         trials = [
@@ -73,18 +75,25 @@ def run(
     for field in field_effects(config):
         if field.effect in ("ignored", "warned"):
             warn(f"{'warning' if field.effect == 'warned' else 'note'}: {field.path} has no effect here. {field.note}")
-    experiment.devices_of(config, slots, on_cpu=cpu)
+    demand = experiment.demand_of(config, slots, on_cpu=cpu)
+    machine = LocalMachine()
+    machine.check(demand, experiments)
     directory = experiment.create(config, config_file, code, experiments)
     warn(f"Experiment {directory.experiment_id} in {directory.path}")
-    _run(directory, slots, cpu)
+    _run(directory, machine, demand)
 
 
 @report_errors()
 def resume(directory: Experiment, slots: Slots = None, cpu: Cpu = False) -> None:
     """Go on with an experiment that was paused, or whose runner was killed."""
+    from det_lightning.experiments import experiment
+    from det_lightning.experiments.config import read_config
     from det_lightning.experiments.directory import ExperimentDirectory
+    from det_lightning.experiments.local import LocalMachine
 
-    _run(ExperimentDirectory.existing(directory), slots, cpu)
+    found = ExperimentDirectory.existing(directory)
+    demand = experiment.demand_of(read_config(found.config()), slots, on_cpu=cpu)
+    _run(found, LocalMachine(), demand)
 
 
 @report_errors()
@@ -198,13 +207,13 @@ def _read_or_report(file: Path, overrides: list[str] | None) -> ExperimentConfig
         return None
 
 
-def _run(directory: ExperimentDirectory, slots: int | None, cpu: bool) -> None:
+def _run(directory: ExperimentDirectory, machines: Machines, demand: Demand) -> None:
     """Run an experiment in this process, and exit with what its outcome means."""
     from det_lightning.experiments import experiment
     from det_lightning.experiments.live_view import live_view
 
     with live_view(directory) as update:
-        outcome = experiment.run(directory, update, slots=slots, on_cpu=cpu)
+        outcome = experiment.run(directory, update, machines, demand)
     if outcome is None:
         warn(f"Paused. Go on with: det-lightning experiment resume {directory.path}")
         raise typer.Exit(130)

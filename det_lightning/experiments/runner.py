@@ -184,10 +184,10 @@ class ExperimentRunner:
 
     def _start_queued(self) -> None:
         for trial in list(self.state.trials.values()):
-            if self.state.pausing or not self._launcher.has_room():
-                return
             if trial.status is not TrialStatus.QUEUED:
                 continue
+            if self.state.pausing or not self._launcher.has_room():
+                return
             self.record("run_started", trial=trial.trial_id, run=trial.runs + 1)
             self._running[trial.trial_id] = self._launcher.start(trial, self.state)
 

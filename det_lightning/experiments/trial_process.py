@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.experiments import supervisor
 
 
@@ -120,6 +121,36 @@ class TrialProcess:
             if stream is not None:
                 stream.write(command)
                 stream.flush()
+
+
+class OrphanedRun:
+    """A run whose runner was killed: its supervisor has noticed, and the trial saves and ends.
+
+    Args:
+        directory: the trial's.
+        run: number of the run.
+        lines_read: how much of its metrics was read.
+    """
+
+    def __init__(self, directory: Path, run: int, lines_read: int) -> None:
+        self._directory = directory
+        self._run = run
+        self.new_records = RecordReader(directory / "metrics.jsonl", lines_read).new_records
+
+    def has_ended(self) -> bool:
+        """Return whether all its processes have ended."""
+        return not is_running(self._directory)
+
+    def exit_status(self) -> int:
+        """Return its exit status; where all was killed at once it counts as preempted, which is not its fault."""
+        status = recorded_status(self._directory, self._run)
+        return PREEMPTED_EXIT_CODE if status is None else status
+
+    def stop(self) -> None:
+        """Do nothing: it is ending."""
+
+    def kill(self) -> None:
+        """Do nothing: its supervisor kills it if it takes too long."""
 
 
 def recorded_status(directory: Path, run: int) -> int | None:
