@@ -189,7 +189,10 @@ class ExperimentRunner:
             if self.state.pausing or not self._launcher.has_room():
                 return
             self.record("run_started", trial=trial.trial_id, run=trial.runs + 1)
-            self._running[trial.trial_id] = self._launcher.start(trial, self.state)
+            run = self._launcher.start(trial, self.state)
+            self._running[trial.trial_id] = run
+            if self.state.pausing:  # since a signal that came before the run was in the list
+                run.stop()
 
     def _look_at(self, trial_id: int) -> None:
         run = self._running[trial_id]
