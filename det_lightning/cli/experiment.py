@@ -6,6 +6,7 @@ The commands import what they need when they run, so that none costs the start o
 from __future__ import annotations
 
 import os
+import platform
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -180,9 +181,12 @@ def stop(directory: Experiment) -> None:
     from det_lightning.experiments.directory import ExperimentDirectory
     from det_lightning.experiments.event_log import runner_of
 
-    process = runner_of(ExperimentDirectory.existing(directory).events)
-    if process is None:
+    runner = runner_of(ExperimentDirectory.existing(directory).events)
+    if runner is None:
         raise ValueError(f"No process runs the experiment in {directory}.")
+    process, machine = runner
+    if machine != platform.node():
+        raise ValueError(f"The experiment in {directory} is run by {machine}, not by this machine. Stop it there.")
     os.kill(process, signal.SIGTERM)
     warn(f"Process {process} was asked to pause the experiment.")
 

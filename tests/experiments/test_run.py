@@ -151,6 +151,10 @@ def test_an_experiment_is_run_by_one_process_at_a_time(tmp_path: Path) -> None:
     process = start("run", config, tmp_path / "project", "--experiments", tmp_path)
     wait_for(lambda: len(events_of(experiment, "validation")) >= 1)
     assert "is run by another process" in run("experiment", "resume", experiment, ends_with=2).stderr
+    runner = (experiment / "runner.pid").read_text()
+    (experiment / "runner.pid").write_text(f"{runner.split()[0]} elsewhere")
+    assert "is run by elsewhere, not by this machine" in run("experiment", "stop", experiment, ends_with=2).stderr
+    (experiment / "runner.pid").write_text(runner)
     run("experiment", "stop", experiment)
     process.communicate(timeout=60)
     assert process.returncode == 130
