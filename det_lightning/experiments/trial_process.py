@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,7 @@ class TrialProcess:
         run: number of the run, from 1.
         grace_s: how long it may take to save and end when it is asked to.
         records: reads what it reports.
+        detached: whether its supervisor is no child of this process: what ends this process may end its children.
 
     Raises:
         OSError: it cannot be started.
@@ -76,6 +78,7 @@ class TrialProcess:
         run: int,
         grace_s: float,
         records: RecordReader,
+        detached: bool = False,
     ) -> None:
         self._directory = directory
         self._run = run
@@ -86,17 +89,26 @@ class TrialProcess:
             "workdir": str(workdir),
             "run": run,
             "grace_s": grace_s,
+            "detached": detached,
         }
         self._supervisor = subprocess.Popen(
             [sys.executable, "-S", supervisor.__file__, json.dumps(settings)],
             env=environment,
             stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        if detached:
+            self._supervisor.wait()
 
     def has_ended(self) -> bool:
         """Return whether all its processes have ended."""
-        return self._supervisor.poll() is not None
+        # The supervisor writes nothing. Its end closes the pipe, also where it is no child of this process.
+        pipe = self._supervisor.stdout
+        if pipe is not None and not select.select([pipe], [], [], 0)[0]:
+            return False
+        self._supervisor.wait()
+        return True
 
     def exit_status(self) -> int | None:
         """Return the exit status of a run that has ended, as a shell shows it; None if its supervisor was killed."""

@@ -46,12 +46,15 @@ class TrialStart:
     variables: dict[str, str]
     lines_read: int = 0
 
-    def start(self, environment: Mapping[str, str], devices: Iterable[int | str]) -> TrialProcess:
+    def start(
+        self, environment: Mapping[str, str], devices: Iterable[int | str], *, detached: bool = False
+    ) -> TrialProcess:
         """Start it on this machine.
 
         Args:
             environment: the variables that it gets besides those of the configuration and of the platform.
             devices: the GPUs that its processes may see.
+            detached: whether it is no child of this process.
 
         Raises:
             OSError: no process can be started.
@@ -68,6 +71,7 @@ class TrialStart:
             run=self.task.run_id,
             grace_s=self.task.config.get("preemption_timeout") or _GRACE_S,
             records=RecordReader(self.task.metrics_file, self.lines_read),
+            detached=detached,
         )
 
     def _environment(self, environment: Mapping[str, str]) -> dict[str, str]:
