@@ -9,7 +9,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
-from types import ModuleType
+from types import CodeType, ModuleType
 
 __all__ = ["answering_determined", "install"]
 
@@ -33,6 +33,18 @@ class _AliasLoader(importlib.abc.Loader):
         # It ran when it was imported under its own name; the import system has put the alias's spec in its place.
         module.__spec__ = self._own_spec
 
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the code of our module, which ``python -m`` runs.
+
+        Raises:
+            ImportError: it has none.
+        """
+        found = importlib.util.find_spec(self._name)
+        loader = None if found is None else found.loader
+        if not isinstance(loader, importlib.abc.InspectLoader):
+            raise ImportError(f"{self._name} has no code that can be run in the place of {fullname}.", name=fullname)
+        return loader.get_code(self._name)
+
 
 class _AliasFinder(importlib.abc.MetaPathFinder):
     """Finds ``determined`` and its submodules among our modules."""
@@ -51,7 +63,8 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
                 name=fullname,
             )
         is_package = found.submodule_search_locations is not None
-        return importlib.machinery.ModuleSpec(fullname, _AliasLoader(ours), is_package=is_package)
+        # The origin becomes sys.argv[0] under python -m.
+        return importlib.machinery.ModuleSpec(fullname, _AliasLoader(ours), origin=found.origin, is_package=is_package)
 
 
 def install() -> None:

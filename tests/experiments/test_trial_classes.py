@@ -66,6 +66,12 @@ def test_a_trial_has_the_weights_that_fit_gives_with_the_same_seed(tmp_path: Pat
     assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
 
 
+@pytest.mark.parametrize("command", ["determined.exec.harness", "determined.launch.torch_distributed --trial"])
+def test_modules_of_determined_train_a_trial_as_commands(command: str, tmp_path: Path) -> None:
+    experiment = run_experiment(tmp_path, entrypoint=f"python3 -m {command} linear_trial:LinearTrial")
+    assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
+
+
 def test_a_search_by_length_validates_at_its_rungs(tmp_path: Path) -> None:
     searcher = {
         "name": "adaptive_asha", "metric": "validation_loss", "max_trials": 2, "max_concurrent_trials": 1,
