@@ -34,10 +34,16 @@ class _AliasLoader(importlib.abc.Loader):
         module.__spec__ = self._own_spec
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Return the code of the module, for ``python -m determined...``."""
-        spec = importlib.util.find_spec(self._name)
-        loader = None if spec is None else spec.loader
-        return loader.get_code(self._name) if isinstance(loader, importlib.abc.InspectLoader) else None
+        """Return the code of our module, which ``python -m`` runs.
+
+        Raises:
+            ImportError: it has none.
+        """
+        found = importlib.util.find_spec(self._name)
+        loader = None if found is None else found.loader
+        if not isinstance(loader, importlib.abc.InspectLoader):
+            raise ImportError(f"{self._name} has no code that can be run in the place of {fullname}.", name=fullname)
+        return loader.get_code(self._name)
 
 
 class _AliasFinder(importlib.abc.MetaPathFinder):

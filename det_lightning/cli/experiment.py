@@ -6,6 +6,7 @@ The commands import what they need when they run, so that none costs the start o
 from __future__ import annotations
 
 import os
+import platform
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,7 @@ from det_lightning.cli.output import print_json, print_lines, print_table, repor
 if TYPE_CHECKING:
     from det_lightning.config import ExperimentConfig
     from det_lightning.experiments.directory import ExperimentDirectory
+    from det_lightning.experiments.machines import Demand, Machines
 
 EXIT_CODES = (
     "Exit codes: 0 the experiment is complete; 1 it failed; 2 the command or the configuration was used wrongly; "
@@ -44,6 +46,11 @@ Loggers = Annotated[
 ]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPUs.")]
 
+Ray = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="ADDRESS", help="Run the trials on the Ray cluster at ADDRESS; `local` starts one."),
+]
+
 
 @report_errors()
 def run(
@@ -57,6 +64,7 @@ def run(
     slots: Slots = None,
     cpu: Cpu = False,
     logger: Loggers = None,
+    ray: Ray = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the trials that would be created first as JSON; write nothing.")
     ] = False,
@@ -80,18 +88,26 @@ def run(
     for field in field_effects(config):
         if field.effect in ("ignored", "warned"):
             warn(f"{'warning' if field.effect == 'warned' else 'note'}: {field.path} has no effect here. {field.note}")
-    experiment.devices_of(config, slots, on_cpu=cpu)
-    directory = experiment.create(config, config_file, code, experiments, loggers=logger or ())
-    warn(f"Experiment {directory.experiment_id} in {directory.path}")
-    _run(directory, slots, cpu)
+    demand = experiment.demand_of(config, slots, on_cpu=cpu)
+    with experiment.machines_at(ray) as machines:
+        machines.check(demand, experiments)
+        directory = experiment.create(config, config_file, code, experiments, loggers=logger or ())
+        warn(f"Experiment {directory.experiment_id} in {directory.path}")
+        _run(directory, machines, demand)
 
 
 @report_errors()
-def resume(directory: Experiment, slots: Slots = None, cpu: Cpu = False) -> None:
+def resume(directory: Experiment, slots: Slots = None, cpu: Cpu = False, ray: Ray = None) -> None:
     """Go on with an experiment that was paused, or whose runner was killed."""
+    from det_lightning.config import read_config
+    from det_lightning.experiments import experiment
     from det_lightning.experiments.directory import ExperimentDirectory
 
-    _run(ExperimentDirectory.existing(directory), slots, cpu)
+    found = ExperimentDirectory.existing(directory)
+    demand = experiment.demand_of(read_config(found.config()), slots, on_cpu=cpu)
+    with experiment.machines_at(ray) as machines:
+        machines.check(demand, found.path)
+        _run(found, machines, demand)
 
 
 @report_errors()
@@ -178,9 +194,12 @@ def stop(directory: Experiment) -> None:
     from det_lightning.experiments.directory import ExperimentDirectory
     from det_lightning.experiments.event_log import runner_of
 
-    process = runner_of(ExperimentDirectory.existing(directory).events)
-    if process is None:
+    runner = runner_of(ExperimentDirectory.existing(directory).events)
+    if runner is None:
         raise ValueError(f"No process runs the experiment in {directory}.")
+    process, machine = runner
+    if machine != platform.node():
+        raise ValueError(f"The experiment in {directory} is run by {machine}, not by this machine. Stop it there.")
     os.kill(process, signal.SIGTERM)
     warn(f"Process {process} was asked to pause the experiment.")
 
@@ -205,13 +224,13 @@ def _read_or_report(file: Path, overrides: list[str] | None) -> ExperimentConfig
         return None
 
 
-def _run(directory: ExperimentDirectory, slots: int | None, cpu: bool) -> None:
+def _run(directory: ExperimentDirectory, machines: Machines, demand: Demand) -> None:
     """Run an experiment in this process, and exit with what its outcome means."""
     from det_lightning.experiments import experiment
     from det_lightning.experiments.live_view import live_view
 
     with live_view(directory) as update:
-        outcome = experiment.run(directory, update, slots=slots, on_cpu=cpu)
+        outcome = experiment.run(directory, update, machines, demand)
     if outcome is None:
         warn(f"Paused. Go on with: det-lightning experiment resume {directory.path}")
         raise typer.Exit(130)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -32,7 +33,7 @@ class EventLog:
         if try_to_lock(self._file) is False:
             self._file.close()
             raise errors.ExperimentInUse(f"The experiment in {path.parent} is run by another process.")
-        _runner_file(path).write_text(str(os.getpid()))
+        _runner_file(path).write_text(f"{os.getpid()} {platform.node()}")
         complete = _complete_part(path.read_bytes())
         self.events: list[dict[str, Any]] = list(_parse(complete, path))
         self._file.truncate(len(complete))
@@ -63,15 +64,16 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return list(_parse(_complete_part(path.read_bytes()), path))
 
 
-def runner_of(path: Path) -> int | None:
-    """Return the process that has a log open; None if there is none."""
+def runner_of(path: Path) -> tuple[int, str] | None:
+    """Return the process that has a log open, and the name of its machine; None if there is none."""
     with path.open("a+b") as file:
         if try_to_lock(file) is not False:
             return None
     try:
-        return int(_runner_file(path).read_text())
+        number, machine = _runner_file(path).read_text().split(maxsplit=1)
     except (OSError, ValueError):
         return None
+    return int(number), machine
 
 
 def _runner_file(path: Path) -> Path:

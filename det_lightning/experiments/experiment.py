@@ -16,8 +16,9 @@ from det_lightning.experiments.best_validations import BestValidations
 from det_lightning.experiments.cleanup import delete_checkpoints
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import EventLog
-from det_lightning.experiments.local import Devices, LocalLauncher, devices_for
+from det_lightning.experiments.local import LocalMachine
 from det_lightning.experiments.loggers import require_loggers
+from det_lightning.experiments.machines import Demand, Machines
 from det_lightning.experiments.model_context import copy_model_context
 from det_lightning.experiments.runner import ExperimentRunner
 from det_lightning.experiments.search import CreateTrial, Outcome, Search, planned_trials
@@ -36,19 +37,30 @@ def planned(config: ExperimentConfig) -> list[CreateTrial]:
     return planned_trials(settings_of(config), space_of(config), config.reproducibility.experiment_seed)
 
 
-def devices_of(config: ExperimentConfig, slots: int | None, *, on_cpu: bool) -> tuple[int, Devices]:
-    """Return the slots of each trial, and those of this machine that the experiment may use.
+def demand_of(config: ExperimentConfig, slots: int | None, *, on_cpu: bool) -> Demand:
+    """Return what the trials of an experiment need; ``slots`` replaces ``resources.slots_per_trial``."""
+    slots_per_trial = config.resources.slots_per_trial if slots is None else slots
+    return Demand(slots_per_trial, config.resources.max_slots, on_cpu)
+
+
+@contextlib.contextmanager
+def machines_at(ray_address: str | None) -> Iterator[Machines]:
+    """Yield where trials run: on this machine, or on the Ray cluster at an address while the block runs.
 
     Raises:
-        ExperimentError: there are too few.
+        ExperimentError: there is no such cluster, or Ray is not installed.
     """
-    slots_per_trial = config.resources.slots_per_trial if slots is None else slots
-    devices = devices_for(slots_per_trial, on_cpu).limited_to(config.resources.max_slots)
-    if len(devices.slots) < slots_per_trial:
-        raise errors.ExperimentError(
-            f"resources.max_slots is {config.resources.max_slots}, too few for trials of {slots_per_trial} slots."
-        )
-    return slots_per_trial, devices
+    if ray_address is None:
+        yield LocalMachine()
+        return
+    try:
+        from det_lightning.experiments.ray_cluster import connected
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise errors.ExperimentError("Ray is not installed. Install it: pip install 'det-lightning[ray]'.") from error
+    with connected(ray_address) as cluster:
+        yield cluster
 
 
 def create(
@@ -84,35 +96,30 @@ def create(
     return directory
 
 
-def run(
-    directory: ExperimentDirectory, show: Show, *, slots: int | None = None, on_cpu: bool = False
-) -> Outcome | None:
+def run(directory: ExperimentDirectory, show: Show, machines: Machines, demand: Demand) -> Outcome | None:
     """Run an experiment from where it is to its end.
 
     Args:
         directory: the experiment's.
         show: called again and again with what is known.
-        slots: processes of each trial; by default ``resources.slots_per_trial``.
-        on_cpu: use no GPUs.
+        machines: where its trials run.
+        demand: what its trials need.
 
     Returns:
         How it ended; None if it was paused by a signal.
 
     Raises:
-        ExperimentError: it cannot be run on this machine.
+        ExperimentError: it cannot be run on these machines.
         ExperimentInUse: another process runs it.
     """
     config = read_config(directory.config())
     require_loggers(directory.loggers())
-    slots_per_trial, devices = devices_of(config, slots, on_cpu=on_cpu)
     log = EventLog(directory.events)
     try:
         searcher = config.searcher
         state = ExperimentState(searcher.metric or "", searcher.smaller_is_better, log.events)
         search = Search(settings_of(config), space_of(config), config.reproducibility.experiment_seed)
-        launcher = LocalLauncher(
-            directory, config.as_dict(), devices, slots_per_trial, warm_start=searcher.source_checkpoint_uuid
-        )
+        launcher = machines.launcher(directory, config.as_dict(), demand, searcher.source_checkpoint_uuid)
         best = BestValidations(directory.best)
 
         def on_change(state: ExperimentState) -> None:

@@ -109,7 +109,7 @@ class ExperimentRunner:
             for trial_id in list(self._running):
                 self._look_at(trial_id)
             self._on_change(self.state)
-            if self._running:
+            if self._running or not self._launcher.has_room():
                 time.sleep(_POLL_S)
         return Outcome(self.state.outcome)
 
@@ -184,12 +184,15 @@ class ExperimentRunner:
 
     def _start_queued(self) -> None:
         for trial in list(self.state.trials.values()):
-            if self.state.pausing or not self._launcher.has_room():
-                return
             if trial.status is not TrialStatus.QUEUED:
                 continue
+            if self.state.pausing or not self._launcher.has_room():
+                return
             self.record("run_started", trial=trial.trial_id, run=trial.runs + 1)
-            self._running[trial.trial_id] = self._launcher.start(trial, self.state)
+            run = self._launcher.start(trial, self.state)
+            self._running[trial.trial_id] = run
+            if self.state.pausing:  # since a signal that came before the run was in the list
+                run.stop()
 
     def _look_at(self, trial_id: int) -> None:
         run = self._running[trial_id]

@@ -33,10 +33,13 @@ def main(settings_json: str) -> int:
     """Run a trial's command to its end and record its exit status.
 
     Args:
-        settings_json: a JSON object with ``command``, ``directory`` (of the trial), ``workdir``, ``run`` (its number)
-            and ``grace_s`` (how long a trial may take to save and end before it is killed).
+        settings_json: a JSON object with ``command``, ``directory`` (of the trial), ``workdir``, ``run`` (its number),
+            ``grace_s`` (how long a trial may take to save and end before it is killed) and ``detached`` (whether
+            to go on in a process that is no child of the one that has started this).
     """
     settings = json.loads(settings_json)
+    if settings["detached"] and os.fork():
+        return 0
     directory = Path(settings["directory"])
     # Signals of the terminal are the runner's, which says what is to be done.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -44,6 +47,8 @@ def main(settings_json: str) -> int:
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     # An earlier run of this trial, orphaned a moment ago, may still be saving. A trial never runs twice at once.
     fcntl.flock(lock, fcntl.LOCK_EX)
+    if json.loads((directory / "task.json").read_text())["run_id"] != settings["run"]:
+        return 0  # while this one was waiting, or before it could begin, a later run was started
     status = _supervise(settings, directory, lock)
     _write_exit(directory, settings["run"], status)
     return 0
@@ -76,6 +81,8 @@ def _supervise(settings: dict[str, object], directory: Path, lock: int) -> int:
 def _of_child() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    # Ray blocks SIGINT in all that it starts.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _prctl()(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

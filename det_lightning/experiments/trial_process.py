@@ -6,11 +6,13 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.experiments import supervisor
 
 
@@ -61,6 +63,7 @@ class TrialProcess:
         run: number of the run, from 1.
         grace_s: how long it may take to save and end when it is asked to.
         records: reads what it reports.
+        detached: whether its supervisor is no child of this process: what ends this process may end its children.
 
     Raises:
         OSError: it cannot be started.
@@ -75,6 +78,7 @@ class TrialProcess:
         run: int,
         grace_s: float,
         records: RecordReader,
+        detached: bool = False,
     ) -> None:
         self._directory = directory
         self._run = run
@@ -85,17 +89,26 @@ class TrialProcess:
             "workdir": str(workdir),
             "run": run,
             "grace_s": grace_s,
+            "detached": detached,
         }
         self._supervisor = subprocess.Popen(
             [sys.executable, "-S", supervisor.__file__, json.dumps(settings)],
             env=environment,
             stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        if detached:
+            self._supervisor.wait()
 
     def has_ended(self) -> bool:
         """Return whether all its processes have ended."""
-        return self._supervisor.poll() is not None
+        # The supervisor writes nothing. Its end closes the pipe, also where it is no child of this process.
+        pipe = self._supervisor.stdout
+        if pipe is not None and not select.select([pipe], [], [], 0)[0]:
+            return False
+        self._supervisor.wait()
+        return True
 
     def exit_status(self) -> int | None:
         """Return the exit status of a run that has ended, as a shell shows it; None if its supervisor was killed."""
@@ -120,6 +133,36 @@ class TrialProcess:
             if stream is not None:
                 stream.write(command)
                 stream.flush()
+
+
+class OrphanedRun:
+    """A run whose runner was killed: its supervisor has noticed, and the trial saves and ends.
+
+    Args:
+        directory: the trial's.
+        run: number of the run.
+        lines_read: how much of its metrics was read.
+    """
+
+    def __init__(self, directory: Path, run: int, lines_read: int) -> None:
+        self._directory = directory
+        self._run = run
+        self.new_records = RecordReader(directory / "metrics.jsonl", lines_read).new_records
+
+    def has_ended(self) -> bool:
+        """Return whether all its processes have ended."""
+        return not is_running(self._directory)
+
+    def exit_status(self) -> int:
+        """Return its exit status; where all was killed at once it counts as preempted, which is not its fault."""
+        status = recorded_status(self._directory, self._run)
+        return PREEMPTED_EXIT_CODE if status is None else status
+
+    def stop(self) -> None:
+        """Do nothing: it is ending."""
+
+    def kill(self) -> None:
+        """Do nothing: its supervisor kills it if it takes too long."""
 
 
 def recorded_status(directory: Path, run: int) -> int | None:

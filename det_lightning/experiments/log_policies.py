@@ -1,0 +1,33 @@
+"""Log policies: what a line in the log of a trial says about starting it again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+
+def policy_against_retries(config: dict[str, Any], log: Path) -> str | None:
+    """Return the policy of a configuration that a line of a log matches and that cancels retries; None: there is none.
+
+    Raises:
+        OSError: the log cannot be read.
+    """
+    patterns = {
+        policy["pattern"]: policy.get("name") or policy["pattern"]
+        for policy in config.get("log_policies") or []
+        if policy.get("pattern") and _action_of(policy) == "cancel_retries"
+    }
+    if not patterns or not log.exists():
+        return None
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            for pattern, name in patterns.items():
+                if re.search(pattern, line):
+                    return str(name)
+    return None
+
+
+def _action_of(policy: dict[str, Any]) -> str | None:
+    action = policy.get("action")
+    return action.get("type") if isinstance(action, dict) else action

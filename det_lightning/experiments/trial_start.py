@@ -1,0 +1,171 @@
+"""Starting a run of a trial: the files that are written for it, and the process that is started, here or elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from det_lightning.core._task import TASK_VARIABLE, TrialTask
+from det_lightning.experiments.directory import ExperimentDirectory
+from det_lightning.experiments.entrypoint import command_of
+from det_lightning.experiments.state import ExperimentState, TrialRecord
+from det_lightning.experiments.trial_process import RecordReader, TrialProcess
+
+_GRACE_S = 600.0
+# Answers to the name of Determined with det_lightning, in the processes of trials only.
+_ALIAS = """\
+import sys
+
+del sys.modules["determined"]
+from det_lightning import compat
+
+compat.install()
+import determined
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialStart:
+    """A run of a trial whose files are written; it can be started on any machine that has them.
+
+    Attributes:
+        task: what the processes of the trial are passed.
+        alias: a directory with the package that answers to the name ``determined``.
+        variables: variables of the environment that the configuration sets.
+        lines_read: how much of the trial's metrics was read before.
+    """
+
+    task: TrialTask
+    alias: Path
+    variables: dict[str, str]
+    lines_read: int = 0
+
+    def start(
+        self, environment: Mapping[str, str], devices: Iterable[int | str], *, detached: bool = False
+    ) -> TrialProcess:
+        """Start it on this machine.
+
+        Args:
+            environment: the variables that it gets besides those of the configuration and of the platform.
+            devices: the GPUs that its processes may see.
+            detached: whether it is no child of this process.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        workdir = workdir_of(self.task)
+        command = command_of(self.task.config["entrypoint"], len(self.task.slots))
+        if (workdir / "startup-hook.sh").is_file():
+            command = ["bash", "-c", '. ./startup-hook.sh && exec "$@"', "startup-hook.sh", *command]
+        return TrialProcess(
+            self.task.directory,
+            command,
+            workdir,
+            {**self._environment(environment), "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))},
+            run=self.task.run_id,
+            grace_s=self.task.config.get("preemption_timeout") or _GRACE_S,
+            records=RecordReader(self.task.metrics_file, self.lines_read),
+            detached=detached,
+        )
+
+    def _environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return what the configuration and Determined's platform set, in addition to ``environment``."""
+        task = self.task
+        given = {**environment, **self.variables}
+        search_path = [str(workdir_of(task)), str(self.alias), given.get("PYTHONPATH", "")]
+        variables = {
+            TASK_VARIABLE: str(task.file),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), given.get("PATH", "")]),
+            "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
+            "PYTHONUNBUFFERED": "1",
+            "DET_EXPERIMENT_ID": str(task.experiment_id),
+            "DET_TRIAL_ID": str(task.trial_id),
+            "DET_TRIAL_RUN_ID": str(task.run_id),
+            "DET_TRIAL_SEED": str(task.trial_seed),
+            "DET_EXPERIMENT_CONFIG": json.dumps(task.config),
+            "DET_HPARAMS": json.dumps(task.hparams),
+            "DET_STEPS_COMPLETED": str(task.steps_completed),
+            "DET_TASK_TYPE": "TRIAL",
+            "DET_SLOT_IDS": json.dumps(task.slots),
+        }
+        if task.latest_checkpoint is not None:
+            variables["DET_LATEST_CHECKPOINT"] = task.latest_checkpoint
+        return {**given, **variables}
+
+
+class TrialPreparation:
+    """Writes the files that runs of the trials of an experiment need.
+
+    Args:
+        directory: the experiment's.
+        config: its configuration, with all defaults.
+        are_gpus: whether the slots of trials are GPUs.
+        warm_start: the checkpoint that trials start from; None: they start from scratch.
+    """
+
+    def __init__(
+        self, directory: ExperimentDirectory, config: dict[str, Any], are_gpus: bool, warm_start: str | None
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._variables = _given_variables(config, are_gpus)
+        self._warm_start = warm_start
+        package = directory.alias / "determined"
+        package.mkdir(parents=True, exist_ok=True)
+        (package / "__init__.py").write_text(_ALIAS, encoding="utf-8")
+
+    def prepare(self, trial: TrialRecord, state: ExperimentState, slots: list[int]) -> TrialStart:
+        """Write what the run ``trial.runs`` of a trial needs.
+
+        Raises:
+            OSError: files cannot be written.
+        """
+        task = self._task(trial, state, slots)
+        workdir = workdir_of(task)
+        if workdir.exists():
+            shutil.rmtree(workdir)
+        shutil.copytree(self._directory.code, workdir)
+        task.write()
+        return TrialStart(task, self._directory.alias, self._variables, trial.lines_read)
+
+    def _task(self, trial: TrialRecord, state: ExperimentState, slots: list[int]) -> TrialTask:
+        newest = trial.newest_checkpoint()
+        directory = self._directory.trial(trial.trial_id)
+        directory.mkdir(parents=True, exist_ok=True)
+        return TrialTask(
+            directory=directory,
+            experiment_id=self._directory.experiment_id,
+            trial_id=trial.trial_id,
+            run_id=trial.runs,
+            trial_seed=trial.trial_seed,
+            hparams=trial.hparams,
+            config=self._config,
+            slots=slots,
+            checkpoint_storage=self._directory.checkpoint_storage(),
+            latest_checkpoint=self._warm_start if newest is None else newest.checkpoint_id,
+            steps_completed=0 if newest is None else newest.steps_completed,
+            validate_at=trial.validate_at,
+            best_validation=state.best(state.best_of(other) for other in state.trials.values()),
+            loggers=self._directory.loggers(),
+        )
+
+
+def workdir_of(task: TrialTask) -> Path:
+    """Return the working directory of a trial's processes, which has a copy of the code."""
+    return task.directory / "workdir"
+
+
+def _given_variables(config: dict[str, Any], are_gpus: bool) -> dict[str, str]:
+    """Return the variables of the section ``environment``; a name alone passes this process's value on."""
+    given = (config.get("environment") or {}).get("environment_variables") or []
+    if isinstance(given, dict):
+        given = given.get("cuda" if are_gpus else "cpu") or []
+    pairs = [variable.partition("=") for variable in given]
+    passed_on = {name: os.environ[name] for name, equals, _ in pairs if not equals and name in os.environ}
+    return {**passed_on, **{name: value for name, equals, value in pairs if equals}}

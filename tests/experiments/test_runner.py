@@ -1,0 +1,37 @@
+"""The runner of an experiment, with real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from det_lightning.config import read_config
+from det_lightning.experiments import experiment
+from det_lightning.experiments.event_log import EventLog
+from det_lightning.experiments.local import Devices, LocalLauncher
+from det_lightning.experiments.runner import ExperimentRunner
+from det_lightning.experiments.search import Search
+from det_lightning.experiments.search_settings import settings_of, space_of
+from det_lightning.experiments.state import ExperimentState, TrialRecord
+from det_lightning.experiments.trial_process import TrialProcess
+from det_lightning.experiments.trial_start import TrialPreparation
+from tests.experiments.running import events_of, processes_of, write_project
+
+
+def test_a_trial_that_is_being_started_when_the_experiment_is_paused_saves_and_ends(tmp_path: Path) -> None:
+    config = read_config(write_project(tmp_path / "project", hyperparameters={"waits_at": [1]}))
+    directory = experiment.create(config, None, tmp_path / "project", tmp_path)
+
+    class InterruptedLauncher(LocalLauncher):
+        def start(self, trial: TrialRecord, state: ExperimentState) -> TrialProcess:
+            runner.pause()  # as a handler of signals does
+            return super().start(trial, state)
+
+    preparation = TrialPreparation(directory, config.as_dict(), are_gpus=False, warm_start=None)
+    launcher = InterruptedLauncher(directory, config.as_dict(), preparation, Devices((0,), are_gpus=False), 1)
+    log = EventLog(directory.events)
+    search = Search(settings_of(config), space_of(config), 7)
+    runner = ExperimentRunner(log, search, ExperimentState("loss", True), launcher, 0, lambda _: None)
+    assert runner.run() is None
+    log.close()
+    assert [event["paused"] for event in events_of(directory.path, "run_ended")] == [True]
+    assert processes_of(directory.path) == []

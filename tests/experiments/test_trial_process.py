@@ -1,0 +1,65 @@
+"""Runs of trials as processes below a supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from det_lightning.experiments.trial_process import RecordReader, TrialProcess, recorded_status
+from tests.experiments.running import wait_for
+
+
+def start_run(directory: Path, command: str, run: int = 1, newest_run: int = 1, detached: bool = False) -> TrialProcess:
+    """Start a shell command as a run of a trial, of which ``newest_run`` was the last to be prepared."""
+    (directory / "task.json").write_text(json.dumps({"run_id": newest_run}))
+    records = RecordReader(directory / "metrics.jsonl")
+    return TrialProcess(directory, ["sh", "-c", command], directory, dict(os.environ), run, 60, records, detached)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_the_status_of_a_run_that_has_ended_is_known(detached: bool, tmp_path: Path) -> None:
+    process = start_run(tmp_path, "exit 5", detached=detached)
+    wait_for(process.has_ended)
+    assert process.exit_status() == 5
+
+
+@pytest.mark.parametrize(("ask", "status"), [("stop", 75), ("kill", 137)])
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_run_ends_when_it_is_asked_to(ask: str, status: int, detached: bool, tmp_path: Path) -> None:
+    process = start_run(tmp_path, "touch begun; exec sleep 600", detached=detached)
+    wait_for((tmp_path / "begun").exists)
+    assert not process.has_ended()
+    getattr(process, ask)()
+    wait_for(process.has_ended)
+    assert process.exit_status() == status
+
+
+def test_a_detached_run_is_no_child_of_the_process_that_started_it(tmp_path: Path) -> None:
+    process = start_run(tmp_path, "echo $PPID > supervisor; exec sleep 600", detached=True)
+    wait_for(lambda: (tmp_path / "supervisor").exists() and bool((tmp_path / "supervisor").read_text()))
+    supervisor = int((tmp_path / "supervisor").read_text())
+    parent = int(Path(f"/proc/{supervisor}/stat").read_text().rpartition(")")[2].split()[1])
+    assert parent != os.getpid()
+    process.kill()
+    wait_for(process.has_ended)
+
+
+def test_a_run_that_begins_after_a_later_one_was_prepared_does_nothing(tmp_path: Path) -> None:
+    process = start_run(tmp_path, "touch begun", run=1, newest_run=2)
+    wait_for(process.has_ended)
+    assert not (tmp_path / "begun").exists()
+    assert recorded_status(tmp_path, 1) is None
+
+
+def test_no_signals_are_blocked_in_a_run(tmp_path: Path) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process = start_run(tmp_path, "grep SigBlk /proc/self/status > blocked")
+        wait_for(process.has_ended)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert int((tmp_path / "blocked").read_text().split()[1], base=16) == 0
