@@ -75,6 +75,7 @@ def test_a_trial_has_the_weights_that_fit_gives_with_the_same_seed(call: dict[st
 @pytest.mark.parametrize("command", ["determined.exec.harness", "determined.launch.torch_distributed --trial"])
 def test_modules_of_determined_train_a_trial_as_commands(command: str, tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path, entrypoint=f"python3 -m {command} linear_trial:LinearTrial")
+    assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
 
 
 SCRIPT = """
