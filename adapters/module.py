@@ -27,6 +27,7 @@ from det_lightning.precision import WholeModelPrecision
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._settings import require_usable
 from det_lightning.units import TrainUnit
 
 
@@ -59,6 +60,7 @@ class TrialModule(pl.LightningModule):
 
     Raises:
         TypeError: ``trial`` is not a trial, or a period is not a ``Batch`` or ``Epoch``.
+        InvalidExperimentException: ``hparams`` or ``exp_conf`` is not a dict, or a hyperparameter is a range.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class TrialModule(pl.LightningModule):
         newest_first: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        require_usable(hparams, exp_conf)
         self.automatic_optimization = False
         self.builder = TrialBuilder(
             trial,

@@ -153,7 +153,7 @@ class DeterminedCheckpoint(pl.Callback):
         """Claim the name of the trial, and remove what its killed predecessors left behind.
 
         Raises:
-            StorageError: a remote storage cannot be written to, or a live run has the name of the trial.
+            StorageError: the storage cannot be written to, or a live run has the name of the trial.
         """
         module = require_trial_module(self, pl_module)
         resumed = module.resume_content

@@ -208,9 +208,17 @@ class RunCheckpoints:
             self.save()
 
     def save_after_validation(self, metrics: dict[str, Any]) -> None:
-        """Write a checkpoint if the policy wants one after a validation with these metrics."""
+        """Write a checkpoint if the policy wants one after a validation with these metrics.
+
+        Raise a ``ValueError``, once what was trained is saved, if they lack the one that the policy compares.
+        """
         plan = self._plan
-        value = plan.value_in(metrics)
+        try:
+            value = plan.value_in(metrics)
+        except ValueError as e:
+            self.save_unless_current()
+            saved = "" if plan.last_id is None else f" What was trained is saved in checkpoint {plan.last_id}."
+            raise ValueError(f"{e}{saved}") from None
         if value is not None:
             self._validated = (self._run.state.batches_trained, value)
         improved = plan.policy == "best" and value is not None and plan.improves(value)

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import torch
 
-from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.engine.data_stream import TrialData
 from det_lightning.engine.events import TrialEvents
@@ -23,8 +22,9 @@ from det_lightning.engine.metrics import (
 from det_lightning.engine.resume import adapt_to, apply, journal_of, require_same_checkpoint
 from det_lightning.engine.schedule import Action, Boundary, BoundaryActions, Schedule
 from det_lightning.engine.stopping import EarlyEnd, StopRequest
+from det_lightning.engine.trainable import require_trainable
 from det_lightning.engine.validation import Evaluation
-from det_lightning.pytorch._legacy_trial import interface_mistakes, original_trial
+from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import capture_rng
@@ -75,7 +75,7 @@ class TrialRun:
         self._actions = BoundaryActions(schedule, self.state, self.early_end.agree)
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
-        _require_trainable(trial, context)
+        require_trainable(trial, context)
 
     # Beginning and end
 
@@ -263,28 +263,3 @@ class TrialRun:
     def _add_position(self, metrics: dict[str, Any]) -> None:
         metrics.setdefault("batches", self.state.batches_trained)
         metrics.setdefault("epochs", self.state.epochs_trained)
-
-
-def _require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
-    """Raise an InvalidExperimentException that names all that keeps the trial from being trained."""
-    trial_class = type(original_trial(trial))
-    name = trial_class.__name__
-    mistakes = interface_mistakes(trial)
-    if not context.models:
-        mistakes.append(f"{name} has no wrapped model; pass each model through context.wrap_model() in __init__")
-    if not context.optimizers:
-        mistakes.append(
-            f"{name} has no wrapped optimizer; pass each optimizer through context.wrap_optimizer() in __init__"
-        )
-    overridden = [
-        method
-        for method in ("evaluate_batch", "evaluate_full_dataset")
-        if getattr(trial_class, method) is not getattr(PyTorchTrial, method)
-    ]
-    if len(overridden) != 1:
-        mistakes.append(
-            f"{name} must override exactly one of evaluate_batch() and evaluate_full_dataset(); it overrides "
-            f"{' and '.join(overridden) or 'neither'}"
-        )
-    if mistakes:
-        raise errors.InvalidExperimentException("; ".join(mistakes) + ".")

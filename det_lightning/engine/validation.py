@@ -22,7 +22,7 @@ class Evaluation:
         self._trial = trial
         self._context = context
         self._single_batch = single_batch
-        self._takes_batch_idx = _takes_batch_idx(trial.evaluate_batch)
+        self._takes_batch_idx = takes_batch_idx(trial.evaluate_batch)
         self._window = MetricWindow()
         self._names: list[str] | None = None
         self.full_metrics: dict[str, Any] = {}
@@ -89,7 +89,7 @@ class Evaluation:
         return batches
 
 
-def _takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
+def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
     """Return whether there is a parameter ``batch_idx``, or a second one of any name."""
     parameters = inspect.signature(evaluate_batch).parameters
     positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

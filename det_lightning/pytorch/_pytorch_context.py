@@ -20,7 +20,7 @@ from det_lightning.pytorch._experimental import PyTorchExperimentalContext
 from det_lightning.pytorch._forwarding import ForwardedAttribute, forward
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._reducer import ReducerRegistry
-from det_lightning.pytorch._settings import TrialSettings
+from det_lightning.pytorch._settings import TrialSettings, require_usable
 from det_lightning.pytorch._tensorboard import TensorBoardOutput, default_directory
 from det_lightning.pytorch._wrapping import WrappedParts
 
@@ -68,6 +68,8 @@ class PyTorchTrialContext:
         tensorboard_path: str | os.PathLike[str] | None = None,
         loading_only: bool = False,
     ) -> None:
+        if not loading_only:
+            require_usable(hparams, exp_conf)
         self.distributed = distributed or DistributedContext()
         self.settings = TrialSettings(
             hparams, exp_conf, trial_seed, self.distributed.size, aggregation_frequency, average_aggregated_gradients
@@ -188,7 +190,13 @@ class PyTorchTrialContext:
         Raises:
             InvalidExperimentException: the optimizer was not wrapped, or ``auto_zero_grads`` is false while
                 gradients are aggregated over batches.
+            TypeError: ``clip_grads`` is not a function.
         """
+        if clip_grads is not None and not callable(clip_grads):
+            raise TypeError(
+                f"step_optimizer(clip_grads=...) takes a function of the parameters; got {clip_grads!r}. To clip "
+                "their norm: clip_grads=lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 1.0)."
+            )
         average = self.wrapped.averages.get(optimizer)
         if average is None:
             raise errors.InvalidExperimentException(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.masking import MaskedSettings, leave_out_masked
+from det_lightning.hyperparameters import ranges_in
+from det_lightning.masking import MaskedSettings, leave_out_masked, mask
 
 logger = logging.getLogger(__name__)
 
@@ -111,3 +113,23 @@ class TrialSettings:
         if self._trial_seed is None:
             raise errors.InternalException("The trial has no seed; pass trial_seed= to init() or to TrialModule.")
         return self._trial_seed
+
+
+def require_usable(hparams: Any, exp_conf: Any) -> None:
+    """Raise an InvalidExperimentException that names all that keeps settings from being those of a training."""
+    given = {"hparams": hparams, "exp_conf": exp_conf}
+    mistakes = [
+        f"{name} must be a dict; got {mask(value)!r:.200} of type {type(value).__name__}"
+        for name, value in given.items()
+        if value is not None and not isinstance(value, Mapping)
+    ]
+    if isinstance(hparams, Mapping):
+        mistakes += [
+            f"{where} describes values of a search, and is not one of them: give one, or search with "
+            "`det-lightning run CONFIG`"
+            for where in ranges_in(hparams)
+        ]
+        if hparams.get("global_batch_size") == 0:
+            mistakes.append("hparams['global_batch_size'] must be an integer of at least 1; got 0")
+    if mistakes:
+        raise errors.InvalidExperimentException("; ".join(mistakes) + ".")

@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import difflib
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -89,15 +90,29 @@ class CheckpointStorage:
         return staging.RemoteStaging(self.root, checkpoint_id, self.retry)
 
     def require_writable(self) -> None:
-        """Raise if a remote storage cannot be written to, before hours of training are at stake.
+        """Raise if nothing can be written to the storage, before hours of training are at stake.
 
         Raises:
-            StorageError: it cannot be written to; says why.
+            StorageError: it cannot be written to, or is a file; says why.
         """
-        if not self.is_local:
-            probe = bookkeeping_path(self.root, f"probe-{new_id()}")
-            self.retry.call("trying to write", lambda: probe.write(b"to see whether it can be written"), where=probe)
-            self.retry.call("removing", probe.remove, where=probe)
+        if self.is_local:
+            self._require_writable_directory()
+            return
+        probe = bookkeeping_path(self.root, f"probe-{new_id()}")
+        self.retry.call("trying to write", lambda: probe.write(b"to see whether it can be written"), where=probe)
+        self.retry.call("removing", probe.remove, where=probe)
+
+    def _require_writable_directory(self) -> None:
+        root = self.root.local_path
+        if root.exists() and not root.is_dir():
+            raise errors.StorageError(
+                f"{escape(self)} is a file, and no checkpoints can be written to it: a storage is a directory, or a "
+                "URL such as s3://bucket/prefix."
+            )
+        with explain_errors("trying to write to", self):
+            root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=root) as probe:
+                probe.write(b"to see whether it can be written")
 
     def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint. If interrupted, it leaves an incomplete one, never a damaged one.
