@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import logging
 import math
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.engine.metrics import is_numerical_scalar
 from det_lightning.engine.run import TrialRun
-from det_lightning.masking import describe_masked, mask
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._random_state import capture_rng
@@ -128,22 +126,7 @@ class RunContent:
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
-        """Hyperparameters and experiment configuration without their secrets; None for one that is not there."""
-
-        def value_or_none(lookup: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-            try:
-                return lookup()
-            except ValueError:
-                return None
-
-        settings = self._run.context.settings
-        found = {
-            "hparams": mask(value_or_none(settings.get_hparams)),
-            "experiment_config": mask(value_or_none(settings.get_experiment_config)),
-        }
-        # The file holds plain values only.
-        plain: dict[str, Any] = json.loads(json.dumps(found, default=describe_masked))
-        return plain
+        return self._run.context.settings.to_plain()
 
     @functools.cached_property
     def _load_data(self) -> dict[str, Any]:

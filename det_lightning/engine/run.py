@@ -20,6 +20,7 @@ from det_lightning.engine.metrics import (
     to_numpy,
 )
 from det_lightning.engine.resume import adapt_to, apply, journal_of, require_same_checkpoint
+from det_lightning.engine.run_warnings import RunWarnings
 from det_lightning.engine.schedule import Action, Boundary, BoundaryActions, Schedule
 from det_lightning.engine.stopping import EarlyEnd, StopRequest
 from det_lightning.engine.trainable import require_trainable
@@ -75,6 +76,7 @@ class TrialRun:
         self._actions = BoundaryActions(schedule, self.state, self.early_end.agree)
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
+        self._warnings = RunWarnings(type(original_trial(trial)).__name__, context, schedule)
         require_trainable(trial, context)
 
     # Beginning and end
@@ -102,6 +104,9 @@ class TrialRun:
             apply(self._resume, self.context, self.events)
         self.context.backend.placement.begin_training()
         self.events.emit("on_training_start")
+        self.context.wrapped.begin_training()
+        self._at_end.callback(self.context.wrapped.end_training)
+        self._warnings.begin(self.state, self._resume)
         self._actions.begin([])
         self._step_end = self._next_step_end()
 
@@ -212,6 +217,7 @@ class TrialRun:
         batch_metrics = average_over_ranks(self._window.close(), self.context.distributed)
         avg_metrics: dict[str, Any] = average_metrics(batch_metrics)
         avg_metrics.update(to_numpy(self.context.reducers.reduce_metrics(for_training=True)))
+        self._warnings.look_at_training(self.state.batches_trained, avg_metrics, batch_metrics)
         for reporter in self._reporters:
             reporter.report_training(self.state.batches_trained, avg_metrics, batch_metrics)
         self._add_position(avg_metrics)
@@ -255,6 +261,7 @@ class TrialRun:
             hook(metrics)
         self.context.backend.placement.end_validation()
         self.state.last_val = self.state.batches_trained
+        self._warnings.look_at_validation(self.state.batches_trained, metrics)
         for reporter in self._reporters:
             reporter.report_validation(self.state.batches_trained, metrics)
         self._add_position(metrics)

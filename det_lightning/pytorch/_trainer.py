@@ -249,10 +249,11 @@ class Trainer:
         searcher = self._searcher()
         metric = searcher.get("metric")
         if policy == "best" and metric is None:
-            logger.warning(
-                "checkpoint_policy='best' has no metric to compare, so every validation is followed by a checkpoint. "
-                'Name the metric in init(exp_conf={"searcher": {"metric": ...}}).'
-            )
+            if self._context.distributed.rank == 0:
+                logger.warning(
+                    "checkpoint_policy='best' has no metric to compare, so every validation is followed by a "
+                    'checkpoint. Name the metric in init(exp_conf={"searcher": {"metric": ...}}).'
+                )
             policy = "all"
         return DeterminedCheckpoint(
             policy=policy,
