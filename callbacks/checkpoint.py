@@ -124,6 +124,23 @@ class DeterminedCheckpoint(pl.Callback):
         """The best value of ``metric`` up to now."""
         return self._plan.best_value
 
+    def describe_saved(self, resumed_from: str | None = None) -> str:
+        """Return what of an interrupted run is saved, and how to go on, in words.
+
+        Args:
+            resumed_from: path or URL of the checkpoint that the run has resumed from.
+        """
+        if self._plan.complete is not None:
+            checkpoint_id, batches = self._plan.complete
+            return (
+                f"Checkpoint {checkpoint_id} in {escape(self.storage)} has the first {batches}. To go on: "
+                f"fit(latest_checkpoint={checkpoint_id!r})."
+            )
+        if resumed_from is not None:
+            shown = mask_url(resumed_from)
+            return f"Nothing was saved since {escape(shown)}. To go on from there: fit(latest_checkpoint={shown!r})."
+        return "Nothing was saved; fit(save_on_interrupt=True) saves on Ctrl-C."
+
     def _path_of(self, checkpoint_id: str | None) -> str | None:
         return None if checkpoint_id is None else (self.storage.root / checkpoint_id).url
 

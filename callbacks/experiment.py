@@ -1,10 +1,9 @@
-"""The metrics of a trial for the experiment that runs it."""
+"""What an experiment learns of a trial: its metrics, its checkpoints, and that it gave up on its hyperparameters."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
+import logging
+from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 
@@ -12,22 +11,20 @@ from det_lightning import errors
 from det_lightning.adapters.module import TrialModule, require_trial_module
 from det_lightning.core._task import TrialTask
 
+logger = logging.getLogger(__name__)
 
-@contextlib.contextmanager
-def ends_for_invalid_hp(task: TrialTask | None, rank: int) -> Iterator[None]:
-    """Report ``InvalidHP`` to the experiment and end the process well: the search replaces the trial.
+
+def end_for_invalid_hp(error: errors.InvalidHP, task: TrialTask | None, rank: int) -> NoReturn:
+    """End the process well, with one line: a search replaces the trial.
 
     Raises:
-        SystemExit: in place of ``InvalidHP``, in a trial of an experiment.
+        SystemExit: always, with status 0.
     """
-    try:
-        yield
-    except errors.InvalidHP:
-        if task is None:
-            raise
-        if rank == 0:
-            task.report("early_exit", None, {"reason": "INVALID_HP"})
-        raise SystemExit(0) from None
+    # On each rank, because a single one may have raised it.
+    logger.warning("The trial gave up on its hyperparameters (InvalidHP): %s. The process ends with status 0.", error)
+    if rank == 0 and task is not None:
+        task.report("early_exit", None, {"reason": "INVALID_HP"})
+    raise SystemExit(0) from None
 
 
 class ExperimentReporter(pl.Callback):

@@ -35,7 +35,8 @@ class CheckpointPlan:
     """Which checkpoints a trial gets, and where; and what its latest run has written, for every rank.
 
     The policy ``"best"`` compares the metric of ``run_storage``. ``best_id`` is the checkpoint that followed the best
-    validation, ``last_id`` the one begun last. ``on_complete`` is called on the chief for each complete checkpoint,
+    validation, ``last_id`` the one begun last, ``complete`` the latest complete one with its number of batches.
+    ``on_complete`` is called on the chief for each complete checkpoint,
     with its id and the number of batches.
     """
 
@@ -45,6 +46,7 @@ class CheckpointPlan:
     best_value: float | None = None
     best_id: str | None = None
     last_id: str | None = None
+    complete: tuple[str, int] | None = None
     on_complete: Callable[[str, int], None] | None = None
 
     def __post_init__(self) -> None:
@@ -249,6 +251,7 @@ class RunCheckpoints:
     def _report(self, complete: list[str]) -> None:
         for checkpoint_id in complete:
             batches_trained = self._batches_of.pop(checkpoint_id)
+            self._plan.complete = (checkpoint_id, batches_trained)
             if self._plan.on_complete is not None and self._distributed.rank == 0:
                 self._plan.on_complete(checkpoint_id, batches_trained)
             self._run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
