@@ -85,6 +85,7 @@ class DeterminedCheckpoint(pl.Callback):
         if retention is None and isinstance(storage, Mapping):
             retention = Retention.from_config(storage)
         self.storage = storage if isinstance(storage, CheckpointStorage) else CheckpointStorage(storage)
+        self._is_default = storage is None
         code = pathlib.Path(code_dir) if code_dir is not None else None
         writer = CheckpointWriter(self.storage, code, code_with_secrets=code_with_secrets)
         saver = CheckpointSaver(writer, not self.storage.is_local if async_write is None else async_write)
@@ -167,7 +168,7 @@ class DeterminedCheckpoint(pl.Callback):
         return self._run_storage.claims.use(path)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Claim the name of the trial, and remove what its killed predecessors left behind.
+        """Claim the name of the trial, and begin to remove what killed runs left behind; say where checkpoints go.
 
         Raises:
             StorageError: the storage cannot be written to, or a live run has the name of the trial.
@@ -186,6 +187,10 @@ class DeterminedCheckpoint(pl.Callback):
 
         self._run_storage.hurry_when(is_ending)
         if trainer.is_global_zero:
+            if self._is_default:  # a warning, because it is shown without any configuration of logging
+                logger.warning("No storage of checkpoints is given: they go to %s.", escape(self.storage))
+            else:
+                logger.info("Checkpoints go to %s.", escape(self.storage))
             self._run_storage.begin(trainer.ckpt_path, resumed)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -205,7 +210,7 @@ class DeterminedCheckpoint(pl.Callback):
 
     def close(self) -> None:
         """Give up the name of the trial, and what keeps others from deleting checkpoints."""
-        self._run_storage.claims.release()
+        self._run_storage.end()
 
 
 def choose_checkpoints(

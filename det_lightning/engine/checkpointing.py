@@ -246,7 +246,7 @@ class RunCheckpoints:
 
     def close(self) -> None:
         """Give up the name of the trial, and what keeps others from deleting checkpoints."""
-        self._plan.run_storage.claims.release()
+        self._plan.run_storage.end()
 
     def _report(self, complete: list[str]) -> None:
         for checkpoint_id in complete:

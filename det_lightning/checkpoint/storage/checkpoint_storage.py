@@ -163,12 +163,16 @@ class CheckpointStorage:
             if aside is not None:
                 staging.remove_tree(aside)
 
-    def remove_abandoned(self) -> list[str]:
-        """Remove the incomplete checkpoints of writers that were killed; return the ids."""
+    def remove_abandoned(self, own_only: bool = False) -> list[str]:
+        """Remove the incomplete checkpoints of writers that were killed; return the ids.
+
+        Args:
+            own_only: on a local disk, leave those of other users.
+        """
         if not self.is_local:
             staging.remove_dead_stagings()
         with explain_errors("looking for incomplete checkpoints in", self):
-            return staging.remove_abandoned(self.root)
+            return staging.remove_abandoned(self.root, own_only)
 
     # Finding
 
