@@ -75,6 +75,7 @@ class TrialRun:
         self.early_end = EarlyEnd(context, stop_request)
         self._actions = BoundaryActions(schedule, self.state, self.early_end.agree)
         self._validates_in_step = False
+        self._profiled_train_batch: Callable[..., Any] | None = None
         self.events = TrialEvents(trial.build_callbacks())
         self._warnings = RunWarnings(type(original_trial(trial)).__name__, context, schedule)
         require_trainable(trial, context)
@@ -150,6 +151,16 @@ class TrialRun:
         self._step_end = self._next_step_end()
         return state.batches_trained - first
 
+    def profile(self, step: Callable[[], Any]) -> None:
+        """Call ``step`` right after each ``train_batch``."""
+
+        def train_batch(**arguments: Any) -> Any:
+            metrics = self.trial.train_batch(**arguments)
+            step()
+            return metrics
+
+        self._profiled_train_batch = train_batch
+
     def _next_step_end(self) -> int:
         """Return the number of batches after which a boundary may lie or the epoch ends."""
         trained = self.state.batches_trained
@@ -170,7 +181,8 @@ class TrialRun:
             precision.path.begin_batch(context.is_update_batch())
         if context.experimental.auto_to_device:
             batch = context.to_device(batch)
-        metrics: Any = self.trial.train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
+        call_trial = self._profiled_train_batch or self.trial.train_batch
+        metrics: Any = call_trial(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
         if precision.scales_losses:
             precision.scaling.end_batch()
         if isinstance(metrics, torch.Tensor):
