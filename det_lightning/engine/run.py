@@ -20,6 +20,7 @@ from det_lightning.engine.metrics import (
     to_numpy,
 )
 from det_lightning.engine.resume import adapt_to, apply, journal_of, require_same_checkpoint
+from det_lightning.engine.run_log import RunLog
 from det_lightning.engine.run_warnings import RunWarnings
 from det_lightning.engine.schedule import Action, Boundary, BoundaryActions, Schedule
 from det_lightning.engine.stopping import EarlyEnd, StopRequest
@@ -67,7 +68,9 @@ class TrialRun:
         self._resume = resume
         self._reporters = reporters
         self._window = MetricWindow()
-        self._counts_records = type(original_trial(trial)).get_batch_length is not PyTorchTrial.get_batch_length
+        self._name = type(original_trial(trial)).__name__
+        self._log = RunLog(trial, context)
+        self._count_records = self._log.counter()
         self._in_workload = False
         self._due: list[Boundary] = []
         self._step_end = sys.maxsize
@@ -77,7 +80,7 @@ class TrialRun:
         self._validates_in_step = False
         self._profiled_train_batch: Callable[..., Any] | None = None
         self.events = TrialEvents(trial.build_callbacks())
-        self._warnings = RunWarnings(type(original_trial(trial)).__name__, context, schedule)
+        self._warnings = RunWarnings(self._name, context, schedule)
         require_trainable(trial, context)
 
     # Beginning and end
@@ -107,6 +110,7 @@ class TrialRun:
         self.events.emit("on_training_start")
         self.context.wrapped.begin_training()
         self._at_end.callback(self.context.wrapped.end_training)
+        self._log.begin(self._name, self.state.batches_trained, self._resume)
         self._warnings.begin(self.state, self._resume)
         self._actions.begin([])
         self._step_end = self._next_step_end()
@@ -172,6 +176,8 @@ class TrialRun:
         for model in self.context.models:
             model.train()
         self.context.reducers.reset_reducers()
+        if self._log.enabled:
+            self._log.begin_workload()
         self._in_workload = True
 
     def _train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
@@ -195,9 +201,8 @@ class TrialRun:
         if context.lr_schedulers:
             self._step_lr_schedulers(batch_idx)
         self._window.add(metrics)
-        if self._counts_records:
-            # A trial may count its records in it.
-            self.trial.get_batch_length(batch)
+        if self._count_records is not None:
+            self._count_records(batch)
 
     def _step_lr_schedulers(self, batch_idx: int) -> None:
         context = self.context
@@ -229,6 +234,7 @@ class TrialRun:
         batch_metrics = average_over_ranks(self._window.close(), self.context.distributed)
         avg_metrics: dict[str, Any] = average_metrics(batch_metrics)
         avg_metrics.update(to_numpy(self.context.reducers.reduce_metrics(for_training=True)))
+        self._log.end_workload(self.state.batches_trained, avg_metrics, len(batch_metrics))
         self._warnings.look_at_training(self.state.batches_trained, avg_metrics, batch_metrics)
         for reporter in self._reporters:
             reporter.report_training(self.state.batches_trained, avg_metrics, batch_metrics)
@@ -248,6 +254,7 @@ class TrialRun:
 
     def begin_validation(self) -> None:
         """Prepare reducers and models for a validation, and notify the callbacks."""
+        self._log.begin_validation()
         self.context.reducers.reset_reducers()
         for model in self.context.models:
             model.eval()
@@ -273,6 +280,7 @@ class TrialRun:
             hook(metrics)
         self.context.backend.placement.end_validation()
         self.state.last_val = self.state.batches_trained
+        self._log.end_validation(self.state.batches_trained, metrics, self.evaluation.lengths)
         self._warnings.look_at_validation(self.state.batches_trained, metrics)
         for reporter in self._reporters:
             reporter.report_validation(self.state.batches_trained, metrics)

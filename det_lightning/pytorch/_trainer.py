@@ -22,7 +22,7 @@ from det_lightning.callbacks.checkpoint import DeterminedCheckpoint, choose_chec
 from det_lightning.callbacks.experiment import ExperimentReporter, end_for_invalid_hp
 from det_lightning.callbacks.preemption import PreemptionHandler, choose_preemption, interrupts_in_one_line
 from det_lightning.callbacks.profiler import TorchProfiler
-from det_lightning.callbacks.progress import TrialProgressBar
+from det_lightning.callbacks.progress import TrialProgressBar, is_watched
 from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
@@ -114,7 +114,8 @@ class Trainer:
         trial: the trial, built with ``context``.
         context: from :func:`init`.
         **lightning: arguments of ``pl.Trainer``: ``logger=``, ``callbacks=``, ``profiler=``, ``enable_progress_bar=``,
-            ...; those that :meth:`fit` decides on are refused.
+            ...; those that :meth:`fit` decides on are refused. By default there is a progress bar on stderr if that is
+            a terminal.
 
     Attributes:
         checkpoints: the callback of the latest :meth:`fit`, with the paths of the last and the best checkpoint.
@@ -316,7 +317,9 @@ class Trainer:
         if preemption is not None and preemption not in callbacks:
             callbacks.append(preemption)
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-        if given.get("enable_progress_bar", True) and not has_bar:
+        shows_bar = given.get("enable_progress_bar", has_bar or is_watched())
+        if shows_bar and not has_bar:
             callbacks.append(TrialProgressBar())
         defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+        defaults["enable_progress_bar"] = shows_bar
         return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)
