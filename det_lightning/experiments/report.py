@@ -15,6 +15,7 @@ from det_lightning import errors
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.overview import details_of, state_of
 from det_lightning.experiments.state import ExperimentState, TrialRecord
+from det_lightning.extras import how_to_install
 from det_lightning.masking import mask
 
 # Determined's page shows the curves of so many trials, the best ones.
@@ -57,7 +58,7 @@ def write_report(directory: ExperimentDirectory, file: Path) -> None:
     try:
         import plotly.io
     except ModuleNotFoundError as error:
-        raise errors.ExperimentError("The page needs plotly: pip install 'det-lightning[report]'.") from error
+        raise errors.ExperimentError(f"The page needs plotly: {how_to_install('report')}.") from error
 
     state = state_of(directory)
     details = details_of(directory)

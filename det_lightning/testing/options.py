@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from det_lightning.extras import how_to_install
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.masking import cause_without_secrets, mask, mask_text
 from det_lightning.testing.outcomes import BadTrial
@@ -161,7 +162,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         import yaml
     except ImportError as e:
-        raise BadTrial("Reading --trial-config needs PyYAML: pip install 'det-lightning[testing]'.") from e
+        raise BadTrial(f"Reading --trial-config needs PyYAML: {how_to_install('testing')}.") from e
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader(yaml))
     except OSError as e:
