@@ -66,6 +66,7 @@ class TrialModule(pl.LightningModule):
     Raises:
         ConfigError: Determined's master would refuse ``exp_conf``; all mistakes are named.
         TypeError: ``trial`` is not a trial, or a period is not a ``Batch`` or ``Epoch``.
+        InvalidExperimentException: ``hparams`` or ``exp_conf`` is not a dict, or a hyperparameter is a range.
     """
 
     def __init__(

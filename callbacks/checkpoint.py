@@ -89,6 +89,7 @@ class DeterminedCheckpoint(pl.Callback):
             if all(name.startswith("save_") or value is None for name, value in storage.items()):
                 storage = None
         self.storage = storage if isinstance(storage, CheckpointStorage) else CheckpointStorage(storage)
+        self._is_default = storage is None
         code = pathlib.Path(code_dir) if code_dir is not None else None
         writer = CheckpointWriter(self.storage, code, code_with_secrets=code_with_secrets)
         saver = CheckpointSaver(writer, not self.storage.is_local if async_write is None else async_write)
@@ -129,6 +130,23 @@ class DeterminedCheckpoint(pl.Callback):
         """The best value of ``metric`` up to now."""
         return self._plan.best_value
 
+    def describe_saved(self, resumed_from: str | None = None) -> str:
+        """Return what of an interrupted run is saved, and how to go on, in words.
+
+        Args:
+            resumed_from: path or URL of the checkpoint that the run has resumed from.
+        """
+        if self._plan.complete is not None:
+            checkpoint_id, batches = self._plan.complete
+            return (
+                f"Checkpoint {checkpoint_id} in {escape(self.storage)} has the first {batches}. To go on: "
+                f"fit(latest_checkpoint={checkpoint_id!r})."
+            )
+        if resumed_from is not None:
+            shown = mask_url(resumed_from)
+            return f"Nothing was saved since {escape(shown)}. To go on from there: fit(latest_checkpoint={shown!r})."
+        return "Nothing was saved; fit(save_on_interrupt=True) saves on Ctrl-C."
+
     def _path_of(self, checkpoint_id: str | None) -> str | None:
         return None if checkpoint_id is None else (self.storage.root / checkpoint_id).url
 
@@ -155,10 +173,10 @@ class DeterminedCheckpoint(pl.Callback):
         return self._run_storage.claims.use(path)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Claim the name of the trial, and remove what its killed predecessors left behind.
+        """Claim the name of the trial, and begin to remove what killed runs left behind; say where checkpoints go.
 
         Raises:
-            StorageError: a remote storage cannot be written to, or a live run has the name of the trial.
+            StorageError: the storage cannot be written to, or a live run has the name of the trial.
         """
         module = require_trial_module(self, pl_module)
         resumed = module.resume_content
@@ -172,6 +190,10 @@ class DeterminedCheckpoint(pl.Callback):
 
         self._run_storage.hurry_when(is_ending)
         if trainer.is_global_zero:
+            if self._is_default:  # a warning, because it is shown without any configuration of logging
+                logger.warning("No storage of checkpoints is given: they go to %s.", escape(self.storage))
+            else:
+                logger.info("Checkpoints go to %s.", escape(self.storage))
             self._run_storage.begin(trainer.ckpt_path, resumed)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -191,7 +213,7 @@ class DeterminedCheckpoint(pl.Callback):
 
     def close(self) -> None:
         """Give up the name of the trial, and what keeps others from deleting checkpoints."""
-        self._run_storage.claims.release()
+        self._run_storage.end()
 
 
 def choose_checkpoints(

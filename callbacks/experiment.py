@@ -1,12 +1,11 @@
-"""The metrics of a trial for the experiment that runs it."""
+"""What an experiment learns of a trial: its metrics, its checkpoints, and that it gave up on its hyperparameters."""
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import time
-from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import Logger
@@ -22,22 +21,20 @@ from det_lightning.masking import mask
 # Progress is for people, who see no more of it.
 _PROGRESS_INTERVAL_S = 1.0
 
+logger = logging.getLogger(__name__)
 
-@contextlib.contextmanager
-def ends_for_invalid_hp(task: TrialTask | None, rank: int) -> Iterator[None]:
-    """Report ``InvalidHP`` to the experiment and end the process well: the search replaces the trial.
+
+def end_for_invalid_hp(error: errors.InvalidHP, task: TrialTask | None, rank: int) -> NoReturn:
+    """End the process well, with one line: a search replaces the trial.
 
     Raises:
-        SystemExit: in place of ``InvalidHP``, in a trial of an experiment.
+        SystemExit: always, with status 0.
     """
-    try:
-        yield
-    except errors.InvalidHP:
-        if task is None:
-            raise
-        if rank == 0:
-            task.report("early_exit", None, {"reason": "INVALID_HP"})
-        raise SystemExit(0) from None
+    # On each rank, because a single one may have raised it.
+    logger.warning("The trial gave up on its hyperparameters (InvalidHP): %s. The process ends with status 0.", error)
+    if rank == 0 and task is not None:
+        task.report("early_exit", None, {"reason": "INVALID_HP"})
+    raise SystemExit(0) from None
 
 
 class ExperimentReporter(pl.Callback):

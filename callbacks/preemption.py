@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 import pytorch_lightning as pl
 
-from det_lightning.adapters.lightning_internals import exit_code_of
-from det_lightning.adapters.module import require_trial_module
+from det_lightning.adapters.lightning_internals import exit_code_of, interrupts_come_through
+from det_lightning.adapters.module import TrialModule, require_trial_module
+from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.core._signals import SAME_SIGNAL_S, end_by_signal, print_at_once
-from det_lightning.engine.stopping import StopRequest
+from det_lightning.engine.stopping import StopRequest, end_without_traceback
 from det_lightning.errors import PREEMPTED_EXIT_CODE, Preempted
 
 logger = logging.getLogger(__name__)
@@ -38,18 +40,31 @@ class PreemptionHandler(pl.Callback):
     Args:
         signals: the signals to handle; by default ``SIGTERM``, and ``SIGUSR1`` where there is one.
         exit_code: exit code of the process; not 0, which means to a scheduler that the job is done.
+        save_on_interrupt: handle Ctrl-C (``SIGINT``) too, which otherwise ends a run at once, without saving it.
+
+    Attributes:
+        interrupted: whether it was Ctrl-C that asked this process to end.
 
     Raises:
         ValueError: a signal cannot be handled or is that of Ctrl-C, or the code is not an error code of a process.
     """
 
-    def __init__(self, signals: Iterable[int] | None = None, exit_code: int = PREEMPTED_EXIT_CODE) -> None:
+    def __init__(
+        self,
+        signals: Iterable[int] | None = None,
+        exit_code: int = PREEMPTED_EXIT_CODE,
+        *,
+        save_on_interrupt: bool = False,
+    ) -> None:
         self.signals = _checked(_default_signals() if signals is None else signals)
+        if save_on_interrupt:
+            self.signals += (signal.SIGINT,)
         if not 0 < exit_code < 256:
             raise ValueError(f"exit_code of a preempted process must be from 1 to 255; got {exit_code}.")
         self.exit_code = exit_code
         self._stop_request = StopRequest(exit_code)
         self._first_signal_s: float | None = None
+        self.interrupted = False
         self._before: dict[signal.Signals, _Handler] = {}
         self._process = os.getpid()
         self._installed = False
@@ -73,6 +88,7 @@ class PreemptionHandler(pl.Callback):
         if stage == "fit":
             self._stop_request.requested = False
             self._first_signal_s = None
+            self.interrupted = False
             module.stop_request = self._stop_request
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -119,16 +135,69 @@ class PreemptionHandler(pl.Callback):
         elif self._first_signal_s is None:
             self._stop_request.requested = True
             self._first_signal_s = now
+            self.interrupted = signum == signal.SIGINT
             name = signal.Signals(signum).name
             print_at_once(
                 f"det_lightning: {name} has come; process {self._process} saves and ends at the next boundary.\n"
             )
             before = self._before.get(signal.Signals(signum))
-            if callable(before):
+            # Python's own handler of SIGINT would raise in the middle of a batch.
+            if callable(before) and before is not signal.default_int_handler:
                 before(signum, frame)
         elif now - self._first_signal_s > SAME_SIGNAL_S:
             print_at_once(f"det_lightning: a second signal has come; process {self._process} ends at once.\n")
             end_by_signal(signum)
+
+
+def choose_preemption(
+    callbacks: list[pl.Callback], preemption: bool, save_on_interrupt: bool
+) -> PreemptionHandler | None:
+    """Return the handler of a run: the one among the callbacks, or a new one; None if no signal is to be handled.
+
+    Raises:
+        ValueError: ``save_on_interrupt`` is asked for, and the one among the callbacks does not do it.
+    """
+    for callback in callbacks:
+        if isinstance(callback, PreemptionHandler):
+            if save_on_interrupt and signal.SIGINT not in callback.signals:
+                raise ValueError(
+                    "fit(save_on_interrupt=True) with a PreemptionHandler among the callbacks that does not handle "
+                    "Ctrl-C: give it PreemptionHandler(save_on_interrupt=True)."
+                )
+            return callback
+    if not (preemption or save_on_interrupt):
+        return None
+    return PreemptionHandler(None if preemption else (), save_on_interrupt=save_on_interrupt)
+
+
+@contextlib.contextmanager
+def interrupts_in_one_line(
+    module: TrialModule,
+    checkpoints: DeterminedCheckpoint,
+    preemption: PreemptionHandler | None,
+    resumed_from: str | None,
+) -> Iterator[None]:
+    """Say in one line what a run that Ctrl-C has ended has saved; leave out Lightning's frames, and the traceback.
+
+    Raises:
+        KeyboardInterrupt: also where ``preemption`` has saved the run.
+    """
+    try:
+        with interrupts_come_through():
+            yield
+    except KeyboardInterrupt as caught:
+        interrupt = caught
+    except Preempted:
+        if preemption is None or not preemption.interrupted:
+            raise
+        interrupt = KeyboardInterrupt()
+    else:
+        return
+    batches = 0 if module.driver is None else module.driver.run.state.batches_trained
+    if module.context is None or module.context.distributed.rank == 0:
+        logger.warning("Interrupted after %d batches. %s", batches, checkpoints.describe_saved(resumed_from))
+    end_without_traceback(interrupt)
+    raise interrupt.with_traceback(None) from None
 
 
 def _default_signals() -> list[int]:
@@ -141,7 +210,7 @@ def _checked(signals: Iterable[int]) -> tuple[signal.Signals, ...]:
     wrong = [number.name for number in numbers if number in forbidden]
     if wrong:
         raise ValueError(
-            f"PreemptionHandler cannot take {', '.join(wrong)}: SIGINT is Ctrl-C, which ends a run at once, and "
-            "SIGKILL and SIGSTOP reach no process."
+            f"PreemptionHandler cannot take {', '.join(wrong)}: SIGINT is Ctrl-C, which ends a run at once unless "
+            "save_on_interrupt=True, and SIGKILL and SIGSTOP reach no process."
         )
     return numbers

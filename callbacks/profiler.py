@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytorch_lightning as pl
 import torch
 
+from det_lightning.adapters.module import require_trial_module
+
 
 class TorchProfiler(pl.Callback):
-    """Runs a ``torch.profiler.profile`` over the training and steps it after every batch.
+    """Runs a ``torch.profiler.profile`` over the training and steps it right after each ``train_batch``.
 
     Args:
         profiler: from ``context.set_profiler``.
@@ -20,15 +20,14 @@ class TorchProfiler(pl.Callback):
         self._runs = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start profiling."""
+        """Start profiling.
+
+        Raises:
+            TypeError: the module is not a :class:`TrialModule`.
+        """
+        require_trial_module(self, pl_module).trial_run.profile(self._profiler.step)
         self._profiler.start()
         self._runs = True
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Step the profiler."""
-        self._profiler.step()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop profiling."""

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import TQDMProgressBar
+from pytorch_lightning.callbacks.progress.tqdm_progress import Tqdm
+
+
+def is_watched() -> bool:
+    """Return whether somebody sees a bar move: stderr is a terminal, or the session interactive, as in a notebook."""
+    return sys.stderr.isatty() or hasattr(sys, "ps1")
 
 
 class TrialProgressBar(TQDMProgressBar):
-    """Lightning's bar, for a trial: one line per epoch that stays, with the metrics reported last."""
+    """Lightning's bar, for a trial: one line per epoch that stays, with the metrics reported last; on stderr."""
 
     def __init__(self) -> None:
         super().__init__(leave=True)
+
+    def init_train_tqdm(self) -> Tqdm:
+        """Return the bar of the training."""
+        with contextlib.redirect_stdout(sys.stderr):
+            return super().init_train_tqdm()
+
+    def init_validation_tqdm(self) -> Tqdm:
+        """Return the bar of a validation."""
+        with contextlib.redirect_stdout(sys.stderr):
+            return super().init_validation_tqdm()
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
         """Leave out the version number that Lightning shows."""

@@ -8,11 +8,16 @@ import sys
 
 from det_lightning import compat
 
+_USAGE = """usage: python -m det_lightning SCRIPT [ARGS...]
+
+Run an unmodified Determined script on det_lightning: what it imports from determined comes from det_lightning.
+"""
+
 
 def main() -> None:
     """Run the script named on the command line, with ``determined`` answered by det_lightning."""
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        print(__doc__)
+        print(_USAGE, end="")
         sys.exit(0 if len(sys.argv) > 1 else 2)
     script = pathlib.Path(sys.argv[1])
     if not script.is_file():

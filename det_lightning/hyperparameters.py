@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["chosen_hparams"]
+__all__ = ["chosen_hparams", "ranges_in"]
 
 
 def chosen_hparams(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -19,6 +19,18 @@ def chosen_hparams(config: Mapping[str, Any]) -> dict[str, Any]:
     if mistakes:
         raise ValueError("hyperparameters of the configuration: " + "; ".join(mistakes) + ".")
     return hparams
+
+
+def ranges_in(hparams: Mapping[Any, Any], where: str = "hparams") -> list[str]:
+    """Return where among hyperparameters an entry of a search space, such as a range, is in place of a value."""
+    found = []
+    for name, value in hparams.items():
+        if isinstance(value, Mapping):
+            here = f"{where}[{name!r}]"
+            kind = value.get("type")
+            is_range = isinstance(kind, str) and value.keys() >= _KEYS_OF.get(kind, {None})
+            found += [here] if is_range else ranges_in(value, here)
+    return found
 
 
 def _values(entries: Mapping[str, Any], prefix: str, mistakes: list[str]) -> dict[str, Any]:
@@ -48,4 +60,13 @@ _VALUE_OF: dict[str, Any] = {
     "double": lambda entry: (float(entry["minval"]) + float(entry["maxval"])) / 2,
     "log": lambda entry: float(entry.get("base", 10.0)) ** ((float(entry["minval"]) + float(entry["maxval"])) / 2),
     "categorical": lambda entry: entry["vals"][0],
+}
+
+# What tells an entry of a search space from nested hyperparameters that happen to have a "type".
+_KEYS_OF: dict[str, set[Any]] = {
+    "const": {"val"},
+    "int": {"minval", "maxval"},
+    "double": {"minval", "maxval"},
+    "log": {"minval", "maxval"},
+    "categorical": {"vals"},
 }

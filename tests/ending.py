@@ -46,6 +46,7 @@ ENDS: dict[str, Callable[[], None]] = {
     "sigterm-to-parent": lambda: os.kill(os.getppid(), signal.SIGTERM),
     "sigusr1-to-parent": lambda: os.kill(os.getppid(), signal.SIGUSR1),
     "two-signals": signal_twice,
+    "sigint": lambda: os.kill(os.getpid(), signal.SIGINT),
     "sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "error": raise_error,
     "invalid-hp": raise_invalid_hp,
@@ -88,6 +89,7 @@ def run_determined(options: argparse.Namespace) -> SmallTrial:
             checkpoint_policy="none",
             checkpoint_storage=options.folder / "checkpoints",
             latest_checkpoint=options.latest,
+            save_on_interrupt=options.save_on_interrupt,
         )
     return trial
 
@@ -119,6 +121,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--period", action="store_true")
     parser.add_argument("--latest")
+    parser.add_argument("--save-on-interrupt", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     seed_everything()

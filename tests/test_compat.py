@@ -127,8 +127,8 @@ def test_a_script_runs_unmodified_with_its_arguments_and_its_neighbours() -> Non
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        ([], 2, "python -m det_lightning SCRIPT"),
-        (["--help"], 0, "python -m det_lightning SCRIPT"),
+        ([], 2, "usage: python -m det_lightning SCRIPT"),
+        (["--help"], 0, "usage: python -m det_lightning SCRIPT"),
         (["missing.py"], 1, "det_lightning: there is no script missing.py"),
     ],
 )
@@ -136,6 +136,7 @@ def test_the_command_line_explains_itself(arguments: list[str], status: int, mes
     done = run("-m", "det_lightning", *arguments)
     assert done.returncode == status
     assert message in done.stdout + done.stderr
+    assert "`" not in done.stdout
 
 
 def test_the_exit_status_is_the_scripts() -> None:

@@ -49,22 +49,33 @@ def test_digits_reads_97_percent_and_writes_picture_metrics_and_checkpoint(
 
     assert percentage_after("Best validation", printed) >= 0.97
     assert percentage_after("Loaded again", printed) == percentage_after("Best validation", printed)
-    assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert list(tmp_path.glob("out/runs/events.out.tfevents.*"))
-    assert list(tmp_path.glob("out/checkpoints/*/metadata.json"))
+    assert (tmp_path / "out" / "run-1" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert list(tmp_path.glob("out/run-1/runs/events.out.tfevents.*"))
+    assert list(tmp_path.glob("out/run-1/checkpoints/*/metadata.json"))
     assert {path.name for path in tmp_path.iterdir()} == {"out"}
 
 
 def test_digits_checkpoint_holds_the_code_of_the_example_only(run_example: Run, tmp_path: pathlib.Path) -> None:
     run_example("digits/train.py", "--output", "out", "--epochs", "1")
 
-    (code,) = tmp_path.glob("out/checkpoints/*/code")
+    (code,) = tmp_path.glob("out/run-1/checkpoints/*/code")
     assert sorted(path.name for path in code.rglob("*")) == [
         "history.py",
         "model_def.py",
         "train.py",
         "train_lightning.py",
     ]
+
+
+def test_a_second_run_of_digits_is_apart_from_the_first(run_example: Run, tmp_path: pathlib.Path) -> None:
+    run_example("digits/train.py", "--output", "out", "--epochs", "1")
+    first = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    run_example("digits/train.py", "--output", "out", "--epochs", "1")
+    run_example("digits/train_lightning.py", "--output", "out", "--epochs", "1")
+
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["run-1", "run-2", "run-3"]
+    assert {path: path.read_bytes() for path in (tmp_path / "out" / "run-1").rglob("*") if path.is_file()} == first
+    assert len([*tmp_path.glob("out/run-2/runs/events.out.tfevents.*")]) == 1
 
 
 def test_digits_under_either_trainer_gives_the_same_numbers(run_example: Run, tmp_path: pathlib.Path) -> None:
@@ -75,8 +86,8 @@ def test_digits_under_either_trainer_gives_the_same_numbers(run_example: Run, tm
         return next(line for line in printed.splitlines() if line.startswith("Best validation"))
 
     assert best(first) == best(second)
-    assert (tmp_path / "second" / "curves.png").exists()
-    with (tmp_path / "second" / "csv" / "version_0" / "metrics.csv").open() as file:
+    assert (tmp_path / "second" / "run-1" / "curves.png").exists()
+    with (tmp_path / "second" / "run-1" / "csv" / "version_0" / "metrics.csv").open() as file:
         logged = [row["validation_accuracy"] for row in csv.DictReader(file) if row["validation_accuracy"]]
     assert len(logged) == 2
 

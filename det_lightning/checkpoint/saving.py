@@ -14,9 +14,10 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.retention.cleaning import BackgroundCleaning
 from det_lightning.checkpoint.retention.pruning import RunRetention
 from det_lightning.checkpoint.retention.rule import Retention
-from det_lightning.checkpoint.retention.run_claims import RunClaims, remove_dead_claims
+from det_lightning.checkpoint.retention.run_claims import RunClaims
 from det_lightning.checkpoint.retention.trial_index import TrialIndex
 from det_lightning.checkpoint.storage.background import (
     BackgroundTask,
@@ -217,15 +218,14 @@ class RunStorage:
         self._trial = ""
         self._notes: dict[str, Any] = {}
         self._hurries = False
+        self._cleaning: BackgroundCleaning | None = None
 
     def begin(self, path: str | os.PathLike[str] | None, resumed: CheckpointContent | None) -> None:
-        """Claim the name of the trial, and remove what killed runs have left behind.
+        """Claim the name of the trial, and begin to remove, in the background, what killed runs have left behind.
 
         ``path`` is the path or URL of the checkpoint that the run resumes from, and ``resumed`` its content.
         """
         self.storage.require_writable()
-        self.storage.remove_abandoned()
-        remove_dead_claims(self.storage.root)
         inherited = None if resumed is None or resumed.resume is None else resumed.resume.trial
         self._trial = self.claims.claim_trial(self._experiment, self._given_trial, inherited)
         parent = (resumed.name or None) if resumed is not None else None
@@ -237,6 +237,14 @@ class RunStorage:
             index = TrialIndex(self.storage.root, experiment, self._trial, self.metric, self.smaller_is_better)
             self.saver.retention = RunRetention(self.storage, index, self._retention, self.claims.run_id)
             self.saver.retention.catch_up(parent)
+        self._cleaning = BackgroundCleaning(self.storage)
+
+    def end(self) -> None:
+        """Give up the name of the trial, and what keeps others from deleting checkpoints."""
+        if self._cleaning is not None:
+            self._cleaning.end()
+            self._cleaning = None
+        self.claims.release()
 
     def hurry_when(self, is_ending: Callable[[], bool]) -> None:
         """Retry without pauses, at a storage that fails, once ``is_ending()`` is true."""

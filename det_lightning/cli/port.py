@@ -16,6 +16,7 @@ import typer
 from det_lightning.cli.arguments import JsonFlag, output_file
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
 from det_lightning.escaping import escape
+from det_lightning.extras import how_to_install
 from det_lightning.porting import Severity, port_paths
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def port(
     """
     missing = [name for name in _REQUIRED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ValueError(f"The porting tool needs {' and '.join(missing)}: pip install 'det-lightning[port]'.")
+        raise ValueError(f"The porting tool needs {' and '.join(missing)}: {how_to_install('port')}.")
     if to is Target.lightning:
         if diff or write or check or json:
             raise ValueError("--to lightning writes a new file; --diff, --write, --check and --json do not go with it.")

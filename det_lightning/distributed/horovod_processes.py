@@ -11,6 +11,7 @@ import torch.distributed as dist
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._ports import free_port
 from det_lightning.core._topology import topology_from_horovod
+from det_lightning.extras import how_to_install
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def connect_horovod() -> Any:
     except ImportError as e:
         raise ImportError(
             f"This run is to train with Horovod, which cannot be imported ({e}). There are no wheels of it: "
-            "pip install 'det-lightning[horovod]' for what it needs, then run scripts/build_horovod.sh of the source "
+            f"{how_to_install('horovod')} for what it needs, then run scripts/build_horovod.sh of the source "
             "of det-lightning, which builds and installs it."
         ) from e
     if not hvd.is_initialized():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import logging
 import math
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._metrics import is_numerical_scalar
 from det_lightning.engine.run import TrialRun
-from det_lightning.masking import describe_masked, mask
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._random_state import capture_rng
@@ -38,7 +36,8 @@ class CheckpointPlan:
 
     The policy ``"best"`` compares the metric of ``run_storage``, also with what ``best_elsewhere`` returns on the
     chief: the best value outside the run, or None. ``best_id`` is the checkpoint that followed the best
-    validation, ``last_id`` the one begun last. ``on_complete`` is called on the chief for each complete checkpoint,
+    validation, ``last_id`` the one begun last, ``complete`` the latest complete one with its number of batches.
+    ``on_complete`` is called on the chief for each complete checkpoint,
     with its id and the number of batches.
     """
 
@@ -48,6 +47,7 @@ class CheckpointPlan:
     best_value: float | None = None
     best_id: str | None = None
     last_id: str | None = None
+    complete: tuple[str, int] | None = None
     on_complete: Callable[[str, int], None] | None = None
     best_elsewhere: Callable[[], float | None] | None = None
 
@@ -130,22 +130,7 @@ class RunContent:
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
-        """Hyperparameters and experiment configuration without their secrets; None for one that is not there."""
-
-        def value_or_none(lookup: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-            try:
-                return lookup()
-            except ValueError:
-                return None
-
-        settings = self._run.context.settings
-        found = {
-            "hparams": mask(value_or_none(settings.get_hparams)),
-            "experiment_config": mask(value_or_none(settings.get_experiment_config)),
-        }
-        # The file holds plain values only.
-        plain: dict[str, Any] = json.loads(json.dumps(found, default=describe_masked))
-        return plain
+        return self._run.context.settings.to_plain()
 
     @functools.cached_property
     def _load_data(self) -> dict[str, Any]:
@@ -210,9 +195,17 @@ class RunCheckpoints:
             self.save()
 
     def save_after_validation(self, metrics: dict[str, Any]) -> None:
-        """Write a checkpoint if the policy wants one after a validation with these metrics."""
+        """Write a checkpoint if the policy wants one after a validation with these metrics.
+
+        Raise a ``ValueError``, once what was trained is saved, if they lack the one that the policy compares.
+        """
         plan = self._plan
-        value = plan.value_in(metrics)
+        try:
+            value = plan.value_in(metrics)
+        except ValueError as e:
+            self.save_unless_current()
+            saved = "" if plan.last_id is None else f" What was trained is saved in checkpoint {plan.last_id}."
+            raise ValueError(f"{e}{saved}") from None
         if value is not None:
             self._validated = (self._run.state.batches_trained, value)
         self._take_best_elsewhere()
@@ -265,11 +258,12 @@ class RunCheckpoints:
 
     def close(self) -> None:
         """Give up the name of the trial, and what keeps others from deleting checkpoints."""
-        self._plan.run_storage.claims.release()
+        self._plan.run_storage.end()
 
     def _report(self, complete: list[str]) -> None:
         for checkpoint_id in complete:
             batches_trained = self._batches_of.pop(checkpoint_id)
+            self._plan.complete = (checkpoint_id, batches_trained)
             if self._plan.on_complete is not None and self._distributed.rank == 0:
                 self._plan.on_complete(checkpoint_id, batches_trained)
             self._run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)

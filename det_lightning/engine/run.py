@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import torch
 
-from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.engine.data_stream import TrialData
 from det_lightning.engine.events import TrialEvents
@@ -21,10 +20,13 @@ from det_lightning.engine.metrics import (
     to_numpy,
 )
 from det_lightning.engine.resume import adapt_to, apply, journal_of, require_same_checkpoint
+from det_lightning.engine.run_log import RunLog
+from det_lightning.engine.run_warnings import RunWarnings
 from det_lightning.engine.schedule import Action, Boundary, BoundaryActions, Schedule
 from det_lightning.engine.stopping import EarlyEnd, StopRequest
+from det_lightning.engine.trainable import require_trainable
 from det_lightning.engine.validation import Evaluation
-from det_lightning.pytorch._legacy_trial import interface_mistakes, original_trial
+from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import capture_rng
@@ -66,7 +68,9 @@ class TrialRun:
         self._resume = resume
         self._reporters = reporters
         self._window = MetricWindow()
-        self._counts_records = type(original_trial(trial)).get_batch_length is not PyTorchTrial.get_batch_length
+        self._name = type(original_trial(trial)).__name__
+        self._log = RunLog(trial, context)
+        self._count_records = self._log.counter()
         self._in_workload = False
         self._due: list[Boundary] = []
         self._step_end = sys.maxsize
@@ -74,8 +78,10 @@ class TrialRun:
         self.early_end = EarlyEnd(context, stop_request)
         self._actions = BoundaryActions(schedule, self.state, self.early_end.agree)
         self._validates_in_step = False
+        self._profiled_train_batch: Callable[..., Any] | None = None
         self.events = TrialEvents(trial.build_callbacks())
-        _require_trainable(trial, context)
+        self._warnings = RunWarnings(self._name, context, schedule)
+        require_trainable(trial, context)
 
     # Beginning and end
 
@@ -102,6 +108,10 @@ class TrialRun:
             apply(self._resume, self.context, self.events)
         self.context.backend.placement.begin_training()
         self.events.emit("on_training_start")
+        self.context.wrapped.begin_training()
+        self._at_end.callback(self.context.wrapped.end_training)
+        self._log.begin(self._name, self.state.batches_trained, self._resume)
+        self._warnings.begin(self.state, self._resume)
         self._actions.begin([])
         self._step_end = self._next_step_end()
 
@@ -145,6 +155,16 @@ class TrialRun:
         self._step_end = self._next_step_end()
         return state.batches_trained - first
 
+    def profile(self, step: Callable[[], Any]) -> None:
+        """Call ``step`` right after each ``train_batch``."""
+
+        def train_batch(**arguments: Any) -> Any:
+            metrics = self.trial.train_batch(**arguments)
+            step()
+            return metrics
+
+        self._profiled_train_batch = train_batch
+
     def _next_step_end(self) -> int:
         """Return the number of batches after which a boundary may lie or the epoch ends."""
         trained = self.state.batches_trained
@@ -156,6 +176,8 @@ class TrialRun:
         for model in self.context.models:
             model.train()
         self.context.reducers.reset_reducers()
+        if self._log.enabled:
+            self._log.begin_workload()
         self._in_workload = True
 
     def _train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
@@ -165,7 +187,8 @@ class TrialRun:
             precision.path.begin_batch(context.is_update_batch())
         if context.experimental.auto_to_device:
             batch = context.to_device(batch)
-        metrics: Any = self.trial.train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
+        call_trial = self._profiled_train_batch or self.trial.train_batch
+        metrics: Any = call_trial(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
         if precision.scales_losses:
             precision.scaling.end_batch()
         if isinstance(metrics, torch.Tensor):
@@ -178,9 +201,8 @@ class TrialRun:
         if context.lr_schedulers:
             self._step_lr_schedulers(batch_idx)
         self._window.add(metrics)
-        if self._counts_records:
-            # A trial may count its records in it.
-            self.trial.get_batch_length(batch)
+        if self._count_records is not None:
+            self._count_records(batch)
 
     def _step_lr_schedulers(self, batch_idx: int) -> None:
         context = self.context
@@ -212,6 +234,8 @@ class TrialRun:
         batch_metrics = average_over_ranks(self._window.close(), self.context.distributed)
         avg_metrics: dict[str, Any] = average_metrics(batch_metrics)
         avg_metrics.update(to_numpy(self.context.reducers.reduce_metrics(for_training=True)))
+        self._log.end_workload(self.state.batches_trained, avg_metrics, len(batch_metrics))
+        self._warnings.look_at_training(self.state.batches_trained, avg_metrics, batch_metrics)
         for reporter in self._reporters:
             reporter.report_training(self.state.batches_trained, avg_metrics, batch_metrics)
         self._add_position(avg_metrics)
@@ -234,6 +258,7 @@ class TrialRun:
 
     def begin_validation(self) -> None:
         """Prepare reducers and models for a validation, and notify the callbacks."""
+        self._log.begin_validation()
         self.context.reducers.reset_reducers()
         for model in self.context.models:
             model.eval()
@@ -259,6 +284,8 @@ class TrialRun:
             hook(metrics)
         self.context.backend.placement.end_validation()
         self.state.last_val = self.state.batches_trained
+        self._log.end_validation(self.state.batches_trained, metrics, self.evaluation.lengths)
+        self._warnings.look_at_validation(self.state.batches_trained, metrics)
         for reporter in self._reporters:
             reporter.report_validation(self.state.batches_trained, metrics)
         self._add_position(metrics)
@@ -267,28 +294,3 @@ class TrialRun:
     def _add_position(self, metrics: dict[str, Any]) -> None:
         metrics.setdefault("batches", self.state.batches_trained)
         metrics.setdefault("epochs", self.state.epochs_trained)
-
-
-def _require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
-    """Raise an InvalidExperimentException that names all that keeps the trial from being trained."""
-    trial_class = type(original_trial(trial))
-    name = trial_class.__name__
-    mistakes = interface_mistakes(trial)
-    if not context.models:
-        mistakes.append(f"{name} has no wrapped model; pass each model through context.wrap_model() in __init__")
-    if not context.optimizers:
-        mistakes.append(
-            f"{name} has no wrapped optimizer; pass each optimizer through context.wrap_optimizer() in __init__"
-        )
-    overridden = [
-        method
-        for method in ("evaluate_batch", "evaluate_full_dataset")
-        if getattr(trial_class, method) is not getattr(PyTorchTrial, method)
-    ]
-    if len(overridden) != 1:
-        mistakes.append(
-            f"{name} must override exactly one of evaluate_batch() and evaluate_full_dataset(); it overrides "
-            f"{' and '.join(overridden) or 'neither'}"
-        )
-    if mistakes:
-        raise errors.InvalidExperimentException("; ".join(mistakes) + ".")

@@ -46,6 +46,7 @@ class Schedule:
         self.validation_period = validation_period
         self.reporting_period = reporting_period
         self.test_mode = test_mode
+        self._periods = [(name, unit) for boundary, name, unit in units if boundary is not Boundary.TRAIN]
         # A period that no run reaches need not be looked at after each batch.
         due = [(boundary, unit) for boundary, _, unit in units if unit is not None and unit.value != sys.maxsize]
         self._batch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Batch)]
@@ -69,6 +70,14 @@ class Schedule:
         nearest = [_next_multiple(batches_trained, unit) for _, unit in self._batch_units]
         nearest += [_next_multiple(epochs, unit) * epoch_len for _, unit in self._epoch_units]
         return min(nearest, default=sys.maxsize)
+
+    def periods_below_one(self) -> list[str]:
+        """Return the periods that are due at every batch or epoch because they are below one, as ``name=unit``."""
+        return [
+            f"{name}={unit}"
+            for name, unit in self._periods
+            if unit is not None and isinstance(unit.value, int) and unit.value < 1
+        ]
 
     def is_complete(self, state: TrialState) -> bool:
         """Return whether training has reached its length."""

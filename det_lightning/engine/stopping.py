@@ -7,10 +7,11 @@ import dataclasses
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, TracebackType
 
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._signals import SAME_SIGNAL_S, end_by_signal, print_at_once
@@ -91,3 +92,14 @@ def interrupts_end_the_process() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def end_without_traceback(error: BaseException) -> None:
+    """Keep Python from printing a traceback if nothing catches ``error``; the status of the process stays the same."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if value is not error:
+            before(kind, value, trace)
+
+    sys.excepthook = hook

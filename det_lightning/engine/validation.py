@@ -22,14 +22,17 @@ class Evaluation:
         self._trial = trial
         self._context = context
         self._single_batch = single_batch
-        self._takes_batch_idx = _takes_batch_idx(trial.evaluate_batch)
+        self._takes_batch_idx = takes_batch_idx(trial.evaluate_batch)
         self._window = MetricWindow()
+        #: What ``get_batch_length`` returned for the batches of the present validation.
+        self.lengths: list[Any] = []
         self._names: list[str] | None = None
         self.full_metrics: dict[str, Any] = {}
 
     def begin(self) -> None:
         """Forget the previous validation."""
         self._window = MetricWindow()
+        self.lengths = []
         self._names = None
 
     @property
@@ -51,7 +54,7 @@ class Evaluation:
         if self._context.experimental.auto_to_device:
             batch = self._context.to_device(batch)
         # A trial may count its records in it.
-        self._trial.get_batch_length(batch)
+        self.lengths.append(self._trial.get_batch_length(batch))
         index = len(self._window)
         kwargs = {"batch": batch, "batch_idx": index} if self._takes_batch_idx else {"batch": batch}
         metrics = self._trial.evaluate_batch(**kwargs)
@@ -89,7 +92,7 @@ class Evaluation:
         return batches
 
 
-def _takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
+def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
     """Return whether there is a parameter ``batch_idx``, or a second one of any name."""
     parameters = inspect.signature(evaluate_batch).parameters
     positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

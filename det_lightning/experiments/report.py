@@ -18,6 +18,7 @@ from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.hyperparameter_values import Hyperparameter, flat, varying_hyperparameters
 from det_lightning.experiments.overview import details_of, state_of
 from det_lightning.experiments.state import ExperimentState, TrialRecord
+from det_lightning.extras import how_to_install
 from det_lightning.masking import mask
 
 _PAGE = """\
@@ -71,7 +72,7 @@ def write_report(directory: ExperimentDirectory, file: Path) -> None:
     try:
         import plotly.offline
     except ModuleNotFoundError as error:
-        raise errors.ExperimentError("The page needs plotly: pip install 'det-lightning[report]'.") from error
+        raise errors.ExperimentError(f"The page needs plotly: {how_to_install('report')}.") from error
 
     state = state_of(directory)
     details = details_of(directory)

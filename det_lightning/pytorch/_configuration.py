@@ -7,8 +7,9 @@ import os
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from det_lightning import errors
 from det_lightning.core._task import TrialTask
-from det_lightning.hyperparameters import chosen_hparams
+from det_lightning.hyperparameters import chosen_hparams, ranges_in
 from det_lightning.masking import mask
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ class RunConfiguration:
 
         Raises:
             ConfigError: the configuration cannot be used; all mistakes are named.
+            InvalidExperimentException: an argument is of another type, or a hyperparameter is a range.
         """
+        require_usable(hparams, None if isinstance(exp_conf, str | os.PathLike) else exp_conf)
         if exp_conf is None:
             return cls(None, hparams)
         from det_lightning.config import TrainingSettings, read_given
@@ -115,3 +118,23 @@ class RunConfiguration:
         if named:
             logger.warning("Of the exp_conf of %s these fields have no effect here: %s.", call, "; ".join(named))
         self._given = None
+
+
+def require_usable(hparams: Any, exp_conf: Any) -> None:
+    """Raise an InvalidExperimentException that names all that keeps settings from being those of a training."""
+    given = {"hparams": hparams, "exp_conf": exp_conf}
+    mistakes = [
+        f"{name} must be a dict; got {mask(value)!r:.200} of type {type(value).__name__}"
+        for name, value in given.items()
+        if value is not None and not isinstance(value, Mapping)
+    ]
+    if isinstance(hparams, Mapping):
+        mistakes += [
+            f"{where} describes values of a search, and is not one of them: give one, or search with "
+            "`det-lightning run CONFIG`"
+            for where in ranges_in(hparams)
+        ]
+        if hparams.get("global_batch_size") == 0:
+            mistakes.append("hparams['global_batch_size'] must be an integer of at least 1; got 0")
+    if mistakes:
+        raise errors.InvalidExperimentException("; ".join(mistakes) + ".")

@@ -16,7 +16,7 @@ from det_lightning.core._tensorboard import TensorBoardOutput, default_directory
 from det_lightning.distributed.backend import Backend, LocalBackend, parameters_of
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.precision import ChosenPrecision
-from det_lightning.pytorch._configuration import RunConfiguration
+from det_lightning.pytorch._configuration import RunConfiguration, require_usable
 from det_lightning.pytorch._data import to_device
 from det_lightning.pytorch._experimental import PyTorchExperimentalContext
 from det_lightning.pytorch._forwarding import ForwardedAttribute, forward
@@ -71,6 +71,8 @@ class PyTorchTrialContext:
         loading_only: bool = False,
         configuration: RunConfiguration | None = None,
     ) -> None:
+        if not loading_only:
+            require_usable(hparams, exp_conf)
         self.distributed = distributed or DistributedContext()
         self.settings = TrialSettings(
             hparams,
@@ -197,7 +199,13 @@ class PyTorchTrialContext:
         Raises:
             InvalidExperimentException: the optimizer was not wrapped, or ``auto_zero_grads`` is false while
                 gradients are aggregated over batches.
+            TypeError: ``clip_grads`` is not a function.
         """
+        if clip_grads is not None and not callable(clip_grads):
+            raise TypeError(
+                f"step_optimizer(clip_grads=...) takes a function of the parameters; got {clip_grads!r}. To clip "
+                "their norm: clip_grads=lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 1.0)."
+            )
         average = self.wrapped.averages.get(optimizer)
         if average is None:
             raise errors.InvalidExperimentException(

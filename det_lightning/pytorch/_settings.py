@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.masking import MaskedSettings, leave_out_masked
+from det_lightning.masking import MaskedSettings, describe_masked, leave_out_masked, mask
 from det_lightning.pytorch._configuration import RunConfiguration
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,12 @@ class TrialSettings:
         if size is None:
             raise ValueError("The batch size is not known; pass hparams={'global_batch_size': ...} to init().")
         return size
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return ``hparams`` and ``experiment_config`` as JSON values without secrets; None for one not given."""
+        found = {"hparams": mask(self._hparams), "experiment_config": mask(self._exp_conf)}
+        plain: dict[str, Any] = json.loads(json.dumps(found, default=describe_masked))
+        return plain
 
     def get_trial_seed(self) -> int:
         """Return the seed of the trial; raise an InternalException if it has none."""

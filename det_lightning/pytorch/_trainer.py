@@ -15,14 +15,14 @@ from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.strategies import Strategy
 
 from det_lightning import errors
-from det_lightning.adapters.lightning_internals import interrupts_come_through, quiet_hints
+from det_lightning.adapters.lightning_internals import quiet_hints
 from det_lightning.adapters.module import TrialModule
 from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint, choose_checkpoints
-from det_lightning.callbacks.experiment import ExperimentReporter, ends_for_invalid_hp
-from det_lightning.callbacks.preemption import PreemptionHandler
+from det_lightning.callbacks.experiment import ExperimentReporter, end_for_invalid_hp
+from det_lightning.callbacks.preemption import PreemptionHandler, choose_preemption, interrupts_in_one_line
 from det_lightning.callbacks.profiler import TorchProfiler
-from det_lightning.callbacks.progress import TrialProgressBar
+from det_lightning.callbacks.progress import TrialProgressBar, is_watched
 from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
@@ -83,6 +83,8 @@ def init(
         ValueError: the strategy is unknown, ``torch.distributed`` does not connect the processes, or Horovod is chosen
             together with something else.
         ImportError: Horovod is chosen, and not installed.
+        InvalidExperimentException: ``hparams`` or ``exp_conf`` is not a dict, or a hyperparameter is a range.
+        SystemExit: with status 0, in place of an ``InvalidHP`` that leaves the ``with`` statement.
     """
     task = current_task()
     call = RunConfiguration.of_call(exp_conf, hparams) if task is None else RunConfiguration.of_task(task, hparams)
@@ -105,12 +107,13 @@ def init(
     if context.distributed.rank == 0:
         call.report("init()")
     try:
-        with ends_for_invalid_hp(task, context.distributed.rank):
-            yield context
+        yield context
     except SystemExit:  # also Preempted
         raise
     except BaseException as error:
         context.distributed.abandon(error)
+        if isinstance(error, errors.InvalidHP):
+            end_for_invalid_hp(error, task, context.distributed.rank)
         raise
     finally:
         context.distributed.close()
@@ -123,7 +126,8 @@ class Trainer:
         trial: the trial, built with ``context``.
         context: from :func:`init`.
         **lightning: arguments of ``pl.Trainer``: ``logger=``, ``callbacks=``, ``profiler=``, ``enable_progress_bar=``,
-            ...; those that :meth:`fit` decides on are refused.
+            ...; those that :meth:`fit` decides on are refused. By default there is a progress bar on stderr if that is
+            a terminal.
 
     Attributes:
         checkpoints: the callback of the latest :meth:`fit`, with the paths of the last and the best checkpoint.
@@ -167,6 +171,7 @@ class Trainer:
         retention: Retention | None = None,
         preemption: bool = True,
         fall_back: bool = True,
+        save_on_interrupt: bool = False,
     ) -> None:
         """Train, validate and checkpoint.
 
@@ -200,6 +205,8 @@ class Trainer:
                 ``callbacks`` of the trainer is used in any case.
             fall_back: if the newest checkpoint is damaged, resume from the one before, with a warning that names both;
                 False makes that an error. A checkpoint that ``latest_checkpoint`` names is never replaced.
+            save_on_interrupt: save the run on Ctrl-C, after the current batch, or at the next boundary if there are
+                several ranks; a second one ends the process at once. Otherwise nothing is saved then.
 
         Raises:
             ValueError: ``max_length`` is missing, or ``checkpoint_policy`` unknown.
@@ -208,6 +215,7 @@ class Trainer:
             CheckpointError: ``latest_checkpoint`` is missing, torn, unsafe, or of another trial; or a checkpoint can
                 not be written, or is not there any more at the end.
             Preempted: the process was asked to end, and the run is saved.
+            KeyboardInterrupt: by Ctrl-C. A line says what is saved; Python prints no traceback for it.
         """
         configuration = self._context.settings.configuration
         schedule = configuration.complete(
@@ -247,7 +255,7 @@ class Trainer:
             self._fit(
                 self.checkpoints,
                 choose_checkpoints(self._context.distributed, self.checkpoints, latest_checkpoint, job, fall_back),
-                preemption,
+                choose_preemption(self._users_callbacks(), preemption, save_on_interrupt),
                 test_mode=test_mode,
                 trusted=trusted,
                 **{**_DEFAULT_SCHEDULE, **schedule},
@@ -256,7 +264,11 @@ class Trainer:
             self.checkpoints.close()
 
     def _fit(
-        self, checkpoints: DeterminedCheckpoint, newest_first: list[str], preemption: bool, **options: Any
+        self,
+        checkpoints: DeterminedCheckpoint,
+        newest_first: list[str],
+        preemption: PreemptionHandler | None,
+        **options: Any,
     ) -> None:
         module = TrialModule(
             self._trial,
@@ -268,17 +280,24 @@ class Trainer:
         # What Lightning imports when it is set up may draw random numbers.
         with isolated_rng(), quiet_hints():
             trainer = self._lightning_trainer(checkpoints, preemption)
-        with quiet_hints(), contextlib.suppress(errors.ShouldExit), interrupts_come_through():
-            trainer.fit(module, ckpt_path=newest_first[0] if newest_first else None)
+        resumes_from = newest_first[0] if newest_first else None
+        interrupts = interrupts_in_one_line(module, checkpoints, preemption, resumes_from)
+        with interrupts, quiet_hints(), contextlib.suppress(errors.ShouldExit):
+            trainer.fit(module, ckpt_path=resumes_from)
+
+    def _users_callbacks(self) -> list[pl.Callback]:
+        given = self._lightning.get("callbacks") or []
+        return list(given) if isinstance(given, list) else [given]
 
     def _checkpoint_callback(self, policy: str, **arguments: Any) -> DeterminedCheckpoint:
         searcher = self._searcher()
         metric = searcher.get("metric")
         if policy == "best" and metric is None:
-            logger.warning(
-                "checkpoint_policy='best' has no metric to compare, so every validation is followed by a checkpoint. "
-                'Name the metric in init(exp_conf={"searcher": {"metric": ...}}).'
-            )
+            if self._context.distributed.rank == 0:
+                logger.warning(
+                    "checkpoint_policy='best' has no metric to compare, so every validation is followed by a "
+                    'checkpoint. Name the metric in init(exp_conf={"searcher": {"metric": ...}}).'
+                )
             policy = "all"
         return DeterminedCheckpoint(
             policy=policy,
@@ -295,7 +314,7 @@ class Trainer:
             return {}
         return searcher
 
-    def _lightning_trainer(self, checkpoint: DeterminedCheckpoint, preemption: bool) -> pl.Trainer:
+    def _lightning_trainer(self, checkpoint: DeterminedCheckpoint, preemption: PreemptionHandler | None) -> pl.Trainer:
         context = self._context
         given = dict(self._lightning)
         device = context.device
@@ -321,12 +340,14 @@ class Trainer:
                 given["logger"] = self._experiment.make_loggers()
         if context.profiler is not None:
             callbacks.append(TorchProfiler(context.profiler))
-        users = given.pop("callbacks", None) or []
-        callbacks += users if isinstance(users, list) else [users]
-        if preemption and not any(isinstance(callback, PreemptionHandler) for callback in callbacks):
-            callbacks.append(PreemptionHandler())
+        given.pop("callbacks", None)
+        callbacks += self._users_callbacks()
+        if preemption is not None and preemption not in callbacks:
+            callbacks.append(preemption)
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-        if given.get("enable_progress_bar", True) and not has_bar:
+        shows_bar = given.get("enable_progress_bar", has_bar or is_watched())
+        if shows_bar and not has_bar:
             callbacks.append(TrialProgressBar())
         defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+        defaults["enable_progress_bar"] = shows_bar
         return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)

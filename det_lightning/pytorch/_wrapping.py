@@ -42,13 +42,31 @@ class WrappedParts:
         self.optimizers = precision.optimizers
         self.lr_schedulers: list[LRScheduler] = []
         self.averages: dict[torch.optim.Optimizer, bool] = {}
+        self._is_complete = False
+
+    def begin_training(self) -> None:
+        """Refuse to wrap anything more, until :meth:`end_training`."""
+        self._is_complete = True
+
+    def end_training(self) -> None:
+        """Wrap again what a trial asks for."""
+        self._is_complete = False
+
+    def _require_open(self, method: str) -> None:
+        if self._is_complete:
+            raise errors.InvalidExperimentException(
+                f"{method}() was called while the trial is trained, as in train_batch(). What is wrapped then is in no "
+                "checkpoint and unknown to the other ranks; wrap everything in the trial's __init__."
+            )
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """Make a model ready for training, on its device; use what is returned.
 
         Raises:
-            InvalidExperimentException: called after ``configure_apex_amp``; or the ranks wrap different models.
+            InvalidExperimentException: called after ``configure_apex_amp``, or while the trial is trained; or the ranks
+                wrap different models.
         """
+        self._require_open("wrap_model")
         self._precision.require_no_levels("wrap_model")
         if self._backend is not None:
             if self._distributed.size > 1:
@@ -78,8 +96,10 @@ class WrappedParts:
                 as for the whole context.
 
         Raises:
-            InvalidExperimentException: called after ``configure_apex_amp``, or ``backward_passes_per_step`` below 1.
+            InvalidExperimentException: called after ``configure_apex_amp``, or while the trial is trained; or
+                ``backward_passes_per_step`` is below 1.
         """
+        self._require_open("wrap_optimizer")
         self._precision.require_no_levels("wrap_optimizer")
         if backward_passes_per_step < 1:
             raise errors.InvalidExperimentException(
@@ -107,9 +127,10 @@ class WrappedParts:
 
         Raises:
             InvalidExperimentException: the optimizer was not wrapped, or a ``ReduceLROnPlateau`` is to be stepped
-                automatically.
+                automatically, or the trial is trained already.
             TypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
         """
+        self._require_open("wrap_lr_scheduler")
         plateau = isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if plateau and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
             raise errors.InvalidExperimentException(

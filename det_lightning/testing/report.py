@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from det_lightning.extras import how_to_install
 from det_lightning.masking import mask
 from det_lightning.testing.charts import Chart, make_chart
 from det_lightning.testing.outcomes import BadTrial, NotChecked
@@ -78,7 +79,7 @@ def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
     try:
         import jinja2
     except ImportError as error:
-        raise ImportError("The report needs jinja2: pip install 'det-lightning[testing]'.") from error
+        raise ImportError(f"The report needs jinja2: {how_to_install('testing')}.") from error
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )

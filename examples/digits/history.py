@@ -1,9 +1,17 @@
-"""A callback that records the metrics of a training run and plots them."""
+"""A callback that records the metrics of a training run and plots them; a directory for each run."""
 
+import itertools
 import os
+import pathlib
 from typing import Any
 
 from det_lightning import pytorch
+
+
+def new_directory(parent: pathlib.Path) -> pathlib.Path:
+    """Return the first of run-1, run-2, ... that does not exist, so that no two runs are mixed."""
+    candidates = (parent / f"run-{number}" for number in itertools.count(1))
+    return next(candidate for candidate in candidates if not candidate.exists())
 
 
 class History(pytorch.PyTorchCallback):

@@ -8,6 +8,7 @@ import argparse
 import pathlib
 
 import torch
+from history import new_directory
 from model_def import DigitsTrial, accuracy
 
 import det_lightning as det
@@ -19,7 +20,7 @@ HPARAMS = {"lr": 0.002, "lr_decay": 0.9, "dropout": 0.3, "global_batch_size": 32
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small CNN on scikit-learn's handwritten digits.")
     parser.add_argument("--epochs", type=int, default=20, help="passes over the training images (default: 20)")
-    parser.add_argument("--output", type=pathlib.Path, default=HERE / "output", help="directory for all files")
+    parser.add_argument("--output", type=pathlib.Path, default=HERE / "output", help="directory for a new run-N")
     return parser.parse_args()
 
 
@@ -33,7 +34,8 @@ def measure_accuracy(trial: DigitsTrial) -> float:
 
 def main() -> None:
     arguments = parse_arguments()
-    output = arguments.output.resolve()
+    # Before init(), where ranks wait for each other: none has made the directory yet.
+    output = new_directory(arguments.output.resolve())
     picture = output / "curves.png"
     torch.set_num_threads(1)  # more threads do not speed up a network this small
 

@@ -8,6 +8,7 @@ import pathlib
 
 import pytorch_lightning as pl
 import torch
+from history import new_directory
 from model_def import DigitsTrial
 from pytorch_lightning.loggers import CSVLogger
 
@@ -21,15 +22,14 @@ HPARAMS = {"lr": 0.002, "lr_decay": 0.9, "dropout": 0.3, "global_batch_size": 32
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small CNN on scikit-learn's handwritten digits.")
     parser.add_argument("--epochs", type=int, default=20, help="passes over the training images (default: 20)")
-    parser.add_argument("--output", type=pathlib.Path, default=HERE / "output", help="directory for all files")
+    parser.add_argument("--output", type=pathlib.Path, default=HERE / "output", help="directory for a new run-N")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
-    checkpoints = DeterminedCheckpoint(
-        arguments.output / "checkpoints", policy="best", metric="validation_loss", code_dir=HERE
-    )
+    output = new_directory(arguments.output)
+    checkpoints = DeterminedCheckpoint(output / "checkpoints", policy="best", metric="validation_loss", code_dir=HERE)
     torch.set_num_threads(1)  # more threads do not speed up a network this small
     pl.seed_everything(1)
     module = TrialModule(DigitsTrial, hparams=HPARAMS)
@@ -37,19 +37,19 @@ def main() -> None:
         max_epochs=arguments.epochs,
         accelerator="cpu",
         callbacks=[checkpoints],
-        logger=CSVLogger(arguments.output, name="csv"),
+        logger=CSVLogger(output, name="csv"),
         log_every_n_steps=45,
         enable_checkpointing=False,
     )
     trainer.fit(module)
 
     history = module.trial.history
-    history.draw(arguments.output / "curves.png")
+    history.draw(output / "curves.png")
     batches, loss, accuracy = history.best()
     print(f"""
 Best validation  loss {loss:.4f}, accuracy {accuracy:.2%}, after {batches} batches
 Checkpoint       {checkpoints.best_checkpoint_path}
-Curves           {arguments.output / "curves.png"}
+Curves           {output / "curves.png"}
 CSV              {trainer.logger.log_dir}""")
 
 

@@ -99,10 +99,7 @@ def test_an_exception_in_a_callback_ends_the_run_and_reaches_every_shutdown(
 @pytest.mark.parametrize("batch_of_failure", [0, 1, 4])
 @pytest.mark.parametrize("error", ["InvalidHP", "RuntimeError"])
 def test_a_failing_trial_has_the_same_events(error: str, batch_of_failure: int) -> None:
-    """InvalidHP saves what was trained; any other exception does not.
-
-    The real one's ``init`` turns an InvalidHP that leaves it into ``sys.exit(0)``; ours lets it through, named.
-    """
+    """InvalidHP saves what was trained, and ``init`` ends the process well; any other exception does not."""
     traces = []
     for side in SIDES:
         events: list[Trace] = []
@@ -124,8 +121,9 @@ def test_a_failing_trial_has_the_same_events(error: str, batch_of_failure: int) 
 
             return Fails
 
-        with pytest.raises((kind, SystemExit) if side == "determined" else kind):
+        with pytest.raises(SystemExit if error == "InvalidHP" else kind) as ended:
             run(side, make, max_length=lambda api: api.Batch(9), validation_period=lambda api: api.Batch(2))
+        assert error != "InvalidHP" or ended.value.code == 0
         traces.append(events[-1])
     assert_same(*traces)
 
@@ -208,3 +206,43 @@ def test_a_trial_that_counts_its_records_counts_those_of_training_and_validation
     compare(make, max_length=lambda api: api.Batch(7), validation_period=lambda api: api.Batch(4))
     assert counted[0] == counted[1]
     assert len(counted[0]) == 7 + 2 * 3
+
+
+def test_the_profiler_steps_right_after_train_batch() -> None:
+    """Before the callbacks of an epoch's end, and those of a workload's."""
+    traces = []
+    for side in SIDES:
+        events: list[tuple[str, int]] = []
+
+        def note(step: int, events: list[Any] = events) -> torch.profiler.ProfilerAction:
+            events.append(("step", step))
+            return torch.profiler.ProfilerAction.NONE
+
+        def make(api: Any, events: list[Any] = events, note: Any = note) -> type:
+            class Profiled(basic(api)):  # type: ignore[misc]
+                def __init__(self, context: Any) -> None:
+                    super().__init__(context)
+                    context.set_profiler(activities=[torch.profiler.ProfilerActivity.CPU], schedule=note)
+
+                def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+                    events.append(("batch", batch_idx))
+                    return super().train_batch(batch, epoch_idx, batch_idx)
+
+                def build_callbacks(self) -> dict[str, Any]:
+                    def epoch_ends(self: Any, epoch_idx: int) -> None:
+                        events.append(("epoch", epoch_idx))
+
+                    def workload_ends(self: Any, avg_metrics: Any, batch_metrics: Any) -> None:
+                        events.append(("workload", avg_metrics["batches"]))
+
+                    hooks = {"on_training_epoch_end": epoch_ends, "on_training_workload_end": workload_ends}
+                    return {"notes": callback(api, **hooks)}
+
+            return Profiled
+
+        run(side, make, max_length=lambda api: api.Epoch(2), reporting_period=lambda api: api.Batch(3))
+        traces.append(events)
+    assert traces[0] == traces[1]
+    ends = [index for index, (name, _) in enumerate(traces[1]) if name == "epoch"]
+    assert len(ends) == 2
+    assert all(traces[1][index - 1][0] == "step" for index in ends)

@@ -10,6 +10,8 @@ import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors, pytorch
+from det_lightning.adapters import TrialModule
+from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.errors import InvalidHP, ShouldExit
 from tests.trials import SmallTrial, make_data
@@ -103,6 +105,28 @@ class UnwrappedOptimizer(SmallTrial):
         self.context.step_optimizer(torch.optim.SGD(self.head.parameters(), lr=0.1))
 
 
+class OtherArguments(SmallTrial):
+    def train_batch(self, batch: Any, epoch: int, step: int) -> Any:
+        return {"loss": 1.0}
+
+
+class EvaluatesOtherArguments(SmallTrial):
+    def evaluate_batch(self, batch: Any, index: int) -> Any:
+        return {"validation_loss": 1.0}
+
+
+class EvaluatesOtherData(SmallTrial):
+    evaluate_batch: Any = pytorch.PyTorchTrial.evaluate_batch
+
+    def evaluate_full_dataset(self, loader: Any) -> Any:
+        return {"validation_loss": 1.0}
+
+
+class ClipsByNumber(SmallTrial):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.context.step_optimizer(self.sgd, clip_grads=1.0)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("trial_class", "error", "message"),
     [
@@ -121,6 +145,14 @@ class UnwrappedOptimizer(SmallTrial):
         (ReducersOfOthers, errors.InvalidExperimentException, r"reducers for \['accuracy'\].*\['validation_loss'\]"),
         (NoCallback, TypeError, r"build_callbacks\(\) must return PyTorchCallback .*'mine'"),
         (UnwrappedOptimizer, errors.InvalidExperimentException, "got a SGD that was not wrapped"),
+        (
+            OtherArguments,
+            errors.InvalidExperimentException,
+            r"train_batch\(batch.*epoch.*step.*cannot be called.*'epoch'.*by name, as batch, epoch_idx, batch_idx",
+        ),
+        (EvaluatesOtherArguments, errors.InvalidExperimentException, "evaluate_batch.*by name, as batch, batch_idx"),
+        (EvaluatesOtherData, errors.InvalidExperimentException, "evaluate_full_dataset.*by name, as data_loader"),
+        (ClipsByNumber, TypeError, r"clip_grads=\.\.\.\) takes a function of the parameters; got 1.0.*clip_grad_norm_"),
     ],
 )
 def test_a_trial_that_cannot_be_trained_is_refused(
@@ -167,12 +199,80 @@ def test_an_unusable_argument_of_fit_is_refused(
         fit(SmallTrial, **arguments)
 
 
+class SpecialSignatures(SmallTrial):
+    @torch.enable_grad()
+    def train_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().train_batch(batch, *args, **kwargs)
+
+    @torch.no_grad()
+    def evaluate_batch(self, batch: Any, *, index: int = 0) -> Any:
+        return super().evaluate_batch(batch)
+
+
+def test_methods_may_be_wrapped_and_take_more_than_they_are_given() -> None:
+    assert fit(SpecialSignatures).context.optimizer_steps == 8
+
+
+def test_clip_grads_is_looked_at_before_the_first_update() -> None:
+    with (
+        pytorch.init(aggregation_frequency=100, enable_tensorboard_logging=False) as context,
+        pytest.raises(TypeError, match="clip_grads"),
+    ):
+        trainer = pytorch.Trainer(ClipsByNumber(context), context, enable_progress_bar=False)
+        trainer.fit(max_length=pytorch.Batch(2), checkpoint_policy="none")
+
+
+class NeverBegins(SmallTrial):
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        raise AssertionError("data are built")
+
+
+@pytest.mark.parametrize("api", ["determined", "lightning"])
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("a_file", "a_file is a file, and no checkpoints can be written to it: a storage is a directory, or a URL"),
+        ("a_file/below", "trying to write to .*a_file/below"),
+        ("/proc/checkpoints", "trying to write to /proc/checkpoints"),
+    ],
+)
+def test_a_storage_that_cannot_be_written_to_is_refused_before_the_data_are_built(
+    storage: str, message: str, api: str
+) -> None:
+    Path("a_file").touch()
+    with pytest.raises(errors.StorageError, match=message):
+        if api == "determined":
+            fit(NeverBegins, storage)
+        else:
+            checkpoints = DeterminedCheckpoint(storage, policy="none")
+            quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+            pl.Trainer(callbacks=[checkpoints], max_steps=2, **quiet).fit(TrialModule(NeverBegins))
+
+
 def test_best_needs_the_metric_that_it_compares() -> None:
     with (
         pytorch.init(exp_conf={"searcher": {"metric": "accuracy"}}) as context,
         pytest.raises(ValueError, match=r"'best' compares the validation metric 'accuracy'.*\['batches', 'epochs', 'v"),
     ):
         pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False).fit(max_length=pytorch.Batch(2))
+
+
+@pytest.mark.parametrize("async_write", [False, True])
+def test_what_was_trained_before_a_validation_without_that_metric_is_saved(async_write: bool, tmp_path: Path) -> None:
+    with (
+        pytorch.init(exp_conf={"searcher": {"metric": "accuracy"}}, enable_tensorboard_logging=False) as context,
+        pytest.raises(ValueError, match=r"What was trained is saved in checkpoint [0-9a-f-]{36}\.") as raised,
+    ):
+        trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
+        trainer.fit(
+            max_length=pytorch.Batch(9),
+            validation_period=pytorch.Batch(5),
+            checkpoint_storage=tmp_path,
+            async_write=async_write,
+        )
+    (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
+    assert checkpoint in str(raised.value)
+    assert CheckpointStorage(tmp_path).read_metadata(checkpoint)["steps_completed"] == 5
 
 
 def test_flags_that_fit_decides_on_are_not_taken() -> None:
@@ -225,8 +325,9 @@ def test_an_exception_of_the_trial_is_raised_or_ends_the_run(
             return super().train_batch(batch, epoch_idx, batch_idx)
 
     if raised:
-        with pytest.raises(type(exception)):
+        with pytest.raises(SystemExit) as ended:
             fit(GivesUp, tmp_path, max_length=pytorch.Batch(9))
+        assert ended.value.code == 0
     else:
         fit(GivesUp, tmp_path, max_length=pytorch.Batch(9))
     assert len(CheckpointStorage(tmp_path).list_ids()) == checkpoints

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning import errors
+from det_lightning.adapters import TrialModule
 from det_lightning.pytorch import PyTorchTrialContext
 from det_lightning.pytorch._settings import TrialSettings
+from tests.trials import SmallTrial
 
 
 def test_settings_are_looked_up() -> None:
@@ -67,3 +69,40 @@ def test_a_batch_is_split_evenly_over_the_slots(global_batch_size: int, slots: i
 def test_a_batch_size_of_another_type_is_refused() -> None:
     with pytest.raises(errors.InvalidExperimentException, match="must be an integer value; got '32' of type str"):
         PyTorchTrialContext(hparams={"global_batch_size": "32"})
+
+
+LR_RANGE = {"type": "double", "minval": 0.1, "maxval": 0.2}
+
+
+def make_context(settings: dict[str, Any]) -> None:
+    PyTorchTrialContext(**settings)
+
+
+def make_module(settings: dict[str, Any]) -> None:
+    TrialModule(SmallTrial, **settings)
+
+
+@pytest.mark.parametrize("make", [make_context, make_module])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hparams": [("lr", 0.1)]}, r"hparams must be a dict; got \[\('lr', 0.1\)\] of type list"),
+        ({"exp_conf": [1, 2]}, r"exp_conf must be a dict; got \[1, 2\] of type list"),
+        ({"hparams": 1, "exp_conf": 2}, "hparams must be a dict; .*; exp_conf must be a dict"),
+        ({"exp_conf": ["password=hunter2"]}, r"got \['password=\*+'\]"),
+        ({"hparams": {"lr": LR_RANGE}}, r"hparams\['lr'\] describes values of a search"),
+        ({"hparams": {"a": {"b": {"type": "categorical", "vals": [1, 2]}}}}, r"hparams\['a'\]\['b'\] describes"),
+        ({"hparams": {"a": {"type": "const", "val": 1}, "b": LR_RANGE}}, r"\['a'\] describes.*\['b'\] describes"),
+        ({"hparams": {"global_batch_size": 0}}, r"hparams\['global_batch_size'\] must be .* at least 1; got 0"),
+    ],
+)
+def test_settings_that_no_training_can_have_are_refused_together(
+    make: Callable[[dict[str, Any]], None], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(errors.InvalidExperimentException, match=message):
+        make(settings)
+
+
+def test_nested_hyperparameters_may_have_a_type() -> None:
+    hparams = {"optimizer": {"type": "double", "lr": 0.1}, "schedule": {"type": ["log"]}, "empty": {}}
+    assert PyTorchTrialContext(hparams=hparams).get_hparams() == hparams

@@ -13,6 +13,7 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import to_lightning, to_weights
+from det_lightning.extras import how_to_install
 
 
 def export_weights(content: CheckpointContent, file: pathlib.Path) -> None:
@@ -37,7 +38,7 @@ def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[s
         from safetensors.torch import save_file
     except ImportError as e:
         raise errors.CheckpointError(
-            "Writing safetensors needs a library that is not installed: pip install 'det-lightning[safetensors]'"
+            f"Writing safetensors needs a library that is not installed: {how_to_install('safetensors')}"
         ) from e
     weights = to_weights(content)
     metadata = {

@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import difflib
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -89,15 +90,29 @@ class CheckpointStorage:
         return staging.RemoteStaging(self.root, checkpoint_id, self.retry)
 
     def require_writable(self) -> None:
-        """Raise if a remote storage cannot be written to, before hours of training are at stake.
+        """Raise if nothing can be written to the storage, before hours of training are at stake.
 
         Raises:
-            StorageError: it cannot be written to; says why.
+            StorageError: it cannot be written to, or is a file; says why.
         """
-        if not self.is_local:
-            probe = bookkeeping_path(self.root, f"probe-{new_id()}")
-            self.retry.call("trying to write", lambda: probe.write(b"to see whether it can be written"), where=probe)
-            self.retry.call("removing", probe.remove, where=probe)
+        if self.is_local:
+            self._require_writable_directory()
+            return
+        probe = bookkeeping_path(self.root, f"probe-{new_id()}")
+        self.retry.call("trying to write", lambda: probe.write(b"to see whether it can be written"), where=probe)
+        self.retry.call("removing", probe.remove, where=probe)
+
+    def _require_writable_directory(self) -> None:
+        root = self.root.local_path
+        if root.exists() and not root.is_dir():
+            raise errors.StorageError(
+                f"{escape(self)} is a file, and no checkpoints can be written to it: a storage is a directory, or a "
+                "URL such as s3://bucket/prefix."
+            )
+        with explain_errors("trying to write to", self):
+            root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=root) as probe:
+                probe.write(b"to see whether it can be written")
 
     def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint. If interrupted, it leaves an incomplete one, never a damaged one.
@@ -148,12 +163,16 @@ class CheckpointStorage:
             if aside is not None:
                 staging.remove_tree(aside)
 
-    def remove_abandoned(self) -> list[str]:
-        """Remove the incomplete checkpoints of writers that were killed; return the ids."""
+    def remove_abandoned(self, own_only: bool = False) -> list[str]:
+        """Remove the incomplete checkpoints of writers that were killed; return the ids.
+
+        Args:
+            own_only: on a local disk, leave those of other users.
+        """
         if not self.is_local:
             staging.remove_dead_stagings()
         with explain_errors("looking for incomplete checkpoints in", self):
-            return staging.remove_abandoned(self.root)
+            return staging.remove_abandoned(self.root, own_only)
 
     # Finding
 

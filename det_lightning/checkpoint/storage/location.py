@@ -18,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.escaping import escape
+from det_lightning.extras import how_to_install
 from det_lightning.masking import MASK, cause_without_secrets, is_masked, mask_text, mask_url, secrets_in
 
 # Which extra of det-lightning brings the library for a protocol.
@@ -239,7 +240,7 @@ def _explain(shown: str, error: Exception) -> str:
     """Return why the file system of a URL could not be made."""
     if isinstance(error, ImportError):
         extra = _EXTRAS.get(shown.partition("://")[0])
-        install = f"pip install 'det-lightning[{extra}]'" if extra else str(error)
+        install = how_to_install(extra) if extra else str(error)
         return f"{shown} needs a library that is not installed: {install}"
     if isinstance(error, ValueError):
         return (

@@ -51,10 +51,12 @@ def find_writers(root: Location) -> dict[str, bool]:
     return {name: not is_abandoned(marks / f"{name}{_MARK_SUFFIX}") for name in ids if is_name(name)}
 
 
-def remove_abandoned(root: Location) -> list[str]:
-    """Remove the incomplete checkpoints of writers that are gone: killed, or cut off. Return the ids."""
-    if root.is_local:
-        _finish_removals(root)
+def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
+    """Remove the incomplete checkpoints of writers that are gone: killed, or cut off. Return the ids.
+
+    On a local disk all are renamed before the first is removed. ``own_only`` leaves what other users have there.
+    """
+    aside: list[pathlib.Path] = []
     marks = bookkeeping_path(root, _MARKS_DIR)
     removed_ids = []
     for name in marks.list_names():
@@ -64,18 +66,28 @@ def remove_abandoned(root: Location) -> list[str]:
         checkpoint = checkpoint_path(root, checkpoint_id)
         # The writer of a mark that never got its final name had not begun.
         if f".{suffix}" == _MARK_SUFFIX and checkpoint.exists() and not (checkpoint / METADATA_FILE).exists():
-            if not _is_own_partial(checkpoint):
+            if not _is_own_partial(checkpoint) or (own_only and _is_of_another_user(checkpoint)):
                 continue
             logger.warning("Removing the incomplete checkpoint %s: its writer ended before it did.", escape(checkpoint))
             if root.is_local:
-                remove_tree(move_aside(root, checkpoint.local_path))
+                aside.append(move_aside(root, checkpoint.local_path))
             else:
                 checkpoint.remove()
             removed_ids.append(checkpoint_id)
         (marks / name).remove()
+    for directory in aside:
+        remove_tree(directory)
     if root.is_local:
         remove_if_empty(marks.local_path)
+        _finish_removals(root, own_only)
     return removed_ids
+
+
+def _is_of_another_user(location: Location) -> bool:
+    try:
+        return location.is_local and not _is_own_directory(location.local_path)
+    except FileNotFoundError:  # another process has just removed it
+        return True
 
 
 def _is_own_partial(checkpoint: Location) -> bool:
@@ -108,12 +120,12 @@ def remove_tree(directory: pathlib.Path) -> None:
     remove_if_empty(directory.parent)
 
 
-def _finish_removals(root: Location) -> None:
+def _finish_removals(root: Location, own_only: bool) -> None:
     """Remove what processes had renamed to be removed when they were killed."""
     for name in _REMOVED_DIRS:
         removed = bookkeeping_path(root, name)
         for one in removed.list_names():
-            if not is_own_id(one):
+            if not is_own_id(one) or (own_only and _is_of_another_user(removed / one)):
                 continue
             try:
                 remove_tree((removed / one).local_path)

@@ -188,7 +188,7 @@ except errors.StorageError as e:
 """
     printed = run(code)
     assert printed.startswith(f"{url} needs a library that is not installed: ")
-    assert (f"pip install 'det-lightning[{extra}]'" if extra else "paramiko") in printed
+    assert (f"pip install -e '.[{extra}]' in a clone" if extra else "paramiko") in printed
 
 
 # Disks

@@ -82,4 +82,4 @@ def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_missing_horovod_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert horovod.main(["-np", "2", "--", "python"]) == 1
-    assert "det-lightning[horovod]" in capsys.readouterr().err
+    assert "pip install -e '.[horovod]'" in capsys.readouterr().err

@@ -1,0 +1,98 @@
+"""What a run logs at level INFO: devices, metrics with their steps, and how fast it is."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.core._metrics import scalars_of
+from det_lightning.pytorch._data import data_length
+from det_lightning.pytorch._legacy_trial import original_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+
+logger = logging.getLogger(__name__)
+
+
+class RunLog:
+    """Logs the facts of one run, on the chief. Nothing is counted or timed if nobody reads them: ``enabled``."""
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+        self.enabled = logger.isEnabledFor(logging.INFO) and context.distributed.rank == 0
+        self._trial = trial
+        self._context = context
+        self._lengths: list[Any] = []
+        self._since_s = 0.0
+        self._validates_since_s = 0.0
+
+    def begin(self, trial_name: str, batches_trained: int, resume: CheckpointContent | None) -> None:
+        """Log what is trained, and where."""
+        if not self.enabled:
+            return
+        size = self._context.distributed.size
+        processes = "1 process" if size == 1 else f"{size} processes"
+        origin = f", resumed from checkpoint {resume.name}" if resume is not None else ""
+        logger.info(
+            "Training %s on %s, %s, from batch %d%s.",
+            trial_name,
+            self._context.device,
+            processes,
+            batches_trained,
+            origin,
+        )
+
+    def begin_workload(self) -> None:
+        """Begin to count and to time."""
+        self._lengths = []
+        self._since_s = time.perf_counter()
+
+    def counter(self) -> Callable[[Any], Any] | None:
+        """Return what to call with each batch that was trained on; None for nothing."""
+        # A trial may count its records in it.
+        counts_itself = type(original_trial(self._trial)).get_batch_length is not PyTorchTrial.get_batch_length
+        if self.enabled:
+            length_of = self._trial.get_batch_length if counts_itself else _length_if_known
+            return lambda batch: self._lengths.append(length_of(batch))
+        return self._trial.get_batch_length if counts_itself else None
+
+    def end_workload(self, batches_trained: int, metrics: dict[str, Any], batches: int) -> None:
+        """Log the averages of a workload of ``batches`` batches."""
+        if self.enabled:
+            speed = self._describe_speed(time.perf_counter() - self._since_s, self._lengths, batches)
+            logger.info("Training after %d batches: %s%s.", batches_trained, _describe(metrics), speed)
+
+    def begin_validation(self) -> None:
+        """Begin to time a validation."""
+        self._validates_since_s = time.perf_counter()
+
+    def end_validation(self, batches_trained: int, metrics: dict[str, Any], lengths: list[Any]) -> None:
+        """Log the metrics of a validation; ``lengths`` are the numbers of records of its batches on this rank."""
+        if self.enabled:
+            speed = self._describe_speed(time.perf_counter() - self._validates_since_s, lengths, len(lengths))
+            logger.info("Validation after %d batches: %s%s.", batches_trained, _describe(metrics), speed)
+
+    def _describe_speed(self, duration_s: float, lengths: list[Any], batches: int) -> str:
+        """Return how much was done in a time; the other ranks are taken to do as much as this one."""
+        if not batches or duration_s <= 0:
+            return ""
+        size = self._context.distributed.size
+        counts = {"batches": batches * size}
+        if len(lengths) == batches and all(isinstance(length, int) for length in lengths):
+            counts = {"records": sum(lengths) * size, **counts}
+        done = ", ".join(f"{count} {unit} ({count / duration_s:.4g} {unit}/s)" for unit, count in counts.items())
+        return f"; {done} in {duration_s:.3g} s"
+
+
+def _length_if_known(batch: Any) -> int | None:
+    try:
+        return data_length(batch)
+    except (TypeError, ValueError):  # only the log needs the number, and leaves it out
+        return None
+
+
+def _describe(metrics: dict[str, Any]) -> str:
+    scalars = scalars_of(metrics, leave_out=("batches", "epochs"))
+    return ", ".join(f"{name}={value:.6g}" for name, value in scalars.items()) or "no metrics that are numbers"

@@ -1,0 +1,116 @@
+"""What killed runs have left in a storage is removed beside the next run, which does not wait for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from det_lightning import pytorch
+from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.checkpoint.retention.cleaning import BackgroundCleaning
+from det_lightning.checkpoint.storage.location import new_id
+from tests.launching import environment
+from tests.trials import SmallTrial
+
+LONG_AGO = json.dumps({"host": "gone", "pid": 1, "started": time.time() - 1e6}).encode()
+
+
+def leave_incomplete(storage: Path) -> Path:
+    """Make what a killed writer leaves: a directory without metadata, and its mark."""
+    partial = storage / new_id()
+    (partial / "code").mkdir(parents=True)
+    (partial / "code" / "leftover.py").touch()
+    mark = storage / ".det_lightning" / "partial" / f"{partial.name}.json"
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.write_bytes(LONG_AGO)
+    return partial
+
+
+# Holds back each removal until the first batch is trained, and prints what it has seen.
+HOLDS_REMOVALS = """
+import os, sys, threading
+from pathlib import Path
+
+from det_lightning import pytorch
+from det_lightning.checkpoint.storage.location import is_own_id
+from tests.trials import SmallTrial
+
+storage = Path(sys.argv[1])
+training = threading.Event()
+seen = []
+
+
+def hold(event, arguments):
+    if event == "os.remove" and str(arguments[0]).endswith("leftover.py"):
+        seen.append((threading.current_thread().name, [name for name in os.listdir(storage) if is_own_id(name)]))
+        training.wait(20)
+
+
+class Trial(SmallTrial):
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        training.set()
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+sys.addaudithook(hold)
+with pytorch.init(enable_tensorboard_logging=False) as context:
+    trainer = pytorch.Trainer(Trial(context), context, enable_progress_bar=False)
+    trainer.fit(max_length=pytorch.Batch(1), checkpoint_policy="none", checkpoint_storage=storage)
+for thread in threading.enumerate():
+    if thread.name == "det_lightning-cleaning":
+        thread.join()
+print(seen)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_begins_before_the_leftovers_of_others_are_removed(tmp_path: Path) -> None:
+    for _ in range(3):
+        leave_incomplete(tmp_path)
+    command = [sys.executable, "-c", HOLDS_REMOVALS, str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    # All are renamed before the first is removed.
+    assert done.stdout == f"{[('det_lightning-cleaning', [])] * 3}\n", done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == CheckpointStorage(tmp_path).list_ids()
+
+
+@pytest.mark.skipif(os.name == "nt" or os.getuid() != 0, reason="needs the right to give files to another user")
+def test_what_other_users_have_left_stays_until_it_is_pruned(tmp_path: Path) -> None:
+    leave_incomplete(tmp_path)
+    of_others = leave_incomplete(tmp_path)
+    removed_by_others = tmp_path / ".det_lightning" / "removed" / new_id()
+    removed_by_others.mkdir(parents=True)
+    for path in (of_others, removed_by_others):
+        os.chown(path, 65534, 65534)
+    storage = CheckpointStorage(tmp_path)
+    BackgroundCleaning(storage).end()
+    assert [path for path in tmp_path.iterdir() if path.name != ".det_lightning"] == [of_others]
+    assert removed_by_others.exists()
+    assert storage.remove_abandoned() == [of_others.name]
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_storage_that_cannot_be_cleaned_is_named_in_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".det_lightning").symlink_to(tmp_path)
+    BackgroundCleaning(CheckpointStorage(tmp_path)).end()
+    assert f"What killed runs have left in {tmp_path} stays there" in caplog.text
+
+
+@pytest.mark.parametrize("api", ["default", "given"])
+def test_the_default_storage_is_named(api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
+        storage = None if api == "default" else tmp_path
+        trainer.fit(max_length=pytorch.Batch(1), checkpoint_policy="none", checkpoint_storage=storage)
+    default = CheckpointStorage()
+    said = f"No storage of checkpoints is given: they go to {default}."
+    assert (said in caplog.messages) == (api == "default")
+    assert len(CheckpointStorage(storage).list_ids()) == 1

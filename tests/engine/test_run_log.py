@@ -1,0 +1,118 @@
+"""What a run logs at level INFO, and where its progress bar goes."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_lightning import pytorch
+from det_lightning.checkpoint import CheckpointStorage
+from tests.launching import environment
+from tests.trials import SmallTrial
+
+
+def fit(storage: Path, trial_class: type[SmallTrial] = SmallTrial, **kwargs: Any) -> SmallTrial:
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        trial = trial_class(context)
+        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
+            reporting_period=pytorch.Batch(2),
+            validation_period=pytorch.Batch(4),
+            checkpoint_policy="none",
+            checkpoint_storage=storage,
+            **kwargs,
+        )
+    return trial
+
+
+def test_the_facts_of_a_run_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="det_lightning")
+    trial = fit(tmp_path, max_length=pytorch.Batch(4))
+    (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
+    number = r"[0-9.e+-]+"
+    speed = rf"; (\d+) records \({number} records/s\), (\d+) batches \({number} batches/s\) in {number} s\."
+    expected = [
+        rf"Checkpoints go to {tmp_path}\.",
+        rf"Training SmallTrial on {trial.context.device}, 1 process, from batch 0\.",
+        rf"Training after 2 batches: loss={number}, batch=0\.5{speed}",
+        rf"Training after 4 batches: loss={number}, batch=2\.5{speed}",
+        rf"Validation after 4 batches: validation_loss={number}{speed}",
+        rf"Checkpoint {checkpoint} after 4 batches\.",
+    ]
+    assert len(caplog.messages) == len(expected)
+    found = [re.fullmatch(pattern, message) for pattern, message in zip(expected, caplog.messages, strict=True)]
+    assert None not in found, caplog.messages
+    assert [match.groups() for match in found if match and match.groups()] == [("16", "2"), ("16", "2"), ("50", "4")]
+    caplog.clear()
+    fit(tmp_path, max_length=pytorch.Batch(6), latest_checkpoint="last")
+    assert f"1 process, from batch 4, resumed from checkpoint {checkpoint}." in caplog.text
+
+
+def test_a_batch_whose_records_cannot_be_counted_is_trained_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Wrapped:
+        def __init__(self, batch: Any) -> None:
+            self.batch = batch
+
+    class OddBatches(SmallTrial):
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            loader = super().build_training_data_loader()
+            return pytorch.DataLoader(loader.dataset, batch_size=8, collate_fn=lambda items: Wrapped(items))
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            return {"loss": float(len(batch.batch))}
+
+    caplog.set_level(logging.INFO, logger="det_lightning")
+    fit(tmp_path, OddBatches, max_length=pytorch.Batch(2))
+    assert re.search(r"Training after 2 batches: loss=8; 2 batches \([0-9.e+]+ batches/s\) in ", caplog.text)
+
+
+SCRIPT = """
+from det_lightning import pytorch
+from tests.trials import SmallTrial
+
+with pytorch.init(enable_tensorboard_logging=False) as context:
+    pytorch.Trainer(SmallTrial(context), context).fit(
+        max_length=pytorch.Batch(4), checkpoint_policy="none", checkpoint_storage="storage"
+    )
+print("printed by the script")
+"""
+
+
+@pytest.mark.slow
+def test_piped_output_has_no_progress_bar() -> None:
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.stdout == "printed by the script\n"
+    assert "Epoch" not in done.stderr
+
+
+@pytest.mark.slow
+def test_at_a_terminal_the_progress_bar_goes_to_stderr() -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))  # of no width it would show nothing
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], env=environment(), stdout=subprocess.PIPE, stderr=theirs, text=True
+    ) as process:
+        os.close(theirs)
+        assert process.stdout is not None
+        shown = b""
+        while True:
+            try:
+                shown += os.read(ours, 4096)
+            except OSError:  # the script has closed the terminal
+                break
+        assert process.stdout.read() == "printed by the script\n"
+    os.close(ours)
+    assert b"Epoch 0" in shown
