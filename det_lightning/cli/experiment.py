@@ -39,6 +39,10 @@ Slots = Annotated[
     int | None, typer.Option("--slots", min=1, help="Processes of each trial, in place of slots_per_trial.")
 ]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPUs.")]
+Ray = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="ADDRESS", help="Run the trials on the Ray cluster at ADDRESS; `local` starts one."),
+]
 
 
 @report_errors()
@@ -52,6 +56,7 @@ def run(
     experiments: Parent = Path("experiments"),
     slots: Slots = None,
     cpu: Cpu = False,
+    ray: Ray = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the trials that would be created first as JSON; write nothing.")
     ] = False,
@@ -60,7 +65,6 @@ def run(
     config = _read(config_file, override)
     from det_lightning.experiments import experiment
     from det_lightning.experiments.config import field_effects
-    from det_lightning.experiments.local import LocalMachine
 
     if dry_run:
         trials = [
@@ -77,24 +81,25 @@ def run(
         if field.effect in ("ignored", "warned"):
             warn(f"{'warning' if field.effect == 'warned' else 'note'}: {field.path} has no effect here. {field.note}")
     demand = experiment.demand_of(config, slots, on_cpu=cpu)
-    machine = LocalMachine()
-    machine.check(demand, experiments)
-    directory = experiment.create(config, config_file, code, experiments)
-    warn(f"Experiment {directory.experiment_id} in {directory.path}")
-    _run(directory, machine, demand)
+    with experiment.machines_at(ray) as machines:
+        machines.check(demand, experiments)
+        directory = experiment.create(config, config_file, code, experiments)
+        warn(f"Experiment {directory.experiment_id} in {directory.path}")
+        _run(directory, machines, demand)
 
 
 @report_errors()
-def resume(directory: Experiment, slots: Slots = None, cpu: Cpu = False) -> None:
+def resume(directory: Experiment, slots: Slots = None, cpu: Cpu = False, ray: Ray = None) -> None:
     """Go on with an experiment that was paused, or whose runner was killed."""
     from det_lightning.experiments import experiment
     from det_lightning.experiments.config import read_config
     from det_lightning.experiments.directory import ExperimentDirectory
-    from det_lightning.experiments.local import LocalMachine
 
     found = ExperimentDirectory.existing(directory)
     demand = experiment.demand_of(read_config(found.config()), slots, on_cpu=cpu)
-    _run(found, LocalMachine(), demand)
+    with experiment.machines_at(ray) as machines:
+        machines.check(demand, found.path)
+        _run(found, machines, demand)
 
 
 @report_errors()

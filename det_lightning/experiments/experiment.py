@@ -15,6 +15,7 @@ from det_lightning.experiments.cleanup import delete_checkpoints
 from det_lightning.experiments.config import ExperimentConfig, read_config
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import EventLog
+from det_lightning.experiments.local import LocalMachine
 from det_lightning.experiments.machines import Demand, Machines
 from det_lightning.experiments.model_context import copy_model_context
 from det_lightning.experiments.runner import ExperimentRunner
@@ -38,6 +39,26 @@ def demand_of(config: ExperimentConfig, slots: int | None, *, on_cpu: bool) -> D
     """Return what the trials of an experiment need; ``slots`` replaces ``resources.slots_per_trial``."""
     slots_per_trial = config.resources.slots_per_trial if slots is None else slots
     return Demand(slots_per_trial, config.resources.max_slots, on_cpu)
+
+
+@contextlib.contextmanager
+def machines_at(ray_address: str | None) -> Iterator[Machines]:
+    """Yield where trials run: on this machine, or on the Ray cluster at an address while the block runs.
+
+    Raises:
+        ExperimentError: there is no such cluster, or Ray is not installed.
+    """
+    if ray_address is None:
+        yield LocalMachine()
+        return
+    try:
+        from det_lightning.experiments.ray_cluster import connected
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise errors.ExperimentError("Ray is not installed. Install it: pip install 'det-lightning[ray]'.") from error
+    with connected(ray_address) as cluster:
+        yield cluster
 
 
 def create(config: ExperimentConfig, source: Path | None, code: Path, parent: Path) -> ExperimentDirectory:

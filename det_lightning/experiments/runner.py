@@ -109,7 +109,7 @@ class ExperimentRunner:
             for trial_id in list(self._running):
                 self._look_at(trial_id)
             self._on_change(self.state)
-            if self._running:
+            if self._running or not self._launcher.has_room():
                 time.sleep(_POLL_S)
         return Outcome(self.state.outcome)
 

@@ -65,6 +65,11 @@ def events_of(experiment: Path, kind: str) -> list[dict[str, Any]]:
 
 def processes_of(experiment: Path) -> list[int]:
     """Return the living processes that belong to trials of an experiment, by their environment."""
+    return processes_with(f"DET_LIGHTNING_TASK={experiment}")
+
+
+def processes_with(variable: str) -> list[int]:
+    """Return the living processes whose environment has a variable that begins so."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -72,7 +77,7 @@ def processes_of(experiment: Path) -> list[int]:
             is_dead = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except OSError:
             continue
-        if not is_dead and f"DET_LIGHTNING_TASK={experiment}".encode() in environment:
+        if not is_dead and variable.encode() in environment:
             found.append(int(entry.name))
     return found
 

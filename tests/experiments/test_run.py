@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -166,3 +168,13 @@ def test_a_wrong_configuration_creates_nothing(tmp_path: Path) -> None:
     assert "max_trials" in error
     assert "max_restart" in error
     assert not (tmp_path / "out").exists()
+
+
+def test_ray_that_is_not_installed_is_named_and_nothing_is_created(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project")
+    code = "import sys; sys.modules['ray'] = None; from det_lightning.cli import main; main()"
+    arguments = ["run", config, tmp_path / "project", "--experiments", tmp_path / "experiments", "--ray", "auto"]
+    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'det-lightning[ray]'" in done.stderr
+    assert not (tmp_path / "experiments").exists()

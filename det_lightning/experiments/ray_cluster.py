@@ -1,0 +1,201 @@
+"""Ray clusters: connecting to one, and which trials its nodes can run."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from det_lightning import __version__, errors
+from det_lightning.experiments.directory import ExperimentDirectory
+from det_lightning.experiments.machines import Demand
+from det_lightning.experiments.ray_launcher import RayLauncher
+from det_lightning.experiments.trial_start import TrialPreparation
+
+# A node may have to start a process first, which imports this package.
+_ANSWER_S = 120.0
+_CONNECT_S = 10.0
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[RayCluster]:
+    """Connect to a Ray cluster while the block runs.
+
+    Args:
+        address: ``HOST:PORT`` of a cluster, ``auto`` for the one that this machine is a node of, or ``local`` for one
+            that is started for the block on this machine.
+
+    Raises:
+        ExperimentError: there is no such cluster.
+    """
+    _check_address(address)
+    options: dict[str, Any] = {}
+    if address == "local":
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options["include_dashboard"] = False
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except Exception as error:  # of no other class where a node does not start in time
+        raise errors.ExperimentError(
+            f"--ray {address} cannot be used: {error} Start a cluster with `ray start --head`, or use --ray local."
+        ) from error
+    try:
+        yield RayCluster()
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Check that something answers at an address; Ray would wait for minutes."""
+    if address in ("auto", "local"):
+        return
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit():
+        # The server of ray:// would go on for half a minute after its client was killed.
+        raise errors.ExperimentError(
+            f"--ray {address} cannot be used: expected HOST:PORT of a cluster, auto or local. Run det-lightning on a "
+            "node of the cluster."
+        )
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise errors.ExperimentError(
+            f"--ray {address} cannot be used: nothing answers there ({error}). Start a cluster with "
+            "`ray start --head`, or use --ray local."
+        ) from error
+
+
+class RayCluster:
+    """The cluster that this process is connected to. A trial runs on one of its nodes."""
+
+    def check(self, demand: Demand, folder: Path) -> None:
+        """Check that a node is large enough for a trial, and that all such nodes share ``folder`` with this machine.
+
+        Raises:
+            ExperimentError: none is, or one does not; all that do not are named.
+        """
+        needs = _needs_of(demand)
+        suitable = [node for node in _nodes() if _trials_on(node, needs)]
+        _check_shared(_existing(folder.absolute()), suitable)
+
+    def launcher(
+        self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
+    ) -> RayLauncher:
+        """Return what starts trials on the nodes.
+
+        Raises:
+            ExperimentError: no node is large enough for a trial.
+        """
+        needs = _needs_of(demand)
+        preparation = TrialPreparation(directory, config, "GPU" in needs, warm_start)
+
+        def count_room() -> int:
+            on_nodes = sum(_trials_on(node, needs) for node in _nodes())
+            return on_nodes if demand.max_slots is None else min(on_nodes, demand.max_slots // needs["CPU"])
+
+        return RayLauncher(directory, config, preparation, needs, count_room)
+
+
+def _nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _needs_of(demand: Demand) -> dict[str, int]:
+    """Return the resources of Ray that a trial takes: a CPU for each process, and a GPU where GPUs are used.
+
+    Raises:
+        ExperimentError: no node has so many.
+    """
+    demand.check_limit()
+    slots = demand.slots_per_trial
+    nodes = _nodes()
+    gpus = max((int(node["Resources"].get("GPU", 0)) for node in nodes), default=0)
+    on_cpu = demand.on_cpu or slots == 0 or (gpus == 0 and slots == 1)
+    needs = {"CPU": max(slots, 1)} if on_cpu else {"CPU": slots, "GPU": slots}
+    if any(_trials_on(node, needs) for node in nodes):
+        return needs
+    largest = [f"{max(int(node['Resources'].get(name, 0)) for node in nodes) or 'no'} {name}s" for name in needs]
+    on_cpus = "" if on_cpu else f" --cpu for {slots} processes on the CPU, or"
+    raise errors.ExperimentError(
+        f"resources.slots_per_trial is {slots}, a trial runs on one node, and no node of the Ray cluster has so many: "
+        f"the most on one node are {' and '.join(largest)}. Use{on_cpus} --slots N for another number, or add a node."
+    )
+
+
+def _trials_on(node: dict[str, Any], needs: dict[str, int]) -> int:
+    """Return how many trials a node can run at once, where it runs nothing else."""
+    return min(int(node["Resources"].get(name, 0)) // number for name, number in needs.items())
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or its nearest parent that exists."""
+    return next(path for path in (folder, *folder.parents) if path.is_dir())
+
+
+def _check_shared(folder: Path, nodes: list[dict[str, Any]]) -> None:
+    """Check that nodes see the same files in a folder as this process, and its locks.
+
+    Raises:
+        ExperimentError: they do not.
+        OSError: this process cannot write there.
+    """
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".det-lightning-") as file:
+        content = os.urandom(16)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        fcntl.flock(file, fcntl.LOCK_EX)
+        answers = [(node["NodeManagerAddress"], _ask(node, file.name, content)) for node in nodes]
+        problems = [(name, _answer(answer)) for name, answer in answers]
+    found = "; ".join(f"{name}: {problem}" for name, problem in problems if problem)
+    if found:
+        raise errors.ExperimentError(
+            f"Not all nodes of the Ray cluster can run trials of an experiment in {folder} ({found}). They need this "
+            "version of det_lightning, and the experiment in a file system that all of them share; --experiments "
+            "names a directory."
+        )
+
+
+def _ask(node: dict[str, Any], path: str, content: bytes) -> Any:
+    only_there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    remote = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=only_there)(problem_on_this_node)
+    return remote.remote(path, content, __version__)
+
+
+def _answer(reference: Any) -> str | None:
+    try:
+        problem: str | None = ray.get(reference, timeout=_ANSWER_S)
+    except ray.exceptions.RayError as error:
+        return str(error).strip().splitlines()[-1]
+    return problem
+
+
+def problem_on_this_node(path: str, content: bytes, version: str) -> str | None:
+    """Return why the node that runs this cannot run trials; None if it can.
+
+    Args:
+        path: a file that the runner has locked.
+        content: what is in it.
+        version: that of the runner's det_lightning.
+    """
+    if __version__ != version:
+        return f"has det_lightning {__version__}, not {version}"
+    try:
+        with Path(path).open("r+b") as file:
+            if file.read() != content:
+                return "sees another file of that name"
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        return f"cannot use files there: {error.strerror}"
+    return "sees no locks of other nodes on files there"

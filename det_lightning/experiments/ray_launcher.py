@@ -1,0 +1,210 @@
+"""Trials on the nodes of a Ray cluster, each below an actor that has the resources of the trial.
+
+Actors and their resources are all that is used of Ray. Ray Tune has a search and a state of its own, which would have
+to agree with the log of the experiment, and saves that state at intervals only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+
+from det_lightning.errors import PREEMPTED_EXIT_CODE
+from det_lightning.experiments.directory import ExperimentDirectory
+from det_lightning.experiments.log_policies import policy_against_retries
+from det_lightning.experiments.state import ExperimentState, TrialRecord
+from det_lightning.experiments.trial_process import OrphanedRun, RecordReader, is_running, recorded_status
+from det_lightning.experiments.trial_start import TrialPreparation, TrialStart
+
+_POLL_S = 0.05
+_CANNOT_START = 127
+# Ray sets them in its workers. The number of threads changes sums: it is the runner's, as on one machine.
+_SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
+
+
+class RayLauncher:
+    """Starts trials on the nodes of the cluster that this process is connected to.
+
+    Args:
+        directory: the experiment's.
+        config: its configuration, with all defaults.
+        preparation: writes the files of trials.
+        needs: the resources of Ray that a trial takes.
+        count_room: returns how many trials the nodes can run at once.
+    """
+
+    def __init__(
+        self,
+        directory: ExperimentDirectory,
+        config: dict[str, Any],
+        preparation: TrialPreparation,
+        needs: dict[str, int],
+        count_room: Callable[[], int],
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._preparation = preparation
+        self._needs = needs
+        self._count_room = count_room
+        self._runs: dict[int, RayRun] = {}
+        # Its calls run at the same time: one of them waits until the trial has ended.
+        self._actor_class = ray.remote(TrialActor).options(
+            num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0), max_concurrency=4
+        )
+
+    def has_room(self) -> bool:
+        """Return whether the nodes can run another trial. It waits where others use the cluster, too."""
+        return len(self._runs) < self._count_room()
+
+    def start(self, trial: TrialRecord, state: ExperimentState) -> RayRun:
+        """Start a run of a trial, on a node that Ray chooses.
+
+        Raises:
+            OSError: files cannot be written.
+        """
+        start = self._preparation.prepare(trial, state, list(range(self._needs["CPU"])))
+        run = RayRun(self._actor_class.remote(start, os.environ.get("OMP_NUM_THREADS")), start)
+        self._runs[trial.trial_id] = run
+        return run
+
+    def adopt(self, trial: TrialRecord) -> OrphanedRun:
+        """Return the run of a trial that a killed runner has left."""
+        return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs, trial.lines_read)
+
+    def release(self, trial_id: int) -> None:
+        """Give the resources of a trial back to Ray."""
+        run = self._runs.pop(trial_id, None)
+        if run is not None:
+            run.release()
+
+    def retries_cancelled_by(self, trial_id: int) -> str | None:
+        """Return the log policy that matches a line of the trial's log and cancels retries."""
+        return policy_against_retries(self._config, self._directory.trial(trial_id) / "log.txt")
+
+
+class TrialActor:
+    """Starts a run of a trial on the node where Ray has put this actor, and waits until it has ended.
+
+    Where the process of the actor ends, for whatever reason, the trial notices, saves and ends.
+
+    Args:
+        start: what to start.
+        threads: ``OMP_NUM_THREADS`` of the runner; None if it is not set there.
+    """
+
+    def __init__(self, start: TrialStart, threads: str | None) -> None:
+        environment = {name: value for name, value in os.environ.items() if name not in _SET_BY_RAY}
+        if threads is not None:
+            environment["OMP_NUM_THREADS"] = threads
+        devices = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        self._process = start.start(environment, devices, detached=True)
+
+    def confirm(self) -> None:
+        """Return when the run was started."""
+
+    def wait(self) -> int | None:
+        """Return the exit status of the run when it has ended; None if that is lost."""
+        while not self._process.has_ended():
+            time.sleep(_POLL_S)
+        return self._process.exit_status()
+
+    def stop(self) -> None:
+        """Ask the run to save and end."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """End the run at once."""
+        self._process.kill()
+
+
+class RayRun:
+    """One run of a trial, on some node.
+
+    Args:
+        actor: the handle of its :class:`TrialActor`, which Ray may not have started yet.
+        start: what the actor starts.
+    """
+
+    def __init__(self, actor: Any, start: TrialStart) -> None:
+        self._actor = actor
+        self._task = start.task
+        self._records = RecordReader(start.task.metrics_file, start.lines_read)
+        self._started = actor.confirm.remote()
+        self._ending = actor.wait.remote()
+        self._request: str | None = None
+        self._status: int | None = None
+        self._is_lost = False
+
+    def has_ended(self) -> bool:
+        """Return whether all its processes have ended."""
+        self._pass_on_request()
+        if not self._is_lost:
+            if not _is_ready(self._ending):
+                return False
+            try:
+                self._status = ray.get(self._ending)
+                return True
+            except ActorUnavailableError:
+                self._ending = self._actor.wait.remote()
+                return False
+            except RayError as error:
+                self._lose(error)
+        # The actor is gone, and its node perhaps not: the trial notices, saves and ends.
+        return not is_running(self._task.directory)
+
+    def exit_status(self) -> int | None:
+        """Return its exit status, as a shell shows it; None if its actor, or its node, was lost before it was done."""
+        if self._status is None and recorded_status(self._task.directory, self._task.run_id) == 0:
+            return 0
+        return self._status
+
+    def new_records(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return what it reported since the last call."""
+        return self._records.new_records()
+
+    def stop(self) -> None:
+        """Ask it to save and end."""
+        # A handler of signals may have interrupted a call of Ray, so that this leaves it to the next has_ended().
+        self._request = "stop"
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._request = "kill"
+
+    def release(self) -> None:
+        """Give its resources back to Ray."""
+        ray.kill(self._actor)
+
+    def _pass_on_request(self) -> None:
+        request = self._request
+        self._request = None
+        if request is None or self._is_lost:
+            return
+        if _is_ready(self._started):
+            getattr(self._actor, request).remote()
+        else:
+            # It waits for its resources, perhaps for long.
+            self._is_lost = True
+            self._status = PREEMPTED_EXIT_CODE
+            ray.kill(self._actor)
+
+    def _lose(self, error: RayError) -> None:
+        self._is_lost = True
+        never_started = isinstance(error, RayActorError) and error.actor_init_failed
+        self._status = _CANNOT_START if never_started else None
+        _log(self._task.directory, f"Ray lost this run: {error}")
+
+
+def _is_ready(reference: Any) -> bool:
+    return bool(ray.wait([reference], timeout=0)[0])
+
+
+def _log(directory: Path, text: str) -> None:
+    with (directory / "log.txt").open("a", encoding="utf-8") as log:
+        log.write(f"det-lightning: {text}\n")

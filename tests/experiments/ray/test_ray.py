@@ -1,0 +1,250 @@
+"""``--ray``: the trials of an experiment on the nodes of a Ray cluster, with real nodes and real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.experiments.ray.conftest import add_node
+from tests.experiments.running import (
+    events_of,
+    kill,
+    processes_of,
+    processes_with,
+    run,
+    start,
+    wait_for,
+    write_project,
+)
+from tests.experiments.test_trial_classes import CONFIG, run_experiment
+
+pytestmark = pytest.mark.slow
+
+RANDOM = {"name": "random", "metric": "loss", "max_trials": 4, "max_concurrent_trials": 4}
+RANGE = {"type": "double", "minval": 0.1, "maxval": 1.0}
+
+
+def created_in(experiment: Path) -> list[tuple[Any, ...]]:
+    return [(event["trial"], event["seed"], event["hparams"]) for event in events_of(experiment, "trial_created")]
+
+
+def validations_in(experiment: Path) -> list[tuple[Any, ...]]:
+    found = [
+        (event["trial"], event["steps_completed"], event["metrics"]) for event in events_of(experiment, "validation")
+    ]
+    return sorted(found, key=lambda validation: validation[:2])
+
+
+def test_the_trials_are_those_of_the_local_runner(cluster: Any, tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", hyperparameters={"lr": RANGE}, searcher=RANDOM)
+    run("run", config, tmp_path / "project", "--experiments", tmp_path / "local")
+    run("run", config, tmp_path / "project", "--experiments", tmp_path / "ray", "--ray", cluster.address)
+    local = tmp_path / "local" / "small-1"
+    experiment = tmp_path / "ray" / "small-1"
+    assert created_in(experiment) == created_in(local)
+    assert validations_in(experiment) == validations_in(local)
+    assert len(validations_in(experiment)) == 20
+    assert processes_of(experiment) == []
+
+
+def test_a_trial_of_two_slots_has_two_processes(cluster: Any, tmp_path: Path) -> None:
+    script = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['DET_SLOT_IDS'])"
+    entrypoint = ["python3", "-m", "determined.launch.torch_distributed", "python3", "rank.py"]
+    config = write_project(tmp_path / "project", entrypoint=entrypoint, resources={"slots_per_trial": 2})
+    (tmp_path / "project" / "rank.py").write_text(script)
+    run("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu", "--ray", cluster.address)
+    printed = run("experiment", "logs", tmp_path / "small-1", 1).stdout.splitlines()
+    assert sorted(line for line in printed if "rank" in line) == ["rank 0 of 2 [0, 1]", "rank 1 of 2 [0, 1]"]
+
+
+def test_a_trial_sees_the_gpus_that_ray_has_given_it(cluster: Any, tmp_path: Path) -> None:
+    entrypoint = "echo devices $CUDA_VISIBLE_DEVICES, slots $DET_SLOT_IDS"
+    config = write_project(tmp_path / "project", entrypoint=entrypoint, resources={"slots_per_trial": 2})
+    node = add_node(cluster, cpus=2, gpus=2)
+    run("run", config, tmp_path / "project", "--experiments", tmp_path, "--ray", cluster.address)
+    run("run", config, tmp_path / "project", "--experiments", tmp_path, "--ray", cluster.address, "--cpu")
+    cluster.remove_node(node)
+    printed = [(tmp_path / f"small-{number}" / "trials" / "1" / "log.txt").read_text() for number in (1, 2)]
+    assert printed == ["devices 0,1, slots [0, 1]\n", "devices , slots [0, 1]\n"]
+
+
+def test_an_experiment_whose_runner_was_killed_is_completed_on_ray_or_without_it(cluster: Any, tmp_path: Path) -> None:
+    hparams = {"lr": RANGE, "steps": 10, "waits_at": [3, 7]}
+    config = write_project(tmp_path / "project", hyperparameters=hparams, searcher=RANDOM)
+    planned = json.loads(run("run", config, "--dry-run").stdout)["trials"]
+    experiment = tmp_path / "small-1"
+    on_ray = ["--ray", cluster.address]
+    process = start("run", config, tmp_path / "project", "--experiments", tmp_path, *on_ray)
+    # Each of the four trials waits twice.
+    for validations, options in ((12, on_ray), (28, ["--slots", "1"])):
+        wait_for(lambda: len(events_of(experiment, "validation")) >= validations)  # noqa: B023
+        kill(process)
+        # At once: the trials of the dead runner may still be saving.
+        process = start("experiment", "resume", experiment, *options)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert created_in(experiment) == [(trial["id"], trial["trial_seed"], trial["hparams"]) for trial in planned]
+    assert [steps for _, steps, _ in validations_in(experiment)] == [*range(1, 11)] * 4
+    assert {event["status"] for event in events_of(experiment, "run_ended")} <= {0, 75}
+    assert processes_of(experiment) == []
+
+
+def test_the_first_interrupt_pauses_and_resume_goes_on(cluster: Any, tmp_path: Path) -> None:
+    hparams = {"steps": 12, "waits_at": [2], "saves_for_s": 1}
+    config = write_project(tmp_path / "project", hyperparameters=hparams)
+    experiment = tmp_path / "small-1"
+    process = start("run", config, tmp_path / "project", "--experiments", tmp_path, "--ray", cluster.address)
+    wait_for(lambda: len(events_of(experiment, "validation")) >= 2)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert [event["status"] for event in events_of(experiment, "run_ended")] == [75]
+    assert processes_of(experiment) == []
+    run("experiment", "resume", experiment, "--ray", cluster.address)
+    assert [steps for _, steps, _ in validations_in(experiment)] == [*range(1, 13)]
+
+
+def test_the_second_interrupt_ends_trials_that_do_not_save(cluster: Any, tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", hyperparameters={"waits_at": [1], "ignores_sigterm": True})
+    experiment = tmp_path / "small-1"
+    process = start("run", config, tmp_path / "project", "--experiments", tmp_path, "--ray", cluster.address)
+    wait_for(lambda: len(events_of(experiment, "validation")) >= 1)
+    process.send_signal(signal.SIGINT)
+    assert any(line.startswith("Pausing:") for line in process.stderr)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert processes_of(experiment) == []
+
+
+def test_a_trial_that_waits_for_others_on_the_cluster_can_be_interrupted(cluster: Any, tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", hyperparameters={"waits_at": [1]}, searcher=RANDOM)
+    arguments = ("run", config, tmp_path / "project", "--experiments", tmp_path, "--ray", cluster.address)
+    first = start(*arguments)
+    wait_for(lambda: len(events_of(tmp_path / "small-1", "validation")) == 4)
+    second = start(*arguments)
+    wait_for(lambda: len(events_of(tmp_path / "small-2", "run_started")) == 4)
+    for process in (second, first):
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == 130
+    assert events_of(tmp_path / "small-2", "validation") == []
+    assert processes_of(tmp_path) == []
+
+
+def test_a_trial_whose_node_dies_goes_on_elsewhere_from_its_newest_checkpoint(cluster: Any, tmp_path: Path) -> None:
+    (tmp_path / "undisturbed").mkdir()
+    undisturbed = run_experiment(tmp_path / "undisturbed", "--cpu")
+    (tmp_path / "undisturbed" / "project").rename(tmp_path / "project")
+    shutil.copy(Path(__file__).with_name("waiting_trial.py"), tmp_path / "project")
+    changes = {
+        "entrypoint": ["python3", "-m", "determined.exec.harness", "waiting_trial:WaitingTrial"],
+        "resources": {"slots_per_trial": 3},
+        "min_checkpoint_period": {"batches": 2},
+        "max_restarts": 1,
+    }
+    config = tmp_path / "project" / "config.yaml"
+    config.write_text(json.dumps({**CONFIG, **changes}))
+    experiment = tmp_path / "linear-1"
+    node = add_node(cluster, cpus=3)
+    process = start(
+        "run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu", "--ray", cluster.address
+    )  # fmt: skip
+    wait_for(lambda: len(events_of(experiment, "checkpoint")) >= 2, timeout_s=120)
+    other_node = add_node(cluster, cpus=3)
+    processes = processes_of(experiment)
+    cluster.remove_node(node, allow_graceful=False)
+    for number in processes:  # they are no children of Ray's
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    process.communicate(timeout=120)
+    cluster.remove_node(other_node)
+    assert process.returncode == 0
+    task = json.loads((experiment / "trials" / "1" / "task.json").read_text())
+    assert (task["run_id"], task["steps_completed"]) == (2, 4)
+    assert [(event["failed"], event["closed"]) for event in events_of(experiment, "run_ended")] == [
+        (True, None),
+        (False, "COMPLETED"),
+    ]
+    assert validations_in(experiment) == validations_in(undisturbed)
+
+
+@contextlib.contextmanager
+def node_without(folder: Path, cluster: Any, cpus: int) -> Iterator[None]:
+    """Start one more node, whose processes see an empty directory in place of ``folder``."""
+    if subprocess.run(["unshare", "--mount", "true"], check=False, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("mount namespaces cannot be used here")
+    ray_start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--address", cluster.address, "--block"]
+    command = [*ray_start, "--num-cpus", str(cpus)]
+    mounting = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(folder)]
+    node = subprocess.Popen([*mounting, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def is_alive() -> bool:
+        nodes = cluster.global_state.node_table()
+        return any(found["Alive"] and found["Resources"].get("CPU") == cpus for found in nodes)
+
+    try:
+        wait_for(is_alive)
+        yield
+    finally:
+        node.terminate()
+        node.wait()
+
+
+def test_nodes_that_do_not_share_the_directory_are_named(cluster: Any, tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project")
+    hidden = tmp_path / "experiments"
+    hidden.mkdir()
+    with node_without(hidden, cluster, cpus=5):
+        options = ("--slots", 5, "--cpu", "--experiments", hidden, "--ray", cluster.address)
+        error = run("run", config, tmp_path / "project", *options, ends_with=2).stderr
+    assert "cannot use files there: No such file or directory" in error
+    assert "share" in error
+    assert list(hidden.iterdir()) == []
+
+
+def test_a_trial_that_is_larger_than_every_node_is_refused(cluster: Any, tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", resources={"slots_per_trial": 8})
+    options = ("--cpu", "--experiments", tmp_path / "experiments", "--ray", cluster.address)
+    error = run("run", config, tmp_path / "project", *options, ends_with=2).stderr
+    assert "resources.slots_per_trial is 8" in error
+    assert "no node of the Ray cluster has so many" in error
+    assert not (tmp_path / "experiments").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [("127.0.0.1:9", "nothing answers there"), ("ray://127.0.0.1:10001", "expected HOST:PORT")],
+)
+def test_an_address_without_a_cluster_is_refused(address: str, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed; run tox -e ray")
+    config = write_project(tmp_path / "project")
+    arguments = ("run", config, tmp_path / "project", "--experiments", tmp_path / "experiments", "--ray", address)
+    assert message in run(*arguments, ends_with=2).stderr
+    assert not (tmp_path / "experiments").exists()
+
+
+def test_a_cluster_that_is_started_for_an_experiment_ends_with_it_even_if_the_runner_is_killed(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = f"DET_LIGHTNING_TEST={tmp_path}"
+    monkeypatch.setenv(*mark.split("="))
+    config = write_project(tmp_path / "project", hyperparameters={"waits_at": [2]})
+    experiment = tmp_path / "small-1"
+    process = start("run", config, tmp_path / "project", "--experiments", tmp_path, "--ray", "local")
+    wait_for(lambda: len(events_of(experiment, "validation")) >= 2)
+    kill(process)
+    wait_for(lambda: processes_with(mark) == [])
+    run("experiment", "resume", experiment, "--ray", "local")
+    assert [steps for _, steps, _ in validations_in(experiment)] == [1, 2, 3, 4, 5]
+    wait_for(lambda: processes_with(mark) == [])
