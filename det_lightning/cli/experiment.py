@@ -45,7 +45,6 @@ Loggers = Annotated[
     ),
 ]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPUs.")]
-
 Ray = Annotated[
     str | None,
     typer.Option("--ray", metavar="ADDRESS", help="Run the trials on the Ray cluster at ADDRESS; `local` starts one."),
