@@ -12,7 +12,8 @@ import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors
-from det_lightning.adapters import flags, lightning_internals
+from det_lightning.adapters import lightning_internals
+from det_lightning.adapters.hooks import WatchedHooks
 from det_lightning.adapters.reporting import BarRefresh
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
@@ -57,10 +58,12 @@ def _invalid_hp_ends_the_run() -> Iterator[None]:
 class RunDriver:
     """Runs a trial from Lightning's hooks: ends steps, and does what is due at the boundaries."""
 
-    def __init__(self, trainer: pl.Trainer, run: TrialRun, checkpoints: RunCheckpoints | None) -> None:
+    def __init__(
+        self, trainer: pl.Trainer, run: TrialRun, checkpoints: RunCheckpoints | None, hooks: WatchedHooks
+    ) -> None:
         self.run = run
-        self._shows_each_training_batch = flags.needs_each_batch(trainer, "train")
-        self._shows_each_validation_batch = flags.needs_each_batch(trainer, "validation")
+        self._shows_each_training_batch = hooks.needs_each_batch("train")
+        self._shows_each_validation_batch = hooks.needs_each_batch("validation")
         self._trainer = trainer
         self._bars = BarRefresh(trainer)
         self._checkpoints = checkpoints

@@ -10,8 +10,6 @@ from pytorch_lightning.callbacks import (
     BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
-    ModelCheckpoint,
-    ProgressBar,
     StochasticWeightAveraging,
 )
 from pytorch_lightning.trainer.states import TrainerFn
@@ -31,11 +29,6 @@ _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     GradientAccumulationScheduler: "use TrialModule(..., aggregation_frequency=...)",
     LearningRateFinder: "try learning rates as hyperparameters",
     StochasticWeightAveraging: "wrap a torch.optim.swa_utils.AveragedModel in the trial",
-}
-
-_PER_BATCH_HOOKS = {
-    "train": ("on_train_batch_start", "on_train_batch_end"),
-    "validation": ("on_validation_batch_start", "on_validation_batch_end"),
 }
 
 
@@ -133,26 +126,6 @@ def _validation_period_of(trainer: pl.Trainer, position: TrainingPosition) -> Tr
     return Batch(_InEpochSchedule(position, interval, every_epochs))
 
 
-def needs_each_batch(trainer: pl.Trainer, stage: str) -> bool:
-    """Return whether a callback must see every single batch of ``stage`` ("train" or "validation").
-
-    Progress bars need not, nor does a ``ModelCheckpoint`` that counts no steps.
-    """
-    return any(
-        getattr(type(callback), hook) is not getattr(pl.Callback, hook)
-        for callback in _callbacks_of(trainer)
-        if not isinstance(callback, ProgressBar) and not _saves_by_epoch(callback)
-        for hook in _PER_BATCH_HOOKS[stage]
-    )
-
-
 def _callbacks_of(trainer: Any) -> list[pl.Callback]:
     callbacks: list[pl.Callback] = trainer.callbacks
     return callbacks
-
-
-def _saves_by_epoch(callback: pl.Callback) -> bool:
-    if type(callback) is not ModelCheckpoint:
-        return False
-    key = callback.state_key
-    return "'every_n_train_steps': 0" in key and "'train_time_interval': None" in key

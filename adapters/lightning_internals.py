@@ -20,6 +20,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.strategies import ParallelStrategy
+from pytorch_lightning.trainer import call
 
 from det_lightning.checkpoint.format.content import TrialState
 
@@ -101,19 +102,33 @@ def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_
     The present step has ``extra_batches`` beyond the one that Lightning counts.
     """
     epoch_loop = trainer.fit_loop.epoch_loop
-    progress = epoch_loop.manual_optimization.optim_step_progress.total
-    progress.ready = optimizer_steps
-    progress.completed = optimizer_steps
+    show_optimizer_steps(trainer, optimizer_steps)
     if extra_batches > 0:
         epoch_loop.batch_progress.increment_by(extra_batches)
     # The loop's way of restoring a logging step from a checkpoint; it adds 1 at the end of a step.
     epoch_loop.on_load_checkpoint({"_batches_that_stepped": state.batches_trained})
 
 
+def show_optimizer_steps(trainer: pl.Trainer, optimizer_steps: int) -> None:
+    """Make Lightning's ``global_step`` agree with the trial's number of optimizer steps."""
+    progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+    progress.ready = optimizer_steps
+    progress.completed = optimizer_steps
+
+
 def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
     """Make ``trainer.current_epoch`` agree with a trial that resumes from a checkpoint."""
     current: Any = trainer.fit_loop.epoch_progress.current
     current.ready = current.started = current.processed = current.completed = epochs_trained
+
+
+# Hooks
+
+
+def call_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
+    """Call a hook of all callbacks, then that of the module, as Lightning does: profiled, and free to log."""
+    call._call_callback_hooks(trainer, hook, *args)
+    call._call_lightning_module_hook(trainer, hook, *args)
 
 
 # Metrics and logging

@@ -14,6 +14,7 @@ from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals
 from det_lightning.adapters.building import TrialBuilder, take_precision
 from det_lightning.adapters.driver import RunDriver, StopIterationGuard
+from det_lightning.adapters.hooks import WatchedHooks
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, take_content
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.checkpoint.format.content import CheckpointContent
@@ -276,8 +277,10 @@ class TrialModule(pl.LightningModule):
         schedule = flags.complete_schedule(self.trainer, self._given_schedule, context.position, period)
         reporters = [LightningReporter(self), *self.reporters]
         run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
-        self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan))
+        hooks = WatchedHooks(self.trainer, self, TrialModule)
+        self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan), hooks)
         run.start_up(self.trainer.limit_train_batches)
+        hooks.attach(context)
 
 
 def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> TrialModule:

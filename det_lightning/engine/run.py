@@ -81,7 +81,9 @@ class TrialRun:
 
     def start_up(self, epoch_limit: float = 1.0) -> None:
         """Notify the callbacks, and build the loaders; for ``epoch_limit`` see :class:`TrialData`."""
-        self.context.before_step[:] = self.events.overriding("on_before_optimizer_step")
+        self.context.update_hooks.clear()
+        self._at_end.callback(self.context.update_hooks.clear)
+        self.events.attach(self.context.update_hooks)
         self.context.optimizer_steps = 0
         self.context.position.batch_idx = None
         self.context.position.initial_batch = self.state.batches_trained

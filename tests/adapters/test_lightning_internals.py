@@ -129,6 +129,40 @@ def test_show_batch_index_and_move_to() -> None:
     assert trainer.global_step == 6
 
 
+def test_show_optimizer_steps() -> None:
+    class Module(Watched):
+        def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
+            lightning_internals.show_optimizer_steps(self.trainer, 10 * self.steps)
+            assert self.trainer.global_step == 10 * self.steps
+
+    trainer = make_trainer()
+    trainer.fit(Module())
+    assert trainer.global_step == 60
+
+
+def test_call_hook() -> None:
+    """A hook of callbacks and of the module, in this order; what is logged there is known by the hook's name."""
+    called: list[tuple[str, Any]] = []
+
+    class Callback(pl.Callback):
+        def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor) -> None:
+            called.append(("callback", loss))
+
+    class Module(Watched):
+        def on_before_backward(self, loss: torch.Tensor) -> None:
+            called.append(("module", loss))
+            self.log("logged", loss, batch_size=1)
+
+        def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
+            lightning_internals.call_hook(self.trainer, "on_before_backward", torch.tensor(0.5))
+
+    trainer = make_trainer(callbacks=[Callback()], limit_train_batches=1)
+    trainer.fit(Module())
+    # The first two are Lightning's own calls.
+    assert called[2:] == [("callback", torch.tensor(0.5)), ("module", torch.tensor(0.5))]
+    assert trainer.callback_metrics["logged"] == 0.5
+
+
 def test_move_to_epoch() -> None:
     class Module(Watched):
         def on_train_start(self) -> None:
