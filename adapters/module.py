@@ -124,7 +124,7 @@ class TrialModule(pl.LightningModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that cannot work; attach what ends a trial's run after an exception."""
         flags.refuse_unsupported_flags(self.trainer)
-        lightning_internals.keep_ranks_independent(self.trainer)
+        lightning_internals.use_trial_loops(self.trainer)
         self._model_precision = take_precision(self.trainer)
         self._forget_run()
         return [_RunGuard()]
@@ -173,10 +173,10 @@ class TrialModule(pl.LightningModule):
         """Load the checkpoint into the trial; validate where that is due before the first batch."""
         self._driving().begin_training(self._step_zero_validation)
 
-    def training_step(self, dataloader_iter: Iterator[Any]) -> None:
-        """Train up to the next boundary or the end of the epoch."""
+    def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
+        """Train up to the next boundary or the end of the epoch; return the metrics of a step of one batch."""
         with StopIterationGuard():
-            self._driving().train(dataloader_iter)
+            return self._driving().train(dataloader_iter)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Do what is due at the boundary; leave a validation to Lightning's loop."""
@@ -217,10 +217,10 @@ class TrialModule(pl.LightningModule):
         with StopIterationGuard():
             self.trial_run.begin_validation()
 
-    def validation_step(self, dataloader_iter: Iterator[Any]) -> None:
-        """Evaluate the validation data."""
+    def validation_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
+        """Evaluate the validation data; return the metrics of a step of one batch."""
         with StopIterationGuard():
-            self._driving().evaluate(dataloader_iter)
+            return self._driving().evaluate(dataloader_iter)
 
     def on_validation_epoch_end(self) -> None:
         """Reduce and log the metrics of the validation."""
@@ -279,8 +279,7 @@ class TrialModule(pl.LightningModule):
         run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
         hooks = WatchedHooks(self.trainer, self, TrialModule)
         self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan), hooks)
-        run.start_up(self.trainer.limit_train_batches)
-        hooks.attach(context)
+        self.driver.start_up()
 
 
 def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> TrialModule:

@@ -26,12 +26,15 @@ class MetricWindow:
     """The metrics of the batches since the last boundary.
 
     A tensor counts with the value that it has when it is added. On the CPU it is converted at once; on an accelerator
-    it stays there, so that no batch waits for the device, and :meth:`close` transfers all of them together.
+    it stays there, so that no batch waits for the device, and :meth:`close` transfers all of them together. If it
+    ``keeps_latest``, the metrics of the latest batch are there as they were added, until they are taken.
     """
 
     def __init__(self) -> None:
         self._batches: list[dict[str, Any]] = []
         self._on_device = False
+        self.keeps_latest = False
+        self._latest: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -48,6 +51,20 @@ class MetricWindow:
                     self._on_device = True
             kept[name] = value
         self._batches.append(kept)
+        if self.keeps_latest:
+            self._latest = metrics
+
+    def take_latest(self) -> dict[str, Any] | None:
+        """Return the metrics that were added last, and forget them; None if there are none to take."""
+        latest = self._latest
+        self._latest = None
+        return latest
+
+    def clear(self) -> None:
+        """Begin a new window, and forget the metrics of this one."""
+        self._batches = []
+        self._on_device = False
+        self._latest = None
 
     def close(self) -> list[dict[str, Any]]:
         """Return the metrics of each batch, tensors as numpy values, and begin a new window."""

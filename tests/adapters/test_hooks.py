@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import LambdaCallback
+from lightning_fabric.utilities.spike import TrainingSpikeException
+from pytorch_lightning.callbacks import LambdaCallback, SpikeDetection
 from pytorch_lightning.profilers import AdvancedProfiler, SimpleProfiler
 
 from det_lightning.adapters import TrialModule
-from tests.trials import EPOCH_LEN, SmallTrial, seed_everything, weights_of
+from det_lightning.callbacks import DeterminedCheckpoint
+from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 
 UPDATE_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
 
@@ -149,3 +152,110 @@ def test_a_context_forgets_the_hooks_of_a_run() -> None:
     seen = len(watcher.seen)
     fit(module, max_epochs=2)
     assert len(watcher.seen) == seen
+
+
+def test_spike_detection_ends_a_run_whose_loss_jumps(tmp_path: Path) -> None:
+    class Trial(SmallTrial):
+        def loss(self, batch: Any) -> torch.Tensor:
+            return super().loss(batch) * (1e6 if self.context.current_train_batch() == 5 else 1)
+
+    detection = SpikeDetection(warmup=3, exclude_batches_path=tmp_path / "batches.json")
+    with pytest.raises(TrainingSpikeException):
+        fit(TrialModule(Trial), callbacks=[detection])
+
+
+@pytest.mark.parametrize("loss", [0.5, None, "text"])
+def test_outputs_are_what_train_batch_returned(loss: Any) -> None:
+    class Trial(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            return {"loss": loss, "tensor": super().train_batch(batch, epoch_idx, batch_idx)["loss"]}
+
+    seen: list[dict[str, Any]] = []
+    watcher = LambdaCallback(on_train_batch_end=lambda trainer, module, outputs, *rest: seen.append(outputs))
+    fit(TrialModule(Trial), max_steps=2, callbacks=[watcher])
+    assert [list(outputs) for outputs in seen] == [["loss", "tensor"]]
+    assert seen[0]["loss"] == loss
+    assert seen[0]["tensor"].requires_grad
+
+
+def test_a_single_tensor_is_the_loss_of_the_outputs() -> None:
+    class Trial(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            return super().train_batch(batch, epoch_idx, batch_idx)["loss"]
+
+    losses: list[torch.Tensor] = []
+    watcher = LambdaCallback(on_train_batch_end=lambda trainer, module, outputs, *rest: losses.append(outputs["loss"]))
+    fit(TrialModule(Trial), callbacks=[watcher])
+    assert len(losses) == EPOCH_LEN
+    assert not any(loss.requires_grad for loss in losses)
+
+
+def test_a_change_of_a_batch_in_a_hook_reaches_the_trial() -> None:
+    class Trial(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            assert batch[0].sum() == 0
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    watcher = LambdaCallback(on_train_batch_start=lambda trainer, module, batch, batch_idx: batch[0].zero_())
+    fit(TrialModule(Trial), callbacks=[watcher])
+
+
+def test_after_a_resume_hooks_get_the_batch_that_follows(tmp_path: Path) -> None:
+    def watching(seen: list[Any]) -> LambdaCallback:
+        return LambdaCallback(on_train_batch_start=lambda trainer, module, batch, index: seen.append((index, batch[1])))
+
+    straight: list[Any] = []
+    fit(TrialModule(SmallTrial), max_epochs=2, callbacks=[watching(straight)])
+    checkpoints = DeterminedCheckpoint(tmp_path / "checkpoints", policy="none", code_dir=tmp_path)
+    fit(TrialModule(SmallTrial), max_epochs=-1, max_steps=6, callbacks=[checkpoints])
+    resumed: list[Any] = []
+    module = TrialModule(SmallTrial)
+    pl.Trainer(
+        accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, callbacks=[watching(resumed)]
+    ).fit(module, ckpt_path=checkpoints.last_checkpoint_path)
+    assert [index for index, _ in resumed] == [3, 4, 5, 6, *range(EPOCH_LEN)]
+    for (_, targets), (_, expected) in zip(resumed, straight[3:], strict=True):
+        assert torch.equal(targets, expected)
+
+
+def test_validation_loaders_without_a_length_have_a_hook_for_each_batch() -> None:
+    class Batches(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(make_data())
+
+    class Trial(SmallTrial):
+        def __init__(self, context: Any) -> None:
+            super().__init__(context)
+            context.experimental.disable_dataset_reproducibility_checks()
+
+        def build_validation_data_loader(self) -> Any:
+            return torch.utils.data.DataLoader(Batches(), batch_size=16)
+
+    seen: list[Any] = []
+
+    class Watcher(pl.Callback):
+        def on_validation_batch_start(self, trainer: Any, module: Any, batch: Any, index: int, _: int = 0) -> None:
+            seen.append((index, len(batch[0])))
+
+        def on_validation_batch_end(
+            self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int, _: int = 0
+        ) -> None:
+            seen.append((index, list(outputs)))
+
+    fit(TrialModule(Trial), callbacks=[Watcher()])
+    assert seen == [
+        entry for index, size in enumerate([16, 16, 16, 2]) for entry in [(index, size), (index, ["validation_loss"])]
+    ]
+
+
+def test_a_batch_that_a_hook_skips_is_the_next_one_again() -> None:
+    seen: list[int] = []
+
+    class Module(TrialModule):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            seen.append(batch_idx)
+            return -1 if len(seen) == 3 else None
+
+    module = Module(SmallTrial)
+    fit(module, max_epochs=2)
+    assert seen[:4] == [0, 1, 2, 2]

@@ -175,15 +175,81 @@ def test_move_to_epoch() -> None:
     assert module.steps == 2 * 6
 
 
-def test_keep_ranks_independent_leaves_a_single_process_alone() -> None:
+def test_use_trial_loops() -> None:
     trainer = make_trainer()
-    before = trainer.fit_loop.epoch_loop
-    lightning_internals.keep_ranks_independent(trainer)
-    assert trainer.fit_loop.epoch_loop is before
-    # The hook that the loop of several processes leaves out is there to be left out.
-    assert callable(type(before)._broadcast_sigterm_tensor)
-    loop: Any = lightning_internals.TrialEpochLoop(trainer, before.min_steps, before.max_steps)
-    assert loop._broadcast_sigterm_tensor() is None
+    # The hook that the loop leaves out is there to be left out.
+    assert callable(type(trainer.fit_loop.epoch_loop)._broadcast_sigterm_tensor)
+    lightning_internals.use_trial_loops(trainer)
+    loop: Any = trainer.fit_loop.epoch_loop
+    assert isinstance(loop, lightning_internals.TrialEpochLoop)
+    assert "_broadcast_sigterm_tensor" in vars(type(loop))
+    lightning_internals.use_trial_loops(trainer)
+    assert trainer.fit_loop.epoch_loop is loop
+    module = Watched()
+    trainer.fit(module)
+    assert (module.steps, module.validations) == (6, [0, 6])
+    assert trainer.validate(module, verbose=False)
+    assert module.validations == [0, 6, 6]
+
+
+class HookWatcher(pl.Callback):
+    """Notes the batches, their indices and the outputs of both stages."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append(("train", batch, batch_idx))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append(("trained", batch, batch_idx, outputs))
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self.seen.append(("validate", tuple(batch.shape), batch_idx))
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self.seen.append(("validated", tuple(batch.shape), batch_idx, outputs))
+
+
+def test_show_batches_and_shown_batch() -> None:
+    """The hooks at the start of a step get its batch, and those at its end what the step returned, also no tensor."""
+    batches = [(torch.ones(1, 32), 3), (torch.zeros(1, 32), 4)]
+
+    class Module(Watched):
+        def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
+            batch = lightning_internals.shown_batch(dataloader_iter)
+            self.steps += 1
+            self.train_one(batch)
+            if self.steps == 2:
+                lightning_internals.end_epoch(dataloader_iter)
+            return {"loss": None, "sum": float(batch.sum())}
+
+        def validation_step(self, dataloader_iter: Iterator[Any]) -> Any:
+            return {"shown": tuple(lightning_internals.shown_batch(dataloader_iter).shape)}
+
+        def on_validation_epoch_end(self) -> None:
+            """There is nothing to average."""
+
+    watcher = HookWatcher()
+    trainer = make_trainer(num_sanity_val_steps=0, limit_val_batches=2, callbacks=[watcher])
+    lightning_internals.use_trial_loops(trainer)
+    lightning_internals.show_batches(trainer, iter(batches).__next__, lambda batch: batch[:, :5])
+    trainer.fit(Module())
+    first, second = (batch for batch, _ in batches)
+    assert watcher.seen == [
+        ("train", first, 3),
+        ("trained", first, 3, {"loss": None, "sum": 32.0}),
+        ("train", second, 4),
+        ("trained", second, 4, {"loss": None, "sum": 0.0}),
+        ("validate", (1, 5), 0),
+        ("validated", (1, 5), 0, {"shown": (1, 5)}),
+        ("validate", (1, 5), 1),
+        ("validated", (1, 5), 1, {"shown": (1, 5)}),
+    ]
 
 
 def test_publish_metrics() -> None:
