@@ -118,7 +118,11 @@ class RunDriver:
         else:
             # Lightning's iterator keeps the batch for its callbacks, and costs more than all else done for a batch.
             trained = run.train(map(run.to_device, run.data.training.batches), self._ends_training_step)
+        outputs = run.window.take_latest()
         lightning_internals.move_to(self._trainer, run.state, run.context.optimizer_steps, extra_batches=trained - 1)
+        if self._shows_each_training_batch or run.at_epoch_end():
+            # Callbacks may look at a metric now. A report, if one is due, replaces these.
+            lightning_internals.publish_metrics(self._trainer, run.window.means())
         if run.early_end.is_immediate(run.at_boundary()):
             lightning_internals.end_training(self._trainer, early=True)
         if run.at_boundary() or self._lightning_ends_here():
@@ -126,7 +130,7 @@ class RunDriver:
         lightning_internals.show_batch_index(dataloader_iter, run.latest_batch_of_epoch())
         if run.at_epoch_end():
             lightning_internals.end_epoch(dataloader_iter)
-        return run.window.take_latest()
+        return outputs
 
     def _ends_training_step(self) -> bool:
         """Return, after each batch, whether the step ends here though no boundary was reached.

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_utilities.core.rank_zero import rank_zero_only
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
 from pytorch_lightning.loops.optimization.manual import ManualResult, _ManualOptimization
@@ -32,6 +34,8 @@ warnings.filterwarnings("ignore", message=r".*dataloader_iter.*")
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
 # What a TrialModule logs is reduced over all ranks already.
 warnings.filterwarnings("ignore", message=r".*sync_dist=True.*")
+# A checkpoint after the update is what a trial resumes from.
+warnings.filterwarnings("ignore", message=r"Using ModelCheckpoint with manual optimization.*")
 
 # Loops
 
@@ -225,11 +229,41 @@ def call_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
 # Metrics and logging
 
 
-def publish_metrics(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
-    """Show metrics to callbacks (0-d float64 tensors) and progress bars without Lightning's result collection."""
+def publish_metrics(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Show metrics (0-d float64 tensors) to callbacks, without Lightning's result collection."""
     trainer.callback_metrics.update(tensors)
+
+
+def show_report(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
+    """Show metrics that are reported to callbacks, as logged, and on progress bars."""
+    publish_metrics(trainer, tensors)
     trainer.logged_metrics.update(tensors)
     trainer.progress_bar_metrics.update(scalars)
+
+
+def save_by_time(trainer: pl.Trainer) -> None:
+    """Let each ``ModelCheckpoint`` save whose ``train_time_interval`` has passed.
+
+    Lightning 2.6 does that after a batch of automatic optimization only.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+            _save_if_time_has_passed(trainer, callback, callback._train_time_interval.total_seconds())
+
+
+def _save_if_time_has_passed(trainer: pl.Trainer, callback: ModelCheckpoint, interval_s: float) -> None:
+    last = callback._last_time_checked
+    now = time.monotonic()
+    is_due = trainer.strategy.broadcast(last is not None and now - last >= interval_s)
+    if not is_due or callback._should_skip_saving_checkpoint(trainer):
+        return
+    callback._last_time_checked = now
+    metrics = callback._monitor_candidates(trainer)
+    if callback.monitor is not None and callback.monitor not in metrics:
+        callback._defer_save_until_validation = True
+        return
+    callback._save_topk_checkpoint(trainer, metrics)
+    callback._save_last_checkpoint(trainer, metrics)
 
 
 @contextlib.contextmanager

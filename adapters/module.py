@@ -180,6 +180,7 @@ class TrialModule(pl.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Do what is due at the boundary; leave a validation to Lightning's loop."""
+        lightning_internals.save_by_time(self.trainer)
         with StopIterationGuard():
             lightning_internals.allow_validation(self.trainer, due=self._driving().act())
 

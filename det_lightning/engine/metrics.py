@@ -33,6 +33,8 @@ class MetricWindow:
     def __init__(self) -> None:
         self._batches: list[dict[str, Any]] = []
         self._on_device = False
+        self._sums: dict[str, tuple[Any, int]] = {}
+        self._summed = 0
         self.keeps_latest = False
         self._latest: dict[str, Any] | None = None
 
@@ -60,18 +62,30 @@ class MetricWindow:
         self._latest = None
         return latest
 
+    def means(self) -> dict[str, torch.Tensor]:
+        """Return the mean of each scalar metric up to now: float64, of shape ``()``, on the device of the metric."""
+        for batch in self._batches[self._summed :]:
+            for name, value in batch.items():
+                is_scalar = value.ndim == 0 if isinstance(value, torch.Tensor) else is_numerical_scalar(value)
+                if is_scalar:
+                    total, count = self._sums.get(name, (0.0, 0))
+                    self._sums[name] = (total + torch.as_tensor(value, dtype=torch.float64), count + 1)
+        self._summed = len(self._batches)
+        return {name: total / count for name, (total, count) in self._sums.items()}
+
     def clear(self) -> None:
         """Begin a new window, and forget the metrics of this one."""
         self._batches = []
         self._on_device = False
+        self._sums = {}
+        self._summed = 0
         self._latest = None
 
     def close(self) -> list[dict[str, Any]]:
         """Return the metrics of each batch, tensors as numpy values, and begin a new window."""
         batches = self._batches
         on_device = self._on_device
-        self._batches = []
-        self._on_device = False
+        self.clear()
         return _transfer(batches) if on_device else batches
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,36 @@ def test_model_checkpoint_keeps_the_best_and_a_run_goes_on_from_it(tmp_path: Pat
     straight = TrialModule(SmallTrial)
     fit(straight, max_epochs=4)
     assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
+
+
+def test_model_checkpoint_saves_by_time(tmp_path: Path) -> None:
+    by_time = ModelCheckpoint(tmp_path, train_time_interval=datetime.timedelta(seconds=0), save_top_k=-1)
+    fit(TrialModule(SmallTrial), max_epochs=1, enable_checkpointing=True, callbacks=[by_time])
+    steps = sorted(torch.load(path, weights_only=False)["global_step"] for path in tmp_path.glob("*.ckpt"))
+    assert steps == [2 * batch for batch in range(1, EPOCH_LEN + 1)]
+
+
+def test_model_checkpoint_finds_a_training_metric_before_the_first_report(tmp_path: Path) -> None:
+    losses: list[float] = []
+
+    class Trial(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            metrics = super().train_batch(batch, epoch_idx, batch_idx)
+            losses.append(metrics["loss"].item())
+            return {**metrics, "none": None, "list": [1, 2]}
+
+    by_step = ModelCheckpoint(tmp_path, monitor="loss", every_n_train_steps=4, save_top_k=-1)
+    flags: dict[str, Any] = {"max_epochs": 1, "limit_val_batches": 0, "enable_checkpointing": True}
+    fit(TrialModule(Trial), callbacks=[by_step], log_every_n_steps=100, **flags)
+    means = [sum(losses[:batches]) / batches for batches in (2, 4, 6)]
+    assert [value.item() for value in by_step.best_k_models.values()] == pytest.approx(means)
+
+
+def test_a_callback_finds_a_training_metric_at_the_end_of_an_epoch_without_a_report() -> None:
+    module = TrialModule(SmallTrial)
+    stopping = EarlyStopping("loss", min_delta=1000.0, patience=1, check_on_train_epoch_end=True)
+    lightning = fit(module, max_epochs=9, limit_val_batches=0, log_every_n_steps=100, callbacks=[stopping])
+    assert lightning.current_epoch == 2
 
 
 def test_determineds_checkpoints_are_written_and_resumed_from(tmp_path: Path) -> None:

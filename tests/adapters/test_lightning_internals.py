@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import inspect
 import logging
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.strategies import DDPStrategy
 
@@ -252,15 +255,44 @@ def test_show_batches_and_shown_batch() -> None:
     ]
 
 
-def test_publish_metrics() -> None:
+def test_publish_metrics_and_show_report() -> None:
     class Module(Watched):
         def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
-            lightning_internals.publish_metrics(self.trainer, {"loss": torch.tensor(0.5)}, {"loss": 0.5})
+            lightning_internals.publish_metrics(self.trainer, {"mean": torch.tensor(0.25)})
+            lightning_internals.show_report(self.trainer, {"loss": torch.tensor(0.5)}, {"loss": 0.5})
             assert self.trainer.progress_bar_metrics["loss"] == 0.5
 
     trainer = make_trainer()
     trainer.fit(Module())
     assert trainer.callback_metrics["loss"] == trainer.logged_metrics["loss"] == 0.5
+    assert trainer.callback_metrics["mean"] == 0.25
+    assert "mean" not in trainer.logged_metrics
+
+
+@pytest.mark.parametrize(("seconds", "saved"), [(0, 3), (1000, 0)])
+def test_save_by_time(seconds: int, saved: int, tmp_path: Path) -> None:
+    class Module(Watched):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            lightning_internals.save_by_time(self.trainer)
+
+    interval = datetime.timedelta(seconds=seconds)
+    checkpoint = ModelCheckpoint(tmp_path, train_time_interval=interval, save_top_k=-1)
+    make_trainer(callbacks=[checkpoint], enable_checkpointing=True, limit_train_batches=3).fit(Module())
+    assert len(list(tmp_path.glob("*.ckpt"))) == saved
+
+
+@pytest.mark.parametrize("monitor", ["missing", "loss"])
+def test_save_by_time_waits_for_a_metric(monitor: str, tmp_path: Path) -> None:
+    class Module(Watched):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            lightning_internals.publish_metrics(self.trainer, {"loss": torch.tensor(1.0 / self.steps)})
+            lightning_internals.save_by_time(self.trainer)
+
+    interval = datetime.timedelta(seconds=0)
+    checkpoint = ModelCheckpoint(tmp_path, monitor=monitor, train_time_interval=interval, save_last=True)
+    make_trainer(callbacks=[checkpoint], enable_checkpointing=True, limit_val_batches=0).fit(Module())
+    assert [path.name for path in tmp_path.glob("last.ckpt")] == ["last.ckpt"]
+    assert bool(checkpoint.best_model_path) == (monitor == "loss")
 
 
 def test_quiet_hints(caplog: pytest.LogCaptureFixture) -> None:
