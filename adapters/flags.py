@@ -30,6 +30,16 @@ _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     LearningRateFinder: "try learning rates as hyperparameters",
     StochasticWeightAveraging: "wrap a torch.optim.swa_utils.AveragedModel in the trial",
 }
+# A trial's run is at a position in its own data, which a checkpoint keeps.
+_OWN_DATA = {
+    "train_dataloaders": "return the data as a det_lightning.pytorch.DataLoader from build_training_data_loader()",
+    "val_dataloaders": "return the data as a det_lightning.pytorch.DataLoader from build_validation_data_loader()",
+    "dataloaders": "validate() takes the data of the trial's build_validation_data_loader()",
+    "datamodule": (
+        "make the data module in the trial's __init__, and return det_lightning.pytorch.DataLoader(its dataset, ...) "
+        "from build_training_data_loader() and build_validation_data_loader()"
+    ),
+}
 
 
 def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
@@ -76,6 +86,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
         for kind, instead in _UNSUPPORTED_CALLBACKS.items()
         if isinstance(callback, kind)
     ]
+    found += [f"{name}=...: {_OWN_DATA[name]}" for name in lightning_internals.given_data(trainer)]
     if found:
         raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")
 

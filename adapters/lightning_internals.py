@@ -25,6 +25,7 @@ from pytorch_lightning.loops.optimization.manual import ManualResult, _ManualOpt
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.strategies import ParallelStrategy
 from pytorch_lightning.trainer import call
+from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning.checkpoint.format.content import TrialState
 
@@ -215,6 +216,23 @@ def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
     """Make ``trainer.current_epoch`` agree with a trial that resumes from a checkpoint."""
     current: Any = trainer.fit_loop.epoch_progress.current
     current.ready = current.started = current.processed = current.completed = epochs_trained
+
+
+def given_data(trainer: pl.Trainer) -> list[str]:
+    """Return the arguments with data that ``fit`` or ``validate`` was called with, by name."""
+    fits = trainer.state.fn is TrainerFn.FITTING
+    sources: dict[str, Any] = (
+        {"train_dataloaders": trainer.fit_loop, "val_dataloaders": trainer.fit_loop.epoch_loop.val_loop}
+        if fits
+        else {"dataloaders": trainer.validate_loop}
+    )
+    given = {name: loop._data_source.instance for name, loop in sources.items()}
+    names = [
+        "datamodule" if isinstance(instance, pl.LightningDataModule) else name
+        for name, instance in given.items()
+        if instance is not trainer.lightning_module
+    ]
+    return sorted(set(names))
 
 
 # Hooks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
-from tests.trials import EPOCH_LEN, SmallTrial, seed_everything, weights_of
+from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 
 
 def trainer(**flags: Any) -> pl.Trainer:
@@ -287,6 +288,44 @@ def test_a_trainers_flags_are_left_as_they_were() -> None:
 def test_unsupported_flags_are_refused_with_what_to_use_instead(flags: dict[str, Any], names: str) -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=names):
         fit(TrialModule(SmallTrial), max_epochs=1, **flags)
+
+
+class OwnData(pl.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(make_data(), batch_size=2)
+
+    val_dataloader = train_dataloader
+
+
+@pytest.mark.parametrize(
+    ("arguments", "way_out"),
+    [
+        ({"train_dataloaders": OwnData().train_dataloader()}, ["train_dataloaders=.*build_training_data_loader"]),
+        ({"val_dataloaders": OwnData().val_dataloader()}, ["val_dataloaders=.*build_validation_data_loader"]),
+        (
+            {"train_dataloaders": OwnData().train_dataloader(), "val_dataloaders": [OwnData().val_dataloader()]},
+            ["train_dataloaders=", "val_dataloaders="],
+        ),
+        ({"datamodule": OwnData()}, ["datamodule=.*in the trial's __init__"]),
+        ({"train_dataloaders": OwnData()}, ["datamodule="]),
+    ],
+)
+def test_data_from_outside_of_the_trial_is_refused(arguments: dict[str, Any], way_out: list[str]) -> None:
+    module = TrialModule(SmallTrial)
+    lightning = trainer(max_epochs=1)
+    with pytest.raises(errors.UnsupportedTrainerFlags) as refused:
+        lightning.fit(module, **arguments)
+    for expected in way_out:
+        assert re.search(expected, str(refused.value))
+    assert module.trial is None
+    lightning.fit(module)
+    assert module.trial_run.state.batches_trained == EPOCH_LEN
+
+
+@pytest.mark.parametrize("arguments", [{"dataloaders": OwnData().val_dataloader()}, {"datamodule": OwnData()}])
+def test_validation_data_from_outside_of_the_trial_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(errors.UnsupportedTrainerFlags, match="build_validation_data_loader"):
+        trainer().validate(TrialModule(SmallTrial), **arguments)
 
 
 def test_a_trial_has_no_test_data() -> None:

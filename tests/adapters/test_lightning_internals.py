@@ -15,7 +15,7 @@ import pytorch_lightning as pl
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.demos.boring_classes import BoringModel
+from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
 from pytorch_lightning.strategies import DDPStrategy
 
 from det_lightning.adapters import lightning_internals
@@ -253,6 +253,35 @@ def test_show_batches_and_shown_batch() -> None:
         ("validate", (1, 5), 1),
         ("validated", (1, 5), 1, {"shown": (1, 5)}),
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ({}, []),
+        ({"train_dataloaders": [1]}, ["train_dataloaders"]),
+        ({"train_dataloaders": [1], "val_dataloaders": [2]}, ["train_dataloaders", "val_dataloaders"]),
+        ({"datamodule": BoringDataModule()}, ["datamodule"]),
+    ],
+)
+def test_given_data(arguments: dict[str, Any], names: list[str]) -> None:
+    class Module(Watched):
+        def configure_callbacks(self) -> Any:
+            assert lightning_internals.given_data(self.trainer) == names
+            raise NotImplementedError
+
+    with pytest.raises(NotImplementedError):
+        make_trainer().fit(Module(), **arguments)
+
+
+def test_given_data_of_a_validation() -> None:
+    class Module(Watched):
+        def configure_callbacks(self) -> Any:
+            assert lightning_internals.given_data(self.trainer) == ["dataloaders"]
+            raise NotImplementedError
+
+    with pytest.raises(NotImplementedError):
+        make_trainer().validate(Module(), dataloaders=[1])
 
 
 def test_publish_metrics_and_show_report() -> None:
