@@ -72,11 +72,14 @@ class RunDriver:
         self._validation_metrics: dict[str, Any] = {}
         self._fetched: list[Any] = []
         self._users_flag = trainer.check_val_every_n_epoch
+        self._users_max_epochs = trainer.max_epochs
         self._max_steps = sys.maxsize
 
     def start_up(self) -> None:
         """Begin the run, with what callbacks look at in it."""
         run = self.run
+        if run.schedule.max_length is not None:
+            lightning_internals.limit_epochs(self._trainer, -1)
         run.start_up(self._trainer.limit_train_batches)
         self._hooks.attach(run.context)
         run.window.keeps_latest = self._shows_each_training_batch
@@ -92,6 +95,9 @@ class RunDriver:
         trainer = self._trainer
         run = self.run
         run.begin_training()
+        if (epochs := run.schedule.epochs_in_all(run.state, run.data.epoch_len)) is not None:
+            # Not before, because a run that is complete already may have to validate or save.
+            lightning_internals.limit_epochs(trainer, epochs)
         lightning_internals.move_to(trainer, run.state, run.context.optimizer_steps)
         lightning_internals.move_to_epoch(trainer, run.state.epochs_trained)
         lightning_internals.allow_validation(trainer, due=False)
@@ -234,6 +240,8 @@ class RunDriver:
     def close(self) -> None:
         """End the run, and leave the trainer's flags as the user had set them."""
         self._trainer.check_val_every_n_epoch = self._users_flag
+        if self._users_max_epochs is not None:
+            lightning_internals.limit_epochs(self._trainer, self._users_max_epochs)
         lightning_internals.show_batches(self._trainer, None, None)
         if self._checkpoints is not None:
             self._checkpoints.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytorch_lightning as pl
@@ -21,6 +22,10 @@ from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
 from det_lightning.engine.schedule import Schedule
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.units import Batch, Epoch, TrainUnit
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_EPOCHS = 1000
 
 # Callbacks that change optimizers, their steps or the batch size, which are the trial's.
 _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
@@ -76,7 +81,8 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
         f"strategy={type(trainer.strategy).__name__} on {trainer.world_size} devices": (
             trainer.world_size > 1 and not isinstance(trainer.strategy, TRIAL_STRATEGIES),
             "use one that trains a trial's models: strategy="
-            + " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES),
+            + " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES)
+            + ", which pl.Trainer knows once det_lightning.adapters is imported",
         ),
     }
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
@@ -113,8 +119,8 @@ def complete_schedule(
     trainer: Any, given: Schedule, position: TrainingPosition, checkpoint_period: TrainUnit | None
 ) -> Schedule:
     """Return the schedule of a run; the flags of ``trainer`` decide on the periods that are not ``given``."""
-    if given.max_length is not None:
-        lightning_internals.lift_epoch_limit(trainer)
+    if given.max_length is None and trainer.state.fn is TrainerFn.FITTING:
+        _warn_of_default_length(trainer)
     return Schedule(
         max_length=given.max_length,
         validation_period=given.validation_period or _validation_period_of(trainer, position),
@@ -122,6 +128,16 @@ def complete_schedule(
         reporting_period=given.reporting_period or Batch(max(1, trainer.log_every_n_steps)),
         test_mode=given.test_mode,
     )
+
+
+def _warn_of_default_length(trainer: pl.Trainer) -> None:
+    """Say what Lightning says when a trainer is made, before it can know whether the trial has a ``max_length``."""
+    if trainer.max_epochs == _DEFAULT_EPOCHS and trainer.max_steps == -1:
+        logger.warning(
+            "The run ends after %d epochs, which is Lightning's default. Set pl.Trainer(max_epochs=...) or "
+            "TrialModule(..., max_length=Batch(n) or Epoch(n)).",
+            _DEFAULT_EPOCHS,
+        )
 
 
 def _validation_period_of(trainer: pl.Trainer, position: TrainingPosition) -> TrainUnit | None:

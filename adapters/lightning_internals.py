@@ -35,6 +35,8 @@ warnings.filterwarnings("ignore", message=r".*dataloader_iter.*")
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
 # What a TrialModule logs is reduced over all ranks already.
 warnings.filterwarnings("ignore", message=r".*sync_dist=True.*")
+# Printed when a trainer is made, and wrong for a trial with a max_length; flags.py warns of the others.
+warnings.filterwarnings("ignore", message=r".*max_epochs. was not set. Setting it to 1000 epochs.*")
 # A checkpoint after the update is what a trial resumes from.
 warnings.filterwarnings("ignore", message=r"Using ModelCheckpoint with manual optimization.*")
 
@@ -179,9 +181,9 @@ def show_batch_index(dataloader_iter: Any, batch_idx: int) -> None:
     dataloader_iter.data_fetcher._batch_idx = batch_idx
 
 
-def lift_epoch_limit(trainer: pl.Trainer) -> None:
-    """Train for any number of epochs, until :func:`end_training`."""
-    trainer.fit_loop.max_epochs = -1
+def limit_epochs(trainer: pl.Trainer, epochs: int) -> None:
+    """Train for at most ``epochs``, which progress bars show; -1 for any number, until :func:`end_training`."""
+    trainer.fit_loop.max_epochs = epochs
 
 
 def end_training(trainer: pl.Trainer, early: bool) -> None:

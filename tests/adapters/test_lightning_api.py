@@ -267,8 +267,47 @@ def test_a_module_can_be_fitted_again() -> None:
 
 
 def test_a_trainers_flags_are_left_as_they_were() -> None:
-    lightning = fit(TrialModule(RecordingTrial), max_epochs=2, check_val_every_n_epoch=2)
+    module = TrialModule(RecordingTrial, max_length=pytorch.Batch(9))
+    lightning = fit(module, max_epochs=1, check_val_every_n_epoch=2)
+    assert module.trial.trained == 9
     assert lightning.check_val_every_n_epoch == 2
+    assert lightning.max_epochs == 1
+
+
+@pytest.mark.parametrize(("max_length", "shown"), [(pytorch.Batch(9), 2), (pytorch.Epoch(2), 2)])
+def test_a_bar_shows_the_epochs_of_max_length(max_length: pytorch.TrainUnit, shown: int) -> None:
+    descriptions: list[str] = []
+
+    class Bar(RichProgressBar):
+        def _get_train_description(self, current_epoch: int) -> str:
+            description = super()._get_train_description(current_epoch)
+            descriptions.append(description.strip())
+            return description
+
+    module = TrialModule(SmallTrial, max_length=max_length)
+    fit(module, callbacks=[Bar()])
+    assert set(descriptions) == {f"Epoch {epoch}/{shown - 1}" for epoch in range(shown)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags", "warned"),
+    [
+        ({}, {}, True),
+        ({"max_length": pytorch.Batch(1)}, {}, False),
+        ({}, {"max_epochs": 1}, False),
+        ({}, {"max_steps": 2}, False),
+    ],
+)
+def test_only_a_run_without_any_length_is_told_of_1000_epochs(
+    arguments: dict[str, Any], flags: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Trial(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            self.context.set_stop_requested(True)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    fit(TrialModule(Trial, reporting_period=pytorch.Batch(1), **arguments), **flags)
+    assert ("1000 epochs" in caplog.text) == warned
 
 
 @pytest.mark.parametrize(

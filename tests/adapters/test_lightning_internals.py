@@ -377,10 +377,11 @@ def test_unwrapped_optimizer() -> None:
     assert lightning_internals.unwrapped_optimizer(plain) is plain
 
 
-def test_lift_epoch_limit() -> None:
+@pytest.mark.parametrize(("epochs", "steps"), [(-1, 14), (2, 12)])
+def test_limit_epochs(epochs: int, steps: int) -> None:
     class Module(Watched):
         def on_fit_start(self) -> None:
-            lightning_internals.lift_epoch_limit(self.trainer)
+            lightning_internals.limit_epochs(self.trainer, epochs)
 
         def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
             if self.steps == 14:
@@ -388,7 +389,12 @@ def test_lift_epoch_limit() -> None:
 
     module = Module()
     make_trainer(max_epochs=1, limit_train_batches=6).fit(module)
-    assert module.steps == 14
+    assert module.steps == steps
+
+
+def test_a_trainer_without_a_length_does_not_speak_of_1000_epochs(recwarn: pytest.WarningsRecorder) -> None:
+    make_trainer(max_epochs=None)
+    assert not [str(warning.message) for warning in recwarn if "1000 epochs" in str(warning.message)]
 
 
 def test_every_reach_has_a_test() -> None:
