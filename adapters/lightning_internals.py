@@ -26,6 +26,7 @@ from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.strategies import ParallelStrategy
 from pytorch_lightning.trainer import call
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities.data import extract_batch_size
 
 from det_lightning.checkpoint.format.content import TrialState
 
@@ -247,6 +248,18 @@ def call_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
 
 
 # Metrics and logging
+
+
+def batch_size_of_step(module: pl.LightningModule, counts: bool) -> int | None:
+    """Return what Lightning wants to be told where a step takes its batches itself, which is in training only.
+
+    That is the size of the batch that is shown to hooks, if it ``counts``; 1 if there is none.
+    """
+    trainer = module._trainer
+    results = None if trainer is None or not trainer.training else trainer._results
+    if results is None:
+        return None
+    return int(extract_batch_size(results.batch)) if counts and results.batch is not None else 1
 
 
 def publish_metrics(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor]) -> None:

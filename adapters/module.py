@@ -106,6 +106,7 @@ class TrialModule(pl.LightningModule):
         self._runnable: PyTorchTrial | None = None
         self.context: PyTorchTrialContext | None = None
         self._model_precision: WholeModelPrecision | None = None
+        self._latest_run: TrialRun | None = None
         self._forget_run()
         if hparams:
             # For Lightning's checkpoints and loggers, which take the name of the argument; the trial has its own.
@@ -250,16 +251,24 @@ class TrialModule(pl.LightningModule):
         # The trial's own position replaces that of Lightning's loops.
         checkpoint.pop("loops", None)
 
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Log a value from any hook, as ``LightningModule.log`` does; a step need not say its ``batch_size``."""
+        if kwargs.get("batch_size") is None:
+            kwargs["batch_size"] = lightning_internals.batch_size_of_step(self, counts=bool(kwargs.get("on_epoch")))
+        super().log(name, value, *args, **kwargs)
+
     # The run
 
     @property
     def trial_run(self) -> TrialRun:
-        """The run of the trial under ``fit`` or ``validate``, or the latest one.
+        """The run of the trial under ``fit`` or ``validate``, or the latest one that began.
 
         Raises:
             InternalException: there was none yet.
         """
-        return self._driving().run
+        if self._latest_run is None:
+            raise _no_run()
+        return self._latest_run
 
     def _built(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
         if self._runnable is None or self.context is None:
@@ -268,7 +277,7 @@ class TrialModule(pl.LightningModule):
 
     def _driving(self) -> RunDriver:
         if self.driver is None:
-            raise errors.InternalException("A run begins with pl.Trainer.fit() or validate().")
+            raise _no_run()
         return self.driver
 
     def _start_run(self) -> None:
@@ -281,6 +290,11 @@ class TrialModule(pl.LightningModule):
         hooks = WatchedHooks(self.trainer, self, TrialModule)
         self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan), hooks)
         self.driver.start_up()
+        self._latest_run = run
+
+
+def _no_run() -> errors.InternalException:
+    return errors.InternalException("A run begins with pl.Trainer.fit() or validate().")
 
 
 def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> TrialModule:

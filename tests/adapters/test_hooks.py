@@ -13,6 +13,7 @@ from lightning_fabric.utilities.spike import TrainingSpikeException
 from pytorch_lightning.callbacks import LambdaCallback, SpikeDetection
 from pytorch_lightning.profilers import AdvancedProfiler, SimpleProfiler
 
+from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
@@ -259,3 +260,41 @@ def test_a_batch_that_a_hook_skips_is_the_next_one_again() -> None:
     module = Module(SmallTrial)
     fit(module, max_epochs=2)
     assert seen[:4] == [0, 1, 2, 2]
+
+
+@pytest.mark.parametrize("on_epoch", [None, True])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "on_train_start",
+        "on_train_epoch_start",
+        "on_train_batch_start",
+        *UPDATE_HOOKS,
+        "on_train_batch_end",
+        "on_train_epoch_end",
+        "on_validation_start",
+        "on_validation_epoch_start",
+        "on_validation_batch_start",
+        "on_validation_batch_end",
+        "on_validation_epoch_end",
+    ],
+)
+def test_a_module_logs_from_any_hook(hook: str, on_epoch: bool | None) -> None:
+    def log(trainer: pl.Trainer, module: pl.LightningModule, *arguments: Any) -> None:
+        module.log("value", 0.25, on_epoch=on_epoch)
+
+    watcher = LambdaCallback(**{hook: log})
+    trainer = fit(TrialModule(SmallTrial), max_steps=6, callbacks=[watcher], val_check_interval=2)
+    assert trainer.callback_metrics["value"] == 0.25
+
+
+def test_a_mean_over_an_epoch_counts_the_samples_of_each_batch() -> None:
+    class Trial(SmallTrial):
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(make_data(), batch_size=40)
+
+    class Module(TrialModule):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.log("index", float(batch_idx), on_epoch=True)
+
+    assert fit(Module(Trial)).callback_metrics["index"] == pytest.approx(10 / 50)

@@ -240,6 +240,38 @@ def test_a_callback_finds_a_training_metric_at_the_end_of_an_epoch_without_a_rep
     assert lightning.current_epoch == 2
 
 
+def ends_as_a_straight_run(checkpoint: Path) -> bool:
+    resumed = TrialModule(SmallTrial)
+    trainer(max_epochs=2).fit(resumed, ckpt_path=checkpoint)
+    straight = TrialModule(SmallTrial)
+    fit(straight, max_epochs=2)
+    return torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
+
+
+def test_a_trainer_saves_what_a_fit_that_failed_has_trained(tmp_path: Path) -> None:
+    class FailingTrial(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            if batch_idx == 10:
+                raise ValueError("the batch is broken")
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    seed_everything()
+    lightning = trainer(max_epochs=2)
+    with pytest.raises(ValueError, match="the batch is broken"):
+        lightning.fit(TrialModule(FailingTrial))
+    lightning.save_checkpoint(tmp_path / "saved.ckpt")
+    assert ends_as_a_straight_run(tmp_path / "saved.ckpt")
+
+
+def test_a_trainer_saves_what_it_has_after_a_validation_that_did_not_begin(tmp_path: Path) -> None:
+    module = TrialModule(SmallTrial)
+    lightning = fit(module, max_epochs=1)
+    with pytest.raises(FileNotFoundError):
+        lightning.validate(module, ckpt_path=tmp_path / "missing.ckpt")
+    lightning.save_checkpoint(tmp_path / "saved.ckpt")
+    assert ends_as_a_straight_run(tmp_path / "saved.ckpt")
+
+
 def test_determineds_checkpoints_are_written_and_resumed_from(tmp_path: Path) -> None:
     writer = DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(10))
     fit(TrialModule(SmallTrial), max_steps=20, max_epochs=-1, callbacks=[writer])

@@ -284,6 +284,34 @@ def test_given_data_of_a_validation() -> None:
         make_trainer().validate(Module(), dataloaders=[1])
 
 
+def test_batch_size_of_step() -> None:
+    sizes: list[int | None] = []
+
+    class Module(Watched):
+        def on_before_backward(self, loss: torch.Tensor) -> None:
+            sizes.append(lightning_internals.batch_size_of_step(self, counts=True))
+            sizes.append(lightning_internals.batch_size_of_step(self, counts=False))
+
+        def on_train_epoch_start(self) -> None:
+            sizes.append(lightning_internals.batch_size_of_step(self, counts=True))
+
+        def on_validation_epoch_start(self) -> None:
+            sizes.append(lightning_internals.batch_size_of_step(self, counts=True))
+
+        def training_step(self, dataloader_iter: Iterator[Any]) -> None:
+            self.train_one(lightning_internals.shown_batch(dataloader_iter))
+
+    module = Module()
+    assert lightning_internals.batch_size_of_step(module, counts=True) is None
+    trainer = make_trainer(num_sanity_val_steps=0, limit_train_batches=1)
+    lightning_internals.use_trial_loops(trainer)
+    lightning_internals.show_batches(trainer, lambda: (torch.ones(5, 32), 0), None)
+    trainer.fit(module)
+    # In training Lightning refuses to find it out, elsewhere it does.
+    assert sizes[:3] == [1, 5, 1]
+    assert sizes[-1] is None
+
+
 def test_publish_metrics_and_show_report() -> None:
     class Module(Watched):
         def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
