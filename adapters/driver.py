@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors
-from det_lightning.adapters import lightning_internals
+from det_lightning.adapters import lightning_internals, lightning_loops
 from det_lightning.adapters.hooks import WatchedHooks
 from det_lightning.adapters.reporting import BarRefresh
 from det_lightning.engine.checkpointing import RunCheckpoints
@@ -84,7 +84,7 @@ class RunDriver:
         self._hooks.attach(run.context)
         run.window.keeps_latest = self._shows_each_training_batch
         run.evaluation.window.keeps_latest = self._shows_each_validation_batch
-        lightning_internals.show_batches(
+        lightning_loops.show_batches(
             self._trainer,
             self._next_training_batch if self._shows_each_training_batch else None,
             run.to_device if self._shows_each_validation_batch and run.evaluation.by_batch else None,
@@ -169,7 +169,7 @@ class RunDriver:
         if not run.evaluation.by_batch:
             run.evaluation.evaluate_full_dataset(run.data.validation_loader)
         elif self._shows_each_validation_batch:
-            batch = lightning_internals.shown_batch(dataloader_iter)
+            batch = lightning_loops.shown_batch(dataloader_iter)
             over = run.evaluation.evaluate(iter([batch]), _always) or dataloader_iter.done
         else:
             batches = map(run.to_device, (batch for batch, *_ in dataloader_iter))
@@ -242,7 +242,7 @@ class RunDriver:
         self._trainer.check_val_every_n_epoch = self._users_flag
         if self._users_max_epochs is not None:
             lightning_internals.limit_epochs(self._trainer, self._users_max_epochs)
-        lightning_internals.show_batches(self._trainer, None, None)
+        lightning_loops.show_batches(self._trainer, None, None)
         if self._checkpoints is not None:
             self._checkpoints.close()
         self.run.shut_down()

@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
-from det_lightning.adapters import flags, lightning_internals
+from det_lightning.adapters import flags, lightning_internals, lightning_loops
 from det_lightning.adapters.building import TrialBuilder, take_precision
 from det_lightning.adapters.driver import RunDriver, StopIterationGuard
 from det_lightning.adapters.hooks import WatchedHooks
@@ -125,7 +125,7 @@ class TrialModule(pl.LightningModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that cannot work; attach what ends a trial's run after an exception."""
         flags.refuse_unsupported_flags(self.trainer)
-        lightning_internals.use_trial_loops(self.trainer)
+        lightning_loops.use_trial_loops(self.trainer)
         self._model_precision = take_precision(self.trainer)
         self._forget_run()
         return [_RunGuard()]

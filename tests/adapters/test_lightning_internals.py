@@ -18,7 +18,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
 from pytorch_lightning.strategies import DDPStrategy
 
-from det_lightning.adapters import lightning_internals
+from det_lightning.adapters import lightning_internals, lightning_loops
 from det_lightning.checkpoint.format.content import TrialState
 
 
@@ -182,11 +182,11 @@ def test_use_trial_loops() -> None:
     trainer = make_trainer()
     # The hook that the loop leaves out is there to be left out.
     assert callable(type(trainer.fit_loop.epoch_loop)._broadcast_sigterm_tensor)
-    lightning_internals.use_trial_loops(trainer)
+    lightning_loops.use_trial_loops(trainer)
     loop: Any = trainer.fit_loop.epoch_loop
-    assert isinstance(loop, lightning_internals.TrialEpochLoop)
+    assert isinstance(loop, lightning_loops.TrialEpochLoop)
     assert "_broadcast_sigterm_tensor" in vars(type(loop))
-    lightning_internals.use_trial_loops(trainer)
+    lightning_loops.use_trial_loops(trainer)
     assert trainer.fit_loop.epoch_loop is loop
     module = Watched()
     trainer.fit(module)
@@ -224,7 +224,7 @@ def test_show_batches_and_shown_batch() -> None:
 
     class Module(Watched):
         def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
-            batch = lightning_internals.shown_batch(dataloader_iter)
+            batch = lightning_loops.shown_batch(dataloader_iter)
             self.steps += 1
             self.train_one(batch)
             if self.steps == 2:
@@ -232,15 +232,15 @@ def test_show_batches_and_shown_batch() -> None:
             return {"loss": None, "sum": float(batch.sum())}
 
         def validation_step(self, dataloader_iter: Iterator[Any]) -> Any:
-            return {"shown": tuple(lightning_internals.shown_batch(dataloader_iter).shape)}
+            return {"shown": tuple(lightning_loops.shown_batch(dataloader_iter).shape)}
 
         def on_validation_epoch_end(self) -> None:
             """There is nothing to average."""
 
     watcher = HookWatcher()
     trainer = make_trainer(num_sanity_val_steps=0, limit_val_batches=2, callbacks=[watcher])
-    lightning_internals.use_trial_loops(trainer)
-    lightning_internals.show_batches(trainer, iter(batches).__next__, lambda batch: batch[:, :5])
+    lightning_loops.use_trial_loops(trainer)
+    lightning_loops.show_batches(trainer, iter(batches).__next__, lambda batch: batch[:, :5])
     trainer.fit(Module())
     first, second = (batch for batch, _ in batches)
     assert watcher.seen == [
@@ -299,13 +299,13 @@ def test_batch_size_of_step() -> None:
             sizes.append(lightning_internals.batch_size_of_step(self, counts=True))
 
         def training_step(self, dataloader_iter: Iterator[Any]) -> None:
-            self.train_one(lightning_internals.shown_batch(dataloader_iter))
+            self.train_one(lightning_loops.shown_batch(dataloader_iter))
 
     module = Module()
     assert lightning_internals.batch_size_of_step(module, counts=True) is None
     trainer = make_trainer(num_sanity_val_steps=0, limit_train_batches=1)
-    lightning_internals.use_trial_loops(trainer)
-    lightning_internals.show_batches(trainer, lambda: (torch.ones(5, 32), 0), None)
+    lightning_loops.use_trial_loops(trainer)
+    lightning_loops.show_batches(trainer, lambda: (torch.ones(5, 32), 0), None)
     trainer.fit(module)
     # In training Lightning refuses to find it out, elsewhere it does.
     assert sizes[:3] == [1, 5, 1]
@@ -429,8 +429,9 @@ def test_every_reach_has_a_test() -> None:
     tested = "\n".join(name for name in globals() if name.startswith("test_"))
     own = [
         name
-        for name, value in inspect.getmembers(lightning_internals, inspect.isfunction)
-        if value.__module__ == lightning_internals.__name__ and not name.startswith("_")
+        for module in (lightning_internals, lightning_loops)
+        for name, value in inspect.getmembers(module, inspect.isfunction)
+        if value.__module__ == module.__name__ and not name.startswith("_")
     ]
     assert len(own) > 10
     untested = [name for name in own if name not in tested]
