@@ -126,8 +126,8 @@ class RunDriver:
             trained = run.train(map(run.to_device, run.data.training.batches), self._ends_training_step)
         outputs = run.window.take_latest()
         lightning_internals.move_to(self._trainer, run.state, run.context.optimizer_steps, extra_batches=trained - 1)
-        if self._shows_each_training_batch or run.at_epoch_end():
-            # Callbacks may look at a metric now. A report, if one is due, replaces these.
+        if (self._shows_each_training_batch or run.at_epoch_end()) and not run.at_boundary():
+            # Callbacks may look at a metric now, and there will be no report.
             lightning_internals.publish_metrics(self._trainer, run.window.means())
         if run.early_end.is_immediate(run.at_boundary()):
             lightning_internals.end_training(self._trainer, early=True)

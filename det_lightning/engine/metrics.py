@@ -64,14 +64,20 @@ class MetricWindow:
 
     def means(self) -> dict[str, torch.Tensor]:
         """Return the mean of each scalar metric up to now: float64, of shape ``()``, on the device of the metric."""
+        number: float | torch.Tensor | None
         for batch in self._batches[self._summed :]:
             for name, value in batch.items():
-                is_scalar = value.ndim == 0 if isinstance(value, torch.Tensor) else is_numerical_scalar(value)
-                if is_scalar:
+                if isinstance(value, torch.Tensor):
+                    number = value.double() if value.ndim == 0 else None
+                else:
+                    number = float(value) if is_numerical_scalar(value) else None
+                if number is not None:
                     total, count = self._sums.get(name, (0.0, 0))
-                    self._sums[name] = (total + torch.as_tensor(value, dtype=torch.float64), count + 1)
+                    self._sums[name] = (total + number, count + 1)
         self._summed = len(self._batches)
-        return {name: total / count for name, (total, count) in self._sums.items()}
+        return {
+            name: torch.as_tensor(total / count, dtype=torch.float64) for name, (total, count) in self._sums.items()
+        }
 
     def clear(self) -> None:
         """Begin a new window, and forget the metrics of this one."""
