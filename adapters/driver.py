@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors
-from det_lightning.adapters import flags, lightning_internals
+from det_lightning.adapters import lightning_internals, lightning_loops
+from det_lightning.adapters.hooks import WatchedHooks
 from det_lightning.adapters.reporting import BarRefresh
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
@@ -57,22 +59,45 @@ def _invalid_hp_ends_the_run() -> Iterator[None]:
 class RunDriver:
     """Runs a trial from Lightning's hooks: ends steps, and does what is due at the boundaries."""
 
-    def __init__(self, trainer: pl.Trainer, run: TrialRun, checkpoints: RunCheckpoints | None) -> None:
+    def __init__(
+        self, trainer: pl.Trainer, run: TrialRun, checkpoints: RunCheckpoints | None, hooks: WatchedHooks
+    ) -> None:
         self.run = run
-        self._shows_each_training_batch = flags.needs_each_batch(trainer, "train")
-        self._shows_each_validation_batch = flags.needs_each_batch(trainer, "validation")
+        self._hooks = hooks
+        self._shows_each_training_batch = hooks.needs_each_batch("train")
+        self._shows_each_validation_batch = hooks.needs_each_batch("validation")
         self._trainer = trainer
         self._bars = BarRefresh(trainer)
         self._checkpoints = checkpoints
         self._validation_metrics: dict[str, Any] = {}
+        self._fetched: list[Any] = []
         self._users_flag = trainer.check_val_every_n_epoch
+        self._users_max_epochs = trainer.max_epochs
         self._max_steps = sys.maxsize
+
+    def start_up(self) -> None:
+        """Begin the run, with what callbacks look at in it."""
+        run = self.run
+        if run.schedule.max_length is not None:
+            lightning_internals.limit_epochs(self._trainer, -1)
+        run.start_up(self._trainer.limit_train_batches)
+        self._hooks.attach(run.context)
+        run.window.keeps_latest = self._shows_each_training_batch
+        run.evaluation.window.keeps_latest = self._shows_each_validation_batch
+        lightning_loops.show_batches(
+            self._trainer,
+            self._next_training_batch if self._shows_each_training_batch else None,
+            run.to_device if self._shows_each_validation_batch and run.evaluation.by_batch else None,
+        )
 
     def begin_training(self, step_zero_validation: bool) -> None:
         """Load the checkpoint into the trial; validate where that is due before the first batch."""
         trainer = self._trainer
         run = self.run
         run.begin_training()
+        if (epochs := run.schedule.epochs_in_all(run.state, run.data.epoch_len)) is not None:
+            # Not before, because a run that is complete already may have to validate or save.
+            lightning_internals.limit_epochs(trainer, epochs)
         lightning_internals.move_to(trainer, run.state, run.context.optimizer_steps)
         lightning_internals.move_to_epoch(trainer, run.state.epochs_trained)
         lightning_internals.allow_validation(trainer, due=False)
@@ -80,16 +105,30 @@ class RunDriver:
         if (step_zero and trainer.enable_validation) or self.act():
             lightning_internals.run_validation(trainer)
 
-    def train(self, dataloader_iter: Iterator[Any]) -> None:
-        """Train up to the next boundary or the end of the epoch, or on one batch if a callback looks at each."""
+    def _next_training_batch(self) -> tuple[Any, int]:
+        """Return the batch of the next step, on the device, with its index in the epoch; None if there is none."""
+        run = self.run
+        if not self._fetched:  # a hook may have skipped a step
+            self._fetched = [*itertools.islice(map(run.to_device, run.data.training.batches), 1)]
+        batch = self._fetched[0] if self._fetched else None
+        return batch, run.state.batches_trained % run.data.epoch_len
+
+    def train(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
+        """Train up to the next boundary or the end of the epoch; or on one batch, whose metrics are returned."""
         run = self.run
         self._max_steps = self._trainer.max_steps if self._trainer.max_steps != -1 else sys.maxsize
         if self._shows_each_training_batch:
-            trained = run.train((batch for batch, *_ in dataloader_iter), _always)
+            fetched = self._fetched
+            self._fetched = []
+            trained = run.train(iter(fetched), _always)
         else:
             # Lightning's iterator keeps the batch for its callbacks, and costs more than all else done for a batch.
-            trained = run.train(run.data.training.batches, self._ends_training_step)
+            trained = run.train(map(run.to_device, run.data.training.batches), self._ends_training_step)
+        outputs = run.window.take_latest()
         lightning_internals.move_to(self._trainer, run.state, run.context.optimizer_steps, extra_batches=trained - 1)
+        if (self._shows_each_training_batch or run.at_epoch_end()) and not run.at_boundary():
+            # Callbacks may look at a metric now, and there will be no report.
+            lightning_internals.publish_metrics(self._trainer, run.window.means())
         if run.early_end.is_immediate(run.at_boundary()):
             lightning_internals.end_training(self._trainer, early=True)
         if run.at_boundary() or self._lightning_ends_here():
@@ -97,6 +136,7 @@ class RunDriver:
         lightning_internals.show_batch_index(dataloader_iter, run.latest_batch_of_epoch())
         if run.at_epoch_end():
             lightning_internals.end_epoch(dataloader_iter)
+        return outputs
 
     def _ends_training_step(self) -> bool:
         """Return, after each batch, whether the step ends here though no boundary was reached.
@@ -122,21 +162,25 @@ class RunDriver:
         epochs_done = run.at_epoch_end() and max_epochs not in (None, -1) and run.state.epochs_trained >= max_epochs
         return bool(steps_done or epochs_done or trainer.should_stop)
 
-    def evaluate(self, dataloader_iter: Iterator[Any]) -> None:
-        """Evaluate the validation data, or one batch of it if a callback looks at each."""
+    def evaluate(self, dataloader_iter: Any) -> dict[str, Any] | None:
+        """Evaluate the validation data; or one batch of it, whose metrics are returned."""
         run = self.run
         over = True
-        if run.evaluation.by_batch:
-            yields = _always if self._shows_each_validation_batch else self._ends_validation_step
-            over = run.evaluation.evaluate((batch for batch, *_ in dataloader_iter), yields)
-            if over and not run.schedule.test_mode:
-                run.data.validation.run_out()
-        else:
+        if not run.evaluation.by_batch:
             run.evaluation.evaluate_full_dataset(run.data.validation_loader)
+        elif self._shows_each_validation_batch:
+            batch = lightning_loops.shown_batch(dataloader_iter)
+            over = run.evaluation.evaluate(iter([batch]), _always) or dataloader_iter.done
+        else:
+            batches = map(run.to_device, (batch for batch, *_ in dataloader_iter))
+            run.evaluation.evaluate(batches, self._draw_validation_bar)
         if over:
+            if run.evaluation.by_batch and not run.schedule.test_mode:
+                run.data.validation.run_out()
             lightning_internals.end_epoch(dataloader_iter)
+        return run.evaluation.window.take_latest()
 
-    def _ends_validation_step(self) -> bool:
+    def _draw_validation_bar(self) -> bool:
         if self._bars.any_drawn and self._bars.is_due():
             self._bars.draw("on_validation_batch_end", self.run.evaluation.batches_evaluated)
         return False
@@ -196,6 +240,9 @@ class RunDriver:
     def close(self) -> None:
         """End the run, and leave the trainer's flags as the user had set them."""
         self._trainer.check_val_every_n_epoch = self._users_flag
+        if self._users_max_epochs is not None:
+            lightning_internals.limit_epochs(self._trainer, self._users_max_epochs)
+        lightning_loops.show_batches(self._trainer, None, None)
         if self._checkpoints is not None:
             self._checkpoints.close()
         self.run.shut_down()

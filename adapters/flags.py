@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytorch_lightning as pl
@@ -10,8 +11,6 @@ from pytorch_lightning.callbacks import (
     BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
-    ModelCheckpoint,
-    ProgressBar,
     StochasticWeightAveraging,
 )
 from pytorch_lightning.trainer.states import TrainerFn
@@ -24,6 +23,12 @@ from det_lightning.engine.schedule import Schedule
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.units import Batch, Epoch, TrainUnit
 
+logger = logging.getLogger(__name__)
+
+# What pl.Trainer takes where it is given nothing.
+_DEFAULT_LOG_EVERY = 50
+_DEFAULT_MAX_EPOCHS = 1000
+
 # Callbacks that change optimizers, their steps or the batch size, which are the trial's.
 _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     BaseFinetuning: "freeze and unfreeze parameters in the on_training_epoch_start of a trial's callback",
@@ -32,14 +37,15 @@ _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     LearningRateFinder: "try learning rates as hyperparameters",
     StochasticWeightAveraging: "wrap a torch.optim.swa_utils.AveragedModel in the trial",
 }
-
-# What pl.Trainer takes where it is told nothing.
-_DEFAULT_LOG_EVERY = 50
-_DEFAULT_MAX_EPOCHS = 1000
-
-_PER_BATCH_HOOKS = {
-    "train": ("on_train_batch_start", "on_train_batch_end"),
-    "validation": ("on_validation_batch_start", "on_validation_batch_end"),
+# A trial's run is at a position in its own data, which a checkpoint keeps.
+_OWN_DATA = {
+    "train_dataloaders": "return the data as a det_lightning.pytorch.DataLoader from build_training_data_loader()",
+    "val_dataloaders": "return the data as a det_lightning.pytorch.DataLoader from build_validation_data_loader()",
+    "dataloaders": "validate() takes the data of the trial's build_validation_data_loader()",
+    "datamodule": (
+        "make the data module in the trial's __init__, and return det_lightning.pytorch.DataLoader(its dataset, ...) "
+        "from build_training_data_loader() and build_validation_data_loader()"
+    ),
 }
 
 
@@ -77,7 +83,8 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
         f"strategy={type(trainer.strategy).__name__} on {trainer.world_size} devices": (
             trainer.world_size > 1 and not isinstance(trainer.strategy, TRIAL_STRATEGIES),
             "use one that trains a trial's models: strategy="
-            + " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES),
+            + " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES)
+            + ", which pl.Trainer knows once det_lightning.adapters is imported",
         ),
     }
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
@@ -87,6 +94,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
         for kind, instead in _UNSUPPORTED_CALLBACKS.items()
         if isinstance(callback, kind)
     ]
+    found += [f"{name}=...: {_OWN_DATA[name]}" for name in lightning_internals.given_data(trainer)]
     if found:
         raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")
 
@@ -121,8 +129,8 @@ def complete_schedule(
     For what is not ``given`` the flags of ``trainer`` decide, and before their defaults what is ``configured``.
     """
     max_length = given.max_length or (None if _limits_training(trainer) else configured.max_length)
-    if max_length is not None:
-        lightning_internals.lift_epoch_limit(trainer)
+    if max_length is None and trainer.state.fn is TrainerFn.FITTING:
+        _warn_of_default_length(trainer)
     validation_period = given.validation_period or (None if _sets_validation(trainer) else configured.validation_period)
     reporting_period = given.reporting_period
     if reporting_period is None and trainer.log_every_n_steps == _DEFAULT_LOG_EVERY:
@@ -134,6 +142,16 @@ def complete_schedule(
         reporting_period=reporting_period or Batch(max(1, trainer.log_every_n_steps)),
         test_mode=given.test_mode,
     )
+
+
+def _warn_of_default_length(trainer: pl.Trainer) -> None:
+    """Say what Lightning says when a trainer is made, before it can know whether the trial has a ``max_length``."""
+    if trainer.max_epochs == _DEFAULT_MAX_EPOCHS and trainer.max_steps == -1:
+        logger.warning(
+            "The run ends after %d epochs, which is Lightning's default. Set pl.Trainer(max_epochs=...) or "
+            "TrialModule(..., max_length=Batch(n) or Epoch(n)).",
+            _DEFAULT_MAX_EPOCHS,
+        )
 
 
 def _limits_training(trainer: pl.Trainer) -> bool:
@@ -159,26 +177,6 @@ def _validation_period_of(trainer: pl.Trainer, position: TrainingPosition) -> Tr
     return Batch(_InEpochSchedule(position, interval, every_epochs))
 
 
-def needs_each_batch(trainer: pl.Trainer, stage: str) -> bool:
-    """Return whether a callback must see every single batch of ``stage`` ("train" or "validation").
-
-    Progress bars need not, nor does a ``ModelCheckpoint`` that counts no steps.
-    """
-    return any(
-        getattr(type(callback), hook) is not getattr(pl.Callback, hook)
-        for callback in _callbacks_of(trainer)
-        if not isinstance(callback, ProgressBar) and not _saves_by_epoch(callback)
-        for hook in _PER_BATCH_HOOKS[stage]
-    )
-
-
 def _callbacks_of(trainer: Any) -> list[pl.Callback]:
     callbacks: list[pl.Callback] = trainer.callbacks
     return callbacks
-
-
-def _saves_by_epoch(callback: pl.Callback) -> bool:
-    if type(callback) is not ModelCheckpoint:
-        return False
-    key = callback.state_key
-    return "'every_n_train_steps': 0" in key and "'train_time_interval': None" in key

@@ -1,4 +1,4 @@
-"""Every reach into Lightning that is not documented API, in one place; each has a contract test.
+"""Every reach into Lightning that is not documented API, here and in ``lightning_loops``; each has a contract test.
 
 A new release of Lightning that moves one of these breaks ``tests/adapters/test_lightning_internals.py`` by name.
 """
@@ -9,6 +9,7 @@ import contextlib
 import logging
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,9 +18,12 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_utilities.core.rank_zero import rank_zero_only
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.core.optimizer import LightningOptimizer
-from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.strategies import ParallelStrategy
+from pytorch_lightning.trainer import call
+from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities.data import extract_batch_size
 
 from det_lightning.checkpoint.format.content import TrialState
 
@@ -29,24 +33,12 @@ warnings.filterwarnings("ignore", message=r".*dataloader_iter.*")
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
 # What a TrialModule logs is reduced over all ranks already.
 warnings.filterwarnings("ignore", message=r".*sync_dist=True.*")
+# Printed when a trainer is made, and wrong for a trial with a max_length; flags.py warns of the others.
+warnings.filterwarnings("ignore", message=r".*max_epochs. was not set. Setting it to 1000 epochs.*")
+# A checkpoint after the update is what a trial resumes from.
+warnings.filterwarnings("ignore", message=r"Using ModelCheckpoint with manual optimization.*")
 
 # Loops
-
-
-class TrialEpochLoop(_TrainingEpochLoop):
-    """Lightning's loop over an epoch, whose steps begin without an exchange between the ranks."""
-
-    def _broadcast_sigterm_tensor(self) -> None:
-        """Do nothing: the ranks agree on a request to end at the trial's boundaries."""
-
-
-def keep_ranks_independent(trainer: pl.Trainer) -> None:
-    """Let the ranks of a run communicate at the trial's boundaries only, not at each Lightning step."""
-    before = trainer.fit_loop.epoch_loop
-    if trainer.world_size > 1 and not isinstance(before, TrialEpochLoop):
-        trainer.fit_loop.epoch_loop = TrialEpochLoop(trainer, before.min_steps, before.max_steps)
-        # The validation loop already holds the source of its data.
-        trainer.fit_loop.epoch_loop.val_loop = before.val_loop
 
 
 def skip_sanity_check(trainer: pl.Trainer) -> None:
@@ -82,9 +74,9 @@ def show_batch_index(dataloader_iter: Any, batch_idx: int) -> None:
     dataloader_iter.data_fetcher._batch_idx = batch_idx
 
 
-def lift_epoch_limit(trainer: pl.Trainer) -> None:
-    """Train for any number of epochs, until :func:`end_training`."""
-    trainer.fit_loop.max_epochs = -1
+def limit_epochs(trainer: pl.Trainer, epochs: int) -> None:
+    """Train for at most ``epochs``, which progress bars show; -1 for any number, until :func:`end_training`."""
+    trainer.fit_loop.max_epochs = epochs
 
 
 def end_training(trainer: pl.Trainer, early: bool) -> None:
@@ -101,13 +93,18 @@ def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_
     The present step has ``extra_batches`` beyond the one that Lightning counts.
     """
     epoch_loop = trainer.fit_loop.epoch_loop
-    progress = epoch_loop.manual_optimization.optim_step_progress.total
-    progress.ready = optimizer_steps
-    progress.completed = optimizer_steps
+    show_optimizer_steps(trainer, optimizer_steps)
     if extra_batches > 0:
         epoch_loop.batch_progress.increment_by(extra_batches)
     # The loop's way of restoring a logging step from a checkpoint; it adds 1 at the end of a step.
     epoch_loop.on_load_checkpoint({"_batches_that_stepped": state.batches_trained})
+
+
+def show_optimizer_steps(trainer: pl.Trainer, optimizer_steps: int) -> None:
+    """Make Lightning's ``global_step`` agree with the trial's number of optimizer steps."""
+    progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+    progress.ready = optimizer_steps
+    progress.completed = optimizer_steps
 
 
 def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
@@ -116,14 +113,82 @@ def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
     current.ready = current.started = current.processed = current.completed = epochs_trained
 
 
+def given_data(trainer: pl.Trainer) -> list[str]:
+    """Return the arguments with data that ``fit`` or ``validate`` was called with, by name."""
+    fits = trainer.state.fn is TrainerFn.FITTING
+    sources: dict[str, Any] = (
+        {"train_dataloaders": trainer.fit_loop, "val_dataloaders": trainer.fit_loop.epoch_loop.val_loop}
+        if fits
+        else {"dataloaders": trainer.validate_loop}
+    )
+    given = {name: loop._data_source.instance for name, loop in sources.items()}
+    names = [
+        "datamodule" if isinstance(instance, pl.LightningDataModule) else name
+        for name, instance in given.items()
+        if instance is not trainer.lightning_module
+    ]
+    return sorted(set(names))
+
+
+# Hooks
+
+
+def call_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
+    """Call a hook of all callbacks, then that of the module, as Lightning does: profiled, and free to log."""
+    call._call_callback_hooks(trainer, hook, *args)
+    call._call_lightning_module_hook(trainer, hook, *args)
+
+
 # Metrics and logging
 
 
-def publish_metrics(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
-    """Show metrics to callbacks (0-d float64 tensors) and progress bars without Lightning's result collection."""
+def batch_size_of_step(module: pl.LightningModule, counts: bool) -> int | None:
+    """Return what Lightning wants to be told where a step takes its batches itself, which is in training only.
+
+    That is the size of the batch that is shown to hooks, if it ``counts``; 1 if there is none.
+    """
+    trainer = module._trainer
+    results = None if trainer is None or not trainer.training else trainer._results
+    if results is None:
+        return None
+    return int(extract_batch_size(results.batch)) if counts and results.batch is not None else 1
+
+
+def publish_metrics(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Show metrics (0-d float64 tensors) to callbacks, without Lightning's result collection."""
     trainer.callback_metrics.update(tensors)
+
+
+def show_report(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
+    """Show metrics that are reported to callbacks, as logged, and on progress bars."""
+    publish_metrics(trainer, tensors)
     trainer.logged_metrics.update(tensors)
     trainer.progress_bar_metrics.update(scalars)
+
+
+def save_by_time(trainer: pl.Trainer) -> None:
+    """Let each ``ModelCheckpoint`` save whose ``train_time_interval`` has passed.
+
+    Lightning 2.6 does that after a batch of automatic optimization only.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+            _save_if_time_has_passed(trainer, callback, callback._train_time_interval.total_seconds())
+
+
+def _save_if_time_has_passed(trainer: pl.Trainer, callback: ModelCheckpoint, interval_s: float) -> None:
+    last = callback._last_time_checked
+    now = time.monotonic()
+    is_due = trainer.strategy.broadcast(last is not None and now - last >= interval_s)
+    if not is_due or callback._should_skip_saving_checkpoint(trainer):
+        return
+    callback._last_time_checked = now
+    metrics = callback._monitor_candidates(trainer)
+    if callback.monitor is not None and callback.monitor not in metrics:
+        callback._defer_save_until_validation = True
+        return
+    callback._save_topk_checkpoint(trainer, metrics)
+    callback._save_last_checkpoint(trainer, metrics)
 
 
 @contextlib.contextmanager

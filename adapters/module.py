@@ -11,9 +11,10 @@ import torch
 from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
-from det_lightning.adapters import flags, lightning_internals
+from det_lightning.adapters import flags, lightning_internals, lightning_loops
 from det_lightning.adapters.building import TrialBuilder, take_precision
 from det_lightning.adapters.driver import RunDriver, StopIterationGuard
+from det_lightning.adapters.hooks import WatchedHooks
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, take_content
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.checkpoint.format.content import CheckpointContent
@@ -124,6 +125,7 @@ class TrialModule(pl.LightningModule):
         self._runnable: PyTorchTrial | None = None
         self.context: PyTorchTrialContext | None = None
         self._model_precision: WholeModelPrecision | None = None
+        self._latest_run: TrialRun | None = None
         self._forget_run()
         if hparams:
             # For Lightning's checkpoints and loggers, which take the name of the argument; the trial has its own.
@@ -142,7 +144,7 @@ class TrialModule(pl.LightningModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that cannot work; attach what ends a trial's run after an exception."""
         flags.refuse_unsupported_flags(self.trainer)
-        lightning_internals.keep_ranks_independent(self.trainer)
+        lightning_loops.use_trial_loops(self.trainer)
         self._model_precision = take_precision(self.trainer)
         self._forget_run()
         return [_RunGuard()]
@@ -193,13 +195,14 @@ class TrialModule(pl.LightningModule):
         """Load the checkpoint into the trial; validate where that is due before the first batch."""
         self._driving().begin_training(self._step_zero_validation)
 
-    def training_step(self, dataloader_iter: Iterator[Any]) -> None:
-        """Train up to the next boundary or the end of the epoch."""
+    def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
+        """Train up to the next boundary or the end of the epoch; return the metrics of a step of one batch."""
         with StopIterationGuard():
-            self._driving().train(dataloader_iter)
+            return self._driving().train(dataloader_iter)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Do what is due at the boundary; leave a validation to Lightning's loop."""
+        lightning_internals.save_by_time(self.trainer)
         with StopIterationGuard():
             lightning_internals.allow_validation(self.trainer, due=self._driving().act())
 
@@ -237,10 +240,10 @@ class TrialModule(pl.LightningModule):
         with StopIterationGuard():
             self.trial_run.begin_validation()
 
-    def validation_step(self, dataloader_iter: Iterator[Any]) -> None:
-        """Evaluate the validation data."""
+    def validation_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
+        """Evaluate the validation data; return the metrics of a step of one batch."""
         with StopIterationGuard():
-            self._driving().evaluate(dataloader_iter)
+            return self._driving().evaluate(dataloader_iter)
 
     def on_validation_epoch_end(self) -> None:
         """Reduce and log the metrics of the validation."""
@@ -269,16 +272,24 @@ class TrialModule(pl.LightningModule):
         # The trial's own position replaces that of Lightning's loops.
         checkpoint.pop("loops", None)
 
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Log a value from any hook, as ``LightningModule.log`` does; a step need not say its ``batch_size``."""
+        if kwargs.get("batch_size") is None:
+            kwargs["batch_size"] = lightning_internals.batch_size_of_step(self, counts=bool(kwargs.get("on_epoch")))
+        super().log(name, value, *args, **kwargs)
+
     # The run
 
     @property
     def trial_run(self) -> TrialRun:
-        """The run of the trial under ``fit`` or ``validate``, or the latest one.
+        """The run of the trial under ``fit`` or ``validate``, or the latest one that began.
 
         Raises:
             InternalException: there was none yet.
         """
-        return self._driving().run
+        if self._latest_run is None:
+            raise _no_run()
+        return self._latest_run
 
     def _built(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
         if self._runnable is None or self.context is None:
@@ -287,7 +298,7 @@ class TrialModule(pl.LightningModule):
 
     def _driving(self) -> RunDriver:
         if self.driver is None:
-            raise errors.InternalException("A run begins with pl.Trainer.fit() or validate().")
+            raise _no_run()
         return self.driver
 
     def _start_run(self) -> None:
@@ -299,8 +310,14 @@ class TrialModule(pl.LightningModule):
         )
         reporters = [LightningReporter(self), *self.reporters]
         run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
-        self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan))
-        run.start_up(self.trainer.limit_train_batches)
+        hooks = WatchedHooks(self.trainer, self, TrialModule)
+        self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan), hooks)
+        self.driver.start_up()
+        self._latest_run = run
+
+
+def _no_run() -> errors.InternalException:
+    return errors.InternalException("A run begins with pl.Trainer.fit() or validate().")
 
 
 def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> TrialModule:

@@ -32,7 +32,7 @@ class LightningReporter:
         trainer = self._module.trainer
         scalars = scalars_of(avg_metrics)
         self._training_names.update(scalars)
-        lightning_internals.publish_metrics(trainer, _as_tensors(scalars), scalars)
+        lightning_internals.show_report(trainer, _as_tensors(scalars), scalars)
         for logger in trainer.loggers:
             logger.log_metrics({**scalars, "epoch": trainer.current_epoch}, step=steps_completed)
             logger.save()

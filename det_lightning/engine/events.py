@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import pathlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from det_lightning.distributed.backend import parameters_of
 from det_lightning.pytorch._callback import PyTorchCallback
+from det_lightning.pytorch._update_hooks import UpdateHooks
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +63,11 @@ class TrialEvents:
         """Return the bound methods of the callbacks that override ``method``."""
         return [getattr(callback, method) for callback in self.callbacks.values() if _overrides(callback, method)]
 
+    def attach(self, hooks: UpdateHooks) -> None:
+        """Call the ``on_before_optimizer_step`` of callbacks, as in Determined 0.13, with an optimizer's parameters."""
+        for method in self.overriding("on_before_optimizer_step"):
+            hooks.before_step.append(functools.partial(_call_with_parameters, method))
+
     def emit(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Call ``method`` of every callback."""
         for callback in self.callbacks.values():
@@ -76,3 +87,7 @@ class TrialEvents:
             else:
                 logger.warning("%s.on_training_epoch_start() should take epoch_idx.", type(callback).__name__)
                 callback.on_training_epoch_start()  # type: ignore[call-arg]
+
+
+def _call_with_parameters(method: Callable[[Any], Any], optimizer: torch.optim.Optimizer) -> None:
+    method(parameters_of(optimizer))

@@ -9,6 +9,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._metrics import is_numerical_scalar
 from det_lightning.pytorch._reducer import Reducer, simple_reduce
 
 _NUMPY_TYPES = {
@@ -25,12 +26,17 @@ class MetricWindow:
     """The metrics of the batches since the last boundary.
 
     A tensor counts with the value that it has when it is added. On the CPU it is converted at once; on an accelerator
-    it stays there, so that no batch waits for the device, and :meth:`close` transfers all of them together.
+    it stays there, so that no batch waits for the device, and :meth:`close` transfers all of them together. If it
+    ``keeps_latest``, the metrics of the latest batch are there as they were added, until they are taken.
     """
 
     def __init__(self) -> None:
         self._batches: list[dict[str, Any]] = []
         self._on_device = False
+        self._sums: dict[str, tuple[Any, int]] = {}
+        self._summed = 0
+        self.keeps_latest = False
+        self._latest: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -47,13 +53,45 @@ class MetricWindow:
                     self._on_device = True
             kept[name] = value
         self._batches.append(kept)
+        if self.keeps_latest:
+            self._latest = metrics
+
+    def take_latest(self) -> dict[str, Any] | None:
+        """Return the metrics that were added last, and forget them; None if there are none to take."""
+        latest = self._latest
+        self._latest = None
+        return latest
+
+    def means(self) -> dict[str, torch.Tensor]:
+        """Return the mean of each scalar metric up to now: float64, of shape ``()``, on the device of the metric."""
+        number: float | torch.Tensor | None
+        for batch in self._batches[self._summed :]:
+            for name, value in batch.items():
+                if isinstance(value, torch.Tensor):
+                    number = value.double() if value.ndim == 0 else None
+                else:
+                    number = float(value) if is_numerical_scalar(value) else None
+                if number is not None:
+                    total, count = self._sums.get(name, (0.0, 0))
+                    self._sums[name] = (total + number, count + 1)
+        self._summed = len(self._batches)
+        return {
+            name: torch.as_tensor(total / count, dtype=torch.float64) for name, (total, count) in self._sums.items()
+        }
+
+    def clear(self) -> None:
+        """Begin a new window, and forget the metrics of this one."""
+        self._batches = []
+        self._on_device = False
+        self._sums = {}
+        self._summed = 0
+        self._latest = None
 
     def close(self) -> list[dict[str, Any]]:
         """Return the metrics of each batch, tensors as numpy values, and begin a new window."""
         batches = self._batches
         on_device = self._on_device
-        self._batches = []
-        self._on_device = False
+        self.clear()
         return _transfer(batches) if on_device else batches
 
 

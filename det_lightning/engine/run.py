@@ -64,10 +64,12 @@ class TrialRun:
         self.state = TrialState() if resume is None else resume.trial_state
         self.evaluation = Evaluation(trial, context, schedule.test_mode)
         self.data: TrialData  # from start_up() on
+        #: What a batch goes through first.
+        self.to_device: Callable[[Any], Any] = context.to_device
         self._at_end = contextlib.ExitStack()
         self._resume = resume
         self._reporters = reporters
-        self._window = MetricWindow()
+        self.window = MetricWindow()
         self._name = type(original_trial(trial)).__name__
         self._log = RunLog(trial, context)
         self._count_records = self._log.counter()
@@ -87,7 +89,9 @@ class TrialRun:
 
     def start_up(self, epoch_limit: float = 1.0) -> None:
         """Notify the callbacks, and build the loaders; for ``epoch_limit`` see :class:`TrialData`."""
-        self.context.before_step[:] = self.events.overriding("on_before_optimizer_step")
+        self.context.update_hooks.clear()
+        self._at_end.callback(self.context.update_hooks.clear)
+        self.events.attach(self.context.update_hooks)
         self.context.optimizer_steps = 0
         self.context.position.batch_idx = None
         self.context.position.initial_batch = self.state.batches_trained
@@ -101,6 +105,8 @@ class TrialRun:
         self._validates_in_step = self.evaluation.by_batch and self.data.has_even_validation()
         if self._resume is not None and not self._resume.epochs_known:
             self.state.epochs_trained = self.state.batches_trained // self.data.epoch_len
+        if not self.context.experimental.auto_to_device:
+            self.to_device = _unchanged
 
     def begin_training(self) -> None:
         """Load the checkpoint, if there is one, and notify the callbacks."""
@@ -124,7 +130,8 @@ class TrialRun:
     def train(self, batches: Iterator[Any], yields: Callable[[], bool]) -> int:
         """Train up to the next boundary or the end of the epoch; return the number of batches trained.
 
-        ``batches`` have no end. ``yields``, called after each, is true to return before a boundary is reached.
+        ``batches`` have no end, and have gone through ``to_device``. ``yields``, called after each, is true to
+        return before a boundary is reached.
         """
         if not self._in_workload:
             self._begin_workload()
@@ -185,8 +192,6 @@ class TrialRun:
         precision = context.precision
         if precision.path.exchanges:
             precision.path.begin_batch(context.is_update_batch())
-        if context.experimental.auto_to_device:
-            batch = context.to_device(batch)
         call_trial = self._profiled_train_batch or self.trial.train_batch
         metrics: Any = call_trial(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
         if precision.scales_losses:
@@ -200,7 +205,7 @@ class TrialRun:
             )
         if context.lr_schedulers:
             self._step_lr_schedulers(batch_idx)
-        self._window.add(metrics)
+        self.window.add(metrics)
         if self._count_records is not None:
             self._count_records(batch)
 
@@ -231,7 +236,7 @@ class TrialRun:
         if not self._in_workload:
             return
         self._in_workload = False
-        batch_metrics = average_over_ranks(self._window.close(), self.context.distributed)
+        batch_metrics = average_over_ranks(self.window.close(), self.context.distributed)
         avg_metrics: dict[str, Any] = average_metrics(batch_metrics)
         avg_metrics.update(to_numpy(self.context.reducers.reduce_metrics(for_training=True)))
         self._log.end_workload(self.state.batches_trained, avg_metrics, len(batch_metrics))
@@ -294,3 +299,7 @@ class TrialRun:
     def _add_position(self, metrics: dict[str, Any]) -> None:
         metrics.setdefault("batches", self.state.batches_trained)
         metrics.setdefault("epochs", self.state.epochs_trained)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch

@@ -79,6 +79,16 @@ class Schedule:
             if unit is not None and isinstance(unit.value, int) and unit.value < 1
         ]
 
+    def epochs_in_all(self, state: TrialState, epoch_len: int) -> int | None:
+        """Return the number of epochs at the end, the last of which may be incomplete; None without ``max_length``."""
+        if self.max_length is None or not isinstance(self.max_length.value, int):
+            return None
+        if isinstance(self.max_length, Epoch):
+            return self.max_length.value
+        # Earlier runs of the trial may have had epochs of another length.
+        left = self.max_length.value - state.batches_trained + state.batches_trained % epoch_len
+        return state.epochs_trained + -(-left // epoch_len)
+
     def is_complete(self, state: TrialState) -> bool:
         """Return whether training has reached its length."""
         if self.test_mode:

@@ -23,7 +23,7 @@ class Evaluation:
         self._context = context
         self._single_batch = single_batch
         self._takes_batch_idx = takes_batch_idx(trial.evaluate_batch)
-        self._window = MetricWindow()
+        self.window = MetricWindow()
         #: What ``get_batch_length`` returned for the batches of the present validation.
         self.lengths: list[Any] = []
         self._names: list[str] | None = None
@@ -31,17 +31,17 @@ class Evaluation:
 
     def begin(self) -> None:
         """Forget the previous validation."""
-        self._window = MetricWindow()
+        self.window.clear()
         self.lengths = []
         self._names = None
 
     @property
     def batches_evaluated(self) -> int:
         """Number of batches that this rank has evaluated in the present validation."""
-        return len(self._window)
+        return len(self.window)
 
     def evaluate(self, batches: Iterator[Any], yields: Callable[[], bool]) -> bool:
-        """Evaluate batches until they end or ``yields()`` is true; return whether the validation is over."""
+        """Evaluate batches on the device until they end or ``yields()``; return whether the validation is over."""
         for batch in batches:
             self._evaluate_batch(batch)
             if self._single_batch:
@@ -51,11 +51,9 @@ class Evaluation:
         return True
 
     def _evaluate_batch(self, batch: Any) -> None:
-        if self._context.experimental.auto_to_device:
-            batch = self._context.to_device(batch)
         # A trial may count its records in it.
         self.lengths.append(self._trial.get_batch_length(batch))
-        index = len(self._window)
+        index = len(self.window)
         kwargs = {"batch": batch, "batch_idx": index} if self._takes_batch_idx else {"batch": batch}
         metrics = self._trial.evaluate_batch(**kwargs)
         if not isinstance(metrics, dict):
@@ -70,7 +68,7 @@ class Evaluation:
                 "evaluate_batch() must return the same metrics for every batch; for validation batch "
                 f"{index} it returned {sorted(metrics)}, for those before {sorted(self._names)}."
             )
-        self._window.add(metrics)
+        self.window.add(metrics)
 
     def evaluate_full_dataset(self, data_loader: Any) -> None:
         """Evaluate all of the data on the chief."""
@@ -86,7 +84,7 @@ class Evaluation:
 
     def close(self) -> list[dict[str, Any]]:
         """Return the metrics of each batch of this rank; raise a RuntimeError if the only rank has none."""
-        batches = self._window.close()
+        batches = self.window.close()
         if not batches and self._context.distributed.size == 1:
             raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
         return batches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from det_lightning.pytorch._forwarding import ForwardedAttribute, forward
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._reducer import ReducerRegistry
 from det_lightning.pytorch._settings import TrialSettings
+from det_lightning.pytorch._update_hooks import UpdateHooks
 from det_lightning.pytorch._wrapping import WrappedParts
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class PyTorchTrialContext:
         distributed: rank and size.
         settings, wrapped, reducers, precision, backend, position, tensorboard, experimental: the objects that it is
             made of; its methods are theirs.
+        update_hooks: what is called around backward passes and optimizer steps.
     """
 
     def __init__(
@@ -99,8 +101,7 @@ class PyTorchTrialContext:
         self._tensorboard_path = pathlib.Path(tensorboard_path) if tensorboard_path else default_directory()
         # A test may put another method in the place of this one.
         self.tensorboard = TensorBoardOutput(enable_tensorboard_logging, lambda: self.get_tensorboard_path())
-        #: Called with the parameters before each optimizer step (the callbacks of Determined 0.13).
-        self.before_step: list[Callable[[Iterable[torch.nn.Parameter]], None]] = []
+        self.update_hooks = UpdateHooks()
         self.optimizer_steps = 0
         self._loading_only = loading_only
         self._stop_requested = False
@@ -176,7 +177,12 @@ class PyTorchTrialContext:
 
         With several ranks gradients are exchanged only on batches that update the optimizers.
         """
+        hooks = self.update_hooks
+        for before in hooks.before_backward:
+            before(loss)
         self.precision.path.backward(loss, gradient, retain_graph, create_graph)
+        for after in hooks.after_backward:
+            after()
 
     def step_optimizer(
         self,
@@ -226,16 +232,20 @@ class PyTorchTrialContext:
             path.synchronize(optimizer)
         if frequency > 1 and average:
             _divide_gradients(optimizer, frequency)
-        if clip_grads is not None or self.before_step:
+        hooks = self.update_hooks
+        if clip_grads is not None or hooks.before_step:
             self.precision.scaling.unscale(optimizer)
-            parameters = parameters_of(optimizer)
             if clip_grads is not None:
-                clip_grads(parameters)
-            for hook in self.before_step:
-                hook(parameters)
+                clip_grads(parameters_of(optimizer))
+            for before in hooks.before_step:
+                before(optimizer)
         path.step(optimizer, scaler)
         self.optimizer_steps += 1
+        for after in hooks.after_step:
+            after()
         if auto_zero_grads:
+            for before_zero in hooks.before_zero_grad:
+                before_zero(optimizer)
             optimizer.zero_grad()
 
     def is_update_batch(self) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import datetime
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
-from tests.trials import EPOCH_LEN, SmallTrial, seed_everything, weights_of
+from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 
 
 def trainer(**flags: Any) -> pl.Trainer:
@@ -208,6 +210,68 @@ def test_model_checkpoint_keeps_the_best_and_a_run_goes_on_from_it(tmp_path: Pat
     assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
 
 
+def test_model_checkpoint_saves_by_time(tmp_path: Path) -> None:
+    by_time = ModelCheckpoint(tmp_path, train_time_interval=datetime.timedelta(seconds=0), save_top_k=-1)
+    fit(TrialModule(SmallTrial), max_epochs=1, enable_checkpointing=True, callbacks=[by_time])
+    steps = sorted(torch.load(path, weights_only=False)["global_step"] for path in tmp_path.glob("*.ckpt"))
+    assert steps == [2 * batch for batch in range(1, EPOCH_LEN + 1)]
+
+
+def test_model_checkpoint_finds_a_training_metric_before_the_first_report(tmp_path: Path) -> None:
+    losses: list[float] = []
+
+    class Trial(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            metrics = super().train_batch(batch, epoch_idx, batch_idx)
+            losses.append(metrics["loss"].item())
+            return {**metrics, "none": None, "list": [1, 2]}
+
+    by_step = ModelCheckpoint(tmp_path, monitor="loss", every_n_train_steps=4, save_top_k=-1)
+    flags: dict[str, Any] = {"max_epochs": 1, "limit_val_batches": 0, "enable_checkpointing": True}
+    fit(TrialModule(Trial), callbacks=[by_step], log_every_n_steps=100, **flags)
+    means = [sum(losses[:batches]) / batches for batches in (2, 4, 6)]
+    assert [value.item() for value in by_step.best_k_models.values()] == pytest.approx(means)
+
+
+def test_a_callback_finds_a_training_metric_at_the_end_of_an_epoch_without_a_report() -> None:
+    module = TrialModule(SmallTrial)
+    stopping = EarlyStopping("loss", min_delta=1000.0, patience=1, check_on_train_epoch_end=True)
+    lightning = fit(module, max_epochs=9, limit_val_batches=0, log_every_n_steps=100, callbacks=[stopping])
+    assert lightning.current_epoch == 2
+
+
+def ends_as_a_straight_run(checkpoint: Path) -> bool:
+    resumed = TrialModule(SmallTrial)
+    trainer(max_epochs=2).fit(resumed, ckpt_path=checkpoint)
+    straight = TrialModule(SmallTrial)
+    fit(straight, max_epochs=2)
+    return torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
+
+
+def test_a_trainer_saves_what_a_fit_that_failed_has_trained(tmp_path: Path) -> None:
+    class FailingTrial(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            if batch_idx == 10:
+                raise ValueError("the batch is broken")
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    seed_everything()
+    lightning = trainer(max_epochs=2)
+    with pytest.raises(ValueError, match="the batch is broken"):
+        lightning.fit(TrialModule(FailingTrial))
+    lightning.save_checkpoint(tmp_path / "saved.ckpt")
+    assert ends_as_a_straight_run(tmp_path / "saved.ckpt")
+
+
+def test_a_trainer_saves_what_it_has_after_a_validation_that_did_not_begin(tmp_path: Path) -> None:
+    module = TrialModule(SmallTrial)
+    lightning = fit(module, max_epochs=1)
+    with pytest.raises(FileNotFoundError):
+        lightning.validate(module, ckpt_path=tmp_path / "missing.ckpt")
+    lightning.save_checkpoint(tmp_path / "saved.ckpt")
+    assert ends_as_a_straight_run(tmp_path / "saved.ckpt")
+
+
 def test_determineds_checkpoints_are_written_and_resumed_from(tmp_path: Path) -> None:
     writer = DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(10))
     fit(TrialModule(SmallTrial), max_steps=20, max_epochs=-1, callbacks=[writer])
@@ -235,8 +299,47 @@ def test_a_module_can_be_fitted_again() -> None:
 
 
 def test_a_trainers_flags_are_left_as_they_were() -> None:
-    lightning = fit(TrialModule(RecordingTrial), max_epochs=2, check_val_every_n_epoch=2)
+    module = TrialModule(RecordingTrial, max_length=pytorch.Batch(9))
+    lightning = fit(module, max_epochs=1, check_val_every_n_epoch=2)
+    assert module.trial.trained == 9
     assert lightning.check_val_every_n_epoch == 2
+    assert lightning.max_epochs == 1
+
+
+@pytest.mark.parametrize(("max_length", "shown"), [(pytorch.Batch(9), 2), (pytorch.Epoch(2), 2)])
+def test_a_bar_shows_the_epochs_of_max_length(max_length: pytorch.TrainUnit, shown: int) -> None:
+    descriptions: list[str] = []
+
+    class Bar(RichProgressBar):
+        def _get_train_description(self, current_epoch: int) -> str:
+            description = super()._get_train_description(current_epoch)
+            descriptions.append(description.strip())
+            return description
+
+    module = TrialModule(SmallTrial, max_length=max_length)
+    fit(module, callbacks=[Bar()])
+    assert set(descriptions) == {f"Epoch {epoch}/{shown - 1}" for epoch in range(shown)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags", "warned"),
+    [
+        ({}, {}, True),
+        ({"max_length": pytorch.Batch(1)}, {}, False),
+        ({}, {"max_epochs": 1}, False),
+        ({}, {"max_steps": 2}, False),
+    ],
+)
+def test_only_a_run_without_any_length_is_told_of_1000_epochs(
+    arguments: dict[str, Any], flags: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Trial(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            self.context.set_stop_requested(True)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    fit(TrialModule(Trial, reporting_period=pytorch.Batch(1), **arguments), **flags)
+    assert ("1000 epochs" in caplog.text) == warned
 
 
 @pytest.mark.parametrize(
@@ -256,6 +359,44 @@ def test_a_trainers_flags_are_left_as_they_were() -> None:
 def test_unsupported_flags_are_refused_with_what_to_use_instead(flags: dict[str, Any], names: str) -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=names):
         fit(TrialModule(SmallTrial), max_epochs=1, **flags)
+
+
+class OwnData(pl.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(make_data(), batch_size=2)
+
+    val_dataloader = train_dataloader
+
+
+@pytest.mark.parametrize(
+    ("arguments", "way_out"),
+    [
+        ({"train_dataloaders": OwnData().train_dataloader()}, ["train_dataloaders=.*build_training_data_loader"]),
+        ({"val_dataloaders": OwnData().val_dataloader()}, ["val_dataloaders=.*build_validation_data_loader"]),
+        (
+            {"train_dataloaders": OwnData().train_dataloader(), "val_dataloaders": [OwnData().val_dataloader()]},
+            ["train_dataloaders=", "val_dataloaders="],
+        ),
+        ({"datamodule": OwnData()}, ["datamodule=.*in the trial's __init__"]),
+        ({"train_dataloaders": OwnData()}, ["datamodule="]),
+    ],
+)
+def test_data_from_outside_of_the_trial_is_refused(arguments: dict[str, Any], way_out: list[str]) -> None:
+    module = TrialModule(SmallTrial)
+    lightning = trainer(max_epochs=1)
+    with pytest.raises(errors.UnsupportedTrainerFlags) as refused:
+        lightning.fit(module, **arguments)
+    for expected in way_out:
+        assert re.search(expected, str(refused.value))
+    assert module.trial is None
+    lightning.fit(module)
+    assert module.trial_run.state.batches_trained == EPOCH_LEN
+
+
+@pytest.mark.parametrize("arguments", [{"dataloaders": OwnData().val_dataloader()}, {"datamodule": OwnData()}])
+def test_validation_data_from_outside_of_the_trial_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(errors.UnsupportedTrainerFlags, match="build_validation_data_loader"):
+        trainer().validate(TrialModule(SmallTrial), **arguments)
 
 
 def test_a_trial_has_no_test_data() -> None:

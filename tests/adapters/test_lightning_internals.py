@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 import inspect
 import logging
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
-from pytorch_lightning.demos.boring_classes import BoringModel
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
 from pytorch_lightning.strategies import DDPStrategy
 
-from det_lightning.adapters import lightning_internals
+from det_lightning.adapters import lightning_internals, lightning_loops
 from det_lightning.checkpoint.format.content import TrialState
 
 
@@ -129,6 +132,40 @@ def test_show_batch_index_and_move_to() -> None:
     assert trainer.global_step == 6
 
 
+def test_show_optimizer_steps() -> None:
+    class Module(Watched):
+        def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
+            lightning_internals.show_optimizer_steps(self.trainer, 10 * self.steps)
+            assert self.trainer.global_step == 10 * self.steps
+
+    trainer = make_trainer()
+    trainer.fit(Module())
+    assert trainer.global_step == 60
+
+
+def test_call_hook() -> None:
+    """A hook of callbacks and of the module, in this order; what is logged there is known by the hook's name."""
+    called: list[tuple[str, Any]] = []
+
+    class Callback(pl.Callback):
+        def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor) -> None:
+            called.append(("callback", loss))
+
+    class Module(Watched):
+        def on_before_backward(self, loss: torch.Tensor) -> None:
+            called.append(("module", loss))
+            self.log("logged", loss, batch_size=1)
+
+        def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
+            lightning_internals.call_hook(self.trainer, "on_before_backward", torch.tensor(0.5))
+
+    trainer = make_trainer(callbacks=[Callback()], limit_train_batches=1)
+    trainer.fit(Module())
+    # The first two are Lightning's own calls.
+    assert called[2:] == [("callback", torch.tensor(0.5)), ("module", torch.tensor(0.5))]
+    assert trainer.callback_metrics["logged"] == 0.5
+
+
 def test_move_to_epoch() -> None:
     class Module(Watched):
         def on_train_start(self) -> None:
@@ -141,26 +178,178 @@ def test_move_to_epoch() -> None:
     assert module.steps == 2 * 6
 
 
-def test_keep_ranks_independent_leaves_a_single_process_alone() -> None:
+def test_use_trial_loops() -> None:
     trainer = make_trainer()
-    before = trainer.fit_loop.epoch_loop
-    lightning_internals.keep_ranks_independent(trainer)
-    assert trainer.fit_loop.epoch_loop is before
-    # The hook that the loop of several processes leaves out is there to be left out.
-    assert callable(type(before)._broadcast_sigterm_tensor)
-    loop: Any = lightning_internals.TrialEpochLoop(trainer, before.min_steps, before.max_steps)
-    assert loop._broadcast_sigterm_tensor() is None
+    # The hook that the loop leaves out is there to be left out.
+    assert callable(type(trainer.fit_loop.epoch_loop)._broadcast_sigterm_tensor)
+    lightning_loops.use_trial_loops(trainer)
+    loop: Any = trainer.fit_loop.epoch_loop
+    assert isinstance(loop, lightning_loops.TrialEpochLoop)
+    assert "_broadcast_sigterm_tensor" in vars(type(loop))
+    lightning_loops.use_trial_loops(trainer)
+    assert trainer.fit_loop.epoch_loop is loop
+    module = Watched()
+    trainer.fit(module)
+    assert (module.steps, module.validations) == (6, [0, 6])
+    assert trainer.validate(module, verbose=False)
+    assert module.validations == [0, 6, 6]
 
 
-def test_publish_metrics() -> None:
+class HookWatcher(pl.Callback):
+    """Notes the batches, their indices and the outputs of both stages."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append(("train", batch, batch_idx))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append(("trained", batch, batch_idx, outputs))
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self.seen.append(("validate", tuple(batch.shape), batch_idx))
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self.seen.append(("validated", tuple(batch.shape), batch_idx, outputs))
+
+
+def test_show_batches_and_shown_batch() -> None:
+    """The hooks at the start of a step get its batch, and those at its end what the step returned, also no tensor."""
+    batches = [(torch.ones(1, 32), 3), (torch.zeros(1, 32), 4)]
+
+    class Module(Watched):
+        def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
+            batch = lightning_loops.shown_batch(dataloader_iter)
+            self.steps += 1
+            self.train_one(batch)
+            if self.steps == 2:
+                lightning_internals.end_epoch(dataloader_iter)
+            return {"loss": None, "sum": float(batch.sum())}
+
+        def validation_step(self, dataloader_iter: Iterator[Any]) -> Any:
+            return {"shown": tuple(lightning_loops.shown_batch(dataloader_iter).shape)}
+
+        def on_validation_epoch_end(self) -> None:
+            """There is nothing to average."""
+
+    watcher = HookWatcher()
+    trainer = make_trainer(num_sanity_val_steps=0, limit_val_batches=2, callbacks=[watcher])
+    lightning_loops.use_trial_loops(trainer)
+    lightning_loops.show_batches(trainer, iter(batches).__next__, lambda batch: batch[:, :5])
+    trainer.fit(Module())
+    first, second = (batch for batch, _ in batches)
+    assert watcher.seen == [
+        ("train", first, 3),
+        ("trained", first, 3, {"loss": None, "sum": 32.0}),
+        ("train", second, 4),
+        ("trained", second, 4, {"loss": None, "sum": 0.0}),
+        ("validate", (1, 5), 0),
+        ("validated", (1, 5), 0, {"shown": (1, 5)}),
+        ("validate", (1, 5), 1),
+        ("validated", (1, 5), 1, {"shown": (1, 5)}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ({}, []),
+        ({"train_dataloaders": [1]}, ["train_dataloaders"]),
+        ({"train_dataloaders": [1], "val_dataloaders": [2]}, ["train_dataloaders", "val_dataloaders"]),
+        ({"datamodule": BoringDataModule()}, ["datamodule"]),
+    ],
+)
+def test_given_data(arguments: dict[str, Any], names: list[str]) -> None:
+    class Module(Watched):
+        def configure_callbacks(self) -> Any:
+            assert lightning_internals.given_data(self.trainer) == names
+            raise NotImplementedError
+
+    with pytest.raises(NotImplementedError):
+        make_trainer().fit(Module(), **arguments)
+
+
+def test_given_data_of_a_validation() -> None:
+    class Module(Watched):
+        def configure_callbacks(self) -> Any:
+            assert lightning_internals.given_data(self.trainer) == ["dataloaders"]
+            raise NotImplementedError
+
+    with pytest.raises(NotImplementedError):
+        make_trainer().validate(Module(), dataloaders=[1])
+
+
+def test_batch_size_of_step() -> None:
+    sizes: list[int | None] = []
+
+    class Module(Watched):
+        def on_before_backward(self, loss: torch.Tensor) -> None:
+            sizes.append(lightning_internals.batch_size_of_step(self, counts=True))
+            sizes.append(lightning_internals.batch_size_of_step(self, counts=False))
+
+        def on_train_epoch_start(self) -> None:
+            sizes.append(lightning_internals.batch_size_of_step(self, counts=True))
+
+        def on_validation_epoch_start(self) -> None:
+            sizes.append(lightning_internals.batch_size_of_step(self, counts=True))
+
+        def training_step(self, dataloader_iter: Iterator[Any]) -> None:
+            self.train_one(lightning_loops.shown_batch(dataloader_iter))
+
+    module = Module()
+    assert lightning_internals.batch_size_of_step(module, counts=True) is None
+    trainer = make_trainer(num_sanity_val_steps=0, limit_train_batches=1)
+    lightning_loops.use_trial_loops(trainer)
+    lightning_loops.show_batches(trainer, lambda: (torch.ones(5, 32), 0), None)
+    trainer.fit(module)
+    # In training Lightning refuses to find it out, elsewhere it does.
+    assert sizes[:3] == [1, 5, 1]
+    assert sizes[-1] is None
+
+
+def test_publish_metrics_and_show_report() -> None:
     class Module(Watched):
         def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
-            lightning_internals.publish_metrics(self.trainer, {"loss": torch.tensor(0.5)}, {"loss": 0.5})
+            lightning_internals.publish_metrics(self.trainer, {"mean": torch.tensor(0.25)})
+            lightning_internals.show_report(self.trainer, {"loss": torch.tensor(0.5)}, {"loss": 0.5})
             assert self.trainer.progress_bar_metrics["loss"] == 0.5
 
     trainer = make_trainer()
     trainer.fit(Module())
     assert trainer.callback_metrics["loss"] == trainer.logged_metrics["loss"] == 0.5
+    assert trainer.callback_metrics["mean"] == 0.25
+    assert "mean" not in trainer.logged_metrics
+
+
+@pytest.mark.parametrize(("seconds", "saved"), [(0, 3), (1000, 0)])
+def test_save_by_time(seconds: int, saved: int, tmp_path: Path) -> None:
+    class Module(Watched):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            lightning_internals.save_by_time(self.trainer)
+
+    interval = datetime.timedelta(seconds=seconds)
+    checkpoint = ModelCheckpoint(tmp_path, train_time_interval=interval, save_top_k=-1)
+    make_trainer(callbacks=[checkpoint], enable_checkpointing=True, limit_train_batches=3).fit(Module())
+    assert len(list(tmp_path.glob("*.ckpt"))) == saved
+
+
+@pytest.mark.parametrize("monitor", ["missing", "loss"])
+def test_save_by_time_waits_for_a_metric(monitor: str, tmp_path: Path) -> None:
+    class Module(Watched):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            lightning_internals.publish_metrics(self.trainer, {"loss": torch.tensor(1.0 / self.steps)})
+            lightning_internals.save_by_time(self.trainer)
+
+    interval = datetime.timedelta(seconds=0)
+    checkpoint = ModelCheckpoint(tmp_path, monitor=monitor, train_time_interval=interval, save_last=True)
+    make_trainer(callbacks=[checkpoint], enable_checkpointing=True, limit_val_batches=0).fit(Module())
+    assert [path.name for path in tmp_path.glob("last.ckpt")] == ["last.ckpt"]
+    assert bool(checkpoint.best_model_path) == (monitor == "loss")
 
 
 def test_quiet_hints(caplog: pytest.LogCaptureFixture) -> None:
@@ -216,10 +405,11 @@ def test_unwrapped_optimizer() -> None:
     assert lightning_internals.unwrapped_optimizer(plain) is plain
 
 
-def test_lift_epoch_limit() -> None:
+@pytest.mark.parametrize(("epochs", "steps"), [(-1, 14), (2, 12)])
+def test_limit_epochs(epochs: int, steps: int) -> None:
     class Module(Watched):
         def on_fit_start(self) -> None:
-            lightning_internals.lift_epoch_limit(self.trainer)
+            lightning_internals.limit_epochs(self.trainer, epochs)
 
         def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
             if self.steps == 14:
@@ -227,15 +417,21 @@ def test_lift_epoch_limit() -> None:
 
     module = Module()
     make_trainer(max_epochs=1, limit_train_batches=6).fit(module)
-    assert module.steps == 14
+    assert module.steps == steps
+
+
+def test_a_trainer_without_a_length_does_not_speak_of_1000_epochs(recwarn: pytest.WarningsRecorder) -> None:
+    make_trainer(max_epochs=None)
+    assert not [str(warning.message) for warning in recwarn if "1000 epochs" in str(warning.message)]
 
 
 def test_every_reach_has_a_test() -> None:
     tested = "\n".join(name for name in globals() if name.startswith("test_"))
     own = [
         name
-        for name, value in inspect.getmembers(lightning_internals, inspect.isfunction)
-        if value.__module__ == lightning_internals.__name__ and not name.startswith("_")
+        for module in (lightning_internals, lightning_loops)
+        for name, value in inspect.getmembers(module, inspect.isfunction)
+        if value.__module__ == module.__name__ and not name.startswith("_")
     ]
     assert len(own) > 10
     untested = [name for name in own if name not in tested]

@@ -54,6 +54,21 @@ def test_a_tensor_keeps_the_value_that_it_had(dtype: torch.dtype, shape: tuple[i
     assert [value.tolist() for value in kept] == [np.full(shape, n).tolist() for n in (2, 3, 4)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_the_means_of_an_open_window_are_those_up_to_now(dtype: torch.dtype) -> None:
+    window = MetricWindow()
+    for batch, expected in [(2, 2.0), (4, 3.0), (9, 5.0)]:
+        value = torch.full((), batch, dtype=dtype)
+        window.add({"tensor": value, "number": batch, "numpy": np.float32(batch), "none": None, "list": [1]})
+        means = window.means()
+        assert {name: mean.item() for name, mean in means.items()} == dict.fromkeys(
+            ("tensor", "number", "numpy"), expected
+        )
+        assert {mean.dtype for mean in means.values()} == {torch.float64}
+    window.close()
+    assert window.means() == {}
+
+
 @pytest.mark.parametrize("shape", [(), (2,)])
 def test_metrics_of_a_closed_window_share_no_memory(shape: tuple[int, ...]) -> None:
     window = MetricWindow()

@@ -215,3 +215,23 @@ def test_the_progress_is_the_part_of_the_length_that_is_trained(
     length: TrainUnit | None, batches_trained: int, progress: float | None
 ) -> None:
     assert Schedule(length).progress(TrialState(batches_trained=batches_trained), epoch_len=4) == progress
+
+
+@pytest.mark.parametrize(
+    ("max_length", "trained", "epochs_trained", "in_all"),
+    [
+        (Epoch(3), 0, 0, 3),
+        (Batch(20), 0, 0, 3),
+        (Batch(21), 0, 0, 3),
+        (Batch(22), 0, 0, 4),
+        (Batch(20), 10, 1, 3),
+        (Batch(20), 20, 2, 3),
+        (Batch(20), 14, 4, 5),  # the epochs of an earlier run were shorter
+        (None, 0, 0, None),
+    ],
+)
+def test_a_length_in_batches_is_known_in_epochs(
+    max_length: TrainUnit | None, trained: int, epochs_trained: int, in_all: int | None
+) -> None:
+    state = TrialState(batches_trained=trained, epochs_trained=epochs_trained)
+    assert Schedule(max_length).epochs_in_all(state, epoch_len=7) == in_all

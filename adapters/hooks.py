@@ -1,0 +1,82 @@
+"""The hooks of Lightning that look at single batches, backward passes and optimizer steps of a trial."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
+from pytorch_lightning.profilers import PassThroughProfiler
+
+from det_lightning.adapters import lightning_internals
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+
+_BATCH_HOOKS = {
+    "train": ("on_train_batch_start", "on_train_batch_end"),
+    "validation": ("on_validation_batch_start", "on_validation_batch_end"),
+}
+_UPDATE_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
+
+
+class WatchedHooks:
+    """The hooks that callbacks of a trainer override, or a module that is a subclass of ``base``.
+
+    A hook counts that is set on an instance, as ``LambdaCallback`` does.
+    """
+
+    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule, base: type[pl.LightningModule]) -> None:
+        self._trainer = trainer
+        self._callbacks: list[pl.Callback] = getattr(trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
+        self._module = module
+        self._base = base
+        self._profiler: Any = trainer.profiler  # type: ignore[attr-defined]
+        self._profiles = not isinstance(self._profiler, PassThroughProfiler)
+        self._of_updates = [hook for hook in _UPDATE_HOOKS if self._is_overridden(hook, self._callbacks)]
+
+    def _is_overridden(self, hook: str, callbacks: list[pl.Callback]) -> bool:
+        by_callback = any(_overrides(callback, pl.Callback, hook) for callback in callbacks)
+        return by_callback or _overrides(self._module, self._base, hook)
+
+    def needs_each_batch(self, stage: str) -> bool:
+        """Return whether steps of ``stage`` ("train" or "validation") must be single batches.
+
+        They need not for progress bars, nor for a ``ModelCheckpoint`` that counts no steps.
+        """
+        if self._profiles or (stage == "train" and self._of_updates):
+            return True
+        callbacks = [c for c in self._callbacks if not isinstance(c, ProgressBar) and not _saves_by_epoch(c)]
+        return any(self._is_overridden(hook, callbacks) for hook in _BATCH_HOOKS[stage])
+
+    def attach(self, context: PyTorchTrialContext) -> None:
+        """Make a context call what is overridden, and show its backward passes and optimizer steps to a profiler."""
+        hooks = context.update_hooks
+        by_name: dict[str, list[Any]] = {
+            "on_before_backward": hooks.before_backward,
+            "on_after_backward": hooks.after_backward,
+            "on_before_optimizer_step": hooks.before_step,
+            "on_before_zero_grad": hooks.before_zero_grad,
+        }
+        if self._profiles:
+            hooks.before_backward.append(lambda loss: self._profiler.start("backward"))
+            hooks.before_step.append(lambda optimizer: self._profiler.start("optimizer_step"))
+        for name in self._of_updates:
+            by_name[name].append(functools.partial(lightning_internals.call_hook, self._trainer, name))
+        if self._profiles:
+            hooks.after_backward.append(lambda: self._profiler.stop("backward"))
+            hooks.after_step.append(lambda: self._profiler.stop("optimizer_step"))
+        if self._of_updates:
+            hooks.after_step.append(
+                lambda: lightning_internals.show_optimizer_steps(self._trainer, context.optimizer_steps)
+            )
+
+
+def _overrides(instance: Any, base: type, hook: str) -> bool:
+    return getattr(getattr(instance, hook), "__func__", None) is not getattr(base, hook)
+
+
+def _saves_by_epoch(callback: pl.Callback) -> bool:
+    if type(callback) is not ModelCheckpoint:
+        return False
+    key = callback.state_key
+    return "'every_n_train_steps': 0" in key and "'train_time_interval': None" in key

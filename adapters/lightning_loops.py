@@ -1,0 +1,120 @@
+"""Lightning's loops, changed for trials; they are not documented API, so each change has a contract test.
+
+See ``lightning_internals``, which has all else that is of that kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
+from pytorch_lightning.loops.optimization.manual import ManualResult, _ManualOptimization
+from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+
+
+class TrialOutputs(ManualResult):
+    """What a step passes to the hooks of its end: a dict in which ``"loss"``, if it is there, may be anything."""
+
+    @classmethod
+    def from_training_step_output(cls, training_step_output: Any) -> TrialOutputs:
+        """Return the outputs of a step; a loss that is a tensor is detached, as Lightning does."""
+        if not isinstance(training_step_output, Mapping):
+            return super().from_training_step_output(training_step_output)  # type: ignore[return-value]
+        outputs = dict(training_step_output)
+        if isinstance(outputs.get("loss"), torch.Tensor):
+            outputs["loss"] = outputs["loss"].detach()
+        return cls(extra=outputs)
+
+
+class TrialOptimization(_ManualOptimization):
+    """Lightning's loop of manual optimization, for what a trial returns."""
+
+    output_result_cls = TrialOutputs
+
+
+class TrialEpochLoop(_TrainingEpochLoop):
+    """Lightning's loop over an epoch, whose steps begin without an exchange between the ranks.
+
+    Where ``next_batch`` is given it yields the batch of each step, and its index in the epoch, before the first hook
+    of the step.
+    """
+
+    def __init__(self, trainer: pl.Trainer, min_steps: int | None, max_steps: int) -> None:
+        super().__init__(trainer, min_steps, max_steps)
+        self.manual_optimization = TrialOptimization(trainer)
+        self.next_batch: Callable[[], tuple[Any, int]] | None = None
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Do nothing: the ranks agree on a request to end at the trial's boundaries."""
+
+    def advance(self, data_fetcher: Any) -> None:
+        """Run one step."""
+        if self.next_batch is None:
+            super().advance(data_fetcher)
+            return
+        self._on_before_fetch()
+        data_fetcher._batch, data_fetcher._batch_idx = self.next_batch()
+        self._on_after_fetch()
+        try:
+            super().advance(data_fetcher)
+        finally:
+            data_fetcher._batch = None
+
+
+class TrialEvaluationLoop(_EvaluationLoop):
+    """Lightning's loop over validation data.
+
+    Where ``prepare_batch`` is given the batch of each step is taken and prepared before the first hook of the step.
+    """
+
+    prepare_batch: Callable[[Any], Any] | None = None
+
+    @classmethod
+    def like(cls, loop: _EvaluationLoop) -> TrialEvaluationLoop:
+        """Return a loop for the same stage and the same source of data."""
+        made = cls(loop.trainer, loop._trainer_fn, loop._stage, loop.verbose, loop.inference_mode)
+        made._data_source = loop._data_source
+        return made
+
+    def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
+        if self.prepare_batch is not None:
+            batch, batch_idx, dataloader_idx = next(dataloader_iter)  # at the end of the data a StopIteration
+            batch = self.prepare_batch(batch)
+            dataloader_iter.data_fetcher._batch = batch
+            self.batch_progress.is_last_batch = dataloader_iter.done
+        super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
+
+
+def use_trial_loops(trainer: pl.Trainer) -> None:
+    """Train in a :class:`TrialEpochLoop` and validate in a :class:`TrialEvaluationLoop`."""
+    before = trainer.fit_loop.epoch_loop
+    if isinstance(before, TrialEpochLoop):
+        return
+    loop = TrialEpochLoop(trainer, before.min_steps, before.max_steps)
+    loop.val_loop = TrialEvaluationLoop.like(before.val_loop)
+    trainer.fit_loop.epoch_loop = loop
+    trainer.validate_loop = TrialEvaluationLoop.like(trainer.validate_loop)
+
+
+def show_batches(
+    trainer: pl.Trainer,
+    next_training_batch: Callable[[], tuple[Any, int]] | None,
+    prepare_validation_batch: Callable[[Any], Any] | None,
+) -> None:
+    """Show each batch to the hooks at the start of its step, if that is wanted; after :func:`use_trial_loops`.
+
+    The first function returns a batch and its index in the epoch; the second one takes what Lightning has fetched.
+    """
+    epoch_loop: Any = trainer.fit_loop.epoch_loop
+    epoch_loop.next_batch = next_training_batch
+    loops: list[Any] = [epoch_loop.val_loop, trainer.validate_loop]
+    for loop in loops:
+        loop.prepare_batch = prepare_validation_batch
+
+
+def shown_batch(dataloader_iter: Any) -> Any:
+    """Return the batch that was shown to the hooks at the start of the present step."""
+    return dataloader_iter.data_fetcher._batch

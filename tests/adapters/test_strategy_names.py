@@ -1,0 +1,57 @@
+"""The names of the trial's strategies, wherever Lightning takes the name of a strategy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NAMES = ("trial_ddp", "trial_ddp_find_unused_parameters_true", "trial_fsdp", "horovod")
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+SCRIPT = """
+from pytorch_lightning.cli import LightningCLI
+from det_lightning.adapters import TrialModule
+from tests.trials import SmallTrial
+
+
+class Module(TrialModule):
+    def __init__(self, learning_rate: float = 0.1) -> None:
+        super().__init__(SmallTrial, hparams={"learning_rate": learning_rate})
+
+
+if __name__ == "__main__":
+    cli = LightningCLI(Module)
+    module = cli.model
+    print(cli.trainer.strategy.strategy_name, module.context.get_hparam("learning_rate"), flush=True)
+    print(module.trial_run.state.batches_trained, "batches on", module.context.distributed.size, flush=True)
+"""
+
+
+def run(code: str, *arguments: str, directory: Path) -> str:
+    (directory / "script.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "script.py", *arguments]
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "imported", ["det_lightning.adapters", "det_lightning.adapters.module", "det_lightning.adapters.strategies.ddp"]
+)
+def test_any_import_below_adapters_registers_the_strategies(imported: str, tmp_path: Path) -> None:
+    code = f"import {imported}\nfrom pytorch_lightning.strategies import StrategyRegistry\nprint(*StrategyRegistry)"
+    assert set(NAMES) <= set(run(code, directory=tmp_path).split())
+
+
+def test_the_command_line_of_lightning_takes_a_strategy_of_trials(tmp_path: Path) -> None:
+    pytest.importorskip("jsonargparse", reason="LightningCLI needs it")
+    flags = ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.logger=false"]
+    flags += ["--trainer.enable_checkpointing=false", "--model.learning_rate=0.5"]
+    printed = run(SCRIPT, "fit", "--trainer.strategy", "trial_ddp", *flags, directory=tmp_path)
+    assert printed.count("trial_ddp 0.5") == 2
+    assert printed.count("4 batches on 2") == 2
