@@ -244,7 +244,7 @@ def test_the_lines_of_a_file_are_named(tmp_path: Path) -> None:
         {"data": {"loader": object()}, "searcher": None},
         {"min_validation_period": {"records": 0}},
     ],
-    ids=str,
+    ids=lambda small: "-".join(small) or "nothing",
 )
 def test_what_is_missing_is_missing(small: dict[str, Any]) -> None:
     trial = fitted(small, max_length=pytorch.Batch(2))
