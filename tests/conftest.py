@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -16,6 +17,10 @@ hypothesis.settings.load_profile("det_lightning")
 # gcsfs would ask what kind of bucket it has by gRPC, which the server of the tests does not speak. It reads this only
 # once, when it is imported, which any test may cause, so a fixture of the tests of storages would be too late.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+
+# Shells let what they start in the background ignore Ctrl-C, and so would all processes that tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Set by pytest while a test runs, and by torch when some parts of it are first used.
 _OF_OTHERS = ("PYTEST_", "PYTORCH_", "TORCH", "TRITON_")
