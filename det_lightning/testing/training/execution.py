@@ -190,15 +190,22 @@ def _observe(source: TrialSource, plan: RunPlan, observer: Observer, fit: Callab
             with plan.around():
                 fit(observed(trial_class, observer))
         except (Exception, errors.InvalidExperimentException, SystemExit) as e:
-            failure = Failure(e, _stage(observer), own_frames(e, source.directory))
+            error = cause_of_exit(e)
+            failure = Failure(error, _stage(observer), own_frames(error, source.directory))
         finally:
             observer.release()
         environment = recorder.environment("det_lightning")
-    error = None if failure is None else recorder.error_of(failure.error)
-    record = TrainingRecord(source.spec, plan.settings, environment, tuple(observer.events), observer.batches, error)
+    recorded = None if failure is None else recorder.error_of(failure.error)
+    record = TrainingRecord(source.spec, plan.settings, environment, tuple(observer.events), observer.batches, recorded)
     metadata = plan.storage.glob("*/metadata.json")
     checkpoints = {json.loads(file.read_text())["steps_completed"]: file.parent for file in metadata}
     return Run(plan, record, observer, checkpoints, failure)
+
+
+def cause_of_exit(error: BaseException) -> BaseException:
+    """Return the ``InvalidHP`` that ``init()`` has turned into the end of the process, or the error as it is."""
+    before = error.__context__
+    return before if isinstance(error, SystemExit) and isinstance(before, errors.InvalidHP) else error
 
 
 def _stage(observer: Observer) -> str:

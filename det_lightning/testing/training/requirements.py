@@ -14,7 +14,7 @@ from det_lightning.testing.observation.source_scan import hparams_in
 from det_lightning.testing.outcomes import BadTrial
 from det_lightning.testing.recorder import needs_hparams
 from det_lightning.testing.records.record import RunSettings
-from det_lightning.testing.training.execution import Failure
+from det_lightning.testing.training.execution import Failure, cause_of_exit
 from det_lightning.testing.training.trial_source import TrialSource, is_own_file
 
 _MISSING = ("There is no hyperparameter", "This trial has no hparams", "The batch size is not known")
@@ -114,7 +114,8 @@ def _build_all(trial_class: type, settings: RunSettings, hparams: _RequestedHpar
             for build in ("build_training_data_loader", "build_validation_data_loader", "build_callbacks"):
                 getattr(trial, build)()
     except (Exception, errors.InvalidExperimentException, SystemExit) as e:  # a wrong value may lead to any error
-        return f"{type(e).__name__}: {e}"
+        error = cause_of_exit(e)
+        return f"{type(error).__name__}: {error}"
     return ""
 
 
