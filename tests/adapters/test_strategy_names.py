@@ -40,6 +40,7 @@ def run(code: str, *arguments: str, directory: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "imported", ["det_lightning.adapters", "det_lightning.adapters.module", "det_lightning.adapters.strategies.ddp"]
 )
@@ -48,6 +49,7 @@ def test_any_import_below_adapters_registers_the_strategies(imported: str, tmp_p
     assert set(NAMES) <= set(run(code, directory=tmp_path).split())
 
 
+@pytest.mark.slow
 def test_the_command_line_of_lightning_takes_a_strategy_of_trials(tmp_path: Path) -> None:
     pytest.importorskip("jsonargparse", reason="LightningCLI needs it")
     flags = ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.logger=false"]
