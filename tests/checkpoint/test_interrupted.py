@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -116,8 +117,13 @@ def test_an_interrupted_wait_can_be_repeated() -> None:
 
 def exit_status(work: Callable[..., None], *arguments: Any) -> int | None:
     """Run something in a process of its own; return None if that does not end."""
+    # A loader that another test has left raises in the __del__ of a forked process, and a signal that comes while
+    # pytest formats that is lost, like any exception out of a __del__.
+    gc.collect()
+    gc.freeze()
     process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
     process.start()
+    gc.unfreeze()
     process.join(40)
     status = process.exitcode
     process.kill()
