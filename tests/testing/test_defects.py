@@ -14,13 +14,19 @@ from det_lightning.testing.outcomes import BadTrial, CheckFailed
 from det_lightning.testing.records.record import write_record
 from det_lightning.testing.training.runs import TrialRuns
 from tests.testing.defects import (
+    ADAM,
     AGGREGATION,
+    BATCH_NORM,
     CONTEXT,
     CORRECT,
     HEAD,
+    INSTANCE_NORM,
+    LAYERS,
     MOVES,
+    PROCESSES,
     RETURN,
     ROUND_TRIP,
+    SMALL_SGD,
     STATE,
     Defect,
     before_loss,
@@ -93,6 +99,11 @@ HARMLESS = {
             HEAD: f"{HEAD}\n        self.teacher = context.wrap_model(torch.nn.Linear(3, 1))",
             **before_loss("with torch.no_grad():\n            self.teacher(batch[0])"),
         },
+    ),
+    "a bias before a batch norm, whose gradient is rounding noise": (MOVES, {LAYERS: BATCH_NORM, ADAM: SMALL_SGD}),
+    "a bias before an instance norm, which Adam moves by rounding noise": (
+        PROCESSES,
+        {LAYERS: INSTANCE_NORM, HEAD: "self.head = context.wrap_model(torch.nn.Linear(12, 1))"},
     ),
     "weights that a callback changes between batches": (
         AGGREGATION,
