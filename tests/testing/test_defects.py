@@ -10,7 +10,7 @@ import pytest
 
 from det_lightning.testing.checks import CHECKS
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import BadTrial, CheckFailed
+from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
 from det_lightning.testing.records.record import write_record
 from det_lightning.testing.training.runs import TrialRuns
 from tests.testing.defects import (
@@ -19,10 +19,12 @@ from tests.testing.defects import (
     BATCH_NORM,
     CONTEXT,
     CORRECT,
+    DETERMINISTIC,
     HEAD,
     INSTANCE_NORM,
     LAYERS,
     MOVES,
+    NEW_BEST,
     PROCESSES,
     RETURN,
     ROUND_TRIP,
@@ -121,6 +123,21 @@ HARMLESS = {
             "        assert checkpoint['added'] == 4\n\n    def on_validation_end"
         },
     ),
+    "a list that is only appended to": (
+        STATE,
+        {
+            "        self.best = Best()\n": "        self.best = Best()\n        self.history = []\n",
+            RETURN: f"self.history.append(float(loss))\n        {RETURN}",
+        },
+    ),
+    "lists in a dict of a callback, and in a global variable, that are only appended to": (
+        STATE,
+        {
+            "STEPS = 0": "STEPS = 0\nSEEN: list = []",
+            'self.best = float("inf")': 'self.best = float("inf")\n        self.losses = {"validation": []}',
+            NEW_BEST: f'{NEW_BEST}\n        self.losses["validation"] += [self.best]\n        SEEN.append(metrics)',
+        },
+    ),
     "a list of predictions for each validation": (
         STATE,
         {
@@ -137,6 +154,35 @@ def test_harmless_code_passes(name: str, tmp_path: Path) -> None:
     check, changes = HARMLESS[name]
     runs = runs_of(Defect(name, check, (), changes).source(), tmp_path)
     run_check(check, runs)
+    runs.close()
+
+
+DRAWING = """class Drawing(torch.utils.data.Sampler):
+    def __len__(self):
+        return 40
+
+    def __iter__(self):
+        return iter([0, 1, 2, 3, *({generator}.permutation(36) + 4).tolist()])
+
+
+class Best("""
+
+
+@pytest.mark.parametrize(
+    ("generator", "check"), [("np.random.default_rng()", DETERMINISTIC), ("np.random", None)]
+)
+def test_the_learning_rate_is_not_blamed_for_a_sampler_that_draws_from_numpy(
+    generator: str, check: str | None, tmp_path: Path
+) -> None:
+    changes = {"class Best(": DRAWING.format(generator=generator), "shuffle=True": "sampler=Drawing()"}
+    runs = runs_of(Defect("sampler", PROCESSES, (), changes).source(), tmp_path)
+    if check is None:
+        run_check(PROCESSES, runs)
+    else:
+        with pytest.raises(NotChecked, match=r"differ already, first in the data.* deterministic under a seed"):
+            run_check(PROCESSES, runs)
+        with pytest.raises(CheckFailed, match=r"not seeded: np.random.default_rng"):
+            run_check(check, runs)
     runs.close()
 
 
