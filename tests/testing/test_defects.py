@@ -168,9 +168,7 @@ DRAWING = """class Drawing(torch.utils.data.Sampler):
 class Best("""
 
 
-@pytest.mark.parametrize(
-    ("generator", "check"), [("np.random.default_rng()", DETERMINISTIC), ("np.random", None)]
-)
+@pytest.mark.parametrize(("generator", "check"), [("np.random.default_rng()", DETERMINISTIC), ("np.random", None)])
 def test_the_learning_rate_is_not_blamed_for_a_sampler_that_draws_from_numpy(
     generator: str, check: str | None, tmp_path: Path
 ) -> None:

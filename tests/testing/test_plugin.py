@@ -117,9 +117,10 @@ LOSS = "        loss = self.loss(batch)"
 SIGTERM = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
 
 
-@pytest.mark.parametrize(
-    "line", [SIGTERM, f"try:\n                {SIGTERM}\n            except BaseException:\n                raise OSError"]
-)
+SWALLOWED = f"try:\n                {SIGTERM}\n            except BaseException:\n                raise OSError"
+
+
+@pytest.mark.parametrize("line", [SIGTERM, SWALLOWED])
 def test_sigterm_ends_pytest_and_is_no_verdict_on_the_trial(pytester: pytest.Pytester, line: str) -> None:
     before = signal.getsignal(signal.SIGTERM)
     arguments = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", TRAINS)

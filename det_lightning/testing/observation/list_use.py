@@ -36,7 +36,7 @@ class AppendedLists(ast.NodeVisitor):
         is_attribute = (ast.Attribute, name) in self._used
         return self._is_known and (ast.Name, name) in self._appended - self._used and not is_attribute
 
-    def visit_Expr(self, node: ast.Expr) -> None:  # noqa: N802
+    def visit_Expr(self, node: ast.Expr) -> None:
         """A call such as ``self.losses.append(loss)`` whose result nothing uses."""
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _APPENDING:
@@ -46,33 +46,34 @@ class AppendedLists(ast.NodeVisitor):
         else:
             self.generic_visit(node)
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:  # noqa: N802
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
         if isinstance(node.op, ast.Add):
             self._note_appended(node.target)
             self.visit(node.value)
         else:
             self.generic_visit(node)
 
-    def visit_Assign(self, node: ast.Assign) -> None:  # noqa: N802
+    def visit_Assign(self, node: ast.Assign) -> None:
         self._note_assigned(node.targets, node.value)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:  # noqa: N802
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self._note_assigned([node.target], node.value)
 
-    def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
+    def visit_Call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Name) and node.func.id == "getattr":
-            self._used.update((ast.Attribute, a.value) for a in node.args if isinstance(a, ast.Constant))
+            names = (argument.value for argument in node.args if isinstance(argument, ast.Constant))
+            self._used.update((ast.Attribute, str(name)) for name in names)
         self.generic_visit(node)
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:  # noqa: N802
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         renamed = (alias.name for alias in node.names if alias.asname is not None)
         self._used.update((ast.Name, name) for name in renamed)
 
-    def visit_Attribute(self, node: ast.Attribute) -> None:  # noqa: N802
+    def visit_Attribute(self, node: ast.Attribute) -> None:
         self._used.add((ast.Attribute, node.attr))
         self.generic_visit(node)
 
-    def visit_Name(self, node: ast.Name) -> None:  # noqa: N802
+    def visit_Name(self, node: ast.Name) -> None:
         self._used.add((ast.Name, node.id))
 
     def _note_appended(self, to: ast.expr) -> None:
