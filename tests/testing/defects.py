@@ -49,9 +49,6 @@ LOSS = "        loss = self.loss(batch)\n        self.context.backward"
 HEAD = "self.head = context.wrap_model(torch.nn.Linear(4, 1))"
 LAYERS = "torch.nn.Linear(3, 4), torch.nn.Dropout(0.1)"
 BATCH_NORM = "torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)"
-INSTANCE_NORM = (
-    "torch.nn.Unflatten(1, (1, 3)), torch.nn.Conv1d(1, 4, 1), torch.nn.InstanceNorm1d(4), torch.nn.Flatten()"
-)
 ADAM = 'torch.optim.Adam(self.body.parameters(), lr=context.get_hparam("lr"))'
 SMALL_SGD = "torch.optim.SGD(self.body.parameters(), lr=0.001)"
 SGD = "context.wrap_optimizer(torch.optim.SGD(self.head.parameters(), lr=0.05, momentum=0.9))"

@@ -16,7 +16,6 @@ import torch.nn.functional as functional
 from det_lightning.testing.checks.training import difference_of_runs, listed
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
-from det_lightning.testing.records.gradients import whose_gradient_cancels
 from det_lightning.testing.records.record import TrainingRecord
 from det_lightning.testing.records.values import number_in
 from det_lightning.testing.training.execution import RunPlan, train
@@ -174,16 +173,10 @@ def _require_same_losses(ranks: Sequence[TrainingRecord], one: TrainingRecord) -
 
 
 def _require_same_parameters(two: RankResult, one: RankResult) -> None:
-    """Raise if the parameters differ by too large a share of the distance that one process moved them.
-
-    Those that only rounding moves, such as a bias before a normalization, are left out.
-    """
+    """Raise if the parameters differ by too large a share of the distance that one process moved them."""
     apart = {}
     moved = {}
-    moved_by_rounding = whose_gradient_cancels(one.record)
     for name, initial in one.initial.items():
-        if name in moved_by_rounding:
-            continue
         end = one.final[name].double()
         apart[name] = float((two.final[name].double() - end).norm())
         moved[name] = float((end - initial.double()).norm())
