@@ -32,7 +32,8 @@ def whose_gradient_cancels(record: TrainingRecord) -> set[str]:
 
 
 def _cancels(name: str, gradients: Mapping[str, float]) -> bool:
-    module, model = name.rpartition(".")[0], name.partition(".")[0]
+    module = name.rpartition(".")[0]
+    model = name.partition(".")[0]
     others = {other: size for other, size in gradients.items() if other != name}
     beside = [size for other, size in others.items() if other.rpartition(".")[0] == module]
     if not beside:
