@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.checkpoint.format.master_export import MASTER_KEY
+from det_lightning.checkpoint.format.layout import MASTER_KEY
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, notes_in
 from det_lightning.experiments.overview import shown

@@ -10,15 +10,19 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
+from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, load_checkpoint
+from det_lightning.checkpoint.format.master_export import MasterExport
 from det_lightning.cli.app import app
-from tests.checkpoint.made_checkpoints import write_checkpoint
+from tests.checkpoint.made_checkpoints import make_files, write_checkpoint
 from tests.cli.exported import describe_experiment, describe_trial, list_checkpoints, write
 from tests.cli.test_cli import error_of, json_of, run
 
 UNKNOWN = "11111111-2222-3333-4444-555555555555"
+OTHER = "22222222-2222-3333-4444-555555555555"
 
 
 class Platform(NamedTuple):
@@ -78,6 +82,7 @@ def test_metric_experiment_trial_and_hyperparameters_are_added(platform: Platfor
         "steps_completed": 20,
     }
     assert {name: metadata[name] for name in expected} == expected
+    assert metadata["master"].pop("written_before_s") > 0
     assert metadata["master"] == {
         "experiment": {"name": "digits", "state": "STATE_COMPLETED", "start_time": "2023-05-01T12:00:00.123456789Z"},
         "trial": {"state": "STATE_COMPLETED"},
@@ -152,9 +157,27 @@ def test_a_dry_run_writes_nothing(platform: Platform) -> None:
 
 
 def test_the_newest_checkpoint_stays_the_newest(platform: Platform) -> None:
-    newest = CheckpointStorage(platform.storage).newest()
-    run("annotate", platform.storage, *reversed(platform.files))
-    assert CheckpointStorage(platform.storage).newest() == newest
+    later = write_checkpoint(platform.storage, 5)
+    for _ in range(2):
+        run("annotate", platform.storage, *platform.files)
+        assert CheckpointStorage(platform.storage).newest() == str(later)
+    later.rename(platform.storage.parent / later.name)
+    assert CheckpointStorage(platform.storage).newest() == str(platform.storage / platform.ids["8 at 20"])
+
+
+def test_checkpoints_in_a_remote_storage_are_annotated(tmp_path: Path) -> None:
+    storage = CheckpointStorage("memory://annotated")
+    checkpoint_id = CheckpointWriter(storage, tmp_path).write(make_files(10))
+    files = [
+        write(tmp_path / "experiments.json", [describe_experiment()]),
+        write(tmp_path / "trial-7.json", describe_trial(7, {checkpoint_id: (10, 0.5)})),
+    ]
+    run("annotate", storage, *files)
+    assert storage.read_metadata(checkpoint_id)["metric"]["value"] == 0.5
+    assert "0 annotated, 1 unchanged." in run("annotate", storage, *files).stdout
+    run("verify", storage)
+    assert json.loads(show(storage, "--json"))["experiments"][0]["best"] == "0.5"
+    storage.delete(checkpoint_id)
 
 
 def test_what_was_matched_and_what_was_not_is_said(platform: Platform, tmp_path: Path) -> None:
@@ -221,6 +244,32 @@ def test_all_mistakes_of_all_files_are_named(platform: Platform, tmp_path: Path)
     error = error_of("annotate", platform.storage, broken, wrong)
     assert "broken.json is not JSON" in error
     assert "wrong.json: trial.experimentId" in error
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("STATE_COMPLETED"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.data())
+def test_any_change_to_an_output_is_read_or_refused_with_the_name_of_the_file(data: st.DataObject) -> None:
+    trial = describe_trial(7, {UNKNOWN: (10, 0.5)})
+    printed = json.loads(json.dumps([describe_experiment(), trial, list_checkpoints(8, {OTHER: (5, 1)})]))
+    within: Any = printed
+    while True:
+        key = data.draw(st.sampled_from(list(within) if isinstance(within, dict) else range(len(within))))
+        if not isinstance(within[key], dict | list) or not within[key] or data.draw(st.booleans()):
+            break
+        within = within[key]
+    within[key] = data.draw(JSON)
+    try:
+        export = MasterExport({"some.json": json.dumps(printed).encode()})
+    except ValueError as e:
+        assert str(e).startswith("some.json")
+    else:
+        assert all(json.dumps(export.entries_for(one)) for one in export.checkpoints.values())
 
 
 def test_a_checkpoint_of_another_trial_is_refused(platform: Platform, tmp_path: Path) -> None:

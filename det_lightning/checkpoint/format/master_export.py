@@ -11,11 +11,8 @@ from typing import Any
 import pydantic
 from pydantic.alias_generators import to_camel
 
-from det_lightning.checkpoint.format.layout import is_shallow
+from det_lightning.checkpoint.format.layout import MASTER_KEY, is_shallow
 from det_lightning.masking import mask
-
-#: The entry of ``metadata.json`` with what only the master knew, beside the notes that retention reads.
-MASTER_KEY = "master"
 
 _NUMBERS = {"nan": float("nan"), "infinity": float("inf"), "-infinity": float("-inf")}
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 from typing import Any
 
-from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE
+from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, MASTER_KEY, METADATA_FILE, WRITTEN_KEY
 from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, with_checksum
-from det_lightning.checkpoint.format.master_export import MASTER_KEY, ExportedCheckpoint, MasterExport
+from det_lightning.checkpoint.format.master_export import ExportedCheckpoint, MasterExport
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, checkpoint_path, explain_errors, is_name
-from det_lightning.checkpoint.storage.metadata import modified, notes_in
+from det_lightning.checkpoint.storage.metadata import modified, notes_in, time_written
 from det_lightning.masking import mask
 
 # Older releases of Determined note these in what they download, and det_lightning the first two in other words.
@@ -26,7 +25,6 @@ class _Change:
 
     file: Location
     content: dict[str, Any]
-    modified_s: float  # of the present content
 
 
 @dataclasses.dataclass
@@ -75,13 +73,11 @@ def plan_annotation(storage: CheckpointStorage, export: MasterExport) -> Annotat
             plan.not_in_storage.append(exported.checkpoint_id)
     if mistakes:
         raise ValueError(f"Nothing is written, since the files do not belong to {storage}: {'; '.join(mistakes)}")
-    # Where the times of files cannot be kept, as in a bucket, the newest checkpoint stays the newest.
-    plan.changes.sort(key=lambda change: change.modified_s)
     return plan
 
 
 def carry_out_annotation(plan: Annotation, storage: CheckpointStorage) -> None:
-    """Write what was planned, each file whole or not at all; on a local disk their times stay as they were.
+    """Write what was planned, each file whole or not at all.
 
     Raises:
         StorageError: the storage failed for good.
@@ -92,8 +88,6 @@ def carry_out_annotation(plan: Annotation, storage: CheckpointStorage) -> None:
                 continue
         write = functools.partial(change.file.write, json.dumps(change.content).encode("utf-8"))
         storage.retry.call("writing", write, where=change.file)
-        if change.file.is_local:
-            os.utime(change.file.local_path, (change.modified_s, change.modified_s))
 
 
 def _plan_one(
@@ -109,7 +103,7 @@ def _plan_one(
             plan.unreadable.append(exported.checkpoint_id)
             return []
         has_load_data = (directory / LOAD_DATA_FILE).exists()
-        modified_s = modified(file) or 0.0
+        written_s = time_written(present, modified(file)) or 0.0
     entries = export.entries_for(exported)
     mistakes = _contradictions(present, entries, exported)
     if mistakes:
@@ -117,14 +111,15 @@ def _plan_one(
     if not has_load_data and (config := export.config_of(exported)) is not None:
         entries["experiment_config"] = config  # with the hyperparameters all that a release up to 0.17.7 needs
     if notes_in(present).time_s is None:
-        entries["time"] = modified_s if exported.time_s is None else exported.time_s
+        entries["time"] = written_s if exported.time_s is None else exported.time_s
+    entries[MASTER_KEY][WRITTEN_KEY] = written_s
     content = {name: value for name, value in present.items() if name != CHECKSUM_KEY} | entries
     content = with_checksum(content) if CHECKSUM_KEY in present else content
     if json.dumps(content, sort_keys=True) == json.dumps(present, sort_keys=True):
         plan.unchanged.append(exported.checkpoint_id)
     else:
         plan.annotated.append(exported.checkpoint_id)
-        plan.changes.append(_Change(file, content, modified_s))
+        plan.changes.append(_Change(file, content))
     if "metric" not in content:
         plan.without_metric.append(exported.checkpoint_id)
     return []
