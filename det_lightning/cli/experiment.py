@@ -175,7 +175,9 @@ def show(
         if json:
             print_json({"experiments": stored})
         else:
-            for details in stored:
+            for index, details in enumerate(stored):
+                if index > 0:
+                    print_lines([""])
                 _print_details(details)
         return
     if html is not None:
