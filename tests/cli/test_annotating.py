@@ -150,6 +150,13 @@ def test_a_second_time_nothing_is_written(platform: Platform) -> None:
     assert contents_of(platform.storage) == before
 
 
+def test_a_later_annotation_that_knows_less_forgets_nothing(platform: Platform) -> None:
+    run("annotate", platform.storage, *platform.files)
+    before = contents_of(platform.storage)
+    assert "0 annotated, 2 unchanged." in run("annotate", platform.storage, platform.files[1]).stdout
+    assert contents_of(platform.storage) == before
+
+
 def test_a_dry_run_writes_nothing(platform: Platform) -> None:
     before = contents_of(platform.storage)
     assert "4 annotated, 0 unchanged." in run("annotate", platform.storage, *platform.files, "--dry-run").stdout

@@ -1,99 +1,24 @@
-"""What Determined's command line prints as JSON about experiments, trials and checkpoints: the master's knowledge."""
+"""What outputs of Determined's command line say together about checkpoints: what only the master knew."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pydantic
-from pydantic.alias_generators import to_camel
-
-from det_lightning.checkpoint.format.layout import MASTER_KEY, is_shallow
+from det_lightning.checkpoint.format.layout import MASTER_KEY
+from det_lightning.checkpoint.format.master_output import (
+    Checkpoint,
+    CheckpointList,
+    ExperimentDescription,
+    Printed,
+    TrialDescription,
+    read_output,
+)
 from det_lightning.masking import mask
 
 _NUMBERS = {"nan": float("nan"), "infinity": float("inf"), "-infinity": float("-inf")}
-
-
-class _Printed(pydantic.BaseModel):
-    """An object that the command line prints; keys that are not used here may be missing or of any form."""
-
-    model_config = pydantic.ConfigDict(alias_generator=to_camel, strict=True)
-
-
-class _Metrics(_Printed):
-    avg_metrics: dict[str, Any] | None = None
-
-
-class _Validation(_Printed):
-    total_batches: int
-    metrics: _Metrics | None = None
-
-
-class _CheckpointWorkload(_Printed):
-    total_batches: int
-    uuid: str | None = None
-    state: str | None = None
-    end_time: str | None = None
-
-
-class _Workload(_Printed):
-    checkpoint: _CheckpointWorkload | None = None
-    validation: _Validation | None = None
-
-
-class _Trial(_Printed):
-    id: int
-    experiment_id: int
-    state: str | None = None
-    hparams: dict[str, Any] | None = None
-
-
-class _TrialDescription(_Printed):
-    """``det trial describe ID --json``."""
-
-    trial: _Trial
-    workloads: list[_Workload] = []
-
-
-class _Experiment(_Printed):
-    id: int
-    name: str | None = None
-    state: str | None = None
-    start_time: str | None = None
-    config: dict[str, Any] | None = None
-
-
-class _ExperimentDescription(_Printed):
-    """An element of ``det experiment describe ID,... --json``."""
-
-    experiment: _Experiment
-    config: dict[str, Any] | None = None
-
-
-class _Training(_Printed):
-    trial_id: int
-    experiment_id: int
-    experiment_config: dict[str, Any] | None = None
-    hparams: dict[str, Any] | None = None
-    validation_metrics: _Metrics | None = None
-    searcher_metric: float | int | str | None = None
-
-
-class _Checkpoint(_Printed):
-    uuid: str
-    training: _Training
-    state: str | None = None
-    report_time: str | None = None
-    metadata: dict[str, Any] = {}
-
-
-class _CheckpointList(_Printed):
-    """The checkpoints of an experiment, as the master's ``/api/v1/experiments/ID/checkpoints`` lists them."""
-
-    checkpoints: list[_Checkpoint]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +53,7 @@ class MasterExport:
         self._trials: dict[int, dict[str, Any]] = {}
         self._mistakes: list[str] = []
         for name, content in files.items():
-            for printed in self._parse(name, content):
+            for printed in read_output(name, content, self._mistakes):
                 self._add(name, printed)
         if self._mistakes:
             raise ValueError("; ".join(self._mistakes))
@@ -179,47 +104,24 @@ class MasterExport:
         ids = {checkpoint.experiment_id for checkpoint in self.checkpoints.values()}
         return sorted(self._experiments.keys() - ids)
 
-    def _parse(self, name: str, content: bytes) -> Iterator[_Printed]:
-        try:
-            parsed = json.loads(content)
-        except (ValueError, RecursionError) as e:
-            self._mistakes.append(f"{name} is not JSON: {e}")
-            return
-        if not is_shallow(parsed):
-            self._mistakes.append(f"{name} is nested too deeply for an output of Determined")
-            return
-        for index, element in enumerate(parsed) if isinstance(parsed, list) else [(None, parsed)]:
-            at = name if index is None else f"{name}: [{index}]"
-            kind = _kind_of(element)
-            if kind is None:
-                self._mistakes.append(
-                    f"{at} is neither an experiment, nor a trial, nor a list of checkpoints as Determined prints them; "
-                    f"got {element!r:.80}"
-                )
-                continue
-            try:
-                yield kind.model_validate(element)
-            except pydantic.ValidationError as e:
-                self._mistakes += [f"{at}: {_described(error)}" for error in e.errors()]
-
-    def _add(self, file: str, printed: _Printed) -> None:
-        if isinstance(printed, _ExperimentDescription):
+    def _add(self, file: str, printed: Printed) -> None:
+        if isinstance(printed, ExperimentDescription):
             config = printed.config or printed.experiment.config
-            self._add_experiment(printed.experiment.id, printed.experiment.model_dump() | {"config": config})
-        elif isinstance(printed, _TrialDescription):
-            self._trials[printed.trial.id] = printed.trial.model_dump()
+            _merge(self._experiments, printed.experiment.id, printed.experiment.model_dump() | {"config": config})
+        elif isinstance(printed, TrialDescription):
+            _merge(self._trials, printed.trial.id, printed.trial.model_dump())
             for checkpoint in _of_trial(file, printed):
                 self._add_checkpoint(checkpoint)
-        elif isinstance(printed, _CheckpointList):
+        elif isinstance(printed, CheckpointList):
             for listed in printed.checkpoints:
                 self._add_listed(file, listed)
-        elif isinstance(printed, _Checkpoint):
+        elif isinstance(printed, Checkpoint):
             self._add_listed(file, printed)
 
-    def _add_listed(self, file: str, listed: _Checkpoint) -> None:
+    def _add_listed(self, file: str, listed: Checkpoint) -> None:
         training = listed.training
-        self._add_experiment(training.experiment_id, {"config": training.experiment_config})
-        self._trials.setdefault(training.trial_id, {}).setdefault("hparams", training.hparams)
+        _merge(self._experiments, training.experiment_id, {"config": training.experiment_config})
+        _merge(self._trials, training.trial_id, {"hparams": training.hparams})
         steps = listed.metadata.get("steps_completed")
         self._add_checkpoint(
             ExportedCheckpoint(
@@ -234,10 +136,6 @@ class MasterExport:
                 searcher_metric=_number(training.searcher_metric),
             )
         )
-
-    def _add_experiment(self, experiment_id: int, described: dict[str, Any]) -> None:
-        known = {key: value for key, value in described.items() if value is not None}
-        self._experiments.setdefault(experiment_id, {}).update(known)
 
     def _add_checkpoint(self, found: ExportedCheckpoint) -> None:
         known = self.checkpoints.setdefault(found.checkpoint_id, found)
@@ -255,19 +153,12 @@ class MasterExport:
         )
 
 
-def _kind_of(element: Any) -> type[_Printed] | None:
-    if not isinstance(element, dict):
-        return None
-    kinds: dict[str, type[_Printed]] = {
-        "experiment": _ExperimentDescription,
-        "trial": _TrialDescription,
-        "checkpoints": _CheckpointList,
-        "uuid": _Checkpoint,
-    }
-    return next((kind for key, kind in kinds.items() if key in element), None)
+def _merge(known: dict[int, dict[str, Any]], number: int, described: dict[str, Any]) -> None:
+    """Add what is described of an experiment or a trial to what is known."""
+    known.setdefault(number, {}).update({key: value for key, value in described.items() if value is not None})
 
 
-def _of_trial(file: str, printed: _TrialDescription) -> Iterator[ExportedCheckpoint]:
+def _of_trial(file: str, printed: TrialDescription) -> Iterator[ExportedCheckpoint]:
     validations = {one.validation.total_batches: one.validation for one in printed.workloads if one.validation}
     for checkpoint in (one.checkpoint for one in printed.workloads):
         if checkpoint is None or checkpoint.uuid is None:
@@ -283,12 +174,6 @@ def _of_trial(file: str, printed: _TrialDescription) -> Iterator[ExportedCheckpo
             time_s=_moment(checkpoint.end_time),
             metrics=None if validation is None or validation.metrics is None else validation.metrics.avg_metrics,
         )
-
-
-def _described(error: Any) -> str:
-    location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
-    got = "" if error["type"] == "missing" else f"; got {mask(error['input'])!r:.80}"
-    return f"{location}: {error['msg']}{got}"
 
 
 def _is_deleted(state: str | None) -> bool:

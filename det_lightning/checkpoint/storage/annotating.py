@@ -112,7 +112,7 @@ def _plan_one(
         entries["experiment_config"] = config  # with the hyperparameters all that a release up to 0.17.7 needs
     if notes_in(present).time_s is None:
         entries["time"] = written_s if exported.time_s is None else exported.time_s
-    entries[MASTER_KEY][WRITTEN_KEY] = written_s
+    entries[MASTER_KEY] = _merged(present.get(MASTER_KEY), {**entries[MASTER_KEY], WRITTEN_KEY: written_s})
     content = {name: value for name, value in present.items() if name != CHECKSUM_KEY} | entries
     content = with_checksum(content) if CHECKSUM_KEY in present else content
     if json.dumps(content, sort_keys=True) == json.dumps(present, sort_keys=True):
@@ -139,6 +139,13 @@ def _contradictions(present: dict[str, Any], entries: dict[str, Any], exported: 
         for name, value in expected.items()
         if value is not None and present.get(name) is not None and _as_json(mask(present[name])) != _as_json(value)
     ]
+
+
+def _merged(known: Any, new: Any) -> Any:
+    """Return what an annotation says, and where it says nothing, what an earlier one said."""
+    if isinstance(known, dict) and isinstance(new, dict):
+        return {name: _merged(known.get(name), value) for name, value in new.items()}
+    return known if new is None else new
 
 
 def _as_json(value: Any) -> str:
