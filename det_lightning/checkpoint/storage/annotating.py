@@ -12,7 +12,7 @@ from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, with_checksum
 from det_lightning.checkpoint.format.master_export import ExportedCheckpoint, MasterExport
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, checkpoint_path, explain_errors, is_name
-from det_lightning.checkpoint.storage.metadata import modified, notes_in, time_written
+from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausible_time, time_written
 from det_lightning.masking import mask
 
 # Older releases of Determined note these in what they download, and det_lightning the first two in other words.
@@ -110,11 +110,7 @@ def _plan_one(
         return mistakes
     if not has_load_data and (config := export.config_of(exported)) is not None:
         entries["experiment_config"] = config  # with the hyperparameters all that a release up to 0.17.7 needs
-    if notes_in(present).time_s is None:
-        entries["time"] = written_s if exported.time_s is None else exported.time_s
-    entries[MASTER_KEY] = _merged(present.get(MASTER_KEY), {**entries[MASTER_KEY], WRITTEN_KEY: written_s})
-    content = {name: value for name, value in present.items() if name != CHECKSUM_KEY} | entries
-    content = with_checksum(content) if CHECKSUM_KEY in present else content
+    content = _annotated(present, entries, exported, written_s)
     if json.dumps(content, sort_keys=True) == json.dumps(present, sort_keys=True):
         plan.unchanged.append(exported.checkpoint_id)
     else:
@@ -123,6 +119,19 @@ def _plan_one(
     if "metric" not in content:
         plan.without_metric.append(exported.checkpoint_id)
     return []
+
+
+def _annotated(
+    present: dict[str, Any], entries: dict[str, Any], exported: ExportedCheckpoint, written_s: float
+) -> dict[str, Any]:
+    """Return the content of a ``metadata.json``, written at ``written_s``, with entries added."""
+    master = _merged(present.get(MASTER_KEY), {**entries[MASTER_KEY], WRITTEN_KEY: written_s})
+    content = {name: value for name, value in present.items() if name != CHECKSUM_KEY}
+    content |= {**entries, MASTER_KEY: master}
+    if notes_in(present).time_s is None:
+        reported_s = plausible_time(exported.time_s, written_s)
+        content["time"] = written_s if reported_s is None else reported_s
+    return with_checksum(content) if CHECKSUM_KEY in present else content
 
 
 def _contradictions(present: dict[str, Any], entries: dict[str, Any], exported: ExportedCheckpoint) -> list[str]:
@@ -135,7 +144,7 @@ def _contradictions(present: dict[str, Any], entries: dict[str, Any], exported: 
         expected |= {name: entries[name] for name in ("metric", "hparams") if name in entries}
     return [
         f"{exported.file}: {name} of checkpoint {exported.checkpoint_id} is {value!r:.80}, but its {METADATA_FILE} "
-        f"says {present[name]!r:.80}"
+        f"says {mask(present[name])!r:.80}"
         for name, value in expected.items()
         if value is not None and present.get(name) is not None and _as_json(mask(present[name])) != _as_json(value)
     ]
