@@ -32,7 +32,14 @@ _FEW = 10
 
 
 @report_errors()
-def list_checkpoints(storage: Storage, option: Options = None, json: JsonFlag = False) -> None:
+def list_checkpoints(
+    storage: Storage,
+    best: Annotated[
+        bool, typer.Option("--best", help="List only those with a metric, the best of each experiment first.")
+    ] = False,
+    option: Options = None,
+    json: JsonFlag = False,
+) -> None:
     """List the checkpoints of a storage, newest first, incomplete ones included; then the links to them."""
     from det_lightning.checkpoint.retention.trial_index import read_indexes
     from det_lightning.cli.checkpoint_locations import open_storage
@@ -42,11 +49,17 @@ def list_checkpoints(storage: Storage, option: Options = None, json: JsonFlag = 
     described = listed.describe(listed.list_ids(complete=False))
     found = [_entry(info, recorded.get(info.id)) for info in described]
     found.sort(key=lambda entry: (-(entry["written_s"] or 0.0), entry["uuid"]))
-    links = listed.list_links()
+    if best:
+        found = _best_first(found, {info.id: _prefers_smaller(info, recorded.get(info.id)) for info in described})
+    links = {} if best else listed.list_links()
     if json:
         content = {"storage": str(listed), "checkpoints": found}
         print_json({**content, "links": links} if links else content)
         return
+    _print_checkpoints(found, links, with_trial=best)
+
+
+def _print_checkpoints(found: list[dict[str, Any]], links: dict[str, str], *, with_trial: bool) -> None:
     now = time.time()
     metric_names = {entry["metric"]["name"] for entry in found if entry["metric"]}
     # Usually all have the same metric, whose name is then shown once.
@@ -54,6 +67,7 @@ def list_checkpoints(storage: Storage, option: Options = None, json: JsonFlag = 
     rows = [
         [
             entry["uuid"],
+            *([entry["experiment"], entry["trial"]] if with_trial else []),
             entry["steps_completed"],
             describe_metric(entry["metric"], with_name=common is None),
             describe_size(entry["size_bytes"]),
@@ -63,7 +77,29 @@ def list_checkpoints(storage: Storage, option: Options = None, json: JsonFlag = 
         for entry in found
     ]
     rows += [[f"{name} -> {target or 'unknown'}", None, None, None, None, "link"] for name, target in links.items()]
-    print_table(["uuid", ">steps", str(common or "metric"), ">size", ">age", "complete"], rows)
+    names = ["experiment", "trial"] if with_trial else []
+    print_table(["uuid", *names, ">steps", str(common or "metric"), ">size", ">age", "complete"], rows)
+
+
+def _best_first(found: list[dict[str, Any]], prefers_smaller: dict[str, bool]) -> list[dict[str, Any]]:
+    """Return the complete checkpoints with a metric that is a number: by experiment, the best first."""
+
+    def rank(entry: dict[str, Any]) -> tuple[str, str, float]:
+        metric = entry["metric"]
+        value = metric["value"] if prefers_smaller[entry["uuid"]] else -metric["value"]
+        return entry["experiment"] or "", metric["name"] or "", value
+
+    with_metric = [entry for entry in found if entry["complete"] and entry["metric"] is not None]
+    # Only NaN differs from itself.
+    return sorted((one for one in with_metric if one["metric"]["value"] == one["metric"]["value"]), key=rank)
+
+
+def _prefers_smaller(info: CheckpointInfo, recorded: tuple[TrialIndex, CheckpointRecord] | None) -> bool:
+    from det_lightning.checkpoint.storage.metadata import notes_in
+
+    if recorded is not None and recorded[1].metric is not None:
+        return recorded[0].smaller_is_better
+    return notes_in(info.metadata).smaller_is_better
 
 
 def _entry(info: CheckpointInfo, recorded: tuple[TrialIndex, CheckpointRecord] | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``det-lightning checkpoint export``, ``import`` and ``prune``; torch is imported when one runs."""
+"""``det-lightning checkpoint export``, ``import``, ``annotate`` and ``prune``; torch is imported when one runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from det_lightning.cli.output import print_json, print_lines, report_errors, sho
 from det_lightning.escaping import escape
 
 if TYPE_CHECKING:
+    from det_lightning.checkpoint.format.master_export import MasterExport
     from det_lightning.checkpoint.retention.pruning import PrunePlan
+    from det_lightning.checkpoint.storage.annotating import Annotation
 
 
 class ExportKind(str, enum.Enum):
@@ -130,6 +132,66 @@ def _local_file(url: str, options: Mapping[str, Any]) -> Iterator[pathlib.Path]:
             location.fs.get_file(location.path, str(file))
             progress(location.name, size)
         yield file
+
+
+@report_errors()
+def annotate(
+    storage: Storage,
+    files: Annotated[
+        list[pathlib.Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="JSON that Determined's command line printed: `det experiment describe ID --json`, "
+            "`det trial describe ID --json`, or the checkpoints of an experiment.",
+            show_default=False,
+        ),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be written.")] = False,
+    option: Options = None,
+    json: JsonFlag = False,
+) -> None:
+    """Add what only Determined's master knew to checkpoints: experiment, trial, metric, hyperparameters.
+
+    Then `checkpoint ls --best`, `checkpoint prune` and `experiment show` know them. Files that say something else than
+    a checkpoint does are refused, and nothing is written.
+    """
+    from det_lightning.checkpoint.format.master_export import MasterExport
+    from det_lightning.checkpoint.storage.annotating import carry_out_annotation, plan_annotation
+    from det_lightning.cli.checkpoint_locations import open_storage
+
+    annotated = open_storage(storage, parse_options(option))
+    export = MasterExport({str(file): file.read_bytes() for file in files})
+    plan = plan_annotation(annotated, export)
+    if not dry_run:
+        carry_out_annotation(plan, annotated)
+    lacking = {
+        "experiments_without_metric": export.experiments_without_metric(),
+        "experiments_without_checkpoints": export.experiments_without_checkpoints(),
+    }
+    if json:
+        lists = {name: value for name, value in vars(plan).items() if name != "changes"}
+        print_json({"dry_run": dry_run, **lists, **lacking})
+    else:
+        print_lines(_describe_annotation(plan, export))
+
+
+def _describe_annotation(plan: Annotation, export: MasterExport) -> Iterator[str]:
+    yield from (f"annotate {checkpoint_id}" for checkpoint_id in plan.annotated)
+    yield f"{len(plan.annotated)} annotated, {len(plan.unchanged)} unchanged."
+    notes = {
+        "without a value of the searcher metric": plan.without_metric,
+        "in the files, but not in the storage": plan.not_in_storage,
+        "without a metadata.json that can be read, or behind a link: left alone": plan.unreadable,
+        "in the storage, but not in the files": plan.not_in_export,
+    }
+    for note, ids in notes.items():
+        if ids:
+            yield f"{len(ids)} {note}: {', '.join(ids)}"
+    for experiment_id in export.experiments_without_metric():
+        command = f"det experiment describe {experiment_id} --json"
+        yield f"The searcher metric of experiment {experiment_id} is in none of the files; add the output of: {command}"
+    for experiment_id in export.experiments_without_checkpoints():
+        yield f"No file names checkpoints of experiment {experiment_id}; add those of: det trial describe TRIAL --json"
 
 
 @report_errors()

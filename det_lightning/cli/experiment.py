@@ -9,11 +9,11 @@ import os
 import platform
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from det_lightning.cli.arguments import JsonFlag
+from det_lightning.cli.arguments import JsonFlag, Options, parse_options
 from det_lightning.cli.output import print_json, print_lines, print_table, report_errors, warn
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ EXIT_CODES = (
     "Exit codes: 0 the experiment is complete; 1 it failed; 2 the command or the configuration was used wrongly; "
     "130 it was paused by a signal."
 )
+
+# Of the trials that failed as many are named.
+_FEW = 3
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="An experiment configuration.", show_default=False)]
 Experiment = Annotated[
@@ -144,15 +147,39 @@ def ls(experiments: Parent = Path("experiments"), json: JsonFlag = False) -> Non
 
 @report_errors()
 def show(
-    directory: Experiment,
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            metavar="EXPERIMENT",
+            help="The directory of an experiment, or path or URL of a storage of annotated checkpoints.",
+            show_default=False,
+        ),
+    ],
     json: JsonFlag = False,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts instead.")
     ] = None,
+    option: Options = None,
 ) -> None:
-    """Show the trials of an experiment with their hyperparameters, metrics and best checkpoints."""
-    from det_lightning.experiments.directory import ExperimentDirectory
+    """Show the trials of an experiment with their hyperparameters, metrics and best checkpoints.
 
+    Of a storage whose checkpoints name their experiments (see `checkpoint annotate`) all experiments are shown.
+    """
+    from det_lightning.experiments.directory import ExperimentDirectory
+    from det_lightning.experiments.stored import stored_experiments
+
+    directory = Path(experiment)
+    is_run_here = html is not None or (directory / "events.jsonl").exists()
+    stored = [] if is_run_here else stored_experiments(experiment, parse_options(option))
+    if stored:
+        if json:
+            print_json({"experiments": stored})
+        else:
+            for index, details in enumerate(stored):
+                if index > 0:
+                    print_lines([""])
+                _print_details(details)
+        return
     if html is not None:
         from det_lightning.experiments.report import write_report
 
@@ -164,7 +191,11 @@ def show(
     details = details_of(ExperimentDirectory.existing(directory))
     if json:
         print_json(details)
-        return
+    else:
+        _print_details(details)
+
+
+def _print_details(details: dict[str, Any]) -> None:
     print_lines([f"{name}: {value}" for name, value in details.items() if name != "trials"])
     columns = [">ID", "STATE", ">BATCHES", ">BEST", ">LATEST", ">RESTARTS", "CHECKPOINT", "HPARAMS"]
     print_table(
@@ -227,6 +258,7 @@ def _run(directory: ExperimentDirectory, machines: Machines, demand: Demand) -> 
     """Run an experiment in this process, and exit with what its outcome means."""
     from det_lightning.experiments import experiment
     from det_lightning.experiments.live_view import live_view
+    from det_lightning.experiments.overview import failed_trials
 
     with live_view(directory) as update:
         outcome = experiment.run(directory, update, machines, demand)
@@ -235,4 +267,6 @@ def _run(directory: ExperimentDirectory, machines: Machines, demand: Demand) -> 
         raise typer.Exit(130)
     warn(f"Experiment {directory.experiment_id}: {outcome.value}")
     if outcome is not outcome.COMPLETED:
+        for trial_id in failed_trials(directory)[:_FEW]:
+            warn(f"What trial {trial_id} wrote: det-lightning experiment logs {directory.path} {trial_id}")
         raise typer.Exit(1)

@@ -84,14 +84,19 @@ class ExperimentDirectory:
 
     def checkpoint_storage(self) -> str | dict[str, Any]:
         """Return where the trials write checkpoints: a section of the configuration, or the experiment's directory."""
-        section = self.config()["checkpoint_storage"]
-        if section.get("type") is None:
-            return str(self.checkpoints)
-        return {name: value for name, value in section.items() if value is not None and not name.startswith("save_")}
+        return storage_named_in(self.config()) or str(self.checkpoints)
 
     def trial(self, trial_id: int) -> Path:
         """Return the directory of a trial."""
         return self.path / "trials" / str(trial_id)
+
+
+def storage_named_in(config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the storage that a configuration names, without rules of retention; None if it names none."""
+    section = config["checkpoint_storage"]
+    if section.get("type") is None:
+        return None
+    return {name: value for name, value in section.items() if value is not None and not name.startswith("save_")}
 
 
 def find_experiments(parent: Path) -> list[ExperimentDirectory]:

@@ -14,7 +14,7 @@ from det_lightning import errors
 from det_lightning.config import ExperimentConfig, read_config
 from det_lightning.experiments.best_validations import BestValidations
 from det_lightning.experiments.cleanup import delete_checkpoints
-from det_lightning.experiments.directory import ExperimentDirectory
+from det_lightning.experiments.directory import ExperimentDirectory, storage_named_in
 from det_lightning.experiments.event_log import EventLog
 from det_lightning.experiments.local import LocalMachine
 from det_lightning.experiments.loggers import require_loggers
@@ -24,6 +24,7 @@ from det_lightning.experiments.runner import ExperimentRunner
 from det_lightning.experiments.search import CreateTrial, Outcome, Search, planned_trials
 from det_lightning.experiments.search_settings import settings_of, space_of
 from det_lightning.experiments.state import ExperimentState
+from det_lightning.experiments.warm_start import require_source
 
 Show = Callable[[ExperimentState], None]
 
@@ -76,12 +77,14 @@ def create(
         loggers: names of the loggers of Lightning that its trials log to.
 
     Raises:
-        ExperimentError: the code or a logger cannot be used.
+        ExperimentError: the code or a logger cannot be used, or the checkpoint to start from is not there.
+        StorageError: the storage that should hold that checkpoint cannot be read.
         ValueError: the search cannot be run.
         OSError: files cannot be written.
     """
     planned(config)
     require_loggers(loggers)
+    require_source(config.searcher.source_checkpoint_uuid, storage_named_in(config.as_dict()))
     directory = ExperimentDirectory.create(parent, config.name)
     try:
         copy_model_context(code, directory.code)

@@ -7,7 +7,7 @@ from typing import Any
 
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import read_events, runner_of
-from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord
+from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus
 
 
 def state_of(directory: ExperimentDirectory) -> ExperimentState:
@@ -42,6 +42,12 @@ def details_of(directory: ExperimentDirectory) -> dict[str, Any]:
         "messages": state.messages,
         "trials": [_trial(state, trial) for trial in state.trials.values()],
     }
+
+
+def failed_trials(directory: ExperimentDirectory) -> list[int]:
+    """Return the numbers of the trials that ended with an error."""
+    trials = state_of(directory).trials.values()
+    return [trial.trial_id for trial in trials if trial.status is TrialStatus.ERROR]
 
 
 def best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:

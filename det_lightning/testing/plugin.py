@@ -16,6 +16,7 @@ import pytest
 from det_lightning.testing.checks import CHECKS, Check
 from det_lightning.testing.options import TrialOptions, trial_options
 from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
+from det_lightning.testing.termination import sigterm_ends_pytest
 
 if TYPE_CHECKING:
     from det_lightning.testing.training.runs import TrialRuns
@@ -84,10 +85,11 @@ class CheckItem(pytest.Item):
         self.add_marker(check.keyword)
 
     def runtest(self) -> None:
-        try:
-            self._check.run(self._runs)
-        except NotChecked as e:
-            pytest.skip(f"not checked: {e}")
+        with sigterm_ends_pytest():
+            try:
+                self._check.run(self._runs)
+            except NotChecked as e:
+                pytest.skip(f"not checked: {e}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return what is wrong with the trial, without the traceback of the check."""

@@ -180,3 +180,36 @@ def test_ray_that_is_not_installed_is_named_and_nothing_is_created(tmp_path: Pat
     assert done.returncode == 2
     assert "pip install 'det-lightning[ray]'" in done.stderr
     assert not (tmp_path / "experiments").exists()
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "storage", "says"),
+    [
+        ("checkpoints/abc", None, ["the relative path 'checkpoints/abc'", "an absolute path, such as"]),
+        ("abc", None, ["the id 'abc'", "names no checkpoint_storage"]),
+        ("abc", "there", ["There is no checkpoint 'abc'"]),
+        ("/nowhere/abc", None, ["There is no checkpoint '/nowhere/abc'"]),
+    ],
+)
+def test_a_missing_checkpoint_to_start_from_is_an_error_before_anything_is_created(
+    checkpoint: str, storage: str | None, says: list[str], tmp_path: Path
+) -> None:
+    searcher = {"name": "single", "metric": "loss", "source_checkpoint_uuid": checkpoint}
+    sections: dict[str, object] = {"searcher": searcher}
+    if storage is not None:
+        (tmp_path / storage).mkdir()
+        sections["checkpoint_storage"] = {"type": "directory", "container_path": str(tmp_path / storage)}
+    config = write_project(tmp_path / "project", **sections)
+    result = run("run", config, tmp_path / "project", "--experiments", tmp_path / "experiments", ends_with=2)
+    assert "searcher.source_checkpoint_uuid" in result.stderr
+    assert all(text in result.stderr for text in says), result.stderr
+    assert not (tmp_path / "experiments").exists()
+    assert storage is None or list((tmp_path / storage).iterdir()) == []
+
+
+def test_a_failed_experiment_names_the_commands_that_print_what_its_trials_wrote(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", entrypoint="python3 -c 'raise OSError(5)'", max_restarts=0)
+    result = run("run", config, tmp_path / "project", "--experiments", tmp_path / "experiments", ends_with=1)
+    (command,) = (line.partition("det-lightning ")[2] for line in result.stderr.splitlines() if "logs" in line)
+    assert command == f"experiment logs {tmp_path / 'experiments' / 'small-1'} 1"
+    assert "OSError: 5" in run(*command.split()).stdout

@@ -47,6 +47,10 @@ class Defect:
 
 LOSS = "        loss = self.loss(batch)\n        self.context.backward"
 HEAD = "self.head = context.wrap_model(torch.nn.Linear(4, 1))"
+LAYERS = "torch.nn.Linear(3, 4), torch.nn.Dropout(0.1)"
+BATCH_NORM = "torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)"
+ADAM = 'torch.optim.Adam(self.body.parameters(), lr=context.get_hparam("lr"))'
+SMALL_SGD = "torch.optim.SGD(self.body.parameters(), lr=0.001)"
 SGD = "context.wrap_optimizer(torch.optim.SGD(self.head.parameters(), lr=0.05, momentum=0.9))"
 SCHEDULER = """context.wrap_lr_scheduler(
             torch.optim.lr_scheduler.ExponentialLR(self.adam, gamma=0.9),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.testing.defects import (
     CONTEXT,
     HEAD,
+    NEW_BEST,
     RESUMES,
     RETURN,
     ROUND_TRIP,
@@ -102,7 +103,28 @@ STATE_DEFECTS = [
         (r"trial \(MyTrial\): history", "keep it in a callback"),
         {
             "        self.best = Best()\n": "        self.best = Best()\n        self.history = []\n",
+            RETURN: 'self.history.append(float(loss))\n        return {"loss": sum(self.history)}',
+        },
+    ),
+    Defect(
+        "state in a list on the trial that a callback reads",
+        STATE,
+        (r"trial \(MyTrial\): history",),
+        {
+            "        self.best = Best()\n": "        self.best = Best()\n        self.best.trial = self\n"
+            "        self.history = []\n",
             RETURN: f"self.history.append(float(loss))\n        {RETURN}",
+            NEW_BEST: f'{NEW_BEST}\n        metrics["seen"] = len(self.trial.history)',
+        },
+    ),
+    Defect(
+        "state in a list that has another name too",
+        STATE,
+        (r"trial \(MyTrial\): history",),
+        {
+            "        self.best = Best()\n": "        self.best = Best()\n        self.history = []\n"
+            "        history = self.history\n        self.mean = lambda: sum(history) / len(history)\n",
+            RETURN: 'self.history.append(float(loss))\n        return {"loss": self.mean()}',
         },
     ),
     Defect(

@@ -10,17 +10,24 @@ import pytest
 
 from det_lightning.testing.checks import CHECKS
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import BadTrial, CheckFailed
+from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
 from det_lightning.testing.records.record import write_record
 from det_lightning.testing.training.runs import TrialRuns
 from tests.testing.defects import (
+    ADAM,
     AGGREGATION,
+    BATCH_NORM,
     CONTEXT,
     CORRECT,
+    DETERMINISTIC,
     HEAD,
+    LAYERS,
     MOVES,
+    NEW_BEST,
+    PROCESSES,
     RETURN,
     ROUND_TRIP,
+    SMALL_SGD,
     STATE,
     Defect,
     before_loss,
@@ -94,6 +101,7 @@ HARMLESS = {
             **before_loss("with torch.no_grad():\n            self.teacher(batch[0])"),
         },
     ),
+    "a bias before a batch norm, whose gradient is rounding noise": (MOVES, {LAYERS: BATCH_NORM, ADAM: SMALL_SGD}),
     "weights that a callback changes between batches": (
         AGGREGATION,
         {
@@ -108,6 +116,21 @@ HARMLESS = {
             "    def on_validation_end": "    def on_checkpoint_save_start(self, checkpoint):\n"
             "        checkpoint['added'] = 4\n\n    def on_checkpoint_load_start(self, checkpoint):\n"
             "        assert checkpoint['added'] == 4\n\n    def on_validation_end"
+        },
+    ),
+    "a list that is only appended to": (
+        STATE,
+        {
+            "        self.best = Best()\n": "        self.best = Best()\n        self.history = []\n",
+            RETURN: f"self.history.append(float(loss))\n        {RETURN}",
+        },
+    ),
+    "lists in a dict of a callback, and in a global variable, that are only appended to": (
+        STATE,
+        {
+            "STEPS = 0": "STEPS = 0\nSEEN: list = []",
+            'self.best = float("inf")': 'self.best = float("inf")\n        self.losses = {"validation": []}',
+            NEW_BEST: f'{NEW_BEST}\n        self.losses["validation"] += [self.best]\n        SEEN.append(metrics)',
         },
     ),
     "a list of predictions for each validation": (
@@ -126,6 +149,43 @@ def test_harmless_code_passes(name: str, tmp_path: Path) -> None:
     check, changes = HARMLESS[name]
     runs = runs_of(Defect(name, check, (), changes).source(), tmp_path)
     run_check(check, runs)
+    runs.close()
+
+
+DRAWING = """class Drawing(torch.utils.data.Sampler):
+    def __len__(self):
+        return 40
+
+    def __iter__(self):
+        return iter([0, 1, 2, 3, *({generator}.permutation(36) + 4).tolist()])
+
+
+class Best("""
+
+
+def drawing_from(generator: str) -> str:
+    """Return the trial with a sampler whose order differs from the second batch on."""
+    changes = {
+        "STEPS = 0": "import os\n\nSTEPS = 0",
+        "class Best(": DRAWING.format(generator=generator),
+        "shuffle=True": "sampler=Drawing()",
+    }
+    return Defect("sampler", PROCESSES, (), changes).source()
+
+
+def test_the_learning_rate_is_not_blamed_for_a_sampler_that_draws_from_an_unseeded_generator(tmp_path: Path) -> None:
+    runs = runs_of(drawing_from("np.random.default_rng()"), tmp_path)
+    with pytest.raises(NotChecked, match=r"differ already, first in the data.* deterministic under a seed"):
+        run_check(PROCESSES, runs)
+    with pytest.raises(CheckFailed, match=r"not seeded: np.random.default_rng"):
+        run_check(DETERMINISTIC, runs)
+    runs.close()
+
+
+def test_the_learning_rate_is_not_blamed_for_a_sampler_whose_order_differs_in_each_process(tmp_path: Path) -> None:
+    runs = runs_of(drawing_from("np.random.default_rng(os.getpid())"), tmp_path)
+    run_check(DETERMINISTIC, runs)
+    run_check(PROCESSES, runs)
     runs.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -105,6 +106,37 @@ def test_a_failed_check_prints_what_is_wrong_without_a_traceback(pytester: pytes
         ]
     )
     assert "check.run" not in result.stdout.str()
+
+
+def sending(line: str) -> str:
+    """Return the trial, which executes a line on its fourth batch."""
+    return CORRECT.replace("        loss = self.loss(batch)", f"        if batch_idx == 3:\n            {line}\n{LOSS}")
+
+
+LOSS = "        loss = self.loss(batch)"
+SIGTERM = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+
+
+SWALLOWED = f"try:\n                {SIGTERM}\n            except BaseException:\n                raise OSError"
+
+
+@pytest.mark.parametrize("line", [SIGTERM, SWALLOWED])
+def test_sigterm_ends_pytest_and_is_no_verdict_on_the_trial(pytester: pytest.Pytester, line: str) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    arguments = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", TRAINS)
+    pytester.makepyfile(test_later="def test_later():\n    pass")
+    result = run(pytester, *arguments, "test_later.py", source=sending(line))
+    assert result.ret == 128 + signal.SIGTERM
+    result.stdout.fnmatch_lines(["*Exit: SIGTERM has come: the check that was under way has no result*"])
+    assert "fail" not in result.stdout.str().lower()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_trial_that_ends_the_process_fails_its_check(pytester: pytest.Pytester) -> None:
+    arguments = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", TRAINS)
+    result = run(pytester, *arguments, source=sending("raise SystemExit(7)"))
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["model_def:MyTrial fails while it trains on batch 3: SystemExit: 7"])
 
 
 def test_last_failed_markers_and_junit_work_with_checks(pytester: pytest.Pytester) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from tests.testing.defects import (
     AGGREGATION,
+    BATCH_NORM,
     CONTEXT,
     DETERMINISTIC,
     DEVICE,
     EVALUATED,
     GROUPS,
     HEAD,
+    LAYERS,
     METRICS,
     MOVES,
     NEW_BEST,
@@ -159,6 +161,21 @@ TRAINING_DEFECTS = [
         MOVES,
         ("no wrapped optimizer has them: body.0.bias",),
         {"torch.optim.Adam(self.body.parameters()": "torch.optim.Adam([self.body[0].weight]"},
+    ),
+    Defect(
+        "layer whose output is multiplied by 0",
+        MOVES,
+        ("do not move: body.2.weight, body.2.bias",),
+        {
+            LAYERS: f"{BATCH_NORM}, torch.nn.Linear(4, 4)",
+            "self.head(self.body(inputs))": "self.head(self.body[:2](inputs) + 0 * self.body(inputs))",
+        },
+    ),
+    Defect(
+        "optimizer that is never stepped, with a bias before a batch norm",
+        MOVES,
+        ("do not move: body.0.weight",),
+        {LAYERS: BATCH_NORM, "        self.context.step_optimizer(self.adam)\n": ""},
     ),
     Defect(
         "optimizer that is never stepped",

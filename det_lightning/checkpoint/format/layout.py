@@ -29,6 +29,11 @@ BOOKKEEPING_DIR = ".det_lightning"
 #: In the staging directory of a writer to a remote storage; locked while the writer lives.
 STAGING_MARK = ".det_lightning-writer.json"
 
+#: det_lightning's own: the entry of ``metadata.json`` with what Determined's master knew about a checkpoint of
+#: Determined, added later; and in it when the file was written before, in seconds since 1970.
+MASTER_KEY = "master"
+WRITTEN_KEY = "written_before_s"
+
 #: Where releases put the state, the newest first.
 STATE_FILES = (STATE_FILE, f"determined/{STATE_FILE}", f"pedl/{STATE_FILE}", "checkpoint.pt")
 #: The name of ``trial_state.pkl`` in older releases.

@@ -10,7 +10,15 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
-from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE, RESUME_FILE, STATE_FILES, is_shallow
+from det_lightning.checkpoint.format.layout import (
+    LOAD_DATA_FILE,
+    MASTER_KEY,
+    METADATA_FILE,
+    RESUME_FILE,
+    STATE_FILES,
+    WRITTEN_KEY,
+    is_shallow,
+)
 from det_lightning.checkpoint.format.manifest import find_metadata_damage
 from det_lightning.checkpoint.storage.location import Location
 
@@ -135,6 +143,16 @@ def plausible_time(noted: Any, written: float | None) -> float | None:
     return float(noted) if 0 <= noted <= latest else None
 
 
+def time_written(metadata: Mapping[str, Any], modified_s: float | None) -> float | None:
+    """Return when a checkpoint was written, whose ``metadata.json`` was modified at ``modified_s``.
+
+    That is earlier if what Determined's master knew was added to it later.
+    """
+    master = metadata.get(MASTER_KEY)
+    before = plausible_time(master.get(WRITTEN_KEY), modified_s) if isinstance(master, dict) else None
+    return modified_s if before is None or modified_s is None else min(before, modified_s)
+
+
 def _time_of(info: Mapping[str, Any]) -> float | None:
     """Return when a file was modified; each file system has its own name and type for that."""
     for key in ("mtime", "LastModified", "last_modified", "updated", "created"):
@@ -188,7 +206,7 @@ def read_ancestry(checkpoint: Location, job: str | None = None) -> Ancestry | No
     if job is not None and metadata.get("job") != job:
         return None
     try:
-        written = modified(checkpoint / METADATA_FILE)
+        written = time_written(metadata, modified(checkpoint / METADATA_FILE))
     except FileNotFoundError:  # another run has just deleted it
         written = None
     link = metadata.get(_PARENT_KEY)

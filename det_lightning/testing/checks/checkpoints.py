@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from det_lightning.checkpoint import load_checkpoint
 from det_lightning.errors import UnsafeCheckpointError
 from det_lightning.testing.causes import usual_causes
 from det_lightning.testing.checks.training import listed
+from det_lightning.testing.observation.list_use import AppendedLists
 from det_lightning.testing.observation.object_state import Holder, Leaf, ObjectState
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.recorder import describe
 from det_lightning.testing.records.comparison import value_differences
 from det_lightning.testing.records.values import shown
 from det_lightning.testing.training.execution import Run
+from det_lightning.testing.training.requirements import files_of
 from det_lightning.testing.training.runs import TrialRuns
 
+# Kinds of holders whose attributes are in the trial's code.
+_OF_USER = ("trial", "callback", "class", "module", "object", "data")
 _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "learning rate scheduler"}
 
 
@@ -78,7 +84,8 @@ def lost_state(runs: TrialRuns) -> dict[str, str]:
 
     A value counts if both uninterrupted runs changed it in the same way (what the clock changes is not state of the
     training), if it differs after the resume, and if it is read before it is written again. If only its outermost
-    object is known to be read, it must still differ at the end. Raises NotChecked if a run failed.
+    object is known to be read, it must still differ at the end, and not be in a list that the code only appends to.
+    Raises NotChecked if a run failed.
     """
     straight = runs.require(runs.straight)
     again = runs.require(runs.again)
@@ -93,7 +100,33 @@ def lost_state(runs: TrialRuns) -> dict[str, str]:
         known = leaf or start[path]
         if is_lost and _same(leaf, elsewhere.get(path)) and _matters(path, known, straight, resumed):
             found.setdefault(known.holder, []).append(path)
+    if found:
+        found = _without_appended(runs, found, {*start, *saved})
     return dict(_described(holder, paths) for holder, paths in found.items())
+
+
+def _without_appended(
+    runs: TrialRuns, found: dict[Holder, list[str]], paths: Container[str]
+) -> dict[Holder, list[str]]:
+    """Leave out what is in lists that the trial's code only appends to, which nothing depends on."""
+    with runs.source.imported():
+        lists = AppendedLists(files_of(runs.source))
+
+    def is_appended(holder: Holder, path: str) -> bool:
+        has = lists.has_variable if holder.kind == "module" else lists.has_attribute
+        return holder.kind in _OF_USER and any(has(name) for name in _containers(path, paths))
+
+    kept = {holder: [path for path in every if not is_appended(holder, path)] for holder, every in found.items()}
+    return {holder: every for holder, every in kept.items() if every}
+
+
+def _containers(path: str, paths: Container[str]) -> Iterator[str]:
+    """Yield the names of the attributes or variables on a path that are lists or other containers of values."""
+    path = path.removeprefix("len(").removesuffix(")")
+    for end in re.finditer(r"[\[.]|$", path):
+        before = path[: end.start()]
+        if f"len({before})" in paths:
+            yield before.rpartition(".")[2]
 
 
 def _same(one: Leaf | None, other: Leaf | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from det_lightning.testing.checks.training import listed
+from det_lightning.testing.checks.training import difference_of_runs, listed
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.records.record import TrainingRecord
@@ -41,6 +42,7 @@ def two_agree_with_one(runs: TrialRuns) -> None:
     options: dict[str, Any] = {"validate_after": frozenset(), "limits": limits, "around": without_chance}
     ranks = _in_two_processes(runs, source, runs.plan("two processes", settings, **options))
     _require_equal_ranks(ranks)
+    _require_repeatable(runs)
     run = train(runs.source, runs.plan("one process", settings, **options), Observer(keeps_parameters=True))
     if run.failure is not None:
         raise runs.explained(run)
@@ -48,7 +50,7 @@ def two_agree_with_one(runs: TrialRuns) -> None:
     if _draws_while_training(one.record):
         return
     _, bypass = runs.probe
-    if ranks[0].samples + ranks[1].samples == one.samples:
+    if [sum(of_batch, Counter()) for of_batch in zip(*(rank.samples for rank in ranks), strict=True)] == one.samples:
         _require_same_losses([rank.record for rank in ranks], one.record)
         _require_same_parameters(ranks[0], one)
     elif any("DistributedSampler" in call for call in bypass.process_groups):
@@ -56,6 +58,16 @@ def two_agree_with_one(runs: TrialRuns) -> None:
             "Two processes together do not train on the samples of one.",
             bypass.process_groups,
             ["data that the trial shards itself, and the training loop shards again"],
+        )
+
+
+def _require_repeatable(runs: TrialRuns) -> None:
+    """Raise NotChecked if even two runs of one process differ: two processes then differ for the same reason."""
+    difference = difference_of_runs(runs.straight, runs.require(runs.again))
+    if difference is not None:
+        raise NotChecked(
+            f"two runs of one process with seed {runs.options.seed} differ already, first in the {difference.kind} "
+            f"{difference.name}; the check that it is deterministic under a seed names the causes"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -91,7 +92,8 @@ class Observer(recorder.TrainingLog):
         self.loaded: dict[str, Any] = {}  # the content of a checkpoint before the first batch, described
         self.final: dict[str, Any] = {}  # weights and states at the end
         self.initial_parameters: dict[str, torch.Tensor] = {}  # copies, if kept
-        self.samples: collections.Counter[bytes] = collections.Counter()  # the rows of the first batch, if kept
+        #: Of each batch the checksums of the rows of its arrays, if parameters are kept.
+        self.samples: list[collections.Counter[bytes]] = []
         self._modules = modules
         self._keeps_parameters = keeps_parameters
 
@@ -140,14 +142,15 @@ class Observer(recorder.TrainingLog):
         last = self.events[-1]
         # Callbacks may have changed weights since the batch before.
         self.weights_before.append(last["weights"] if last["event"] == "batch_end" else self.weights(trial))
-        if self._keeps_parameters and not self.samples:
+        if self._keeps_parameters:
+            self.samples.append(collections.Counter())
             apply_to_collection(batch, (torch.Tensor, np.ndarray), self._count_samples)
         super().batch_start(trial, batch, epoch)
 
     def _count_samples(self, value: Any) -> None:
         array = _frozen(value)
         if array.ndim:
-            self.samples.update(row.tobytes() for row in array)
+            self.samples[-1].update(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in array)
 
     def batch_end(self, trial: Any, metrics: Any) -> None:
         named = metrics if isinstance(metrics, dict) else {"loss": metrics}

@@ -12,13 +12,12 @@ from typing import Any
 from det_lightning.masking import mask
 from det_lightning.testing.records import values
 from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance
+from det_lightning.testing.records.gradients import with_noise_for_gradient
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.records.values import is_array, is_plain_dict, number_in, summary_of
 
 # Numbers may depend on these without any fault of the trial.
 _ENVIRONMENT = ("torch", "device", "processor", "threads")
-# Gradients below this share of a model's largest one are nothing but rounding of float32.
-_NOISE = 1e-5
 # The kinds of the fields of events, in the order in which their values came to be.
 _KINDS = {
     "epoch": "epoch",
@@ -205,7 +204,7 @@ class _Comparison:
 
     def _note_excuses(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
         """Note differences that are not compared, and may explain later ones."""
-        self.unsteady |= _with_noise_for_gradient(theirs.get("gradients", {}), mine.get("gradients", {}))
+        self.unsteady |= with_noise_for_gradient(theirs.get("gradients", {}), mine.get("gradients", {}))
         if self.drawn_apart is None and theirs.get("random") != mine.get("random"):
             self.drawn_apart = theirs["batch"]
         weights = theirs.get("weights", {})
@@ -238,16 +237,6 @@ def _of_callback(difference: Difference, hook: str) -> Difference:
     if found := re.fullmatch(r"avg_metrics\.(.+)", difference.name):
         return dataclasses.replace(difference, kind="metric", name=found[1], part="mean of a workload")
     return dataclasses.replace(difference, name=f"{hook}: {difference.name}")
-
-
-def _with_noise_for_gradient(theirs: Mapping[str, float], mine: Mapping[str, float]) -> set[str]:
-    """Return the parameters whose gradient is zero but for rounding, as that of a bias before a batch norm is.
-
-    Optimizers that divide by the size of a gradient turn it into full steps in a random direction.
-    """
-    noise = [_NOISE * max(gradients.values(), default=0.0) for gradients in (theirs, mine)]
-    sizes = {name: (theirs[name], mine[name]) for name in theirs.keys() & mine.keys()}
-    return {name for name, pair in sizes.items() if any(pair) and (pair[0] < noise[0] or pair[1] < noise[1])}
 
 
 def _label(event: Mapping[str, Any]) -> str:

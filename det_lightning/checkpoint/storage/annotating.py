@@ -1,0 +1,161 @@
+"""Adding what only Determined's master knew to the checkpoints of a storage."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from typing import Any
+
+from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, MASTER_KEY, METADATA_FILE, WRITTEN_KEY
+from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, with_checksum
+from det_lightning.checkpoint.format.master_export import ExportedCheckpoint, MasterExport
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.location import Location, checkpoint_path, explain_errors, is_name
+from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausible_time, time_written
+from det_lightning.masking import mask
+
+# Older releases of Determined note these in what they download, and det_lightning the first two in other words.
+_OTHER_NAMES = {"trial": ("trial_id",), "experiment": ("experiment_id",)}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Change:
+    """The new content of the ``metadata.json`` of one checkpoint."""
+
+    file: Location
+    content: dict[str, Any]
+
+
+@dataclasses.dataclass
+class Annotation:
+    """What an export says about the checkpoints of a storage, and what is to be written; ids of checkpoints.
+
+    Attributes:
+        annotated: those whose ``metadata.json`` changes.
+        unchanged: those that have these entries already.
+        without_metric: those of both for which the export has no value of the searcher metric.
+        not_in_storage: those of the export that are not in the storage, and were not deleted on the platform.
+        unreadable: those without a ``metadata.json`` that can be read.
+        not_in_export: complete ones of the storage of which the export does not speak.
+    """
+
+    annotated: list[str] = dataclasses.field(default_factory=list)
+    unchanged: list[str] = dataclasses.field(default_factory=list)
+    without_metric: list[str] = dataclasses.field(default_factory=list)
+    not_in_storage: list[str] = dataclasses.field(default_factory=list)
+    unreadable: list[str] = dataclasses.field(default_factory=list)
+    not_in_export: list[str] = dataclasses.field(default_factory=list)
+    changes: list[_Change] = dataclasses.field(default_factory=list)
+
+
+def plan_annotation(storage: CheckpointStorage, export: MasterExport) -> Annotation:
+    """Decide what to write; write nothing.
+
+    Raises:
+        StorageError: the storage cannot be read.
+        ValueError: the export says something else than a checkpoint does, or has ids that are none; names all of these,
+            each with the file, the key and the value.
+    """
+    mistakes = [
+        f"{one.file}: uuid is {one.checkpoint_id!r:.80}, which cannot be the id of a checkpoint"
+        for one in export.checkpoints.values()
+        if not is_name(one.checkpoint_id)
+    ]
+    if mistakes:
+        raise ValueError("; ".join(mistakes))
+    there = storage.list_ids(complete=False)
+    plan = Annotation(not_in_export=[name for name in storage.list_ids() if name not in export.checkpoints])
+    for exported in export.checkpoints.values():
+        if exported.checkpoint_id in there:
+            mistakes += _plan_one(plan, storage, export, exported)
+        elif not exported.is_deleted:
+            plan.not_in_storage.append(exported.checkpoint_id)
+    if mistakes:
+        raise ValueError(f"Nothing is written, since the files do not belong to {storage}: {'; '.join(mistakes)}")
+    return plan
+
+
+def carry_out_annotation(plan: Annotation, storage: CheckpointStorage) -> None:
+    """Write what was planned, each file whole or not at all.
+
+    Raises:
+        StorageError: the storage failed for good.
+    """
+    for change in plan.changes:
+        with explain_errors("looking for", change.file):
+            if not change.file.exists():  # another process has just deleted the checkpoint
+                continue
+        write = functools.partial(change.file.write, json.dumps(change.content).encode("utf-8"))
+        storage.retry.call("writing", write, where=change.file)
+
+
+def _plan_one(
+    plan: Annotation, storage: CheckpointStorage, export: MasterExport, exported: ExportedCheckpoint
+) -> list[str]:
+    """Add a checkpoint of the storage to the plan; return what contradicts the export."""
+    directory = checkpoint_path(storage.root, exported.checkpoint_id)
+    file = directory / METADATA_FILE
+    with explain_errors("reading", directory):
+        is_link = directory.link_target() is not None or file.link_target() is not None
+        present = {} if is_link else storage.read_metadata(exported.checkpoint_id)
+        if not present:
+            plan.unreadable.append(exported.checkpoint_id)
+            return []
+        has_load_data = (directory / LOAD_DATA_FILE).exists()
+        written_s = time_written(present, modified(file)) or 0.0
+    entries = export.entries_for(exported)
+    mistakes = _contradictions(present, entries, exported)
+    if mistakes:
+        return mistakes
+    if not has_load_data and (config := export.config_of(exported)) is not None:
+        entries["experiment_config"] = config  # with the hyperparameters all that a release up to 0.17.7 needs
+    content = _annotated(present, entries, exported, written_s)
+    if json.dumps(content, sort_keys=True) == json.dumps(present, sort_keys=True):
+        plan.unchanged.append(exported.checkpoint_id)
+    else:
+        plan.annotated.append(exported.checkpoint_id)
+        plan.changes.append(_Change(file, content))
+    if "metric" not in content:
+        plan.without_metric.append(exported.checkpoint_id)
+    return []
+
+
+def _annotated(
+    present: dict[str, Any], entries: dict[str, Any], exported: ExportedCheckpoint, written_s: float
+) -> dict[str, Any]:
+    """Return the content of a ``metadata.json``, written at ``written_s``, with entries added."""
+    master = _merged(present.get(MASTER_KEY), {**entries[MASTER_KEY], WRITTEN_KEY: written_s})
+    content = {name: value for name, value in present.items() if name != CHECKSUM_KEY}
+    content |= {**entries, MASTER_KEY: master}
+    if notes_in(present).time_s is None:
+        reported_s = plausible_time(exported.time_s, written_s)
+        content["time"] = written_s if reported_s is None else reported_s
+    return with_checksum(content) if CHECKSUM_KEY in present else content
+
+
+def _contradictions(present: dict[str, Any], entries: dict[str, Any], exported: ExportedCheckpoint) -> list[str]:
+    """Return where the metadata of a checkpoint, except for an earlier annotation, say something else."""
+    expected: dict[str, Any] = {"steps_completed": exported.steps_completed}
+    expected |= {name: entries[name] for name in ("trial", "experiment")}
+    for name, others in _OTHER_NAMES.items():
+        expected |= {other: int(entries[name]) for other in others}
+    if MASTER_KEY not in present:
+        expected |= {name: entries[name] for name in ("metric", "hparams") if name in entries}
+    return [
+        f"{exported.file}: {name} of checkpoint {exported.checkpoint_id} is {value!r:.80}, but its {METADATA_FILE} "
+        f"says {mask(present[name])!r:.80}"
+        for name, value in expected.items()
+        if value is not None and present.get(name) is not None and _as_json(mask(present[name])) != _as_json(value)
+    ]
+
+
+def _merged(known: Any, new: Any) -> Any:
+    """Return what an annotation says, and where it says nothing, what an earlier one said."""
+    if isinstance(known, dict) and isinstance(new, dict):
+        return {name: _merged(known.get(name), value) for name, value in new.items()}
+    return known if new is None else new
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)

@@ -1,0 +1,104 @@
+"""Experiments of which only checkpoints are left, as the notes in these describe them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from det_lightning.checkpoint.format.layout import MASTER_KEY
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, notes_in
+from det_lightning.experiments.overview import shown
+
+
+@dataclasses.dataclass(frozen=True)
+class _Noted:
+    """A complete checkpoint that names its trial and experiment."""
+
+    info: CheckpointInfo
+    notes: CheckpointNotes
+
+    @property
+    def age(self) -> tuple[int, float]:
+        return self.notes.steps_completed or 0, self.notes.time_s or self.info.written or 0.0
+
+    def from_master(self, what: str) -> Mapping[str, Any]:
+        """Return what Determined's master knew about the ``experiment`` or ``trial``, if that was noted."""
+        master = self.info.metadata.get(MASTER_KEY)
+        known = master.get(what) if isinstance(master, dict) else None
+        return known if isinstance(known, dict) else {}
+
+
+def stored_experiments(url: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what the checkpoints of a storage say about experiments, each as ``experiment show`` describes one.
+
+    Only trials that have a checkpoint in the storage are among them.
+    """
+    storage = CheckpointStorage(url, options=options)
+    by_experiment: dict[str, list[_Noted]] = {}
+    for info in storage.describe(storage.list_ids()):
+        notes = notes_in(info.metadata)
+        if notes.experiment is not None and notes.trial is not None:
+            by_experiment.setdefault(notes.experiment, []).append(_Noted(info, notes))
+    return [_experiment(str(storage), name, by_experiment[name]) for name in sorted(by_experiment, key=_number_first)]
+
+
+def _experiment(storage: str, experiment: str, noted: list[_Noted]) -> dict[str, Any]:
+    by_trial: dict[str, list[_Noted]] = {}
+    for one in noted:
+        by_trial.setdefault(one.notes.trial or "", []).append(one)
+    known = noted[0].from_master("experiment")
+    best = _best(noted)
+    metric = None
+    if best is not None:
+        metric = f"{best.notes.metric_name} ({'smaller' if best.notes.smaller_is_better else 'larger'} is better)"
+    return {
+        "id": experiment,
+        "name": known.get("name"),
+        "state": _state(known),
+        "best": None if best is None else shown(best.notes.metric),
+        "started": known.get("start_time"),
+        "directory": storage,
+        "metric": metric,
+        "messages": [],
+        "trials": [_trial(trial, by_trial[trial]) for trial in sorted(by_trial, key=_number_first)],
+    }
+
+
+def _trial(trial: str, noted: list[_Noted]) -> dict[str, Any]:
+    newest = max(noted, key=lambda one: one.age)
+    best = _best(noted)
+    validated = [one for one in noted if one.notes.metric is not None]
+    latest = max(validated, key=lambda one: one.age, default=None)
+    return {
+        "id": trial,
+        "state": _state(newest.from_master("trial")),
+        "batches": newest.notes.steps_completed,
+        "best": None if best is None else shown(best.notes.metric),
+        "latest": None if latest is None else shown(latest.notes.metric),
+        "restarts": None,
+        "checkpoint": (best or newest).info.id,
+        "hparams": newest.info.metadata.get("hparams"),
+        "reason": None,
+    }
+
+
+def _best(noted: list[_Noted]) -> _Noted | None:
+    """Return the checkpoint with the best metric; the direction is that of the newest one."""
+    # Only NaN differs from itself.
+    validated = [one for one in noted if one.notes.metric is not None and one.notes.metric == one.notes.metric]
+    if not validated:
+        return None
+    choose = min if max(validated, key=lambda one: one.age).notes.smaller_is_better else max
+    return choose(validated, key=lambda one: one.notes.metric or 0.0)
+
+
+def _state(known: Mapping[str, Any]) -> str | None:
+    state = known.get("state")
+    return state.removeprefix("STATE_") if isinstance(state, str) else None
+
+
+def _number_first(name: str) -> tuple[bool, int, str]:
+    is_number = name.isascii() and name.isdigit() and len(name) < 20
+    return not is_number, int(name) if is_number else 0, name

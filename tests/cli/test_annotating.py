@@ -1,0 +1,335 @@
+"""``det-lightning checkpoint annotate``: what Determined's master knew, added to checkpoints that it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, load_checkpoint
+from det_lightning.checkpoint.format.master_export import MasterExport
+from det_lightning.cli.app import app
+from tests.checkpoint.made_checkpoints import make_files, write_checkpoint
+from tests.cli.exported import describe_experiment, describe_trial, list_checkpoints, write
+from tests.cli.test_cli import error_of, json_of, run
+
+UNKNOWN = "11111111-2222-3333-4444-555555555555"
+OTHER = "22222222-2222-3333-4444-555555555555"
+
+
+class Platform(NamedTuple):
+    """A storage with checkpoints of two trials, and what the command line printed about them."""
+
+    storage: Path
+    ids: dict[str, str]  # by what they are, such as "7 at 10"
+    files: list[Path]
+
+
+@pytest.fixture(params=["Determined", "det_lightning"])
+def platform(request: pytest.FixtureRequest, tmp_path: Path) -> Platform:
+    storage = tmp_path / "storage"
+    accuracies = {(7, 10): 0.5, (7, 20): 0.75, (8, 10): 0.875, (8, 20): "Nan"}
+    ids = {}
+    for age, (trial, steps) in enumerate(accuracies):
+        checkpoint = write_checkpoint(storage, steps, by_determined=request.param == "Determined")
+        ids[f"{trial} at {steps}"] = checkpoint.name
+        written = time.time() - 1000 + age
+        os.utime(checkpoint / "metadata.json", (written, written))
+    of_trial = {
+        trial: {ids[f"{t} at {steps}"]: (steps, metric) for (t, steps), metric in accuracies.items() if t == trial}
+        for trial in (7, 8)
+    }
+    files = [
+        write(tmp_path / "experiments.json", [describe_experiment()]),
+        write(tmp_path / "trial-7.json", describe_trial(7, of_trial[7])),
+        write(tmp_path / "trial-8.json", describe_trial(8, of_trial[8])),
+    ]
+    return Platform(storage, ids, files)
+
+
+def metadata_of(platform: Platform, name: str) -> dict[str, Any]:
+    metadata: dict[str, Any] = json.loads((platform.storage / platform.ids[name] / "metadata.json").read_text())
+    return metadata
+
+
+def contents_of(storage: Path) -> dict[str, tuple[bytes, int]]:
+    files = (path for path in storage.rglob("*") if path.is_file())
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def show(storage: object, *arguments: str) -> str:
+    result = CliRunner().invoke(app, ["experiment", "show", str(storage), *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_metric_experiment_trial_and_hyperparameters_are_added(platform: Platform) -> None:
+    run("annotate", platform.storage, *platform.files)
+    metadata = metadata_of(platform, "7 at 20")
+    expected = {
+        "trial": "7",
+        "experiment": "3",
+        "metric": {"name": "accuracy", "value": 0.75, "smaller_is_better": False},
+        "hparams": {"lr": 0.1 * 7, "api_key": "********"},
+        "steps_completed": 20,
+    }
+    assert {name: metadata[name] for name in expected} == expected
+    assert metadata["master"].pop("written_before_s") > 0
+    assert metadata["master"] == {
+        "experiment": {"name": "digits", "state": "STATE_COMPLETED", "start_time": "2023-05-01T12:00:00.123456789Z"},
+        "trial": {"state": "STATE_COMPLETED"},
+        "validation_metrics": {"accuracy": 0.75, "loss": 0.5},
+    }
+
+
+def test_annotated_checkpoints_are_valid_and_load_as_before(platform: Platform) -> None:
+    before = load_checkpoint(platform.storage / platform.ids["7 at 20"]).state
+    run("annotate", platform.storage, *platform.files)
+    run("verify", platform.storage)
+    after = load_checkpoint(platform.storage / platform.ids["7 at 20"]).state
+    assert all(
+        torch.equal(after["models_state_dict"][0][name], tensor)
+        for name, tensor in before["models_state_dict"][0].items()
+    )
+
+
+def test_ls_best_lists_the_best_of_an_experiment_first(platform: Platform) -> None:
+    assert json_of("ls", platform.storage, "--best")["checkpoints"] == []
+    run("annotate", platform.storage, *platform.files)
+    best = json_of("ls", platform.storage, "--best")["checkpoints"]
+    assert [entry["uuid"] for entry in best] == [platform.ids[name] for name in ("8 at 10", "7 at 20", "7 at 10")]
+    lines = run("ls", platform.storage, "--best").stdout.splitlines()
+    assert lines[0].split() == ["uuid", "experiment", "trial", "steps", "accuracy", "size", "age", "complete"]
+    assert lines[2].split()[:5] == [platform.ids["8 at 10"], "3", "8", "10", "0.875"]
+
+
+def test_prune_keeps_the_best_and_the_latest_of_each_trial(platform: Platform) -> None:
+    run("annotate", platform.storage, *platform.files)
+    run("prune", platform.storage, "--yes")
+    assert set(CheckpointStorage(platform.storage).list_ids()) == {
+        platform.ids[name] for name in ("7 at 20", "8 at 10", "8 at 20")
+    }
+
+
+def test_experiment_show_shows_the_trials_of_a_storage(platform: Platform) -> None:
+    run("annotate", platform.storage, *platform.files)
+    output = show(platform.storage)
+    assert "name: digits" in output
+    assert "metric: accuracy (larger is better)" in output
+    (experiment,) = json.loads(show(platform.storage, "--json"))["experiments"]
+    assert (experiment["id"], experiment["state"], experiment["best"]) == ("3", "COMPLETED", "0.875")
+    assert [
+        (trial["id"], trial["state"], trial["batches"], trial["best"], trial["checkpoint"], trial["hparams"]["lr"])
+        for trial in experiment["trials"]
+    ] == [
+        ("7", "COMPLETED", 20, "0.75", platform.ids["7 at 20"], 0.1 * 7),
+        ("8", "COMPLETED", 20, "0.875", platform.ids["8 at 10"], 0.1 * 8),
+    ]
+
+
+def test_the_list_of_checkpoints_of_the_master_is_enough(platform: Platform, tmp_path: Path) -> None:
+    listed = list_checkpoints(7, {platform.ids["7 at 10"]: (10, 0.5), platform.ids["7 at 20"]: (20, 0.75)})
+    found = json_of("annotate", platform.storage, write(tmp_path / "checkpoints.json", listed))
+    assert found["experiments_without_metric"] == found["without_metric"] == []
+    best = json_of("ls", platform.storage, "--best")["checkpoints"]
+    assert [entry["uuid"] for entry in best] == [platform.ids["7 at 20"], platform.ids["7 at 10"]]
+
+
+def test_a_second_time_nothing_is_written(platform: Platform) -> None:
+    run("annotate", platform.storage, *platform.files)
+    before = contents_of(platform.storage)
+    assert "0 annotated, 4 unchanged." in run("annotate", platform.storage, *platform.files).stdout
+    assert contents_of(platform.storage) == before
+
+
+def test_a_later_annotation_that_knows_less_forgets_nothing(platform: Platform) -> None:
+    run("annotate", platform.storage, *platform.files)
+    before = contents_of(platform.storage)
+    assert "0 annotated, 2 unchanged." in run("annotate", platform.storage, platform.files[1]).stdout
+    assert contents_of(platform.storage) == before
+
+
+def test_a_dry_run_writes_nothing(platform: Platform) -> None:
+    before = contents_of(platform.storage)
+    assert "4 annotated, 0 unchanged." in run("annotate", platform.storage, *platform.files, "--dry-run").stdout
+    assert contents_of(platform.storage) == before
+
+
+def test_the_newest_checkpoint_stays_the_newest(platform: Platform) -> None:
+    later = write_checkpoint(platform.storage, 5)
+    for _ in range(2):
+        run("annotate", platform.storage, *platform.files)
+        assert CheckpointStorage(platform.storage).newest() == str(later)
+    later.rename(platform.storage.parent / later.name)
+    assert CheckpointStorage(platform.storage).newest() == str(platform.storage / platform.ids["8 at 20"])
+
+
+def test_checkpoints_in_a_remote_storage_are_annotated(tmp_path: Path) -> None:
+    storage = CheckpointStorage("memory://annotated")
+    checkpoint_id = CheckpointWriter(storage, tmp_path).write(make_files(10))
+    files = [
+        write(tmp_path / "experiments.json", [describe_experiment()]),
+        write(tmp_path / "trial-7.json", describe_trial(7, {checkpoint_id: (10, 0.5)})),
+    ]
+    run("annotate", storage, *files)
+    assert storage.read_metadata(checkpoint_id)["metric"]["value"] == 0.5
+    assert "0 annotated, 1 unchanged." in run("annotate", storage, *files).stdout
+    run("verify", storage)
+    assert json.loads(show(storage, "--json"))["experiments"][0]["best"] == "0.5"
+    storage.delete(checkpoint_id)
+
+
+def test_what_was_matched_and_what_was_not_is_said(platform: Platform, tmp_path: Path) -> None:
+    lost = write(tmp_path / "trial-9.json", describe_trial(9, {UNKNOWN: (10, 0.5)}, experiment_id=4))
+    lines = run("annotate", platform.storage, *platform.files[:2], lost).stdout.splitlines()
+    assert lines[:2] == [f"annotate {platform.ids[name]}" for name in ("7 at 10", "7 at 20")]
+    assert lines[2] == "2 annotated, 0 unchanged."
+    assert f"1 in the files, but not in the storage: {UNKNOWN}" in lines
+    assert any(line.startswith("2 in the storage, but not in the files: ") for line in lines)
+    assert "det experiment describe 4 --json" in lines[-1]
+
+
+def test_checkpoints_that_were_deleted_on_the_platform_are_not_missed(platform: Platform, tmp_path: Path) -> None:
+    deleted = describe_trial(9, {UNKNOWN: (10, 0.5)})
+    deleted["workloads"][-1]["checkpoint"]["state"] = "STATE_DELETED"
+    found = json_of("annotate", platform.storage, *platform.files, write(tmp_path / "trial-9.json", deleted))
+    assert found["not_in_storage"] == []
+
+
+def with_wrong(platform: Platform, kind: str) -> Any:
+    checkpoint_id = platform.ids["7 at 10"]
+    described = describe_trial(7, {checkpoint_id: (10, 0.5)})
+    if kind == "steps":
+        described["workloads"][-1]["checkpoint"]["totalBatches"] = 11
+    elif kind == "type":
+        described["trial"]["experimentId"] = "three"
+    elif kind == "outside":
+        described["workloads"][-1]["checkpoint"]["uuid"] = "../outside"
+    elif kind == "two trials":
+        return [described, describe_trial(9, {checkpoint_id: (10, 0.5)})]
+    elif kind == "other":
+        return {"metrics": [1]}
+    elif kind == "list":
+        return [5]
+    return described
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("steps", ["steps_completed of checkpoint", " is 11, but its metadata.json says 10"]),
+        ("type", ["trial.experimentId", "valid integer", "got 'three'"]),
+        ("outside", ["uuid is '../outside', which cannot be the id of a checkpoint"]),
+        ("two trials", ["trial_id of checkpoint", " is 9, but ", " says 7"]),
+        ("other", ["neither an experiment, nor a trial, nor a list of checkpoints", "{'metrics': [1]}"]),
+        ("list", ["[0] is neither an experiment", "got 5"]),
+    ],
+)
+def test_a_file_that_does_not_belong_is_refused_and_nothing_is_written(
+    kind: str, says: list[str], platform: Platform, tmp_path: Path
+) -> None:
+    wrong = write(tmp_path / "wrong.json", with_wrong(platform, kind))
+    (tmp_path / "outside").mkdir()
+    before = contents_of(tmp_path)
+    error = error_of("annotate", platform.storage, platform.files[0], platform.files[2], wrong)
+    assert all(text in error for text in [str(wrong), *says]), error
+    assert contents_of(tmp_path) == before
+
+
+def test_all_mistakes_of_all_files_are_named(platform: Platform, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    wrong = write(tmp_path / "wrong.json", with_wrong(platform, "type"))
+    error = error_of("annotate", platform.storage, broken, wrong)
+    assert "broken.json is not JSON" in error
+    assert "wrong.json: trial.experimentId" in error
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("STATE_COMPLETED"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.data())
+def test_any_change_to_an_output_is_read_or_refused_with_the_name_of_the_file(data: st.DataObject) -> None:
+    trial = describe_trial(7, {UNKNOWN: (10, 0.5)})
+    printed = json.loads(json.dumps([describe_experiment(), trial, list_checkpoints(8, {OTHER: (5, 1)})]))
+    within: Any = printed
+    while True:
+        key = data.draw(st.sampled_from(list(within) if isinstance(within, dict) else range(len(within))))
+        if not isinstance(within[key], dict | list) or not within[key] or data.draw(st.booleans()):
+            break
+        within = within[key]
+    within[key] = data.draw(JSON)
+    try:
+        export = MasterExport({"some.json": json.dumps(printed).encode()})
+    except ValueError as e:
+        assert str(e).startswith("some.json")
+    else:
+        assert all(json.dumps(export.entries_for(one)) for one in export.checkpoints.values())
+
+
+def test_a_checkpoint_of_another_trial_is_refused(platform: Platform, tmp_path: Path) -> None:
+    run("annotate", platform.storage, *platform.files)
+    other = write(tmp_path / "trial-9.json", describe_trial(9, {platform.ids["7 at 10"]: (10, 0.5)}))
+    error = error_of("annotate", platform.storage, other)
+    assert "trial-9.json: trial of checkpoint" in error
+    assert "is '9', but its metadata.json says '7'" in error
+
+
+def test_the_metric_of_a_run_of_this_library_is_not_replaced(tmp_path: Path) -> None:
+    noted = {"metric": {"name": "accuracy", "value": 0.25, "smaller_is_better": False}}
+    checkpoint = write_checkpoint(tmp_path / "storage", 10, notes=noted)
+    files = [
+        write(tmp_path / "experiments.json", [describe_experiment()]),
+        write(tmp_path / "trial-7.json", describe_trial(7, {checkpoint.name: (10, 0.5)})),
+    ]
+    assert "metric of checkpoint" in error_of("annotate", tmp_path / "storage", *files)
+
+
+def test_nothing_is_written_through_a_link(platform: Platform, tmp_path: Path) -> None:
+    elsewhere = write_checkpoint(tmp_path / "elsewhere", 10, by_determined=True)
+    (platform.storage / UNKNOWN).symlink_to(elsewhere)
+    linked = platform.storage / platform.ids["7 at 10"] / "metadata.json"
+    target = linked.rename(tmp_path / "metadata.json")
+    linked.symlink_to(target)
+    before = contents_of(tmp_path / "elsewhere") | {str(target): (target.read_bytes(), target.stat().st_mtime_ns)}
+    described = describe_trial(7, {UNKNOWN: (10, 0.5), platform.ids["7 at 10"]: (10, 0.5)})
+    found = json_of("annotate", platform.storage, write(tmp_path / "trial.json", described))
+    assert found["annotated"] == []
+    assert (
+        contents_of(tmp_path / "elsewhere") | {str(target): (target.read_bytes(), target.stat().st_mtime_ns)} == before
+    )
+
+
+def test_a_damaged_metadata_file_is_left_alone(platform: Platform) -> None:
+    file = platform.storage / platform.ids["7 at 10"] / "metadata.json"
+    file.write_text("{")
+    found = json_of("annotate", platform.storage, *platform.files)
+    assert found["unreadable"] == [platform.ids["7 at 10"]]
+    assert len(found["annotated"]) == 3
+    assert file.read_text() == "{"
+
+
+def test_no_secret_of_a_configuration_is_written(platform: Platform) -> None:
+    for checkpoint_id in platform.ids.values():
+        (platform.storage / checkpoint_id / "load_data.json").unlink()
+    for name in platform.ids:
+        if "files" in (metadata := metadata_of(platform, name)):  # as it is without the file
+            kept = {key: value for key, value in metadata.items() if key not in ("files", "metadata_crc32c")}
+            (platform.storage / platform.ids[name] / "metadata.json").write_text(json.dumps(kept))
+    run("annotate", platform.storage, *platform.files)
+    assert metadata_of(platform, "7 at 10")["experiment_config"]["name"] == "digits"
+    written = b"".join(path.read_bytes() for path in platform.storage.rglob("metadata.json"))
+    assert b"s3cr3t" not in written
+    assert b"k3y-of-nobody" not in written
