@@ -234,3 +234,9 @@ class ReducerRegistry:
         for registration, per_slot in zip(due, zip(*per_rank, strict=True), strict=True):
             metrics.update(registration.as_metrics(registration.run("cross_slot_reduce", cast("Any", per_slot))))
         return metrics
+
+
+# Their names in Determined, for what imports this module rather than the package.
+_PyTorchReducerContext = ReducerRegistry
+_SimpleReducer = FunctionReducer
+_simple_reduce_metrics = simple_reduce

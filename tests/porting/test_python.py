@@ -51,6 +51,13 @@ def findings_of(text: str, severity: Severity = Severity.problem) -> list[str]:
         ),
         ("from determined.tensorboard.metric_writers.pytorch import TorchWriter\n", None),
         ("from determined.experimental import test_one_batch\n", None),
+        ("from determined.util import download_gcs_blob_with_backoff, merge_dicts\n", None),
+        ("from determined.horovod import hvd\n", None),
+        ("from determined import ExperimentConfig, util\n", None),
+        (
+            "from determined.pytorch import _SimpleReducer\n",
+            "from det_lightning.pytorch._reducer import _SimpleReducer\n",
+        ),
         ("import importlib\nimportlib.import_module('determined.pytorch')\n", None),
         ("import logging\nlogging.getLogger('determined')\n", None),
         ("call(['-m', 'determined.launch.torch_distributed', 'train.py'])\n", None),
