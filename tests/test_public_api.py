@@ -25,6 +25,9 @@ PUBLIC = {
         ReproducibleShuffleSampler ShouldExit SkipBatchSampler SkipSampler TorchData TrainUnit Trainer
         adapt_batch_sampler data_length init load_trial_from_checkpoint_path reset_parameters samplers to_device
     """,
+    "det_lightning.pytorch.experimental": """
+        TorchBatchProcessor TorchBatchProcessorContext get_default_device torch_batch_process
+    """,
     "det_lightning.experimental": "test_one_batch",
     "det_lightning.horovod": "hvd",
     "det_lightning.util": """

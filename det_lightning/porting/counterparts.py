@@ -37,7 +37,6 @@ _BLOCKED = (
     "determined.keras",
     "determined.lightning",
     "determined.pytorch.deepspeed",
-    "determined.pytorch.experimental",
     "determined.pytorch.lightning",
     "determined.transformers",
 )
