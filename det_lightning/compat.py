@@ -100,11 +100,12 @@ def answering_determined() -> Iterator[None]:
     real = _forget_determined()
     finder = _AliasFinder()
     sys.meta_path.insert(0, finder)
+    was_there = str(ALIAS_DIRECTORY) in sys.path  # as in the trials of an experiment
     _add_to_search_path()
     try:
         yield
     finally:
-        if str(ALIAS_DIRECTORY) in sys.path:
+        if not was_there and str(ALIAS_DIRECTORY) in sys.path:
             sys.path.remove(str(ALIAS_DIRECTORY))
         sys.meta_path.remove(finder)
         _forget_determined()

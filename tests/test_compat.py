@@ -204,8 +204,13 @@ before = list(sys.path)
 with compat.answering_determined():
     print(sys.path[:1] == before[:1], len(sys.path) - len(before))
 print(sys.path == before)
+sys.path.append(str(compat.ALIAS_DIRECTORY))
+before = list(sys.path)
+with compat.answering_determined():
+    pass
+print(sys.path == before)
 """
-    ) == ["True 1", "True"]
+    ) == ["True 1", "True", "True"]
 
 
 @pytest.mark.parametrize(
