@@ -5,12 +5,25 @@ import random
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from det_lightning.core._cluster import ClusterInfo, TrialInfo, get_cluster_info
+from det_lightning._experiment_config import ExperimentConfig
+from det_lightning.core._cluster import ClusterInfo, RendezvousInfo, ResourcesInfo, TrialInfo, get_cluster_info
 from det_lightning.errors import InvalidHP
 from det_lightning.importing import import_from_path
 
 if TYPE_CHECKING:
-    from det_lightning import adapters, callbacks, checkpoint, compat, core, errors, experimental, pytorch, tensorboard
+    from det_lightning import (
+        adapters,
+        callbacks,
+        checkpoint,
+        compat,
+        core,
+        errors,
+        experimental,
+        pytorch,
+        tensorboard,
+        util,
+    )
+    from det_lightning.pytorch import PyTorchTrialContext as TrialContext
 
 try:
     __version__ = version("det-lightning")
@@ -23,7 +36,11 @@ LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
 __all__ = [
     "LOG_FORMAT",
     "ClusterInfo",
+    "ExperimentConfig",
     "InvalidHP",
+    "RendezvousInfo",
+    "ResourcesInfo",
+    "TrialContext",
     "TrialInfo",
     "__version__",
     "adapters",
@@ -37,10 +54,13 @@ __all__ = [
     "import_from_path",
     "pytorch",
     "tensorboard",
+    "util",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "TrialContext":  # there are no others
+        return __getattr__("pytorch").PyTorchTrialContext
     # ``det.pytorch`` after a mere ``import det_lightning as det``, at no cost for who does not use it.
     if name in __all__:
         # Some modules draw random numbers when they are imported, and the script may have set its seeds already.

@@ -7,6 +7,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 from types import CodeType, ModuleType
@@ -15,6 +16,8 @@ __all__ = ["answering_determined", "install"]
 
 _THEIRS = "determined"
 _OURS = "det_lightning"
+#: Where a process that has this on its search path finds ``determined``, which is det_lightning.
+ALIAS_DIRECTORY = pathlib.Path(__file__).resolve().parent / "alias"
 
 
 class _AliasLoader(importlib.abc.Loader):
@@ -70,7 +73,8 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
 def install() -> None:
     """Make ``import determined``, and the import of its submodules, give the modules of det_lightning.
 
-    This holds for the present process. Calling it again changes nothing.
+    This holds for the present process, and for those that :mod:`multiprocessing` starts in it, such as the workers of a
+    loader, by ``fork``, ``spawn`` or ``forkserver``. Calling it again changes nothing.
 
     Raises:
         RuntimeError: the real determined is imported already.
@@ -84,6 +88,7 @@ def install() -> None:
             "det_lightning.compat.install() before the first import of determined."
         )
     sys.meta_path.insert(0, _AliasFinder())
+    _add_to_search_path()
 
 
 @contextlib.contextmanager
@@ -95,12 +100,23 @@ def answering_determined() -> Iterator[None]:
     real = _forget_determined()
     finder = _AliasFinder()
     sys.meta_path.insert(0, finder)
+    was_there = str(ALIAS_DIRECTORY) in sys.path  # as in the trials of an experiment
+    _add_to_search_path()
     try:
         yield
     finally:
+        if not was_there and str(ALIAS_DIRECTORY) in sys.path:
+            sys.path.remove(str(ALIAS_DIRECTORY))
         sys.meta_path.remove(finder)
         _forget_determined()
         sys.modules.update(real)
+
+
+def _add_to_search_path() -> None:
+    """Let processes find the alias that get a copy of this one's search path, and begin without its finders."""
+    # Scripts take the first entry for the directory that they are in.
+    if str(ALIAS_DIRECTORY) not in sys.path:
+        sys.path.insert(1, str(ALIAS_DIRECTORY))
 
 
 def _forget_determined() -> dict[str, ModuleType]:

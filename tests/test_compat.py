@@ -124,12 +124,104 @@ def test_a_script_runs_unmodified_with_its_arguments_and_its_neighbours() -> Non
     assert done.stdout == "det_lightning ['project/train.py', '--lr', '0.1'] beside the script\n", done.stderr
 
 
+def test_a_module_runs_unmodified_with_its_arguments_from_the_working_directory() -> None:
+    Path("package").mkdir()
+    Path("package/train.py").write_text(
+        "import sys, determined\nfrom . import neighbour\n"
+        "if __name__ == '__main__':\n"
+        "    print(determined.__name__, sys.argv[1:], __package__, neighbour.HERE)\n"
+    )
+    Path("package/neighbour.py").write_text("HERE = 'beside the module'\n")
+    Path("package/__init__.py").touch()
+    done = run("-m", "det_lightning", "-m", "package.train", "--lr", "0.1")
+    assert done.stdout == "det_lightning ['--lr', '0.1'] package beside the module\n", done.stderr
+
+
+@pytest.mark.slow
+def test_determineds_launcher_runs_scripts_that_import_determined() -> None:
+    Path("train.py").write_text("import determined\nprint(determined.__name__)\n")
+    launcher = ["-m", "determined.launch.torch_distributed", "--nproc-per-node", "2", "--", "python", "train.py"]
+    done = run("-m", "det_lightning", *launcher)
+    assert done.stdout == "det_lightning\n" * 2, done.stderr
+
+
+WORKERS = """
+import multiprocessing, sys
+import determined
+
+def name_of_determined(_):
+    import determined
+    return determined.__name__, determined.core.__name__
+
+class Names:
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        return "/".join(name_of_determined(index))
+
+if __name__ == "__main__":
+    method = sys.argv[1]
+    if method in multiprocessing.get_all_start_methods():
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(*pool.map(name_of_determined, [0]))
+    else:
+        from determined.pytorch import DataLoader
+        loader = DataLoader(Names(), num_workers=1, multiprocessing_context=method.removeprefix("loader-"))
+        print(*[names for names, in loader.get_data_loader()])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("start", "method", "output"),
+    [
+        ("command", "spawn", "('det_lightning', 'det_lightning.core')"),
+        ("command", "forkserver", "('det_lightning', 'det_lightning.core')"),
+        ("command", "loader-spawn", "det_lightning/det_lightning.core det_lightning/det_lightning.core"),
+        ("install", "spawn", "('det_lightning', 'det_lightning.core')"),
+        ("install", "loader-forkserver", "det_lightning/det_lightning.core det_lightning/det_lightning.core"),
+    ],
+)
+def test_worker_processes_have_the_alias_too(start: str, method: str, output: str) -> None:
+    Path("train.py").write_text(WORKERS)
+    if start == "install":
+        # Unlike the script, the modules that workers import call nothing.
+        Path("start.py").write_text(
+            "import runpy\n"
+            "if __name__ == '__main__':\n"
+            "    from det_lightning import compat\n"
+            "    compat.install()\n"
+            "    runpy.run_path('train.py', run_name='__main__')\n"
+        )
+    done = run(*(["-m", "det_lightning", "train.py"] if start == "command" else ["start.py"]), method)
+    assert done.stdout == f"{output}\n", done.stderr
+
+
+def test_a_temporary_alias_leaves_the_search_path_as_it_was() -> None:
+    assert printed(
+        """
+before = list(sys.path)
+with compat.answering_determined():
+    print(sys.path[:1] == before[:1], len(sys.path) - len(before))
+print(sys.path == before)
+sys.path.append(str(compat.ALIAS_DIRECTORY))
+before = list(sys.path)
+with compat.answering_determined():
+    pass
+print(sys.path == before)
+"""
+    ) == ["True 1", "True", "True"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
         ([], 2, "usage: python -m det_lightning SCRIPT"),
         (["--help"], 0, "usage: python -m det_lightning SCRIPT"),
+        (["-m"], 2, "usage: python -m det_lightning SCRIPT"),
         (["missing.py"], 1, "det_lightning: there is no script missing.py"),
+        (["-m", "missing"], 1, "det_lightning: there is no module missing"),
+        (["-m", "missing.train"], 1, "det_lightning: there is no module missing.train"),
     ],
 )
 def test_the_command_line_explains_itself(arguments: list[str], status: int, message: str) -> None:

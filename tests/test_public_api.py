@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 PUBLIC = {
     "det_lightning": """
-        LOG_FORMAT ClusterInfo InvalidHP TrialInfo __version__ adapters callbacks checkpoint compat core errors
-        experimental get_cluster_info import_from_path pytorch tensorboard
+        LOG_FORMAT ClusterInfo ExperimentConfig InvalidHP RendezvousInfo ResourcesInfo TrialContext TrialInfo
+        __version__ adapters callbacks checkpoint compat core errors experimental get_cluster_info import_from_path
+        pytorch tensorboard util
     """,
     "det_lightning.pytorch": """
         Batch CheckpointLoadContext ClipGradsL2Norm ClipGradsL2Value DataLoader DistributedBatchSampler
@@ -24,7 +25,14 @@ PUBLIC = {
         ReproducibleShuffleSampler ShouldExit SkipBatchSampler SkipSampler TorchData TrainUnit Trainer
         adapt_batch_sampler data_length init load_trial_from_checkpoint_path reset_parameters samplers to_device
     """,
+    "det_lightning.pytorch.experimental": """
+        TorchBatchProcessor TorchBatchProcessorContext get_default_device torch_batch_process
+    """,
     "det_lightning.experimental": "test_one_batch",
+    "det_lightning.horovod": "hvd",
+    "det_lightning.util": """
+        download_gcs_blob_with_backoff filter_duplicates has_param is_overridden merge_dicts
+    """,
     "det_lightning.adapters": "DeterminedCheckpointIO TrialModule",
     "det_lightning.callbacks": "DeterminedCheckpoint DeterminedTensorBoard PreemptionHandler TorchProfiler",
     "det_lightning.core": """

@@ -63,6 +63,11 @@ class CheckpointContext:
         self._storage = storage
         self._task = task
 
+    @property
+    def storage(self) -> CheckpointStorage:
+        """Where the checkpoints are."""
+        return self._storage
+
     def upload(
         self,
         ckpt_dir: str | os.PathLike[str] | None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import bookkeeping_path
 from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._latest_run import remember_run
 from det_lightning.core._run_files import RunFiles
 from det_lightning.core._task import TrialTask
 from det_lightning.core._tensorboard_mode import TensorboardMode
@@ -53,6 +54,7 @@ class TrainContext:
         self._storage = storage
         self._tensorboard_mode = TensorboardMode(tensorboard_mode)
         self._task = task
+        remember_run(self)
 
     def report_training_metrics(
         self, steps_completed: int, metrics: dict[str, Any], batch_metrics: list[dict[str, Any]] | None = None
@@ -194,10 +196,11 @@ class TrainContext:
     def _output(self) -> TensorBoardOutput | None:
         if self._tensorboard_mode is TensorboardMode.MANUAL or self._distributed.rank != 0:
             return None
-        return self._tensorboard
+        return self.tensorboard
 
     @functools.cached_property
-    def _tensorboard(self) -> TensorBoardOutput:
+    def tensorboard(self) -> TensorBoardOutput:
+        """The TensorBoard files of the run."""
         from det_lightning.core._tensorboard import TensorBoardOutput  # brings tensorboard
 
         return TensorBoardOutput(enabled=True, locate=lambda: self._files.tensorboard)

@@ -29,7 +29,6 @@ class ExperimentDirectory:
         self.options = path / "options.json"
         self.events = path / "events.jsonl"
         self.checkpoints = path / "checkpoints"
-        self.alias = path / "alias"
         self.best = path / "trials" / "best.json"
 
     @property

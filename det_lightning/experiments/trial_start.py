@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from det_lightning.compat import ALIAS_DIRECTORY
 from det_lightning.core._task import TASK_VARIABLE, TrialTask
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.entrypoint import command_of
@@ -18,16 +19,6 @@ from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import RecordReader, TrialProcess
 
 _GRACE_S = 600.0
-# Answers to the name of Determined with det_lightning, in the processes of trials only.
-_ALIAS = """\
-import sys
-
-del sys.modules["determined"]
-from det_lightning import compat
-
-compat.install()
-import determined
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +27,11 @@ class TrialStart:
 
     Attributes:
         task: what the processes of the trial are passed.
-        alias: a directory with the package that answers to the name ``determined``.
         variables: variables of the environment that the configuration sets.
         lines_read: how much of the trial's metrics was read before.
     """
 
     task: TrialTask
-    alias: Path
     variables: dict[str, str]
     lines_read: int = 0
 
@@ -78,7 +67,8 @@ class TrialStart:
         """Return what the configuration and Determined's platform set, in addition to ``environment``."""
         task = self.task
         given = {**environment, **self.variables}
-        search_path = [str(workdir_of(task)), str(self.alias), given.get("PYTHONPATH", "")]
+        # In the processes of trials only, the name of Determined stands for det_lightning.
+        search_path = [str(workdir_of(task)), str(ALIAS_DIRECTORY), given.get("PYTHONPATH", "")]
         variables = {
             TASK_VARIABLE: str(task.file),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), given.get("PATH", "")]),
@@ -116,9 +106,6 @@ class TrialPreparation:
         self._config = config
         self._variables = _given_variables(config, are_gpus)
         self._warm_start = warm_start
-        package = directory.alias / "determined"
-        package.mkdir(parents=True, exist_ok=True)
-        (package / "__init__.py").write_text(_ALIAS, encoding="utf-8")
 
     def prepare(self, trial: TrialRecord, state: ExperimentState, slots: list[int]) -> TrialStart:
         """Write what the run ``trial.runs`` of a trial needs.
@@ -132,7 +119,7 @@ class TrialPreparation:
             shutil.rmtree(workdir)
         shutil.copytree(self._directory.code, workdir)
         task.write()
-        return TrialStart(task, self._directory.alias, self._variables, trial.lines_read)
+        return TrialStart(task, self._variables, trial.lines_read)
 
     def _task(self, trial: TrialRecord, state: ExperimentState, slots: list[int]) -> TrialTask:
         newest = trial.newest_checkpoint()

@@ -25,6 +25,8 @@ _MOVED.update({f"{_PYTORCH}.{module}": _PYTORCH for module in _IN_PYTORCH})
 _RENAMED = {
     "determined.TrialContext": "determined.pytorch.PyTorchTrialContext",
     "determined.pytorch._ShouldExit": "determined.pytorch.ShouldExit",
+    "determined.pytorch._SimpleReducer": "determined.pytorch._reducer._SimpleReducer",
+    "determined.pytorch._TrainBoundaryType": "determined.pytorch._trainer_utils._TrainBoundaryType",
 }
 # Modules that have names in common with det_lightning, and are something else.
 _BLOCKED = (
@@ -35,7 +37,6 @@ _BLOCKED = (
     "determined.keras",
     "determined.lightning",
     "determined.pytorch.deepspeed",
-    "determined.pytorch.experimental",
     "determined.pytorch.lightning",
     "determined.transformers",
 )

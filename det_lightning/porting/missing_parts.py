@@ -64,10 +64,6 @@ _ADVICE = {
         "write a PyTorchTrial (strategy='trial_fsdp' shards its models), or a LightningModule for "
         "pl.Trainer(strategy='deepspeed')",
     ),
-    "determined.pytorch.experimental": (
-        "batch processing is not covered",
-        "use pl.Trainer.predict(), or a loop over a DataLoader",
-    ),
     "determined.pytorch.lightning": (
         "LightningAdapter is not needed here",
         "give the LightningModule that it wraps to pl.Trainer",

@@ -13,9 +13,11 @@ from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import isolated_rng
+from det_lightning.pytorch._reducer import FunctionReducer as _SimpleReducer  # noqa: F401 (trials test for it)
 from det_lightning.pytorch._reducer import MetricReducer, Reducer
 from det_lightning.pytorch._reducer import ReducerRegistry as _PyTorchReducerContext  # noqa: F401 (tests import it)
 from det_lightning.pytorch._reducer import simple_reduce as _simple_reduce_metrics  # noqa: F401
+from det_lightning.pytorch._trainer_utils import _ShouldExit, _TrainBoundaryType  # noqa: F401
 from det_lightning.pytorch.samplers import (
     DistributedBatchSampler,
     DistributedSampler,

@@ -12,6 +12,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._latest_run import remember_run
 from det_lightning.core._tensorboard import TensorBoardOutput, default_directory
 from det_lightning.distributed.backend import Backend, LocalBackend, parameters_of
 from det_lightning.hyperparameters import chosen_hparams
@@ -106,6 +107,8 @@ class PyTorchTrialContext:
         self._loading_only = loading_only
         self._stop_requested = False
         self._warned_types: set[type] = set()
+        if not loading_only:
+            remember_run(self)
 
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> PyTorchTrialContext:

@@ -227,10 +227,37 @@ class ReducerRegistry:
             AssertionError: a reducer with a name returned a dict, or one without a name anything else.
         """
         due = [r for r in self._registrations if (r.training if for_training else r.validation)]
-        if not due:
-            return {}
-        per_rank = self._allgather([r.run("per_slot_reduce") for r in due])
-        metrics: dict[str, Any] = {}
-        for registration, per_slot in zip(due, zip(*per_rank, strict=True), strict=True):
-            metrics.update(registration.as_metrics(registration.run("cross_slot_reduce", cast("Any", per_slot))))
-        return metrics
+        return _combine(due, self._allgather(_contributions(due))) if due else {}
+
+    def reduce_on_chief(self, gather: Callable[[Any], list[Any] | None]) -> dict[str, Any] | None:
+        """Return the metrics of all wrapped reducers on the chief; None elsewhere, or if there are none.
+
+        Args:
+            gather: returns on the chief what all ranks pass it, in the order of the ranks, and None elsewhere.
+
+        Raises:
+            ValueError, AssertionError: see :meth:`reduce_metrics`.
+        """
+        if not self._registrations:
+            return None
+        per_rank = gather(_contributions(self._registrations))
+        return None if per_rank is None else _combine(self._registrations, per_rank)
+
+
+def _contributions(registrations: list[_Registration]) -> list[Any]:
+    """Return what this rank contributes to each metric."""
+    return [registration.run("per_slot_reduce") for registration in registrations]
+
+
+def _combine(registrations: list[_Registration], per_rank: list[Any]) -> dict[str, Any]:
+    """Return the metrics, given the contributions of each rank."""
+    metrics: dict[str, Any] = {}
+    for registration, per_slot in zip(registrations, zip(*per_rank, strict=True), strict=True):
+        metrics.update(registration.as_metrics(registration.run("cross_slot_reduce", cast("Any", per_slot))))
+    return metrics
+
+
+# Their names in Determined, for what imports this module rather than the package.
+_PyTorchReducerContext = ReducerRegistry
+_SimpleReducer = FunctionReducer
+_simple_reduce_metrics = simple_reduce

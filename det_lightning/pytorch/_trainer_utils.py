@@ -1,5 +1,17 @@
-"""The units of training, at the path that they have in Determined."""
+"""The units of training and what belongs to them, at the path that they have in Determined."""
 
+import enum
+
+from det_lightning.errors import ShouldExit as _ShouldExit
 from det_lightning.units import Batch, Epoch, TrainUnit
 
-__all__ = ["Batch", "Epoch", "TrainUnit"]
+__all__ = ["Batch", "Epoch", "TrainUnit", "_ShouldExit", "_TrainBoundaryType"]
+
+
+class _TrainBoundaryType(enum.Enum):
+    """What is due after a batch. The engine has a schedule of its own; scripts compare with these."""
+
+    CHECKPOINT = "CHECKPOINT"
+    REPORT = "REPORT"
+    VALIDATE = "VALIDATE"
+    TRAIN = "TRAIN"

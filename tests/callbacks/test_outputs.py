@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytorch_lightning as pl
 import torch
 import torchmetrics
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from det_lightning import pytorch
+from det_lightning import core, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.tensorboard.metric_writers.pytorch import TorchWriter
 from tests.trials import SmallTrial
 
 
@@ -77,6 +81,55 @@ def test_tensorboard_files_go_to_the_given_directory(tmp_path: Path) -> None:
     events.Reload()
     assert [event.step for event in events.Scalars("Determined/loss")] == [0, 1, 2, 3, 4]
     assert [event.step for event in events.Scalars("Determined/validation_loss")] == [5]
+
+
+class WritingTrial(SmallTrial):
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        with pytest.warns(FutureWarning, match="TorchWriter is deprecated"):
+            self.writer = TorchWriter()
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.writer.writer.add_scalar("by the trial", batch_idx, batch_idx)
+        self.writer.add_scalar("by the trial, too", batch_idx, batch_idx)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def test_a_torch_writer_writes_into_the_files_of_the_run(tmp_path: Path) -> None:
+    with pytorch.init(tensorboard_path=tmp_path) as context:
+        trainer = pytorch.Trainer(WritingTrial(context), context, enable_progress_bar=False)
+        trainer.fit(max_length=pytorch.Batch(3), reporting_period=pytorch.Batch(1), checkpoint_storage="storage")
+    # TensorBoard shows a directory as a run, and follows only its latest file.
+    assert not Path("runs").exists()
+    (file,) = tmp_path.glob("events.out.tfevents.*")
+    events = EventAccumulator(str(file)).Reload()
+    assert {"by the trial", "by the trial, too", "Determined/loss"} <= {*events.Tags()["scalars"]}
+    assert [event.value for event in events.Scalars("by the trial")] == [0, 1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:TorchWriter is deprecated")
+def test_a_torch_writer_writes_into_the_files_of_a_script_that_uses_the_core_api() -> None:
+    with core.init(checkpoint_storage="storage") as context:
+        TorchWriter().add_scalar("by the script", 1.5, 1)
+        context.train.report_training_metrics(1, {"loss": 1.0})
+    (file,) = Path("runs").rglob("events.out.tfevents.*")
+    assert sorted(EventAccumulator(str(file)).Reload().Tags()["scalars"]) == ["Determined/loss", "by the script"]
+
+
+@pytest.mark.slow
+def test_a_torch_writer_without_a_run_writes_into_a_directory_of_its_own_when_it_is_used() -> None:
+    code = (
+        "from pathlib import Path\n"
+        "from det_lightning.tensorboard.metric_writers.pytorch import TorchWriter\n"
+        "writer = TorchWriter()\n"
+        "print(Path('runs').exists())\n"
+        "writer.add_scalar('alone', 1.5, 1)\n"
+        "writer.flush()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    (file,) = Path("runs").rglob("events.out.tfevents.*")
+    assert EventAccumulator(str(file)).Reload().Tags()["scalars"] == ["alone"]
 
 
 class GivenQuality(SmallTrial):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
-from torch.utils.tensorboard import SummaryWriter
 
+from det_lightning.core._latest_run import latest_run
+from det_lightning.core._run_files import RunFiles
+from det_lightning.core._task import current_task
 from det_lightning.core._tensorboard import TensorBoardOutput
+
+__all__ = ["TorchWriter"]
 
 
 class TorchWriter:
-    """Writes TensorBoard files beside those of the run. Deprecated: use ``context.get_tensorboard_writer()``.
+    """Writes into the TensorBoard files of the run. Deprecated: use ``context.get_tensorboard_writer()``.
 
-    Attributes:
-        writer: a ``torch.utils.tensorboard.SummaryWriter``.
+    The run is that of the context, or of ``core.init()``, that this process has made last; without one the files are in
+    a directory of their own.
     """
 
     def __init__(self) -> None:
@@ -23,7 +28,13 @@ class TorchWriter:
             FutureWarning,
             stacklevel=2,
         )
-        self.writer: SummaryWriter = TensorBoardOutput(enabled=True).writer
+        run = latest_run()
+        self._output = _output_without_run() if run is None else run.tensorboard
+
+    @property
+    def writer(self) -> Any:
+        """The ``torch.utils.tensorboard.SummaryWriter`` of the run."""
+        return self._output.writer
 
     def add_scalar(self, name: str, value: int | float | np.number, step: int) -> None:
         """Write one value."""
@@ -36,3 +47,7 @@ class TorchWriter:
     def flush(self) -> None:
         """Write out what is buffered."""
         self.writer.flush()
+
+
+def _output_without_run() -> TensorBoardOutput:
+    return TensorBoardOutput(enabled=True, locate=lambda: RunFiles(current_task()).tensorboard)

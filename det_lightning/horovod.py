@@ -1,0 +1,45 @@
+"""``hvd``: ``horovod.torch``, at the path that it has in Determined."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from det_lightning.extras import how_to_install
+
+__all__ = ["hvd"]
+
+
+class _Horovod:
+    """Stands for ``horovod.torch``, which is imported when something of it is used.
+
+    Horovod is connected in trials that train with it; see ``strategy="horovod"`` of ``init()``.
+    """
+
+    def require_horovod_type(self, horovod_type: str, reason: str) -> None:
+        """Accept ``"torch"``.
+
+        Raises:
+            ValueError: another type is required, which ``reason`` explains.
+        """
+        if horovod_type != "torch":
+            raise ValueError(
+                f"det_lightning trains PyTorch models, with horovod.torch; {horovod_type!r} is required here: {reason}"
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # pickle, copy and inspect ask for those
+            raise AttributeError(name)
+        try:
+            module = importlib.import_module("horovod.torch")
+        except ImportError as error:
+            raise ImportError(
+                f"hvd.{name} needs Horovod, which cannot be imported ({error}). There are no wheels of it: "
+                f"{how_to_install('horovod')} for what it needs, then run scripts/build_horovod.sh of the source of "
+                "det-lightning. Without Horovod, context.distributed has rank, size and allgather(), and "
+                "torch.distributed exchanges tensors."
+            ) from error
+        return getattr(module, name)
+
+
+hvd = _Horovod()

@@ -1,0 +1,139 @@
+"""What a batch processor may use: the device, reducers, a directory for its output, reports."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from det_lightning.checkpoint.storage.location import Location
+from det_lightning.checkpoint.storage.transfer import upload
+from det_lightning.core._context import Context
+from det_lightning.core._shards import list_files
+from det_lightning.distributed.torch_processes import device_of
+from det_lightning.pytorch._data import to_device
+from det_lightning.pytorch._forwarding import forward
+from det_lightning.pytorch._reducer import ReducerRegistry
+
+
+def get_default_device(core_context: Context) -> torch.device:
+    """Return the device of this rank: the GPU of its number on this machine, or the CPU where there is none.
+
+    Raises:
+        ValueError: there are more ranks on this machine than GPUs.
+    """
+    return device_of(core_context.distributed.local_rank)
+
+
+class TorchBatchProcessorContext:
+    """Handed to the ``__init__`` of a :class:`TorchBatchProcessor`; made by :func:`torch_batch_process`.
+
+    Args:
+        core_context: the Core API.
+        storage_path: the directory of this rank's output in the storage of the checkpoints.
+
+    Attributes:
+        device: where batches and models go.
+        distributed: rank and size.
+        reducers: the metrics that the processor has wrapped; its methods are theirs.
+    """
+
+    def __init__(self, core_context: Context, storage_path: str) -> None:
+        self._core_context = core_context
+        self._output = core_context.checkpoint.storage.root / storage_path
+        self._warned_types: set[type] = set()
+        self.has_output = False
+        self.device = get_default_device(core_context)
+        self.distributed = core_context.distributed
+        self.reducers = ReducerRegistry(self.distributed.allgather, self.distributed.size, self.device)
+
+    wrap_reducer = forward("reducers", ReducerRegistry.wrap_reducer)
+    reset_reducers = forward("reducers", ReducerRegistry.reset_reducers)
+    reduce_metrics = forward("reducers", ReducerRegistry.reduce_metrics)
+
+    def get_hparams(self) -> dict[str, Any]:
+        """Return the hyperparameters of the trial.
+
+        Raises:
+            ValueError: there is none: the script runs alone.
+        """
+        info = self._core_context.info
+        if info is None:
+            raise ValueError("There are no hyperparameters here; a configuration has them: `det-lightning run CONFIG`.")
+        return info.trial.hparams
+
+    def to_device(self, data: Any, warned_types: set[type] | None = None) -> Any:
+        """Move data, nested in dicts, lists and tuples in any way, to the device; numpy arrays become tensors.
+
+        Args:
+            data: what to move.
+            warned_types: the types that cannot be moved, and were warned of before; new ones are added.
+        """
+        return to_device(data, self.device, self._warned_types if warned_types is None else warned_types)
+
+    def prepare_model_for_inference(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Move a model to the device, and put it into evaluation mode; return it."""
+        return model.eval().to(self.device)
+
+    @contextlib.contextmanager
+    def upload_path(self) -> Iterator[pathlib.Path]:
+        """Write output in a ``with`` block: what is saved in a directory is then in the storage of the checkpoints.
+
+        Each rank has a directory there, ``ID/rank_RANK``, which all its blocks write to, in resumed runs, too.
+
+        Yields:
+            The directory; for a remote storage an empty one, whose files are uploaded when the block ends.
+
+        Raises:
+            StorageError: the storage refuses.
+        """
+        self.has_output = True
+        if self._output.is_local:
+            self._output.local_path.mkdir(parents=True, exist_ok=True)
+            yield self._output.local_path
+            return
+        with tempfile.TemporaryDirectory() as directory:
+            yield pathlib.Path(directory)
+            self._upload(pathlib.Path(directory), self._output)
+
+    def _upload(self, directory: pathlib.Path, target: Location) -> None:
+        files = [name for name in list_files(directory) if not name.endswith("/")]
+        upload(directory, files, target, self._core_context.checkpoint.storage.retry)
+
+    def get_tensorboard_path(self) -> pathlib.Path:
+        """Return the directory of the run's TensorBoard files, such as for ``torch.profiler``."""
+        return self._core_context.train.get_tensorboard_path()
+
+    def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
+        """Report metrics of any group; see ``report_metrics`` of the Core API.
+
+        Args:
+            group: name of the group, without ``.``.
+            steps_completed: number of batches processed.
+            metrics: the metrics.
+
+        Raises:
+            ValueError: the name of the group cannot be used, in a trial of an experiment.
+            RuntimeError: a validation metric is None, in a trial of an experiment.
+        """
+        self._core_context.train.report_metrics(group, steps_completed, metrics)
+
+    def report_task_using_model_version(self, model_version: Any) -> None:
+        """Log that a version of a model is used; Determined's master kept it."""
+        self._core_context.experimental.report_task_using_model_version(model_version)
+
+    def report_task_using_checkpoint(self, checkpoint: Any) -> None:
+        """Log that a checkpoint is used; Determined's master kept it."""
+        self._core_context.experimental.report_task_using_checkpoint(checkpoint)
+
+    def get_distributed_rank(self) -> int:
+        """Return the index of this process among all."""
+        return self.distributed.rank
+
+    def get_distributed_size(self) -> int:
+        """Return the number of processes."""
+        return self.distributed.size

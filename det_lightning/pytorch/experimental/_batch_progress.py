@@ -1,0 +1,76 @@
+"""How far the ranks of a batch inference are: checkpoints, metrics, preemption."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+
+from det_lightning.core._context import Context
+from det_lightning.errors import InvalidCheckpointException
+from det_lightning.pytorch._reducer import ReducerRegistry
+
+logger = logging.getLogger(__name__)
+
+# The names of Determined, which reads these checkpoints too.
+_STEPS_COMPLETED = "steps_completed"
+_OUTPUT_ID = "default_output_uuid"
+_FILE = "batch_completed.json"
+
+
+class BatchProgress:
+    """The progress of all ranks.
+
+    Args:
+        core_context: the Core API.
+        steps_completed: number of batches that each rank has processed in earlier runs.
+        output_id: name of the directory of the output.
+    """
+
+    def __init__(self, core_context: Context, steps_completed: int, output_id: str) -> None:
+        self._core_context = core_context
+        self.steps_completed = steps_completed
+        self.output_id = output_id
+
+    @classmethod
+    def begin(cls, core_context: Context, latest_checkpoint: str | None) -> BatchProgress:
+        """Return the progress of a checkpoint, or that of a new run; all ranks call this.
+
+        Raises:
+            InvalidCheckpointException: the checkpoint is another one than of the progress.
+            CheckpointNotFound, StorageError: it cannot be read.
+        """
+        output_id = core_context.distributed.broadcast(str(uuid.uuid4()))
+        if latest_checkpoint is None:
+            return cls(core_context, 0, output_id)
+        metadata = core_context.checkpoint.get_metadata(latest_checkpoint)
+        missing = [name for name in (_STEPS_COMPLETED, _OUTPUT_ID) if name not in metadata]
+        if missing:
+            raise InvalidCheckpointException(
+                f"{latest_checkpoint} is not a checkpoint of torch_batch_process(): its metadata lack "
+                f"{' and '.join(missing)}. It goes on from its own checkpoints only; load a model's in the processor."
+            )
+        logger.info("%d batches were processed before.", metadata[_STEPS_COMPLETED])
+        return cls(core_context, metadata[_STEPS_COMPLETED], metadata[_OUTPUT_ID])
+
+    def save(self, steps_completed: int) -> None:
+        """Checkpoint that each rank has processed so many batches; all ranks call this."""
+        of_ranks = self._core_context.distributed.gather(steps_completed)
+        if of_ranks is None:
+            return
+        completed = min(of_ranks)
+        metadata = {_STEPS_COMPLETED: completed, _OUTPUT_ID: self.output_id}
+        with self._core_context.checkpoint.store_path(metadata) as (path, _):
+            (path / _FILE).write_text(json.dumps({"batch_completed": completed}), encoding="utf-8")
+
+    def is_preempted(self, fraction: float) -> bool:
+        """Report which part of the batches is processed; return whether the run is to end. All ranks call this."""
+        if self._core_context.distributed.rank == 0:
+            self._core_context.train.report_progress(fraction)
+        return self._core_context.preempt.should_preempt()
+
+    def report_metrics(self, reducers: ReducerRegistry, steps_completed: int) -> None:
+        """Reduce and report the metrics of all ranks, all of which call this; nothing if there are none."""
+        metrics = reducers.reduce_on_chief(self._core_context.distributed.gather)
+        if metrics is not None:
+            self._core_context.train.report_validation_metrics(steps_completed, metrics)

@@ -1,0 +1,138 @@
+"""``torch_batch_process``: every rank processes its share of a dataset, and its progress is checkpointed."""
+
+from __future__ import annotations
+
+import abc
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils import data
+
+from det_lightning.core._context import init
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.distributed.torch_processes import is_one_of_several, torchrun_context
+from det_lightning.pytorch.experimental._batch_context import TorchBatchProcessorContext
+from det_lightning.pytorch.experimental._batch_loading import BatchLoading
+from det_lightning.pytorch.experimental._batch_progress import BatchProgress
+
+logger = logging.getLogger(__name__)
+
+
+class TorchBatchProcessor(abc.ABC):
+    """What :func:`torch_batch_process` does with each batch.
+
+    Args:
+        context: device, output directory, reports.
+    """
+
+    @abc.abstractmethod
+    def __init__(self, context: TorchBatchProcessorContext) -> None:
+        """Load the model."""
+
+    @abc.abstractmethod
+    def process_batch(self, batch: Any, batch_idx: int) -> None:
+        """Process one batch.
+
+        Args:
+            batch: what the loader gives; it is not moved to the device.
+            batch_idx: counts the batches of this rank from 0, over all runs.
+        """
+
+    def on_checkpoint_start(self) -> None:  # noqa: B027 (an event that need not be handled)
+        """Save what was computed: a resumed run goes on after the batches that were processed up to now."""
+
+    def on_finish(self) -> None:  # noqa: B027
+        """Finish: all batches of this rank are processed, and its metrics reported."""
+
+
+def torch_batch_process(
+    batch_processor_cls: type[TorchBatchProcessor],
+    dataset: data.Dataset[Any],
+    batch_size: int | None = None,
+    max_batches: int | None = None,
+    checkpoint_interval: int = 5,
+    dataloader_kwargs: Mapping[str, Any] | None = None,
+    distributed_context: DistributedContext | None = None,
+    *,
+    checkpoint_storage: str | Mapping[str, Any] | None = None,
+    latest_checkpoint: str | None = None,
+) -> None:
+    """Give the batches of a dataset to a processor, on each rank its share of them, and checkpoint the progress.
+
+    Rank ``r`` of ``n`` processes the batches ``r``, ``r + n``, ... A trial of ``det-lightning run`` that was paused, or
+    is restarted, goes on after its latest checkpoint. On ``SIGTERM`` a run ends after the next one.
+
+    Args:
+        batch_processor_cls: the class of the processor.
+        dataset: a map-style dataset with a length.
+        batch_size: records per batch and rank; by default that in ``dataloader_kwargs``, otherwise 1.
+        max_batches: process only as many batches on each rank.
+        checkpoint_interval: number of batches, on each rank, between checkpoints of the progress.
+        dataloader_kwargs: further arguments of ``det_lightning.pytorch.DataLoader``, but for those that choose the
+            order of the data.
+        distributed_context: the processes; by default those of torchrun if it has started the script, otherwise this
+            one alone.
+        checkpoint_storage: a directory, a URL such as ``s3://bucket/prefix``, or the section of an experiment
+            configuration. By default that of the experiment, elsewhere the directory that Determined uses for local
+            runs.
+        latest_checkpoint: id, path or URL of a checkpoint of the progress to go on from; by default the latest of the
+            trial.
+
+    Raises:
+        ValueError: arguments cannot be used; all are named. Or the trial has several slots, and one process.
+        TypeError: the dataset has no length.
+        InvalidCheckpointException: ``latest_checkpoint`` is not a checkpoint of the progress.
+        CheckpointNotFound: it does not exist.
+        StorageError: the storage cannot be used.
+    """
+    loading = BatchLoading.of_call(dataset, batch_size, max_batches, checkpoint_interval, dataloader_kwargs)
+    if distributed_context is None and is_one_of_several():
+        distributed_context = torchrun_context()
+    with init(distributed=distributed_context, checkpoint_storage=checkpoint_storage) as core_context:
+        if latest_checkpoint is None and core_context.info is not None:
+            latest_checkpoint = core_context.info.latest_checkpoint
+        progress = BatchProgress.begin(core_context, latest_checkpoint)
+        ranks = core_context.distributed
+        context = TorchBatchProcessorContext(core_context, f"{progress.output_id}/rank_{ranks.rank}")
+        processor = batch_processor_cls(context=context)
+        if not _process_batches(processor, loading, progress, context):
+            return
+        processor.on_finish()
+        if ranks.rank == 0 and context.has_output:
+            storage = core_context.checkpoint.storage
+            logger.info("The files of upload_path() are in %s.", storage.root / progress.output_id)
+        ranks.gather(None)  # all have finished
+        if ranks.rank == 0:
+            core_context.train.report_progress(1.0)
+
+
+def _process_batches(
+    processor: TorchBatchProcessor,
+    loading: BatchLoading,
+    progress: BatchProgress,
+    context: TorchBatchProcessorContext,
+) -> bool:
+    """Process the batches of this rank; return whether that is all of them, and not preempted."""
+    first = steps_completed = progress.steps_completed
+    batches = iter(loading.loader(first, context.distributed))
+    length = loading.length(context.distributed.size)
+    saved_at: int | None = None
+    for batch_idx in range(first, length):
+        # A rank may have one batch less than others; it takes part in their exchanges all the same.
+        batch = next(batches, None)
+        if batch is not None:
+            processor.process_batch(batch=batch, batch_idx=batch_idx)
+        steps_completed = batch_idx + 1
+        if steps_completed % loading.checkpoint_interval == 0:
+            processor.on_checkpoint_start()
+            progress.save(steps_completed)
+            saved_at = steps_completed
+            if progress.is_preempted(steps_completed / length):
+                progress.report_metrics(context.reducers, steps_completed)
+                return False
+    if saved_at != length:
+        processor.on_checkpoint_start()
+        progress.save(length)
+    progress.report_metrics(context.reducers, steps_completed)
+    return True

@@ -1,0 +1,78 @@
+"""The functions of ``determined.util`` that scripts and trials use, at their path."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from det_lightning.checkpoint.storage.transfer import RetryPolicy
+
+__all__ = ["download_gcs_blob_with_backoff", "filter_duplicates", "has_param", "is_overridden", "merge_dicts"]
+
+_REFUSALS = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}
+
+
+def download_gcs_blob_with_backoff(blob: Any, n_retries: int = 32, max_backoff: int = 32) -> bytes:
+    """Return the content of a ``google.cloud.storage.Blob``, after as many attempts as it takes.
+
+    Random generators are left as they were, so that a retry does not change what is trained.
+
+    Args:
+        blob: the blob.
+        n_retries: number of attempts.
+        max_backoff: longest pause between two of them, in seconds. The first is one second, and each is twice as long
+            as the one before.
+
+    Raises:
+        TypeError: ``blob`` cannot be downloaded.
+        StorageError: there is no such blob, or permission is denied, which is not tried again; or all attempts have
+            failed.
+    """
+    if not callable(getattr(blob, "download_as_bytes", None)):
+        raise TypeError(
+            "download_gcs_blob_with_backoff() takes a google.cloud.storage.Blob; got one of type "
+            f"{type(blob).__name__}."
+        )
+
+    def download() -> bytes:
+        try:
+            content: bytes = blob.download_as_bytes()
+        except Exception as error:
+            refusal = _REFUSALS.get(getattr(error, "code", 0))
+            if refusal is None:
+                raise
+            raise refusal(str(error)) from error
+        return content
+
+    retry = RetryPolicy(attempts=n_retries, longest_wait_s=max_backoff)
+    found: bytes = retry.call("downloading", download, where=getattr(blob, "name", blob))
+    return found
+
+
+def merge_dicts(base_dict: dict[Any, Any], source_dict: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a copy of ``base_dict`` with the values of ``source_dict``; dicts in it are merged in the same way."""
+    merged = copy.deepcopy(base_dict)
+    for key, value in source_dict.items():
+        nested = key in base_dict and isinstance(value, dict)
+        merged[key] = merge_dicts(base_dict[key], value) if nested else value
+    return merged
+
+
+def is_overridden(full_method: Any, parent_class: type) -> bool:
+    """Return whether a method is defined elsewhere than in the class ``parent_class``; False for what is no method."""
+    return callable(full_method) and full_method.__qualname__.partition(".")[0] != parent_class.__name__
+
+
+def has_param(fn: Callable[..., Any], name: str, pos: int | None = None) -> bool:
+    """Return whether a function has an argument of this name, or one at this position, counted from 0."""
+    arguments = inspect.getfullargspec(fn).args
+    return name in arguments or (pos is not None and pos < len(arguments))
+
+
+def filter_duplicates(in_list: Iterable[Any], sorter: Callable[[Any], list[Any]] = sorted) -> set[Any]:
+    """Return the values that are in ``in_list`` more than once; ``sorter`` must put equal ones next to each other."""
+    in_order = sorter(in_list)
+    return {value for value, following in itertools.pairwise(in_order) if value == following}

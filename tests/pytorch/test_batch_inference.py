@@ -1,0 +1,163 @@
+"""``torch_batch_process`` in one process. tests/conformance compares it with the real one; two: tests/experiments."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+import torchmetrics
+from fsspec.implementations.memory import MemoryFileSystem
+
+from det_lightning import core, errors
+from det_lightning.pytorch.experimental import TorchBatchProcessor, TorchBatchProcessorContext, torch_batch_process
+
+
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, records: int = 5) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return self.records
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(float(index))
+
+
+class Noting(TorchBatchProcessor):
+    def __init__(self, context: TorchBatchProcessorContext) -> None:
+        self.context = context
+        self.seen: list[int] = []
+
+    def process_batch(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.seen.append(batch_idx)
+
+    def on_checkpoint_start(self) -> None:
+        with self.context.upload_path() as path:
+            (path / f"after-{self.seen[-1]}.json").write_text(json.dumps(self.seen))
+
+
+def test_output_and_checkpoints_go_to_a_remote_storage_too() -> None:
+    torch_batch_process(Noting, Numbers(), checkpoint_interval=3, checkpoint_storage="memory://batches")
+    files = fsspec.filesystem("memory").find("/batches")
+    MemoryFileSystem.store.clear()
+    names = [name.split("/")[3:] for name in files if ".det" not in name]
+    assert sorted(names) == [
+        *([["batch_completed.json"]] * 2),
+        *([["metadata.json"]] * 2),
+        ["rank_0", "after-2.json"],
+        ["rank_0", "after-4.json"],
+    ]
+
+
+def test_a_failed_block_uploads_nothing() -> None:
+    class Failing(Noting):
+        def on_checkpoint_start(self) -> None:
+            with self.context.upload_path() as path:
+                (path / "half").touch()
+                raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        torch_batch_process(Failing, Numbers(), checkpoint_storage="memory://batches")
+    assert fsspec.filesystem("memory").find("/batches") == []
+
+
+def test_a_run_goes_on_from_a_checkpoint() -> None:
+    seen: list[list[int]] = []
+
+    class Seeing(Noting):
+        def on_finish(self) -> None:
+            seen.append(self.seen)
+
+    torch_batch_process(Seeing, Numbers(), max_batches=2, checkpoint_storage="storage")
+    (checkpoint,) = Path("storage").glob("*/metadata.json")
+    torch_batch_process(
+        Seeing, Numbers(), checkpoint_storage="storage", latest_checkpoint=str(checkpoint.parent.resolve())
+    )
+    assert seen == [[0, 1], [2, 3, 4]]
+    assert len([path for path in Path("storage").glob("*/") if not (path / "metadata.json").exists()]) == 1
+
+
+def test_other_checkpoints_are_refused() -> None:
+    with (
+        core.init(checkpoint_storage="storage") as context,
+        context.checkpoint.store_path({"steps_completed": 3}) as (
+            _,
+            storage_id,
+        ),
+    ):
+        pass
+    with pytest.raises(errors.InvalidCheckpointException, match="its metadata lack default_output_uuid"):
+        torch_batch_process(Noting, Numbers(), checkpoint_storage="storage", latest_checkpoint=storage_id)
+
+
+def test_metrics_are_those_of_reducers_and_of_torchmetrics(caplog: pytest.LogCaptureFixture) -> None:
+    class Measuring(Noting):
+        def __init__(self, context: TorchBatchProcessorContext) -> None:
+            super().__init__(context)
+            self.sum = context.wrap_reducer(sum, name="sum")
+            self.mean = context.wrap_reducer(torchmetrics.MeanMetric(), name="mean")
+
+        def process_batch(self, batch: torch.Tensor, batch_idx: int) -> None:
+            super().process_batch(batch, batch_idx)
+            self.sum.update(float(batch.sum()))
+            self.mean.update(batch)
+
+    with caplog.at_level(logging.INFO, logger="det_lightning"):
+        torch_batch_process(Measuring, Numbers(), batch_size=2, checkpoint_storage="storage")
+    assert "Validation metrics after 3 batches: {'sum': 10.0, 'mean': tensor(2.)}" in caplog.messages
+
+
+def test_a_processor_has_a_model_on_its_device_and_reports(caplog: pytest.LogCaptureFixture) -> None:
+    class Using(Noting):
+        def __init__(self, context: TorchBatchProcessorContext) -> None:
+            super().__init__(context)
+            self.model = context.prepare_model_for_inference(torch.nn.Dropout())
+            assert not self.model.training
+            assert context.to_device({"x": [torch.zeros(1)]})["x"][0].device == context.device
+            assert (context.get_distributed_rank(), context.get_distributed_size()) == (0, 1)
+            assert context.distributed.get_rank() == 0
+            context.report_task_using_checkpoint("a1")
+            context.report_task_using_model_version("b2")
+            context.report_metrics("inference", 1, {"batches": 1})
+            assert context.get_tensorboard_path().parent == Path("runs")
+            with pytest.raises(ValueError, match=r"There are no hyperparameters here.*det-lightning run CONFIG"):
+                context.get_hparams()
+
+    with caplog.at_level(logging.INFO, logger="det_lightning"):
+        torch_batch_process(Using, Numbers(), checkpoint_storage="storage")
+    for message in (
+        "This task uses the checkpoint a1.",
+        "This task uses the model version b2.",
+        "Metrics inference after 1 batches: {'batches': 1}",
+    ):
+        assert message in caplog.messages
+
+
+def test_arguments_that_cannot_be_used_are_all_named() -> None:
+    arguments: dict[str, Any] = {"shuffle": True, "batch_sampler": None, "sampler": None, "batch_size": 2}
+    with pytest.raises(ValueError, match="torch_batch_process") as raised:
+        torch_batch_process(Noting, Numbers(), batch_size=0, checkpoint_interval=-1, dataloader_kwargs=arguments)
+    assert str(raised.value) == (
+        "torch_batch_process() cannot use its arguments: "
+        "dataloader_kwargs has sampler, and the batches are shared out in the order of the dataset: leave it out; "
+        "dataloader_kwargs has batch_sampler, and the batches are shared out in the order of the dataset: leave it out"
+        "; "
+        "dataloader_kwargs has shuffle=True, and a resumed run could not go on: leave it out; "
+        "batch_size is given twice, as an argument and in dataloader_kwargs: leave one out; "
+        "batch_size must be at least 1; got 0; checkpoint_interval must be at least 1; got -1."
+    )
+    assert arguments == {"shuffle": True, "batch_sampler": None, "sampler": None, "batch_size": 2}
+
+
+def test_a_dataset_needs_a_length() -> None:
+    class Endless(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(int, 1)
+
+    with pytest.raises(TypeError, match=r"Endless has no __len__\(\)"):
+        torch_batch_process(Noting, Endless())

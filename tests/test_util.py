@@ -1,0 +1,76 @@
+"""``det_lightning.util``: what of ``determined.util`` scripts use. tests/conformance compares the rest of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from det_lightning import errors, util
+from tests.checkpoint.storage.backends import gcs_server
+
+pytestmark = [
+    pytest.mark.slow,
+    # google's libraries say that they will stop supporting this Python some day.
+    pytest.mark.filterwarnings("ignore::FutureWarning:google"),
+]
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[Any]:
+    """A bucket on a server of Google Cloud Storage."""
+    storage = pytest.importorskip("google.cloud.storage")
+    pytest.importorskip("gcp_storage_emulator", reason="no GCS server to test with; install gcp-storage-emulator")
+    with gcs_server() as options:
+        client = storage.Client.create_anonymous_client()
+        client = storage.Client(
+            project=options["project"],
+            credentials=client._credentials,
+            client_options={"api_endpoint": options["endpoint_url"]},
+        )
+        yield client.create_bucket("examples")
+
+
+def failing(bucket: Any, name: str, failures: int) -> Any:
+    """Return a blob whose first downloads fail."""
+
+    class Failing(pytest.importorskip("google.cloud.storage").Blob):  # type: ignore[misc]
+        attempts = 0
+
+        def download_as_bytes(self, *args: Any, **kwargs: Any) -> bytes:
+            self.attempts += 1
+            if self.attempts <= failures:
+                raise ConnectionResetError("the connection was lost")
+            return super().download_as_bytes(*args, **kwargs)
+
+    return Failing(name, bucket)
+
+
+def test_a_download_is_tried_again_and_draws_no_random_numbers(bucket: Any) -> None:
+    bucket.blob("images/1").upload_from_string(b"content")
+    state = random.getstate()
+    blob = failing(bucket, "images/1", failures=3)
+    assert util.download_gcs_blob_with_backoff(blob, max_backoff=0) == b"content"
+    assert blob.attempts == 4
+    assert random.getstate() == state
+
+
+def test_a_download_that_fails_for_good_names_the_blob(bucket: Any) -> None:
+    blob = failing(bucket, "images/1", failures=3)
+    with pytest.raises(errors.StorageError, match=r"downloading images/1: ConnectionResetError: the conn"):
+        util.download_gcs_blob_with_backoff(blob, n_retries=3, max_backoff=0)
+    assert blob.attempts == 3
+
+
+def test_a_missing_blob_is_not_tried_again(bucket: Any) -> None:
+    blob = failing(bucket, "images/missing", failures=0)
+    with pytest.raises(errors.StorageError, match="Not found while downloading images/missing"):
+        util.download_gcs_blob_with_backoff(blob)
+    assert blob.attempts == 1
+
+
+def test_only_blobs_are_downloaded() -> None:
+    with pytest.raises(TypeError, match=r"takes a google.cloud.storage.Blob; got one of type str"):
+        util.download_gcs_blob_with_backoff("gs://examples/images/1")
