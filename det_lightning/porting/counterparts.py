@@ -37,7 +37,6 @@ _BLOCKED = (
     "determined.pytorch.deepspeed",
     "determined.pytorch.experimental",
     "determined.pytorch.lightning",
-    "determined.transformers",
 )
 _IN_BLOCKED = ("determined.experimental.test_one_batch",)
 

@@ -72,10 +72,6 @@ _ADVICE = {
         "LightningAdapter is not needed here",
         "give the LightningModule that it wraps to pl.Trainer",
     ),
-    "determined.transformers": (
-        "DetCallback reports to a master",
-        "use a callback of transformers for your logger (report_to=...), and its checkpoints",
-    ),
     "determined.util": ("it is internal to Determined's tools", "use the standard library"),
 }
 

@@ -150,7 +150,6 @@ def test_what_is_missing_is_split_off_and_named() -> None:
         ("from determined.common import util\n", "Determined's tools"),
         ("from determined.pytorch.deepspeed import DeepSpeedTrial\n", "DeepSpeedTrial is not covered"),
         ("from determined import keras\nclass T(keras.TFKerasTrial): pass\n", "TensorFlow and Keras"),
-        ("import determined.transformers as t\nt.DetCallback\n", "DetCallback reports to a master"),
         ("from determined.pytorch.lightning import LightningAdapter\n", "LightningAdapter is not needed"),
         ("from determined.pytorch.experimental import torch_batch_process\n", "batch processing"),
         ("import determined.cli.cli\n", "talks to a Determined master"),
