@@ -33,6 +33,7 @@ _BLOCKED = (
     "determined.deploy",
     "determined.experimental",
     "determined.keras",
+    "determined.launch.deepspeed",
     "determined.lightning",
     "determined.pytorch.deepspeed",
     "determined.pytorch.experimental",

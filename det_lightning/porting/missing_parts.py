@@ -46,7 +46,8 @@ _ADVICE = {
     "determined.launch": ("it is unknown", "python -m det_lightning.launch.torch_distributed"),
     "determined.launch.deepspeed": (
         "DeepSpeed's launcher is not covered",
-        "python -m det_lightning.launch.torch_distributed starts processes for DDP and FSDP",
+        "python -m det_lightning.launch.torch_distributed starts processes for DDP and FSDP, and those of a "
+        "transformers.Trainer with DeepSpeed",
     ),
     "determined.launch.tensorflow": _KERAS,
     "determined.launch.wrap_rank": (
