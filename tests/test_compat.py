@@ -99,6 +99,28 @@ for name in ("determined.keras", "determined.core.profiler", "determined.no.such
     )
 
 
+def test_model_hub_is_ours_unless_a_project_has_a_package_of_that_name() -> None:
+    assert printed(
+        """
+compat.install()
+from model_hub import utils
+import model_hub.utils
+import det_lightning.model_hub.utils
+print(utils is det_lightning.model_hub.utils, model_hub.utils is utils)
+try:
+    import model_hub.mmdetection.utils
+except ImportError as e:
+    print("model_hub.mmdetection is not covered" in str(e))
+"""
+    ) == ["True True", "True"]
+    Path("model_hub").mkdir()
+    Path("model_hub/__init__.py").write_text("")
+    Path("model_hub/resnet.py").write_text("LAYERS = 18")
+    assert printed("compat.install()\nimport model_hub.resnet as r\nprint(r.LAYERS, r.__name__)") == [
+        "18 model_hub.resnet"
+    ]
+
+
 def test_before_installing_the_name_is_not_ours() -> None:
     assert printed("print('determined' in sys.modules)") == ["False"]
 

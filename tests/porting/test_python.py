@@ -156,7 +156,7 @@ def test_what_is_missing_is_split_off_and_named() -> None:
         ("run(['python', '-m', 'determined.launch.deepspeed'])\n", "DeepSpeed's launcher"),
         ("importlib.import_module('determined.keras')\n", "TensorFlow and Keras"),
         ("from pedl.frameworks import pytorch\n", "before Determined was one"),
-        ("import model_hub.huggingface as hf\n", "model-hub is built on determined"),
+        ("from model_hub.mmdetection import MMDetTrial\n", "MMDetection are not covered"),
         ("from determined_common import check\n", "Determined's tools"),
     ],
 )
@@ -314,6 +314,7 @@ def test_calls_that_set_the_mode_of_a_wrapped_model_are_removed() -> None:
         (trial(in_train="torch.nn.utils.clip_grad_norm_(p, 1)"), "10: clip_grad_norm_() clips before gradients are"),
         (trial(hook="def on_train_step_start(self, step_id): ..."), "16: on_train_step_start is not a hook"),
         ("from attrdict import AttrDict\n", "1: attrdict does not import on Python 3.10"),
+        ("import model_hub.huggingface as hf\n", "1: model_hub.huggingface: model-hub is built on determined"),
         ("import apex\nscale = apex.amp.state_dict()\n", "1: apex.amp is gone"),
     ],
 )
