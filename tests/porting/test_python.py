@@ -30,6 +30,10 @@ def findings_of(text: str, severity: Severity = Severity.problem) -> list[str]:
     ("before", "after"),
     [
         ("import determined as det  # the platform\n", "import det_lightning as det  # the platform\n"),
+        (
+            "from determined.transformers import DetCallback\n",
+            "from det_lightning.transformers import DetCallback\n",
+        ),
         ("import os, determined.pytorch as p\n", "import os, det_lightning.pytorch as p\n"),
         ("import determined.pytorch\ndetermined.pytorch.DataLoader\n", None),
         (
