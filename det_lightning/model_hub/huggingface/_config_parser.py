@@ -25,7 +25,7 @@ class FlexibleDataclass:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that have a value."""
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        return {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return {name: vars(self)[name] for name in names if name in vars(self)}
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in self.as_dict().items())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,11 @@ def _loader_of(data: DatasetKwargs) -> str:
     return _LOADERS.get(extension, extension)
 
 
+def _clipping_to(norm: float | None) -> Callable[[Any], Any] | None:
+    """Return a function that clips gradients in place; None for 0 or None, which clip nothing."""
+    return functools.partial(torch.nn.utils.clip_grad_norm_, max_norm=norm) if norm else None
+
+
 class BaseTransformerTrial(PyTorchTrial):
     """A trial with a model, an optimizer and a scheduler by its hyperparameters, and their ``train_batch``.
 
@@ -215,12 +221,7 @@ class BaseTransformerTrial(PyTorchTrial):
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
-        if self.hparams is None:
-            self.hparams = AttrDict(context.get_hparams())
-        if self.data_config is None:
-            self.data_config = AttrDict(context.get_data_config())
-        if self.exp_config is None:
-            self.exp_config = AttrDict(context.get_experiment_config())
+        self._read_settings()
         self.check_hparams()
         parsed = default_parse_config_tokenizer_model_kwargs(self.hparams)
         self.config_kwargs, self.tokenizer_kwargs, self.model_kwargs = parsed
@@ -239,10 +240,16 @@ class BaseTransformerTrial(PyTorchTrial):
         self.lr_scheduler = context.wrap_lr_scheduler(
             build_default_lr_scheduler(self.optimizer, scheduler_kwargs), LRScheduler.StepMode.STEP_EVERY_BATCH
         )
-        self.grad_clip_fn: Any = None
-        if optimizer_kwargs.max_grad_norm:
-            norm = optimizer_kwargs.max_grad_norm
-            self.grad_clip_fn = lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, norm)
+        self.grad_clip_fn = _clipping_to(optimizer_kwargs.max_grad_norm)
+
+    def _read_settings(self) -> None:
+        """Read what a subclass has not set."""
+        if self.hparams is None:
+            self.hparams = AttrDict(self.context.get_hparams())
+        if self.data_config is None:
+            self.data_config = AttrDict(self.context.get_data_config())
+        if self.exp_config is None:
+            self.exp_config = AttrDict(self.context.get_experiment_config())
 
     def check_hparams(self) -> None:
         """Add the hyperparameters that have a default.
