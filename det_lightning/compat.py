@@ -15,7 +15,8 @@ from types import CodeType, ModuleType
 __all__ = ["answering_determined", "install"]
 
 _THEIRS = "determined"
-_OURS = "det_lightning"
+_MODEL_HUB = "model_hub"
+_OURS = {_THEIRS: "det_lightning", _MODEL_HUB: "det_lightning.model_hub"}
 #: Where a process that has this on its search path finds ``determined``, which is det_lightning.
 ALIAS_DIRECTORY = pathlib.Path(__file__).resolve().parent / "alias"
 
@@ -50,15 +51,15 @@ class _AliasLoader(importlib.abc.Loader):
 
 
 class _AliasFinder(importlib.abc.MetaPathFinder):
-    """Finds ``determined`` and its submodules among our modules."""
+    """Finds ``determined``, ``model_hub`` and their submodules among our modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         top, _, rest = fullname.partition(".")
-        if top != _THEIRS:
+        if top not in _OURS or (top == _MODEL_HUB and _is_another_model_hub(rest)):
             return None
-        ours = f"{_OURS}.{rest}" if rest else _OURS
+        ours = f"{_OURS[top]}.{rest}" if rest else _OURS[top]
         found = importlib.util.find_spec(ours)
         if found is None:
             raise ModuleNotFoundError(
@@ -70,8 +71,22 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
         return importlib.machinery.ModuleSpec(fullname, _AliasLoader(ours), origin=found.origin, is_package=is_package)
 
 
+def _is_another_model_hub(submodule: str) -> bool:
+    """Return whether the package of this name is a project's own, which has nothing to do with Determined's."""
+    if submodule:
+        return sys.modules[_MODEL_HUB].__name__ != _OURS[_MODEL_HUB]
+    elsewhere = [folder for folder in sys.path if folder != str(ALIAS_DIRECTORY)]
+    found = importlib.machinery.PathFinder.find_spec(_MODEL_HUB, elsewhere)
+    if found is None:
+        return False
+    folders = [pathlib.Path(folder) for folder in found.submodule_search_locations or ()]
+    return not any((folder / "huggingface").is_dir() for folder in folders)
+
+
 def install() -> None:
     """Make ``import determined``, and the import of its submodules, give the modules of det_lightning.
+
+    ``model_hub`` is answered, too, unless there is another package of that name.
 
     This holds for the present process, and for those that :mod:`multiprocessing` starts in it, such as the workers of a
     loader, by ``fork``, ``spawn`` or ``forkserver``. Calling it again changes nothing.
@@ -120,6 +135,6 @@ def _add_to_search_path() -> None:
 
 
 def _forget_determined() -> dict[str, ModuleType]:
-    """Take the modules of that name out of ``sys.modules``; return them."""
-    names = [name for name in sys.modules if name.partition(".")[0] == _THEIRS]
+    """Take the modules of these names out of ``sys.modules``; return them."""
+    names = [name for name in sys.modules if name.partition(".")[0] in _OURS]
     return {name: sys.modules.pop(name) for name in names}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from det_lightning import compat
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -97,6 +100,28 @@ for name in ("determined.keras", "determined.core.profiler", "determined.no.such
         )
         == ["True True"] * 3
     )
+
+
+def test_model_hub_is_ours_unless_a_project_has_a_package_of_that_name() -> None:
+    assert printed(
+        """
+compat.install()
+from model_hub import utils
+import model_hub.utils
+import det_lightning.model_hub.utils
+print(utils is det_lightning.model_hub.utils, model_hub.utils is utils)
+try:
+    import model_hub.mmdetection.utils
+except ImportError as e:
+    print("model_hub.mmdetection is not covered" in str(e))
+"""
+    ) == ["True True", "True"]
+    Path("model_hub").mkdir()
+    Path("model_hub/__init__.py").write_text("")
+    Path("model_hub/resnet.py").write_text("LAYERS = 18")
+    assert printed("compat.install()\nimport model_hub.resnet as r\nprint(r.LAYERS, r.__name__)") == [
+        "18 model_hub.resnet"
+    ]
 
 
 def test_before_installing_the_name_is_not_ours() -> None:
@@ -234,3 +259,22 @@ def test_the_command_line_explains_itself(arguments: list[str], status: int, mes
 def test_the_exit_status_is_the_scripts() -> None:
     Path("fails.py").write_text("raise SystemExit(7)\n")
     assert run("-m", "det_lightning", "fails.py").returncode == 7
+
+
+@pytest.mark.parametrize(("packages", "printed"), [([], "det_lightning.model_hub"), (["own"], "model_hub")])
+def test_a_process_with_the_alias_on_its_search_path_finds_model_hub(
+    packages: list[str], printed: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own" / "model_hub").mkdir(parents=True)
+    (tmp_path / "own" / "model_hub" / "__init__.py").write_text("")
+    root = str(Path(compat.__file__).parents[1])
+    folders = [str(compat.ALIAS_DIRECTORY), root, *(str(tmp_path / package) for package in packages)]
+    done = subprocess.run(
+        [sys.executable, "-c", "import model_hub; print(model_hub.__name__)"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == printed, done.stderr

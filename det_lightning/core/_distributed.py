@@ -157,7 +157,8 @@ class DistributedContext:
             ValueError: variables are missing; names them. Or see the class.
             AssertionError, RuntimeError: see the class.
         """
-        topology = topology_from_environment("from_deepspeed() needs the DeepSpeed launcher", DEEPSPEED_VARIABLES)
+        need = "from_deepspeed() needs the DeepSpeed launcher; under torchrun write from_torch_distributed()"
+        topology = topology_from_environment(need, DEEPSPEED_VARIABLES)
         return cls(**vars(topology), chief_ip=_chief_ip(chief_ip), timeout_s=timeout_s)
 
     @classmethod

@@ -42,12 +42,18 @@ _CLUSTER = (
 _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, scales and zeroes"
 
 
-# By the package: how much it matters, what it is, and what to do.
+# By the package, a part of one first: how much it matters, what it is, and what to do.
 _PACKAGES = {
-    "model_hub": (
+    "model_hub.mmdetection": (
         Severity.problem,
+        "{name}: model-hub's trials of MMDetection are not covered",
+        "train with MMDetection 3 and its own Runner, or write a PyTorchTrial around a model of it",
+    ),
+    "model_hub": (
+        Severity.check,
         "{name}: model-hub is built on determined",
-        "write the trial without it, or copy what is used of it and port that",
+        "det-lightning run and pytest --trial give det_lightning.model_hub under this name, and need "
+        "pip install 'det-lightning[transformers]'; in other scripts import det_lightning.model_hub",
     ),
     "determined_common": (
         Severity.problem,
@@ -127,8 +133,8 @@ def _check_module(file: PythonFile, node: cst.CSTNode, module: str) -> None:
         file.note(node, Severity.check, "your own use of Horovod", advice)
     elif module.startswith("apex.amp") or (module == "apex" and _needs_apex(file, node)):
         file.note(node, Severity.check, "apex.amp is gone from apex", _APEX)
-    elif module.split(".")[0] in _PACKAGES:
-        severity, reason, advice = _PACKAGES[module.split(".")[0]]
+    elif (package := next((name for name in _PACKAGES if f"{module}.".startswith(f"{name}.")), None)) is not None:
+        severity, reason, advice = _PACKAGES[package]
         file.note(node, severity, reason.format(name=module.rstrip(".")), advice)
 
 

@@ -35,10 +35,10 @@ _BLOCKED = (
     "determined.deploy",
     "determined.experimental",
     "determined.keras",
+    "determined.launch.deepspeed",
     "determined.lightning",
     "determined.pytorch.deepspeed",
     "determined.pytorch.lightning",
-    "determined.transformers",
 )
 _IN_BLOCKED = ("determined.experimental.test_one_batch",)
 

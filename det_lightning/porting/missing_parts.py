@@ -46,7 +46,8 @@ _ADVICE = {
     "determined.launch": ("it is unknown", "python -m det_lightning.launch.torch_distributed"),
     "determined.launch.deepspeed": (
         "DeepSpeed's launcher is not covered",
-        "python -m det_lightning.launch.torch_distributed starts processes for DDP and FSDP",
+        "python -m det_lightning.launch.torch_distributed starts processes for DDP and FSDP, and those of a "
+        "transformers.Trainer with DeepSpeed",
     ),
     "determined.launch.tensorflow": _KERAS,
     "determined.launch.wrap_rank": (
@@ -67,10 +68,6 @@ _ADVICE = {
     "determined.pytorch.lightning": (
         "LightningAdapter is not needed here",
         "give the LightningModule that it wraps to pl.Trainer",
-    ),
-    "determined.transformers": (
-        "DetCallback reports to a master",
-        "use a callback of transformers for your logger (report_to=...), and its checkpoints",
     ),
     "determined.util": ("it is internal to Determined's tools", "use the standard library"),
 }

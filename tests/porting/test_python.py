@@ -30,6 +30,10 @@ def findings_of(text: str, severity: Severity = Severity.problem) -> list[str]:
     ("before", "after"),
     [
         ("import determined as det  # the platform\n", "import det_lightning as det  # the platform\n"),
+        (
+            "from determined.transformers import DetCallback\n",
+            "from det_lightning.transformers import DetCallback\n",
+        ),
         ("import os, determined.pytorch as p\n", "import os, det_lightning.pytorch as p\n"),
         ("import determined.pytorch\ndetermined.pytorch.DataLoader\n", None),
         (
@@ -159,13 +163,12 @@ def test_what_is_missing_is_split_off_and_named() -> None:
         ("from determined.common import util\n", "Determined's tools"),
         ("from determined.pytorch.deepspeed import DeepSpeedTrial\n", "DeepSpeedTrial is not covered"),
         ("from determined import keras\nclass T(keras.TFKerasTrial): pass\n", "TensorFlow and Keras"),
-        ("import determined.transformers as t\nt.DetCallback\n", "DetCallback reports to a master"),
         ("from determined.pytorch.lightning import LightningAdapter\n", "LightningAdapter is not needed"),
         ("import determined.cli.cli\n", "talks to a Determined master"),
         ("run(['python', '-m', 'determined.launch.deepspeed'])\n", "DeepSpeed's launcher"),
         ("importlib.import_module('determined.keras')\n", "TensorFlow and Keras"),
         ("from pedl.frameworks import pytorch\n", "before Determined was one"),
-        ("import model_hub.huggingface as hf\n", "model-hub is built on determined"),
+        ("from model_hub.mmdetection import MMDetTrial\n", "MMDetection are not covered"),
         ("from determined_common import check\n", "Determined's tools"),
     ],
 )
@@ -323,6 +326,7 @@ def test_calls_that_set_the_mode_of_a_wrapped_model_are_removed() -> None:
         (trial(in_train="torch.nn.utils.clip_grad_norm_(p, 1)"), "10: clip_grad_norm_() clips before gradients are"),
         (trial(hook="def on_train_step_start(self, step_id): ..."), "16: on_train_step_start is not a hook"),
         ("from attrdict import AttrDict\n", "1: attrdict does not import on Python 3.10"),
+        ("import model_hub.huggingface as hf\n", "1: model_hub.huggingface: model-hub is built on determined"),
         ("import apex\nscale = apex.amp.state_dict()\n", "1: apex.amp is gone"),
     ],
 )

@@ -1,0 +1,45 @@
+"""``python -m det_lightning.launch.deepspeed``: says what to use in place of Determined's launcher."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+
+from det_lightning.launch.command_line import split, trial_of
+
+_LAUNCHER = "python3 -m det_lightning.launch.torch_distributed"
+_ERROR = """\
+error: det_lightning.launch.deepspeed: DeepSpeed's launcher is not covered. Determined starts DeepSpeed's own with it, \
+for DeepSpeedTrial, which det_lightning does not have.
+"""
+_OF_SCRIPTS = """\
+Start the script with torchrun:
+
+  {command}
+
+A transformers.Trainer with the argument deepspeed uses DeepSpeed under torchrun, too. In the script, write
+DistributedContext.from_torch_distributed() in place of from_deepspeed().
+"""
+_OF_TRIALS = """\
+Write {trial} as a PyTorchTrial; several processes train it with
+
+  {command}
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what to start in place of the command line, by default that of the process; return the exit status."""
+    _, script = split(list(sys.argv[1:] if arguments is None else arguments))
+    advice = _OF_SCRIPTS
+    trial = "the trial"
+    if script and script[0].split("=")[0] == "--trial":
+        advice = _OF_TRIALS
+        trial = (trial_of(script) or [trial])[0]
+    command = f"{_LAUNCHER} {shlex.join(script) or 'python3 train.py'}"
+    print(_ERROR + advice.format(command=command, trial=trial), file=sys.stderr, end="")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

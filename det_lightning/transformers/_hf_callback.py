@@ -1,0 +1,270 @@
+"""``DetCallback``: connects a ``transformers.Trainer`` with the Core API."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from det_lightning.core._context import Context
+from det_lightning.core._task import current_task
+from det_lightning.extras import how_to_install
+from det_lightning.transformers._search import require_length, require_metrics
+
+try:
+    import transformers
+    from transformers.trainer_utils import get_last_checkpoint
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise ModuleNotFoundError(
+        f"DetCallback needs transformers: {how_to_install('transformers')}.", name="transformers"
+    ) from error
+
+logger = logging.getLogger(__name__)
+
+_SPEEDS = ("_runtime", "_per_second", "_compilation_time")
+
+
+class DetCallback(transformers.TrainerCallback):
+    """Reports the metrics of a ``transformers.Trainer``, uploads its checkpoints, resumes from them, and is preempted.
+
+    In a trial of ``det-lightning run`` all of it belongs to the experiment. Elsewhere metrics become TensorBoard files
+    and checkpoints go to the storage of ``core.init()``.
+
+    A run that goes on finds its newest checkpoint in ``args.output_dir``, and ``args.resume_from_checkpoint`` names
+    it: the script calls ``trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)``.
+
+    Args:
+        core_context: what ``core.init()`` has returned, inside of its ``with`` block.
+        args: the arguments that the trainer is given, too.
+        filter_metrics: report only the metrics whose names contain one of these, and those that a search looks at;
+            None reports all.
+        user_data: for JSON, written to ``my_data.json`` in each checkpoint.
+
+    Attributes:
+        info: the trial of an experiment; None elsewhere.
+        searcher_metric: the validation metric to search by; None outside of an experiment.
+        time_metric: the metric that says how long a trial has trained, where the configuration gives one.
+
+    Raises:
+        ValueError: the configuration of the experiment and ``args`` say different lengths.
+        CheckpointNotFound, StorageError: the newest checkpoint cannot be downloaded.
+    """
+
+    def __init__(
+        self,
+        core_context: Context,
+        args: transformers.TrainingArguments,
+        filter_metrics: Iterable[str] | None = None,
+        user_data: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.core_context = core_context
+        self.info = core_context.info
+        self.filter_metrics = None if filter_metrics is None else list(filter_metrics)
+        self.user_data = user_data
+        self.last_train_metrics = -1
+        self.last_eval_metrics = -1
+        self.last_save = -1
+        self.last_progress = 0
+        # Scripts set these to False where an evaluation or a checkpoint at the end of the training is not wanted.
+        self._force_final_save = True
+        self._force_final_evaluate = True
+        self._preempted = False
+        self._resumes_from: str | None = None
+        self.searcher_metric: str | None = None
+        self.time_metric: str | None = None
+        self._follow_experiment(args)
+        self.load_last_checkpoint(args)
+
+    def load_last_checkpoint(self, args: transformers.TrainingArguments) -> None:
+        """Download the newest checkpoint of the trial, and let ``args.resume_from_checkpoint`` name it.
+
+        Nothing is done if there is none, or with ``overwrite_output_dir``, which older releases of transformers have.
+        """
+        newest = None if self.info is None else self.info.latest_checkpoint
+        if newest is None:
+            return
+        if getattr(args, "overwrite_output_dir", False):
+            logger.info("overwrite_output_dir is set: the training does not go on from checkpoint %s.", newest)
+            return
+        # All ranks get all files: DeepSpeed reads the shards of the other ones, too.
+        self.core_context.checkpoint.download(newest, args.output_dir)
+        steps = self.core_context.checkpoint.get_metadata(newest).get("steps_completed")
+        named = Path(args.output_dir, f"checkpoint-{steps}")
+        # The directory may hold newer ones, of another run.
+        path = str(named) if named.is_dir() else get_last_checkpoint(args.output_dir)
+        args.resume_from_checkpoint = path
+        self._resumes_from = path
+        logger.info("The newest checkpoint, %s, is in %s.", newest, path)
+
+    def on_train_begin(
+        self,
+        args: transformers.TrainingArguments,
+        state: transformers.TrainerState,
+        control: transformers.TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        if self._resumes_from is not None and state.global_step == 0:
+            logger.warning(
+                "The trial has a checkpoint, %s, and the training begins without it: call "
+                "trainer.train(resume_from_checkpoint=args.resume_from_checkpoint).",
+                self._resumes_from,
+            )
+        self._end_if_preempted(control)  # from the first call on the signal is handled
+
+    def on_log(
+        self,
+        args: transformers.TrainingArguments,
+        state: transformers.TrainerState,
+        control: transformers.TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if logs is None:
+            logger.warning("The Trainer has logged nothing after %d batches.", state.global_step)
+            return
+        kind = get_metric_type(logs)
+        # At the end of a training the Trainer logs, and a script may evaluate, once more after the same batch.
+        if kind == TRAIN and self.last_train_metrics != state.global_step:
+            self.last_train_metrics = state.global_step
+            self._report("training", logs, state)
+        elif kind == EVAL and self.last_eval_metrics != state.global_step:
+            self.last_eval_metrics = state.global_step
+            self._report("validation", logs, state)
+        elif kind == TEST:
+            logger.warning("Metrics of a test are not reported: %s.", ", ".join(logs))
+        self._end_if_preempted(control)
+
+    def on_step_end(
+        self,
+        args: transformers.TrainingArguments,
+        state: transformers.TrainerState,
+        control: transformers.TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        if state.is_world_process_zero and args.max_steps > -1:
+            percent = int(state.global_step / args.max_steps * 100)
+            if percent > self.last_progress:
+                self.last_progress = percent
+                self._report_progress(state.global_step / args.max_steps)
+        if self.core_context.distributed.size == 1:  # several processes would have to exchange messages at every step
+            self._end_if_preempted(control)
+
+    def on_epoch_end(
+        self,
+        args: transformers.TrainingArguments,
+        state: transformers.TrainerState,
+        control: transformers.TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        if self._is_last(args, state, control):
+            # What is evaluated and saved already is not a second time. A preempted trial evaluates when it goes on.
+            if state.global_step > self.last_eval_metrics and self._force_final_evaluate and not self._preempted:
+                control.should_evaluate = True
+            if state.global_step > self.last_save and (self._force_final_save or self._preempted):
+                control.should_save = True
+        if state.is_world_process_zero and args.max_steps == -1:
+            self._report_progress(state.epoch / args.num_train_epochs)
+
+    def on_save(
+        self,
+        args: transformers.TrainingArguments,
+        state: transformers.TrainerState,
+        control: transformers.TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        self.last_save = state.global_step
+        folder = f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and self.user_data is not None:
+            self._on_save_user_data(str(Path(args.output_dir, folder)))
+        metadata = {"steps_completed": state.global_step}
+        if self.info is not None and self.info.task_type == "TRIAL":
+            metadata["trial_id"] = self.info.trial.trial_id
+        # TensorBoard's files, in runs/, are written by the first process only, and may grow meanwhile.
+        chosen = (f"{folder}/", "runs/") if state.is_world_process_zero else (f"{folder}/",)
+        self.core_context.checkpoint.upload(
+            args.output_dir, metadata=metadata, shard=True, selector=lambda path: path.startswith(chosen)
+        )
+
+    def _on_save_user_data(self, save_path: str) -> None:
+        """Write ``user_data`` into the directory of a checkpoint; subclasses write something else."""
+        Path(save_path, "my_data.json").write_text(json.dumps(self.user_data), encoding="utf-8")
+
+    def _follow_experiment(self, args: transformers.TrainingArguments) -> None:
+        task = current_task()
+        if task is None:
+            return
+        searcher = task.config["searcher"]
+        if args.max_steps > -1:
+            require_length(searcher, "batches", args.max_steps, "--max_steps")
+        else:
+            require_length(searcher, "epochs", args.num_train_epochs, "--num_train_epochs")
+        self.searcher_metric = searcher.get("metric")
+        self.time_metric = searcher.get("time_metric")
+        if self.filter_metrics:
+            self.filter_metrics += [name for name in (self.searcher_metric, self.time_metric) if name]
+        if searcher["name"] != "single" and Path.cwd() not in Path(args.output_dir).resolve().parents:
+            logger.warning(
+                "output_dir=%s is not below the trial's working directory: trials that run at the same time on this "
+                "machine overwrite each other's checkpoints there. Give a relative path, or one with the number of the "
+                "trial.",
+                args.output_dir,
+            )
+
+    def _report(
+        self, group: Literal["training", "validation"], logs: Mapping[str, Any], state: transformers.TrainerState
+    ) -> None:
+        if not state.is_world_process_zero:
+            return
+        metrics = {name: value for name, value in logs.items() if self._is_reported(name)}
+        # Those of the Trainer's logs are rounded.
+        for name, value in (("batches", state.global_step), ("epochs", state.epoch)):
+            if value is not None:  # there is no epoch before a training
+                metrics.setdefault(name, value)
+        if group == "validation":
+            fields = {"searcher.metric": self.searcher_metric, "searcher.time_metric": self.time_metric}
+            require_metrics(metrics, fields)
+        self.core_context.train.report_metrics(group, state.global_step, metrics)
+
+    def _is_reported(self, name: str) -> bool:
+        if name == "epoch" or name.endswith(_SPEEDS):
+            return False
+        return not self.filter_metrics or any(part in name for part in self.filter_metrics)
+
+    def _report_progress(self, progress: float) -> None:
+        # A fraction of an epoch is rounded up to whole batches.
+        self.core_context.train.report_progress(min(1.0, progress))
+
+    def _end_if_preempted(self, control: transformers.TrainerControl) -> None:
+        # The checkpoint follows at the end of the epoch, which this one is then, so that there is one only.
+        if self.core_context.preempt.should_preempt():
+            self._preempted = True
+            control.should_training_stop = True
+
+    @staticmethod
+    def _is_last(
+        args: transformers.TrainingArguments, state: transformers.TrainerState, control: transformers.TrainerControl
+    ) -> bool:
+        """Return whether no epoch follows."""
+        if control.should_training_stop:
+            return True
+        if args.max_steps > -1:
+            return bool(state.global_step >= args.max_steps)
+        return bool(state.epoch >= args.num_train_epochs)
+
+
+EVAL = "eval_"
+TEST = "test_"
+TRAIN = "train_"
+
+
+def get_metric_type(d: Mapping[str, Any]) -> str:
+    """Return which of ``EVAL``, ``TEST`` and ``TRAIN`` the metrics of a log are, by the beginnings of their names."""
+    for prefix in (EVAL, TEST):
+        if any(name.startswith(prefix) for name in d):
+            return prefix
+    return TRAIN

@@ -1,0 +1,59 @@
+"""What the ``searcher`` section of a configuration asks of a ``transformers.Trainer``: a length, and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+
+def require_length(searcher: Mapping[str, Any], unit: str, length: float, argument: str) -> None:
+    """Raise unless the section says the same length as the arguments of the trainer, or none.
+
+    Args:
+        searcher: the section.
+        unit: ``"batches"`` or ``"epochs"``.
+        length: how many of them the trainer trains.
+        argument: the argument that says so.
+
+    Raises:
+        ValueError: the section has another length, in other units, or without one.
+    """
+    trained = f"{argument} {length:g} makes the trainer train {length:g} {unit}"
+    max_length = searcher.get("max_length")
+    if isinstance(max_length, Mapping):
+        if dict(max_length) != {unit: length}:
+            raise ValueError(
+                f"searcher.max_length is {dict(max_length)}, and {trained}. Remove searcher.max_length, which is "
+                "deprecated, or let both say the same."
+            )
+    elif max_length is not None:
+        raise ValueError(
+            f"searcher.max_length is {max_length}, without a unit, and {trained}. Remove searcher.max_length, which "
+            f"is deprecated: {argument} says how long the trainer trains."
+        )
+    elif (clock := searcher.get("time_metric")) in ("batches", "epochs"):
+        max_time = searcher.get("max_time")
+        if (clock, max_time) != (unit, length):
+            raise ValueError(
+                f"searcher.max_time is {max_time} with searcher.time_metric: {clock}, and {trained}. Let "
+                f"searcher.max_time or {argument} follow the other one, in the same unit."
+            )
+
+
+def require_metrics(reported: Collection[str], needed: Mapping[str, str | None]) -> None:
+    """Raise unless an evaluation has the metrics that the search looks at.
+
+    Args:
+        reported: names of the metrics of the evaluation.
+        needed: names of metrics by the field of the configuration that gives them; None where it gives none.
+
+    Raises:
+        ValueError: some are missing; all of them are named.
+    """
+    missing = [f"{field}: {name}" for field, name in needed.items() if name is not None and name not in reported]
+    if missing:
+        raise ValueError(
+            f"The evaluation has no metric of the name that the configuration gives: {', '.join(missing)}. It has "
+            f"{', '.join(sorted(reported))}. Let compute_metrics return it (the Trainer puts eval_ before its names), "
+            "or change the configuration; searches, retention and the choice of the best checkpoint need it."
+        )

@@ -1,0 +1,147 @@
+"""The functions of ``model_hub.utils``, which need neither transformers nor a network."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import http.server
+import pickle
+import threading
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from det_lightning.model_hub import utils
+
+
+@pytest.mark.parametrize(
+    ("arrays", "expected"),
+    [
+        ([[1, 2], [3]], [1, 2, 3]),
+        ([[[1, 2]], [[3, 4, 5], [6, 7, 8]]], [[1, 2, -100], [3, 4, 5], [6, 7, 8]]),
+        ([[[[1], [2]]], [[[3]]]], [[[1], [2]], [[3], [-100]]]),
+        ([[[0.25]], [[1, 2]]], [[0.25, -100.0], [1.0, 2.0]]),
+    ],
+)
+def test_shorter_arrays_are_filled_up(arrays: list[Any], expected: list[Any]) -> None:
+    filled = utils.expand_like([np.array(array) for array in arrays])
+    assert filled.tolist() == expected
+    assert filled.dtype == np.array(expected).dtype
+
+
+def test_arrays_are_filled_up_with_any_value() -> None:
+    short = np.zeros((1, 1), dtype=np.uint8)
+    filled = utils.expand_like([short, np.zeros((1, 2), dtype=np.uint8)], fill=-0.5)
+    assert filled.tolist() == [[0.0, -0.5], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("shapes", [[], [(1, 2, 3), (1, 2, 4)], [(1,), (1, 2)]])
+def test_arrays_that_do_not_fit_are_refused(shapes: list[tuple[int, ...]]) -> None:
+    with pytest.raises(ValueError, match=r"expand_like\(\) needs"):
+        utils.expand_like([np.zeros(shape) for shape in shapes])
+
+
+@pytest.mark.parametrize("given", [[1, 2], np.array([1, 2]), torch.tensor([1.0, 2.0], requires_grad=True)])
+def test_lists_arrays_and_tensors_become_arrays(given: Any) -> None:
+    array = utils.numpify(given)
+    assert isinstance(array, np.ndarray)
+    assert array.tolist() == [1, 2]
+
+
+def test_nothing_else_becomes_an_array() -> None:
+    with pytest.raises(TypeError, match="got str"):
+        utils.numpify("12")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("configuration", "steps"),
+    [
+        ({"searcher": {"max_length": {"batches": 300}}}, 300),
+        ({"searcher": {"max_length": {"records": 3000}}}, 187),
+        ({"searcher": {"max_length": {"epochs": 3}}, "records_per_epoch": 124}, 21),
+        ({"searcher": {"max_time": 50, "time_metric": "batches"}}, 50),
+    ],
+)
+def test_the_configuration_says_how_many_batches_there_are(configuration: dict[str, Any], steps: int) -> None:
+    assert utils.compute_num_training_steps(configuration, 16) == steps
+
+
+@pytest.mark.parametrize(
+    ("configuration", "reason"),
+    [
+        ({}, "no searcher.max_length with a unit"),
+        ({"searcher": {"max_length": 30}}, "no searcher.max_length with a unit"),
+        ({"searcher": {"max_length": {"epochs": 3}}, "records_per_epoch": 0}, "3 epochs, and there is no records_per"),
+    ],
+)
+def test_a_configuration_that_does_not_say_it_is_refused(configuration: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=rf"{reason}.*\. Give it as the hyperparameter num_training_steps"):
+        utils.compute_num_training_steps(configuration, 16)
+
+
+@pytest.mark.parametrize("through", [lambda value: value, copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v))])
+def test_items_are_attributes(through: Any) -> None:
+    settings = through(utils.AttrDict({"items": 1, "optimizer": {"lr": 0.1}}, name="bert"))
+    assert (settings.name, settings.optimizer.lr, settings["items"]) == ("bert", 0.1, 1)
+    settings.optimizer.lr = 0.2
+    settings.steps = 5
+    del settings.name
+    assert dict(settings.items()) == {"items": 1, "optimizer": {"lr": 0.2}, "steps": 5}
+    assert not hasattr(settings, "name")
+    with pytest.raises(AttributeError, match="There is no 'name'; there are 'items', 'optimizer', 'steps'"):
+        settings.name  # noqa: B018 (looking it up is the test)
+    with pytest.raises(AttributeError, match="'name'"):
+        del settings.name
+
+
+class CountingHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files, and keeps what it was asked for."""
+
+    requested: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.requested.append(self.path)
+        super().do_GET()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
+    """An HTTP server with one file: its URL, and the paths that it was asked for."""
+    served = tmp_path / "served"
+    served.mkdir()
+    (served / "some data.json").write_text("{}")
+    CountingHandler.requested.clear()
+    handler = functools.partial(CountingHandler, directory=str(served))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_port}", CountingHandler.requested
+        running.shutdown()
+        thread.join()
+
+
+def test_a_file_is_downloaded_once(server: tuple[str, list[str]], tmp_path: Path) -> None:
+    url, requested = server
+    paths = {utils.download_url(str(tmp_path / "data" / "sets"), f"{url}/some%20data.json?v=1") for _ in range(2)}
+    assert paths == {str(tmp_path / "data" / "sets" / "some data.json")}
+    assert Path(paths.pop()).read_text() == "{}"
+    assert requested == ["/some%20data.json?v=1"]
+
+
+def test_nothing_is_left_of_a_download_that_fails(server: tuple[str, list[str]], tmp_path: Path) -> None:
+    url, _ = server
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        utils.download_url(tmp_path / "data", f"{url}/missing.json")
+    assert not (tmp_path / "data" / "missing.json").exists()
+    with pytest.raises(ValueError, match="ends in its name"):
+        utils.download_url(tmp_path, url)
+
+
+def test_mmdetection_is_refused() -> None:
+    with pytest.raises(ImportError, match=r"model_hub\.mmdetection is not covered: .* write a PyTorchTrial"):
+        import det_lightning.model_hub.mmdetection  # noqa: F401
