@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from det_lightning.core._topology import (
@@ -230,6 +231,15 @@ class DistributedContext:
         """Like :meth:`close`, after an error of this rank: the others get its message, and are not waited for."""
         if self._session is not None:
             self._session.leave(f"it has failed with {type(error).__name__}: {error}", failed=True)
+
+    def name_progress(self, describe: Callable[[], str]) -> None:
+        """Name the progress of this rank, such as ``"batch 12"``, in messages about ranks that wait for each other.
+
+        Args:
+            describe: is called in another thread, about once a second.
+        """
+        if self._session is not None:
+            self._session.name_progress(describe)
 
     def _meet(self, address: StoreAddress, timeout_s: float) -> None:
         """Wait for the other ranks, and check that the topologies of all agree."""

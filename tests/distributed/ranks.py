@@ -256,14 +256,20 @@ def uneven(output: Path) -> None:
             self.seen.append(batch_idx)
 
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    for name, callbacks, flags in (
-        ("each-batch", [Looks()], {}),
-        ("many-batches", [], {}),
-        ("limited", [Looks()], {"limit_train_batches": 0.7}),
+    for name, callbacks, limit in (
+        ("each-batch", [Looks()], 1.0),
+        ("many-batches", [], 1.0),
+        ("limited", [Looks()], 0.7),
     ):
         module = TrialModule(Uneven, {"global_batch_size": GLOBAL_BATCH})
         trainer = pl.Trainer(
-            strategy="trial_ddp", devices=2, accelerator="cpu", max_epochs=3, callbacks=[*callbacks], **quiet, **flags
+            strategy="trial_ddp",
+            devices=2,
+            accelerator="cpu",
+            max_epochs=3,
+            limit_train_batches=limit,
+            callbacks=[*callbacks],
+            **quiet,
         )
         seed_everything()
         trainer.fit(module)
