@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from torch.distributed import DistNetworkError
 
+from det_lightning.core._failures import claim_first_failure, follow_first_failure, is_failure
 from det_lightning.core._rank_status import name_ranks
 from det_lightning.core._store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
 from det_lightning.core._watch import SIGNALLED, RankWatch, notice_period_s
@@ -20,6 +21,7 @@ from det_lightning.core._watch import SIGNALLED, RankWatch, notice_period_s
 _LINGER_S = 30.0
 _LINGER_AFTER_FAILURE_S = 5.0
 _GRACE_S = 2.0
+_CLOSED = "its context was closed"
 
 
 class Session:
@@ -41,6 +43,7 @@ class Session:
         self.awaited: Collection[int] = ()
         self.on_leave: list[Callable[[str], None]] = []
         self._reason_left: str | None = None
+        self._has_failed = False
         self._process = os.getpid()
         self._serves = address.of_chief and rank == 0
         with self.naming_a_lost_store():
@@ -103,6 +106,21 @@ class Session:
             self._keep_serving(_LINGER_AFTER_FAILURE_S if failed else _LINGER_S)
         self._store = None
         del self._shared_store
+
+    def fail(self, error: BaseException) -> None:
+        """Leave because of an error, and let torchrun name the rank that failed first; see ``_failures``."""
+        if self._has_failed or self._reason_left == _CLOSED or os.getpid() != self._process:
+            return
+        self._has_failed = True
+        failed = is_failure(error)
+        is_first = failed and claim_first_failure(self._store, self.rank, error)
+        self.leave(f"it has failed with {type(error).__name__}: {error}", failed=True)
+        if failed and not is_first:
+            follow_first_failure(error)
+
+    def close(self) -> None:
+        """Leave as agreed."""
+        self.leave(_CLOSED)
 
     def _keep_serving(self, longest_s: float) -> None:
         """Keep the store until the last rank has read what is in it, which may be after this one has closed."""
@@ -186,7 +204,7 @@ def _leave_all() -> None:
 
 
 def _delete_session(store: Store) -> None:
-    for key in ("empty", "left", "met", SIGNALLED):
+    for key in ("empty", "left", "met", "failed", SIGNALLED):
         store.delete_key(key)
 
 
