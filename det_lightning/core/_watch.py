@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 NOTICE_VARIABLE = "DET_LIGHTNING_WAIT_NOTICE_S"
 _NOTICE_AFTER_S = 60.0
 _TICK_S = 1.0
+_SILENT_TICKS = 10  # a process may be slow, or its threads may wait for one that holds Python's lock
 _LOOK_S = 0.02  # between two looks at the stack once a signal has come; a loop would be seen at different lines
 # Together less than 10 s, with the time that a tick and a launcher take.
 _END_AFTER_SIGNAL_S = 4.0
@@ -162,9 +163,10 @@ class RankWatch:
 
     def _notice_if_due(self, own: RankStatus) -> None:
         """Log who waits for whom, on the lowest of the ranks that have waited for the notice period."""
-        if not self._notice_s or self._noticed or own.still_s < self._notice_s - 4 * self._pause_s:
+        if not self._notice_s or self._noticed or own.still_s < self._notice_s - (_SILENT_TICKS + 2) * self._pause_s:
             return
         statuses = self._statuses(own)
+        silent = self._silent(statuses)
         waiting = [found for found in statuses if found.still_s >= self._notice_s - self._pause_s]
         first = min((found for found in waiting if found.waits), default=own, key=lambda found: found.rank)
         if own.still_s < self._notice_s or any(found.noticed for found in waiting) or first.rank != own.rank:
@@ -172,7 +174,7 @@ class RankWatch:
         self._noticed = True
         # Where a rank waits for its GPU, that may wait for other ranks.
         if own.waits or (_uses_gpu() and len({found.where for found in statuses}) > 1):
-            logger.warning("%s", describe_wait(own, statuses, self._silent(statuses)))
+            logger.warning("%s", describe_wait(own, statuses, silent))
 
     def _end_if_hung(self, own: RankStatus) -> None:
         """End this process if all ranks of the run are stuck."""
@@ -213,7 +215,7 @@ class RankWatch:
         return {
             found.rank
             for found in statuses
-            if found.tick == -1 or now - self._heard[found.rank][1] > 3 * max(self._pause_s, _TICK_S)
+            if found.tick == -1 or now - self._heard[found.rank][1] > _SILENT_TICKS * max(self._pause_s, _TICK_S)
         }
 
     def _leave_no_keys(self) -> None:

@@ -19,6 +19,7 @@ from tests.core.ranks import on_ranks
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_long_is_reported_once_with_the_lines_of_all_ranks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
