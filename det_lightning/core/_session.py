@@ -14,7 +14,7 @@ from torch.distributed import DistNetworkError
 from det_lightning.core._failures import claim_first_failure, follow_first_failure, is_failure
 from det_lightning.core._rank_status import name_ranks
 from det_lightning.core._store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
-from det_lightning.core._watch import SIGNALLED, RankWatch, notice_period_s
+from det_lightning.core._watch import ENDED, SIGNALLED, RankWatch, notice_period_s
 
 # How long a chief that has closed keeps running the store for ranks that have not, so that they can finish; and after
 # a failure, so that they can read what happened.
@@ -112,7 +112,8 @@ class Session:
         if self._has_failed or self._reason_left == _CLOSED or os.getpid() != self._process:
             return
         self._has_failed = True
-        failed = is_failure(error)
+        signalled = self._watch is not None and self._watch.signalled
+        failed = is_failure(error) and not signalled  # torchrun reports the signal
         is_first = failed and claim_first_failure(self._store, self.rank, error)
         self.leave(f"it has failed with {type(error).__name__}: {error}", failed=True)
         if failed and not is_first:
@@ -204,7 +205,7 @@ def _leave_all() -> None:
 
 
 def _delete_session(store: Store) -> None:
-    for key in ("empty", "left", "met", "failed", SIGNALLED):
+    for key in ("empty", "left", "met", "failed", SIGNALLED, ENDED):
         store.delete_key(key)
 
 

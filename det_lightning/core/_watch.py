@@ -32,8 +32,10 @@ _LOOK_S = 0.02  # between two looks at the stack once a signal has come; a loop 
 # Together less than 10 s, with the time that a tick and a launcher take.
 _END_AFTER_SIGNAL_S = 4.0
 _STILL_S = 3.5
+_TOGETHER_S = 1.0
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 SIGNALLED = "watch/signal"
+ENDED = "watch/ended"
 
 
 def notice_period_s() -> float:
@@ -78,6 +80,11 @@ class RankWatch:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="det_lightning-watch", daemon=True)
         self._thread.start()
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal that ends processes came to any rank."""
+        return self._signalled_at_s is not None
 
     def name_progress(self, describe: Callable[[], str]) -> None:
         """Call ``describe`` for what a message says of the progress of this rank, such as ``"batch 12"``."""
@@ -177,7 +184,9 @@ class RankWatch:
             logger.warning("%s", describe_wait(own, statuses, silent))
 
     def _end_if_hung(self, own: RankStatus) -> None:
-        """End this process if all ranks of the run are stuck."""
+        """End this process if all ranks of the run are stuck, or another one has ended because they were."""
+        if self.signalled and look(self._store, ENDED):
+            self._end("Another rank has ended because no rank moved.")
         if not own.stuck:
             return
         statuses = self._statuses(own)
@@ -186,10 +195,16 @@ class RankWatch:
         apart = len({found.where for found in statuses}) > 1
         if not all(found.stuck for found in alive) or not (apart or own.waits):
             return
+        self._store.set(ENDED, b"1")
+        # The others end too, before a lost connection raises an error in them, which takes its time to end a process.
+        self._stopping.wait(_TOGETHER_S)
+        self._end(f"No rank moves. {describe_wait(own, statuses, silent)}")
+
+    def _end(self, reason: str) -> None:
         signum = int(look(self._store, SIGNALLED) or signal.SIGTERM)
         print_at_once(
-            f"det_lightning: {signal.Signals(signum).name} has come, and no rank moves. "
-            f"{describe_wait(own, statuses, silent)} Process {os.getpid()} ends without saving.\n"
+            f"det_lightning: {signal.Signals(signum).name} has come. {reason} Process {os.getpid()} ends without "
+            "saving.\n"
         )
         os._exit(128 + signum)
 
