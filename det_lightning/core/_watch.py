@@ -195,17 +195,18 @@ class RankWatch:
         apart = len({found.where for found in statuses}) > 1
         if not all(found.stuck for found in alive) or not (apart or own.waits):
             return
-        self._store.set(ENDED, b"1")
         # The others end too, before a lost connection raises an error in them, which takes its time to end a process.
-        self._stopping.wait(_TOGETHER_S)
-        self._end(f"No rank moves. {describe_wait(own, statuses, silent)}")
+        self._end(f"No rank moves. {describe_wait(own, statuses, silent)}", after_s=_TOGETHER_S)
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, after_s: float = 0.0) -> None:
+        """Say why, let the other ranks know, and end this process."""
         signum = int(look(self._store, SIGNALLED) or signal.SIGTERM)
         print_at_once(
             f"det_lightning: {signal.Signals(signum).name} has come. {reason} Process {os.getpid()} ends without "
             "saving.\n"
         )
+        self._store.set(ENDED, b"1")
+        self._stopping.wait(after_s)
         os._exit(128 + signum)
 
     def _statuses(self, own: RankStatus) -> list[RankStatus]:
