@@ -5,7 +5,9 @@
 #
 # There are no wheels of Horovod, and its last release does not build as it is with the C++ that torch needs. It takes
 # 5 to 8 minutes on 2 cores, once: the wheel stays in the cache for the same Horovod, torch, Python and C library.
-# The environment must have torch. A C++ compiler is needed; cmake is installed where there is none.
+# The environment must have torch. A C++ compiler is needed; cmake is installed where there is none. If torch is a build
+# for CUDA, as the wheels for Linux are by default, the CUDA toolkit of the same version is needed too, also for training
+# on CPUs: nvcc and its headers, where CUDA_HOME says or nvcc on the PATH is. A CPU build of torch needs none.
 #
 #   DET_LIGHTNING_HOROVOD_CACHE      directory of the wheels; default: ~/.cache/det-lightning/horovod
 #   DET_LIGHTNING_HOROVOD_TIMEOUT_S  the build is given up after so many seconds; default: 1800
@@ -21,10 +23,29 @@ cache=${DET_LIGHTNING_HOROVOD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/det-lightni
 say() { echo "build_horovod: $*" >&2; }
 
 fail() {
+    local optional=${DET_LIGHTNING_HOROVOD_OPTIONAL:-0}
+    if [ "$optional" != 1 ]; then say "Set DET_LIGHTNING_HOROVOD_OPTIONAL=1 to go on without it."; fi
     say "################ Horovod is NOT installed: $*"
-    if [ "${DET_LIGHTNING_HOROVOD_OPTIONAL:-0}" = 1 ]; then exit 0; fi
-    say "Set DET_LIGHTNING_HOROVOD_OPTIONAL=1 to go on without it."
-    exit 1
+    exit $((optional != 1))
+}
+
+# Prints the CUDA version of torch and where its toolkit is; nothing for a build without CUDA.
+cuda_of_torch() {
+    "$python" -c '
+import torch
+if torch.version.cuda:
+    from torch.utils.cpp_extension import CUDA_HOME
+    print(torch.version.cuda, CUDA_HOME or "")
+' 2>/dev/null
+}
+
+# Prints where a log first names an error, and what follows; pip only repeats at its end that there was one.
+reason_in() {
+    local generic='WARNING|subprocess-exited-with-error|Failed building wheel|Failed to build|did not run successfully'
+    local line
+    line=$(grep -nE '(^|[^[:alnum:]_-])(error|Error|ERROR): |CMake Error|[[:alnum:]]+(Error|Exception): |No space left' "$1" |
+        grep -vE "$generic" | head -n 1 | cut -d: -f1) || true
+    if [ -n "$line" ]; then sed -n "$line,$((line + 13))p" "$1"; else grep -v '^[[:space:]]*$' "$1" | tail -n 14; fi
 }
 
 # What a wheel depends on, and its file name does not tell. A local version such as +cu130 is part of torch's.
@@ -57,7 +78,7 @@ build() { # in a directory of its own, whose path is the first argument; the whe
     export HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO="${HOROVOD_WITH_GLOO:-1}"
     export HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
     if [ "${HOROVOD_WITH_MPI:-0}" != 1 ]; then export HOROVOD_WITHOUT_MPI=1; fi
-    "$python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$1/built" . >"$1/log" 2>&1
+    "$python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$1/built" .
     # Without what is only there for a debugger it is a twentieth of the size.
     mkdir "$1/wheel" "$1/open"
     cd "$1/open"
@@ -71,6 +92,13 @@ folder=$cache/$(wheel_key)
 if compgen -G "$folder/horovod-*.whl" >/dev/null && installs "$folder"/horovod-*.whl; then
     say "installed from $folder"
     exit 0
+fi
+read -r cuda toolkit <<<"$(cuda_of_torch)"
+needs_toolkit=
+if [ -n "$cuda" ] && [ -z "$toolkit" ]; then
+    needs_toolkit=" torch is a build for CUDA $cuda, which needs the CUDA toolkit $cuda, and none was found:"
+    needs_toolkit+=" install it and set CUDA_HOME, or use a CPU build of torch."
+    say "${needs_toolkit# } Trying all the same."
 fi
 command -v "${CXX:-g++}" >/dev/null || fail "there is no C++ compiler (${CXX:-g++})."
 needed=(setuptools wheel packaging cloudpickle psutil pyyaml cffi)
@@ -86,9 +114,16 @@ trap 'rm -rf "$work"' EXIT
 say "building horovod $version; this takes minutes"
 started=$SECONDS
 # A shell of its own: timeout ends the compilers with it.
-if ! timeout --kill-after=10 "$timeout_s" bash -euo pipefail -c 'build "$1"' build "$work"; then
-    if [ -f "$work/log" ]; then tail -n 60 "$work/log" >&2; fi
-    fail "its build failed, or took longer than $timeout_s s."
+status=0
+timeout --kill-after=10 "$timeout_s" bash -euo pipefail -c 'build "$1" >"$1/log" 2>&1' build "$work" || status=$?
+if [ "$status" != 0 ]; then
+    tail -n 60 "$work/log" >&2
+    if [ "$status" = 124 ] || [ "$status" = 137 ]; then
+        fail "its build took longer than $timeout_s s. Set DET_LIGHTNING_HOROVOD_TIMEOUT_S to allow more."
+    fi
+    reason=$(reason_in "$work/log")
+    fail "its build failed.$needs_toolkit The first error was:
+$reason"
 fi
 say "built in $((SECONDS - started)) s: $(du -k "$work"/wheel/*.whl | cut -f1) KiB"
 installs "$work"/wheel/horovod-*.whl || fail "what was built does not work."

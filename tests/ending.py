@@ -48,9 +48,18 @@ ENDS: dict[str, Callable[[], None]] = {
     "two-signals": signal_twice,
     "sigint": lambda: os.kill(os.getpid(), signal.SIGINT),
     "sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "barrier": lambda: dist.barrier(),
+    "sleep": lambda: time.sleep(600),
     "error": raise_error,
     "invalid-hp": raise_invalid_hp,
 }
+
+
+class SlowSaving(pytorch.PyTorchCallback):
+    """Takes its time on the chief, which alone calls it, while the other ranks wait."""
+
+    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+        time.sleep(8)
 
 
 def trial_class(options: argparse.Namespace) -> type[SmallTrial]:
@@ -60,6 +69,9 @@ def trial_class(options: argparse.Namespace) -> type[SmallTrial]:
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             super().__init__(context)
             self.first_batch: int | None = None
+
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"slow": SlowSaving()} if options.slow_save else super().build_callbacks()
 
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
             if self.first_batch is None:
@@ -78,7 +90,7 @@ def trial_class(options: argparse.Namespace) -> type[SmallTrial]:
 def run_determined(options: argparse.Namespace) -> SmallTrial:
     several = "WORLD_SIZE" in os.environ
     if several:
-        dist.init_process_group("gloo")
+        dist.init_process_group(options.backend)
     distributed = core.DistributedContext.from_torch_distributed() if several else None
     with pytorch.init(distributed=distributed, enable_tensorboard_logging=False) as context:
         trial = trial_class(options)(context)
@@ -115,12 +127,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trainer", choices=["determined", "lightning"], default="determined")
+    parser.add_argument("--backend", default="gloo")
     parser.add_argument("--end", choices=ENDS, default="none")
     parser.add_argument("--at", type=int, default=-1)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--period", action="store_true")
     parser.add_argument("--latest")
+    parser.add_argument("--slow-save", action="store_true")
     parser.add_argument("--save-on-interrupt", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

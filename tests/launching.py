@@ -6,9 +6,11 @@ import dataclasses
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +36,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
 
 
-def start(folder: Path, *arguments: str, launcher: list[str] | None = None) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str, launcher: list[str] | None = None, **variables: str) -> subprocess.Popen[str]:
     """Start a training in ``folder``, in a process group of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, *(launcher or []), "-m", "tests.ending", str(folder), *arguments]
@@ -43,7 +45,7 @@ def start(folder: Path, *arguments: str, launcher: list[str] | None = None) -> s
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment(),
+        env=environment(**variables),
         cwd=folder,
         start_new_session=True,
     )
@@ -56,6 +58,28 @@ def wait(process: subprocess.Popen[str], timeout_s: float = 90) -> Ended:
         process.kill()
         raise
     return Ended(process.returncode, output)
+
+
+def read_until(process: subprocess.Popen[str], text: str, timeout_s: float = 120) -> str:
+    """Return the first line of its output that has ``text`` in it."""
+    assert process.stdout is not None
+
+    def kill() -> None:
+        parent = psutil.Process(process.pid)
+        for one in [parent, *parent.children(recursive=True)]:
+            one.kill()
+
+    timer = threading.Timer(timeout_s, kill)
+    timer.start()
+    seen = []
+    try:
+        for line in process.stdout:
+            seen.append(line)
+            if text in line:
+                return line
+    finally:
+        timer.cancel()
+    raise AssertionError(f"{text!r} is not in the output:\n{''.join(seen)}")
 
 
 def end_of(folder: Path, rank: int = 0) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from det_lightning.core._topology import (
@@ -225,12 +226,25 @@ class DistributedContext:
         If rank 0 runs the store, its process keeps running it until all ranks have closed, at most 30 s.
         """
         if self._session is not None:
-            self._session.leave("its context was closed")
+            self._session.close()
 
     def abandon(self, error: BaseException) -> None:
-        """Like :meth:`close`, after an error of this rank: the others get its message, and are not waited for."""
+        """Like :meth:`close`, after an error of this rank: the others get its message, and are not waited for.
+
+        Under ``torchrun`` the first rank that fails writes its error into the file that ``torchrun`` reports, and the
+        others wait some seconds, so that it does not take one of theirs for the cause. Call it in an ``except`` block.
+        """
         if self._session is not None:
-            self._session.leave(f"it has failed with {type(error).__name__}: {error}", failed=True)
+            self._session.fail(error)
+
+    def name_progress(self, describe: Callable[[], str]) -> None:
+        """Name the progress of this rank, such as ``"batch 12"``, in messages about ranks that wait for each other.
+
+        Args:
+            describe: is called in another thread, about once a second.
+        """
+        if self._session is not None:
+            self._session.name_progress(describe)
 
     def _meet(self, address: StoreAddress, timeout_s: float) -> None:
         """Wait for the other ranks, and check that the topologies of all agree."""

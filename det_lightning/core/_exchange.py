@@ -12,7 +12,8 @@ import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from det_lightning.core._session import Session, name_ranks
+from det_lightning.core._rank_status import name_ranks
+from det_lightning.core._session import Session
 from det_lightning.core._store import Store, look, pauses
 
 # The store refuses values of more than 8 MiB; small ones travel along with the name of the operation.
@@ -140,6 +141,7 @@ class Exchange:
             self._raise_for_missing(store, operation)
             found = store.get(self._key("all"))  # the last one has come after all
         if looks:
+            session.awaited = ()
             store.delete_key(f"waiting/{session.rank}")
         if found.startswith(_ALARM):
             raise RuntimeError(f"Rank {session.rank} is in {operation}(), but {found.removeprefix(_ALARM).decode()}.")
@@ -148,17 +150,18 @@ class Exchange:
     def _look_for_deadlock(self, store: Store, operation: str) -> None:
         """Raise if a missing rank waits for this one in another group; note in the store where this one waits."""
         store.set(f"waiting/{self._session.rank}", f"{self._name} {self._round} {operation}".encode())
-        for rank, (name, number, other) in self._waiting_elsewhere(store).items():
+        self._session.awaited = missing = self._missing(store)
+        for rank, (name, number, other) in self._waiting_elsewhere(store, missing).items():
             if name != self._name and self._session.rounds.get(name, number + 1) <= number:
                 raise RuntimeError(
                     f"Rank {self._session.rank} waits for rank {rank} in {operation}(), and rank {rank} for it in "
                     f"{other}(). All ranks must call the same operations in the same order."
                 )
 
-    def _waiting_elsewhere(self, store: Store) -> dict[int, tuple[str, int, str]]:
-        """Return the group, round and operation of each rank that has not come and waits elsewhere."""
+    def _waiting_elsewhere(self, store: Store, missing: list[int]) -> dict[int, tuple[str, int, str]]:
+        """Return the group, round and operation of each of the ``missing`` ranks that waits elsewhere."""
         waiting = {}
-        for rank in self._missing(store):
+        for rank in missing:
             if found := look(store, f"waiting/{rank}"):
                 name, number, operation = found.decode().split()
                 waiting[rank] = (name, int(number), operation)
@@ -170,9 +173,9 @@ class Exchange:
 
     def _raise_for_missing(self, store: Store, operation: str) -> None:
         missing = self._missing(store)
-        waiting = self._waiting_elsewhere(store)
         if not missing:
             return
+        waiting = self._waiting_elsewhere(store, missing)
         came = sorted(set(self._members).difference(missing))
         elsewhere = "".join(f" Rank {rank} waits in {other}()." for rank, (_, _, other) in waiting.items())
         raise RuntimeError(

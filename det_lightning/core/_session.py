@@ -11,38 +11,46 @@ from collections.abc import Callable, Collection, Iterator
 
 from torch.distributed import DistNetworkError
 
+from det_lightning.core._failures import claim_first_failure, follow_first_failure, is_failure
+from det_lightning.core._rank_status import name_ranks
 from det_lightning.core._store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
+from det_lightning.core._watch import ENDED, SIGNALLED, RankWatch, notice_period_s
 
 # How long a chief that has closed keeps running the store for ranks that have not, so that they can finish; and after
 # a failure, so that they can read what happened.
 _LINGER_S = 30.0
 _LINGER_AFTER_FAILURE_S = 5.0
 _GRACE_S = 2.0
+_CLOSED = "its context was closed"
 
 
 class Session:
     """The keys that all ranks of one run share in a store, from their rendezvous until they leave.
 
     Rank 0 draws the name of the session at random, so keys that an earlier context, or the same run before a restart,
-    has left in the store are never seen. ``rounds`` counts the exchanges that this rank has completed in each group;
-    ``on_leave`` is called with the reason when it leaves.
+    has left in the store are never seen. ``rounds`` counts the exchanges that this rank has completed in each group,
+    ``awaited`` are the ranks that it waits for in one; ``on_leave`` is called with the reason when it leaves.
     """
 
     def __init__(self, address: StoreAddress, rank: int, size: int, timeout_s: float) -> None:
+        notice_s = notice_period_s()  # a mistake there is found before other ranks are met
         self.address = address
         self.rank = rank
         self.size = size
         self.timeout_s = timeout_s
         self.longest_pause_s = LONGEST_PAUSE_S * max(1.0, size / 64)
         self.rounds: dict[str, int] = {}
+        self.awaited: Collection[int] = ()
         self.on_leave: list[Callable[[str], None]] = []
         self._reason_left: str | None = None
+        self._has_failed = False
         self._process = os.getpid()
         self._serves = address.of_chief and rank == 0
         with self.naming_a_lost_store():
             self._shared_store = self._connect()
             name = self._admit_others() if rank == 0 else self._join()
         self._store: Store | None = within(self._shared_store, name)
+        self._watch: RankWatch | None = RankWatch(self, notice_s)
         _open.add(self)
 
     @property
@@ -53,6 +61,11 @@ class Session:
                 f"This DistributedContext of rank {self.rank} exchanges nothing any more: {self._reason_left}."
             )
         return self._store
+
+    def name_progress(self, describe: Callable[[], str]) -> None:
+        """Call ``describe`` for what a message says of the progress of this rank, such as ``"batch 12"``."""
+        if self._watch is not None:
+            self._watch.name_progress(describe)
 
     @contextlib.contextmanager
     def naming_a_lost_store(self) -> Iterator[None]:
@@ -76,6 +89,9 @@ class Session:
         _open.discard(self)
         if os.getpid() != self._process:
             return  # a fork must not use its parent's connection
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
         everyone_left = False
         # There is nobody left to notify, or the connection is what failed.
         with contextlib.suppress(RuntimeError):
@@ -90,6 +106,22 @@ class Session:
             self._keep_serving(_LINGER_AFTER_FAILURE_S if failed else _LINGER_S)
         self._store = None
         del self._shared_store
+
+    def fail(self, error: BaseException) -> None:
+        """Leave because of an error, and let torchrun name the rank that failed first; see ``_failures``."""
+        if self._has_failed or self._reason_left == _CLOSED or os.getpid() != self._process:
+            return
+        self._has_failed = True
+        signalled = self._watch is not None and self._watch.signalled
+        failed = is_failure(error) and not signalled  # torchrun reports the signal
+        is_first = failed and claim_first_failure(self._store, self.rank, error)
+        self.leave(f"it has failed with {type(error).__name__}: {error}", failed=True)
+        if failed and not is_first:
+            follow_first_failure(error)
+
+    def close(self) -> None:
+        """Leave as agreed."""
+        self.leave(_CLOSED)
 
     def _keep_serving(self, longest_s: float) -> None:
         """Keep the store until the last rank has read what is in it, which may be after this one has closed."""
@@ -173,7 +205,7 @@ def _leave_all() -> None:
 
 
 def _delete_session(store: Store) -> None:
-    for key in ("empty", "left", "met"):
+    for key in ("empty", "left", "met", "failed", SIGNALLED, ENDED):
         store.delete_key(key)
 
 
@@ -183,9 +215,3 @@ def _linger(store: Store, longest_s: float) -> None:
             if look(store, "empty") is not None:
                 _delete_session(store)
                 return
-
-
-def name_ranks(ranks: Collection[int]) -> str:
-    """Return ``"rank 1"`` or ``"ranks 1, 3"``."""
-    names = ", ".join(map(str, ranks))
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

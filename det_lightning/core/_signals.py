@@ -1,9 +1,12 @@
-"""What handlers of signals do."""
+"""What handlers of signals do, and which signals have come while no handler could run."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
+import time
 
 # GNU timeout and some launchers send a signal twice, to a process and to its group, within this time.
 SAME_SIGNAL_S = 2.0
@@ -21,3 +24,73 @@ def print_at_once(message: str) -> None:
         os.write(2, message.encode())
     except OSError:  # nobody reads it any more
         return
+
+
+class SignalLog:
+    """The signals that have come, also while the main thread is in a call that lets no handler in Python run.
+
+    Only signals with a handler in Python are seen. There is one such log in a process, as there is one
+    ``signal.set_wakeup_fd``; it is left alone where something else uses that, such as an event loop.
+    """
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._lock = threading.Lock()
+        self._ends: tuple[int, int] | None = None
+        self._came: dict[int, float] = {}
+
+    def open(self) -> bool:
+        """Begin to take down signals; return False, and do nothing, where that cannot be done.
+
+        That is outside of the main thread, and on Windows. Otherwise :meth:`close` must be called too.
+        """
+        if threading.current_thread() is not threading.main_thread() or os.name != "posix":
+            return False
+        if self._ends is None:
+            self._ends = _nonblocking_pipe()
+            # What a fork is sent must not be seen here.
+            os.register_at_fork(after_in_child=self._forget)
+        if not self._users:
+            self._drain()
+            self._came.clear()
+            self._attach(self._ends[1])
+        self._users += 1
+        return True
+
+    def close(self) -> None:
+        """End what :meth:`open` began."""
+        self._users -= 1
+        if not self._users and threading.current_thread() is threading.main_thread():
+            self._forget()
+
+    def first_of(self, signums: tuple[int, ...]) -> tuple[int, float] | None:
+        """Return the first of these signals that came, and the value of ``time.monotonic()`` soon after; or None."""
+        with self._lock:
+            for signum in self._drain():
+                self._came.setdefault(signum, time.monotonic())
+            came = [(signum, at) for signum, at in self._came.items() if signum in signums]
+        return min(came, key=lambda found: found[1]) if came else None
+
+    def _attach(self, end: int) -> None:
+        if (before := signal.set_wakeup_fd(end, warn_on_full_buffer=False)) != -1:
+            signal.set_wakeup_fd(before)
+
+    def _drain(self) -> bytes:
+        with contextlib.suppress(BlockingIOError):
+            return b"" if self._ends is None else os.read(self._ends[0], 1024)
+        return b""
+
+    def _forget(self) -> None:
+        if self._ends is not None and (found := signal.set_wakeup_fd(-1)) != self._ends[1]:
+            signal.set_wakeup_fd(found)
+
+
+def _nonblocking_pipe() -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    return ends
+
+
+#: The log of this process.
+signal_log = SignalLog()

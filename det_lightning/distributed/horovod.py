@@ -20,6 +20,8 @@ from det_lightning.distributed.horovod_processes import connect_horovod
 
 # More backward passes than there will ever be, so that none of them exchanges gradients.
 _NEVER = sys.maxsize
+# In what Horovod raises where there were more than it was given.
+_TOO_MANY_PASSES = "backward_passes_per_step"
 
 
 class HorovodPlacement(ModelPlacement):
@@ -105,6 +107,29 @@ class HorovodGradients(GradientExchange):
             wrapped.finish()
             wrapped.optimizer.set_backward_passes_per_step(wrapped.passes if communicate else _NEVER)
 
+    def backward(
+        self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
+    ) -> None:
+        """Run ``loss.backward``.
+
+        Raises:
+            InvalidExperimentException: a parameter gets a gradient again whose exchange has begun; names the argument
+                of ``wrap_optimizer`` that says how often it may.
+        """
+        try:
+            super().backward(loss, gradient, retain_graph, create_graph)
+        except AssertionError as e:
+            if _TOO_MANY_PASSES not in str(e):
+                raise
+            found = [wrapped.describe_passes() for wrapped in self._placed.optimizers if wrapped.is_exchanging()]
+            raise errors.InvalidExperimentException(
+                f"context.backward() came to parameters whose gradients Horovod exchanges already: {'; '.join(found)}. "
+                "If the gradients of all these backward passes are to be added up, say how many there are before each "
+                "step: context.wrap_optimizer(optimizer, backward_passes_per_step=N). If those of another loss are "
+                "not wanted, as a GAN's critic does not want those of its generator, call optimizer.zero_grad() first, "
+                "or freeze the parameters in the other pass with model.requires_grad_(False)."
+            ) from e
+
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Finish the exchange of gradients."""
         self._wrapped(optimizer).synchronize()
@@ -136,8 +161,8 @@ class HorovodStates(ModelStates):
 class HorovodBackend(Backend):
     """Trains with Horovod's own ``DistributedOptimizer``, which averages gradients while a backward pass runs.
 
-    A parameter may get gradients from ``backward_passes_per_step`` backward passes before each step; Horovod raises an
-    error if there are more.
+    A parameter may get gradients from ``backward_passes_per_step`` backward passes before each step; it is an error if
+    there are more.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -167,6 +192,7 @@ class _Wrapped:
         compresses: bool,
     ) -> None:
         self._hvd = hvd
+        self._named = named
         self._name = f"{next(iter(named), 'nothing')}.used"
         self.passes = passes
         self.parameters = list(named.values())
@@ -235,6 +261,12 @@ class _Wrapped:
         """Return whether the exchange of some gradient is under way."""
         # Horovod has no public word for it.
         return any(handle is not None for handle, _ in self.optimizer._handles.values())
+
+    def describe_passes(self) -> str:
+        """Return the class of the optimizer, its first parameters, and how many backward passes they may get."""
+        names = ", ".join(list(self._named)[:3]) + (", ..." if len(self._named) > 3 else "")
+        # Horovod's class has the name of the one that it is made from.
+        return f"{type(self.optimizer).__name__} of {names}, with backward_passes_per_step={self.passes}"
 
     def finish(self) -> None:
         """Finish an exchange that is under way, if there is one."""

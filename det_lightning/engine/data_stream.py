@@ -37,9 +37,10 @@ class TrialData:
         self._rank = context.distributed.rank
         self.journal = PassJournal(journal)
         training = self._build_training(trial.build_training_data_loader())
-        self.epoch_len: int = context.distributed.broadcast(_limited(_length(training) or sys.maxsize, limit))
+        length: int | None = context.distributed.broadcast(_length(training))
+        self.epoch_len = _limited(length or sys.maxsize, limit)
         context.position.epoch_len = self.epoch_len
-        self.training = TrainStream(training, context.position)
+        self.training = TrainStream(training, context.position, length)
         validation = trial.build_validation_data_loader()
         self.validation_loader = self._build_validation(validation, sharded_validation)
         self.validation = ValidationStream(self.validation_loader)
@@ -96,16 +97,21 @@ class TrainStream:
     """One endless iterator over the training data, of which Lightning gets an epoch at a time.
 
     Workers and shuffling live on between the epochs. ``batches`` yields from the next one on, once an epoch has begun.
+    Its length is ``length``, that of the chief's loader; None if that has none. The loader of another rank may have one
+    batch fewer, and goes on with its next pass before the epoch ends.
     """
 
-    def __init__(self, loader: Any, position: TrainingPosition) -> None:
+    def __init__(self, loader: Any, position: TrainingPosition, length: int | None) -> None:
         self._loader = loader
         self._position = position
+        self._length = length
         self.batches: Iterator[Any] = iter(())
         self._is_open = False
 
     def __len__(self) -> int:
-        return len(self._loader)
+        if self._length is None:
+            raise TypeError("The training loader of the chief has no length.")
+        return self._length
 
     def __iter__(self) -> Iterator[Any]:
         # Made now and not with the first batch: making it draws from the global random state.

@@ -95,6 +95,8 @@ class TrialRun:
         self.context.optimizer_steps = 0
         self.context.position.batch_idx = None
         self.context.position.initial_batch = self.state.batches_trained
+        self.context.distributed.name_progress(self._describe_progress)
+        self._at_end.callback(self.context.distributed.name_progress, str)
         require_same_checkpoint(self.context.distributed, self._resume)
         for callback in self.events.callbacks.values():
             callback.on_trial_startup(self.state.batches_trained, None if self._resume is None else self._resume.name)
@@ -250,6 +252,12 @@ class TrialRun:
     def progress(self) -> float | None:
         """Return which part of its length the run has trained, from 0 to 1; None if it has none."""
         return self.schedule.progress(self.state, self.data.epoch_len)
+
+    def _describe_progress(self) -> str:
+        evaluated = self.evaluation.batches_evaluated
+        return f"after {self.state.batches_trained} batches" + (
+            f" and {evaluated} of a validation" if evaluated else ""
+        )
 
     def next_action(self) -> Action | None:
         """Return the next action of the boundary; None once training can continue."""

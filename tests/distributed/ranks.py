@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 2 -m tests.distributed.ranks two OUTPUT
 torchrun --nproc-per-node 1 -m tests.distributed.ranks one OUTPUT
 python -m tests.distributed.ranks lightning OUTPUT
+python -m tests.distributed.ranks uneven OUTPUT
 """
 
 from __future__ import annotations
@@ -219,11 +220,73 @@ def lightning(output: Path) -> None:
     save(module.trial, output, "lightning", trainer.global_rank)
 
 
+class Uneven(Plain):
+    """Of its five batches an epoch the first rank gets three, the second two."""
+
+    def make_loader(self) -> pytorch.DataLoader:
+        size = self.context.get_per_slot_batch_size()
+        inputs = torch.randn(5 * size, 4, generator=torch.Generator().manual_seed(1))
+        return pytorch.DataLoader(torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=size)
+
+    build_training_data_loader = make_loader
+    build_validation_data_loader = make_loader
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        self.epochs = EpochStarts()
+        return {"epochs": self.epochs}
+
+
+class EpochStarts(pytorch.PyTorchCallback):
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        self.seen.append(epoch_idx)
+
+
+def uneven(output: Path) -> None:
+    """Train three epochs, with a callback that looks at each batch and with none; with and without a limit."""
+    import pytorch_lightning as pl
+
+    class Looks(pl.Callback):
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.seen.append(batch_idx)
+
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    for name, callbacks, limit in (
+        ("each-batch", [Looks()], 1.0),
+        ("many-batches", [], 1.0),
+        ("limited", [Looks()], 0.7),
+    ):
+        module = TrialModule(Uneven, {"global_batch_size": GLOBAL_BATCH})
+        trainer = pl.Trainer(
+            strategy="trial_ddp",
+            devices=2,
+            accelerator="cpu",
+            max_epochs=3,
+            limit_train_batches=limit,
+            callbacks=[*callbacks],
+            **quiet,
+        )
+        seed_everything()
+        trainer.fit(module)
+        assert isinstance(module.trial, Uneven)
+        content = {
+            "updates": module.trial.updates,
+            "epochs": module.trial.epochs.seen,
+            "seen": [index for callback in callbacks for index in callback.seen],
+        }
+        torch.save(content, output / f"{name}-{trainer.global_rank}.pt")
+
+
 if __name__ == "__main__":
     command, folder = sys.argv[1], Path(sys.argv[2])
-    if command != "lightning":
+    if command not in ("lightning", "uneven"):
         dist.init_process_group("gloo")
-    {"two": two, "one": one, "lightning": lightning}[command](folder)
-    if command != "lightning":
+    {"two": two, "one": one, "lightning": lightning, "uneven": uneven}[command](folder)
+    if command not in ("lightning", "uneven"):
         dist.barrier()
         dist.destroy_process_group()

@@ -69,6 +69,26 @@ def test_lightnings_launcher_trains_the_same(folder: Path) -> None:
         assert torch.equal(ours["updates"][-1], theirs["updates"][-1])
 
 
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks left behind whose loaders have three batches and two."""
+    found = tmp_path_factory.mktemp("uneven")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("working_directory"))
+        launch("uneven", str(found), torchrun=False)
+    return found
+
+
+@pytest.mark.parametrize(("run", "batches"), [("each-batch", 3), ("many-batches", 3), ("limited", 2)])
+def test_an_epoch_is_as_long_as_that_of_the_chief_on_every_rank(uneven: Path, run: str, batches: int) -> None:
+    first, second = results(uneven, run)
+    for rank in (first, second):
+        assert rank["epochs"] == [0, 1, 2]
+        assert len(rank["updates"]) == 3 * batches
+        assert rank["seen"] == ([] if run == "many-batches" else [*range(batches)] * 3)
+    assert torch.equal(first["updates"][-1], second["updates"][-1])
+
+
 def test_no_rank_waits_for_another_while_it_validates(folder: Path) -> None:
     """A model with buffers, and unequal numbers of validation batches: the ranks go on, and train alike."""
     first, second = results(folder, "buffers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -41,3 +42,21 @@ def test_lightnings_main_process_ends_the_others(tmp_path: Path) -> None:
         ended = wait(process, START_S + END_S)
         assert ended.status != 0, ended.output
         assert "the culprit's message" in ended.output
+
+
+def test_torchrun_names_the_rank_that_failed_first_and_its_error(tmp_path: Path) -> None:
+    """The other rank fails too, because of it, in a collective or in an exchange of objects."""
+    ends = {
+        "determined": ["--end", "error"],
+        "lightning": ["--end", "error", "--trainer", "lightning"],
+        "killed": ["--end", "sigkill"],
+    }
+    started = {
+        name: start(tmp_path / name, *end, "--at", "5", "--rank", "1", launcher=TORCHRUN) for name, end in ends.items()
+    }
+    for name, process in started.items():
+        ended = wait(process, START_S + END_S)
+        assert ended.status != 0, ended.output
+        _, report = ended.output.split("Root Cause (first observed failure):")
+        assert re.findall(r" rank +: (\d)", report) == ["1"], ended.output
+        assert ("Signal 9" if name == "killed" else "ValueError: the culprit's message") in report

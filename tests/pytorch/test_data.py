@@ -189,7 +189,7 @@ class Endless:
 def test_epochs_are_cut_where_they_end_counted_from_the_beginning_of_the_run(epoch_len: int, first: int) -> None:
     loader = Endless(first)
     position = TrainingPosition(initial_batch=first, epoch_len=epoch_len)
-    stream = TrainStream(loader, position)
+    stream = TrainStream(loader, position, 4)
     epochs = []
     for _ in range(3):
         epochs.append(list(stream))
@@ -203,7 +203,7 @@ def test_epochs_are_cut_where_they_end_counted_from_the_beginning_of_the_run(epo
 
 def test_the_rest_of_an_epoch_goes_on_where_reading_stopped() -> None:
     position = TrainingPosition(epoch_len=5)
-    stream = TrainStream(Endless(), position)
+    stream = TrainStream(Endless(), position, 5)
     assert list(itertools.islice(iter(stream), 2)) == [0, 1]
     assert next(stream.batches) == 2
     position.batch_idx = 2
@@ -214,7 +214,7 @@ def test_the_rest_of_an_epoch_goes_on_where_reading_stopped() -> None:
 
 def test_asking_for_an_iterator_makes_it_at_once_and_only_once() -> None:
     loader = Endless()
-    stream = TrainStream(loader, TrainingPosition(epoch_len=sys.maxsize))
+    stream = TrainStream(loader, TrainingPosition(epoch_len=sys.maxsize), None)
     assert loader.begun == 0
     iter(stream)
     assert loader.begun == 1

@@ -155,7 +155,11 @@ def raises(output: Path) -> None:
     train(scenarios.Raises, output / "raises-storage")
 
 
+def mixes(output: Path) -> None:
+    train(scenarios.Mixing, output / "mixes-storage")
+
+
 if __name__ == "__main__":
     command, folder = sys.argv[1], Path(sys.argv[2])
-    known = {f.__name__: f for f in (one, two, ddp, again, lightning, plain_module, raises)}
+    known = {f.__name__: f for f in (one, two, ddp, again, lightning, plain_module, raises, mixes)}
     known[command](folder)

@@ -46,6 +46,34 @@ class Leaking(Gan):
         return loss
 
 
+class Mixing(Gan):
+    """The critic adds up the gradients of both losses, which Horovod has not been told of."""
+
+    passes = 1
+
+    def wrap(self) -> None:
+        self.model = self.context.wrap_model(torch.nn.Linear(4, 4))
+        self.critic = self.context.wrap_model(torch.nn.Linear(4, 1))
+        self.optimizer = self.context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), 0.05))
+        adamw = torch.optim.AdamW(self.critic.parameters(), 0.05)
+        self.critics = self.context.wrap_optimizer(adamw, backward_passes_per_step=self.passes)
+
+    def train_on(self, batch: Any) -> torch.Tensor:
+        fake = self.model(batch[0])
+        self.context.backward((self.critic(fake.detach()) ** 2).mean() - self.critic(batch[0]).mean())
+        loss = self.loss(batch)
+        self.context.backward(loss)
+        self.context.step_optimizer(self.critics)
+        self.context.step_optimizer(self.optimizer)
+        return loss
+
+
+class Adding(Mixing):
+    """It has."""
+
+    passes = 2
+
+
 class Passes(Orders):
     """Three backward passes before each step."""
 
@@ -124,6 +152,7 @@ SCENARIOS: dict[str, tuple[type[Plain], int]] = {
     "clipped-aggregated": (Clipped, 3),
     "gan": (Gan, 1),
     "leaking": (Leaking, 1),
+    "adding": (Adding, 1),
     "passes": (Passes, 1),
     "passes-aggregated": (Passes, 3),
     "unused": (Unused, 1),

@@ -128,6 +128,15 @@ def test_an_exception_on_one_rank_ends_the_job(tmp_path: Path, launch: Launch) -
     assert "a mistake on rank 1" in launch(MODULE, "raises", str(tmp_path), fails=True)
 
 
+def test_more_backward_passes_than_horovod_expects_are_refused_with_the_argument(
+    tmp_path: Path, launch: Launch
+) -> None:
+    printed = launch(MODULE, "mixes", str(tmp_path), fails=True)
+    assert "AdamW of model1.weight, model1.bias, with backward_passes_per_step=1" in printed
+    assert "context.wrap_optimizer(optimizer, backward_passes_per_step=N)" in printed
+    assert "SGD" not in printed
+
+
 def test_a_module_that_is_not_a_trial_is_refused(tmp_path: Path, launch: Launch) -> None:
     assert "strategy='horovod' trains a TrialModule" in launch(MODULE, "plain_module", str(tmp_path), fails=True)
 

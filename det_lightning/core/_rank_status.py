@@ -1,0 +1,59 @@
+"""What the ranks of a run publish about themselves, and sentences about which of them wait for which."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+
+@dataclasses.dataclass
+class RankStatus:
+    """What one rank publishes about itself; ``tick`` counts how often, ``still_s`` is how long it has not moved.
+
+    ``stuck`` says that it should have moved since a signal, ``noticed`` that a message about it is out; ``awaited`` are
+    the ranks that it waits for, where it knows them.
+    """
+
+    rank: int
+    tick: int
+    where: str
+    waits: bool
+    still_s: float
+    stuck: bool
+    awaited: list[int]
+    noticed: bool = False
+
+
+def describe_wait(own: RankStatus, statuses: Sequence[RankStatus], silent: Collection[int]) -> str:
+    """Return a sentence that says where ``own`` waits for which ranks, and where those are."""
+    alike = [found for found in statuses if found.where == own.where and found.rank not in silent]
+    others = [found for found in statuses if found not in alike]
+    awaited = [found.rank for found in others if found.rank in own.awaited] or [found.rank for found in others]
+    sentence = _describe_alike(alike, own.still_s)
+    if awaited and own.waits:
+        sentence += f", for {name_ranks(awaited)}"
+    by_place: dict[str, list[RankStatus]] = {}
+    for found in others:
+        by_place.setdefault("" if found.rank in silent else found.where, []).append(found)
+    rest = [_describe_alike(there, there[0].still_s) for where, there in by_place.items() if where]
+    if unheard := by_place.get(""):
+        rest.append(f"nothing is heard of {name_ranks([found.rank for found in unheard])}")
+    sentence = "; ".join([sentence, *rest]) if others else f"{sentence}, where all ranks are"
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _describe_alike(statuses: Sequence[RankStatus], still_s: float) -> str:
+    """Say where ranks are that are at the same place, and since when."""
+    first = statuses[0]
+    several = len(statuses) > 1
+    if still_s < 1:
+        verb = "are in" if several else "is in"
+    else:
+        verb = f"{'have' if several else 'has'} {'waited' if first.waits else 'been'} {still_s:.0f} s in"
+    return f"{name_ranks([found.rank for found in statuses])} {verb} {first.where}"
+
+
+def name_ranks(ranks: Collection[int]) -> str:
+    """Return ``"rank 1"`` or ``"ranks 1, 3"``."""
+    names = ", ".join(map(str, ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

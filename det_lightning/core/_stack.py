@@ -1,0 +1,114 @@
+"""Where the threads of this process are, as their stacks show it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from types import FrameType
+
+_LIBRARIES = ("det_lightning", "torch", "pytorch_lightning", "lightning_fabric", "lightning", "horovod")
+_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_EXCHANGES = ("det_lightning.core._exchange", "det_lightning.core._session")
+# A backward pass averages gradients.
+_COLLECTIVES = (*_EXCHANGES, "torch.distributed", "torch.nn.parallel", "torch.autograd", "horovod")
+_WRITERS = (
+    "det_lightning.checkpoint",
+    "det_lightning.core._checkpoint",
+    "det_lightning.engine.checkpointing",
+    "pytorch_lightning.callbacks.model_checkpoint",
+    "torch.serialization",
+)
+_CLEANERS = ("det_lightning.checkpoint.retention",)
+_LOADERS = ("torch.utils.data",)
+_WRAPPERS = frozenset({"wrapper", "wrapped", "decorate_context", "inner", "__call__"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a thread is.
+
+    Attributes:
+        text: the innermost line of the user's code, and the functions that it has called.
+        waits: whether it is in an operation that waits for other ranks.
+        loads: whether it is waiting for a batch.
+    """
+
+    text: str
+    waits: bool
+    loads: bool
+
+
+def place_of(thread: int) -> Place | None:
+    """Return where the thread with this identifier is; None if it has ended."""
+    frames = _stack_of(thread)
+    if not frames:
+        return None
+    users = next((index for index, frame in enumerate(frames) if _is_users(frame)), len(frames))
+    return Place(
+        text=_describe(frames, users),
+        waits=any(_is_in(frame, _COLLECTIVES) for frame in frames[:users]),
+        loads=any(_is_in(frame, _LOADERS) for frame in frames),
+    )
+
+
+def position_of(thread: int) -> tuple[tuple[int, int], ...]:
+    """Return what differs from an earlier result if the thread has moved since; empty if it has ended."""
+    return tuple((id(frame), frame.f_lasti) for frame in _stack_of(thread))
+
+
+def _stack_of(thread: int) -> list[FrameType]:
+    """Return the frames of a thread, the innermost one first.
+
+    Those inside an exchange of objects are left out, which looks for the other ranks again and again.
+    """
+    innermost = sys._current_frames().get(thread)
+    frames = [] if innermost is None else list(_outwards(innermost))
+    exchanges = [index for index, frame in enumerate(frames) if _is_in(frame, _EXCHANGES)]
+    return frames[exchanges[-1] :] if exchanges else frames
+
+
+def writes_a_checkpoint() -> bool:
+    """Return whether a thread of this process is writing a checkpoint, and not waiting for another rank meanwhile."""
+    return any(_writes(list(_outwards(innermost))) for innermost in sys._current_frames().values())
+
+
+def _writes(frames: list[FrameType]) -> bool:
+    if any(_is_in(frame, (*_EXCHANGES, *_CLEANERS, "torch.distributed")) for frame in frames):
+        return False
+    return any(_is_in(frame, _WRITERS) for frame in frames)
+
+
+def _outwards(innermost: FrameType) -> Iterator[FrameType]:
+    frame: FrameType | None = innermost
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_in(frame: FrameType, modules: tuple[str, ...]) -> bool:
+    name = frame.f_globals.get("__name__", "")
+    return name.startswith(modules) and any(f"{name}.".startswith(f"{module}.") for module in modules)
+
+
+def _is_users(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return not (file.startswith(("<", *_INSTALLED)) or _is_in(frame, _LIBRARIES))
+
+
+def _describe(frames: list[FrameType], users: int) -> str:
+    """Return the user's line, and of the functions inside of it the first and the last two; the private ones apart."""
+    inner = [frame.f_code.co_name for frame in reversed(frames[:users])]
+    named = [name for name in dict.fromkeys(inner) if not name.startswith(("_", "<")) and name not in _WRAPPERS]
+    calls = named if len(named) < 4 else [named[0], *named[-2:]]
+    if users < len(frames):
+        frame = frames[users]
+        calls.insert(0, f"{frame.f_code.co_name} ({_shown(frame.f_code.co_filename)}:{frame.f_lineno})")
+    return " > ".join(calls) or "an unknown place"
+
+
+def _shown(file: str) -> str:
+    """Return the path of a file, from the working directory if it is in there."""
+    return file.removeprefix(os.path.join(os.getcwd(), ""))  # noqa: PTH109, PTH118 (kept as it is shown)

@@ -1,0 +1,266 @@
+"""Watching the ranks of a run: says which of them wait for which, and ends those that no signal can end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from det_lightning.core._rank_status import RankStatus, describe_wait
+from det_lightning.core._signals import print_at_once, signal_log
+from det_lightning.core._stack import Place, place_of, position_of, writes_a_checkpoint
+from det_lightning.core._store import Store, look
+
+if TYPE_CHECKING:
+    from det_lightning.core._session import Session
+
+logger = logging.getLogger(__name__)
+
+NOTICE_VARIABLE = "DET_LIGHTNING_WAIT_NOTICE_S"
+_NOTICE_AFTER_S = 60.0
+_TICK_S = 1.0
+_SILENT_TICKS = 10  # a process may be slow, or its threads may wait for one that holds Python's lock
+_LOOK_S = 0.02  # between two looks at the stack once a signal has come; a loop would be seen at different lines
+# Together less than 10 s, with the time that a tick and a launcher take.
+_END_AFTER_SIGNAL_S = 4.0
+_STILL_S = 3.5
+_TOGETHER_S = 1.0
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+SIGNALLED = "watch/signal"
+ENDED = "watch/ended"
+
+
+def notice_period_s() -> float:
+    """Return after how many seconds of waiting a message says so; 0 for never.
+
+    Raises:
+        ValueError: the variable of the environment is not a number of seconds.
+    """
+    given = os.environ.get(NOTICE_VARIABLE, "")
+    try:
+        period_s = float(given or _NOTICE_AFTER_S)
+    except ValueError:
+        period_s = -1.0
+    if not 0 <= period_s < float("inf"):
+        raise ValueError(f"{NOTICE_VARIABLE} must be a number of seconds, or 0 for no notice; got {given!r}.")
+    return period_s
+
+
+class RankWatch:
+    """A thread that watches the thread which has made it, and publishes in the store of a session where that is.
+
+    It logs who waits for whom once that thread has not moved for the notice period. After a SIGTERM or SIGINT to any
+    rank it ends this process if no rank moves any more: a handler in Python runs only once a call to C++ returns, which
+    a collective does when all ranks have come. A run that is writing a checkpoint or waiting for a batch goes on.
+    """
+
+    def __init__(self, session: Session, notice_s: float) -> None:
+        self._session = session
+        self._store: Store = session.store
+        self._notice_s = notice_s
+        self._pause_s = min(_TICK_S, self._notice_s / 6 or _TICK_S) * max(1.0, session.size / 64)
+        self._watched = threading.get_ident()
+        self._describe: Callable[[], str] = str
+        self._last_move_s = time.monotonic()
+        self._last_seen: tuple[object, ...] = ()
+        self._cpu = _CpuTime(self._watched)
+        self._ticks = 0
+        self._noticed = False
+        self._heard: dict[int, tuple[int, float]] = {}
+        self._signalled_at_s: float | None = None
+        self._sees_signals = signal_log.open()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="det_lightning-watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal that ends processes came to any rank."""
+        return self._signalled_at_s is not None
+
+    def name_progress(self, describe: Callable[[], str]) -> None:
+        """Call ``describe`` for what a message says of the progress of this rank, such as ``"batch 12"``."""
+        self._describe = describe
+
+    def stop(self) -> None:
+        """End the thread. It must not use the store once this process does not."""
+        self._stopping.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        if self._sees_signals:
+            self._sees_signals = False
+            signal_log.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._pause():
+                status = self._look()
+                self._store.set(f"watch/{status.rank}", json.dumps(dataclasses.asdict(status)).encode())
+                self._look_for_signals()
+                self._end_if_hung(status)
+                self._notice_if_due(status)
+        except RuntimeError:
+            # The store is gone, and with it the rank that runs it: whoever exchanges something says so.
+            logger.debug("No rank is watched any more.", exc_info=True)
+        finally:
+            if self._stopping.is_set():
+                self._leave_no_keys()
+
+    def _pause(self) -> bool:
+        """Wait until the next tick, looking at the stack more often after a signal; return whether to stop."""
+        if self._signalled_at_s is None:
+            return self._stopping.wait(self._pause_s)
+        end_s = time.monotonic() + min(self._pause_s, 0.5)
+        while time.monotonic() < end_s and not self._stopping.wait(_LOOK_S):
+            self._note_move()
+        return self._stopping.is_set()
+
+    def _note_move(self) -> None:
+        seen = (position_of(self._watched), self._describe(), sum(self._session.rounds.values()))
+        if seen != self._last_seen or self._cpu.is_used():
+            self._last_seen = seen
+            self._last_move_s = time.monotonic()
+            self._noticed = False
+
+    def _look(self) -> RankStatus:
+        """Return the status of this rank now."""
+        self._note_move()
+        place = place_of(self._watched)
+        self._ticks += 1
+        progress = self._describe()
+        where = "no thread" if place is None else place.text
+        still_s = time.monotonic() - self._last_move_s
+        return RankStatus(
+            rank=self._session.rank,
+            tick=self._ticks,
+            where=f"{where}, {progress}" if progress else where,
+            waits=place is not None and place.waits,
+            still_s=still_s,
+            stuck=place is not None and self._is_stuck(place, still_s),
+            awaited=list(self._session.awaited),
+            noticed=self._noticed,
+        )
+
+    def _is_stuck(self, place: Place, still_s: float) -> bool:
+        """Return whether a rank of a run that got a signal has waited too long since, or has not moved at all."""
+        if self._signalled_at_s is None or place.loads or writes_a_checkpoint():
+            return False
+        since_signal_s = time.monotonic() - self._signalled_at_s
+        # What began after the signal, and waits for no other rank, may be what saves the run.
+        return since_signal_s > _END_AFTER_SIGNAL_S and still_s > (_STILL_S if place.waits else since_signal_s)
+
+    def _look_for_signals(self) -> None:
+        """Note when a signal that ends processes came, to this rank or to another one."""
+        if self._signalled_at_s is not None:
+            return
+        found = signal_log.first_of(_ENDING) if self._sees_signals else None
+        if found is not None:
+            self._signalled_at_s = found[1]
+            self._store.set(SIGNALLED, str(int(found[0])).encode())
+        elif look(self._store, SIGNALLED):
+            self._signalled_at_s = time.monotonic()
+
+    def _notice_if_due(self, own: RankStatus) -> None:
+        """Log who waits for whom, on the lowest of the ranks that have waited for the notice period."""
+        if not self._notice_s or self._noticed or own.still_s < self._notice_s - (_SILENT_TICKS + 2) * self._pause_s:
+            return
+        statuses = self._statuses(own)
+        silent = self._silent(statuses)
+        waiting = [found for found in statuses if found.still_s >= self._notice_s - self._pause_s]
+        first = min((found for found in waiting if found.waits), default=own, key=lambda found: found.rank)
+        if own.still_s < self._notice_s or any(found.noticed for found in waiting) or first.rank != own.rank:
+            return
+        self._noticed = True
+        # Where a rank waits for its GPU, that may wait for other ranks.
+        if own.waits or (_uses_gpu() and len({found.where for found in statuses}) > 1):
+            logger.warning("%s", describe_wait(own, statuses, silent))
+
+    def _end_if_hung(self, own: RankStatus) -> None:
+        """End this process if all ranks of the run are stuck, or another one has ended because they were."""
+        if self.signalled and look(self._store, ENDED):
+            self._end("Another rank has ended because no rank moved.")
+        if not own.stuck:
+            return
+        statuses = self._statuses(own)
+        silent = self._silent(statuses)
+        alive = [found for found in statuses if found.rank not in silent]
+        apart = len({found.where for found in statuses}) > 1
+        if not all(found.stuck for found in alive) or not (apart or own.waits):
+            return
+        # The others end too, before a lost connection raises an error in them, which takes its time to end a process.
+        self._end(f"No rank moves. {describe_wait(own, statuses, silent)}", after_s=_TOGETHER_S)
+
+    def _end(self, reason: str, after_s: float = 0.0) -> None:
+        """Say why, let the other ranks know, and end this process."""
+        signum = int(look(self._store, SIGNALLED) or signal.SIGTERM)
+        print_at_once(
+            f"det_lightning: {signal.Signals(signum).name} has come. {reason} Process {os.getpid()} ends without "
+            "saving.\n"
+        )
+        self._store.set(ENDED, b"1")
+        self._stopping.wait(after_s)
+        os._exit(128 + signum)
+
+    def _statuses(self, own: RankStatus) -> list[RankStatus]:
+        """Return what all ranks have published, in their order."""
+        found = []
+        for rank in range(self._session.size):
+            published = None if rank == own.rank else look(self._store, f"watch/{rank}")
+            if rank == own.rank:
+                found.append(own)
+            elif published is None:
+                found.append(RankStatus(rank, -1, "", waits=False, still_s=0.0, stuck=False, awaited=[]))
+            else:
+                found.append(RankStatus(**json.loads(published)))
+        return found
+
+    def _silent(self, statuses: Sequence[RankStatus]) -> set[int]:
+        """Return the ranks that have published nothing for several ticks, as far as this rank has looked."""
+        now = time.monotonic()
+        for found in statuses:
+            if self._heard.get(found.rank, (None, 0.0))[0] != found.tick:
+                self._heard[found.rank] = (found.tick, now)
+        return {
+            found.rank
+            for found in statuses
+            if found.tick == -1 or now - self._heard[found.rank][1] > _SILENT_TICKS * max(self._pause_s, _TICK_S)
+        }
+
+    def _leave_no_keys(self) -> None:
+        try:
+            self._store.delete_key(f"watch/{self._session.rank}")
+        except RuntimeError:
+            logger.debug("The store has ended before this rank.")
+
+
+class _CpuTime:
+    """The processor time of a thread, by which a long computation is told from waiting; where torch uses no GPU."""
+
+    def __init__(self, thread: int) -> None:
+        get_clock = getattr(time, "pthread_getcpuclockid", None)
+        self._clock = None if get_clock is None else get_clock(thread)
+        self._before = (0.0, 0.0)
+
+    def is_used(self) -> bool:
+        """Return whether the thread has computed for more than a tenth of the time since it was last asked."""
+        if self._clock is None or _uses_gpu():  # waiting for a GPU takes processor time
+            return False
+        try:
+            now = (time.monotonic(), time.clock_gettime(self._clock))
+        except OSError:  # the thread has ended
+            return False
+        elapsed_s, used_s = (after - before for after, before in zip(now, self._before, strict=True))
+        self._before = now
+        return used_s > 0.1 * elapsed_s
+
+
+def _uses_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -1,0 +1,80 @@
+"""A rank that takes another path than the others: a line says so, and SIGTERM ends all of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from det_lightning.checkpoint import CheckpointStorage
+from tests.launching import LAUNCHER, TORCHRUN, read_until, start, wait
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")]
+
+#: What torchrun gives processes before it kills them; those here must have ended before.
+KILLED_AFTER_S = 30
+
+
+def ranks_of(launcher: int) -> list[psutil.Process]:
+    """Return the processes of a training, in the order of their ranks."""
+    children = [child for child in psutil.Process(launcher).children() if "RANK" in child.environ()]
+    return sorted(children, key=lambda child: int(child.environ()["RANK"]))
+
+
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Three trainings whose second rank goes its own way at batch 5."""
+    folder = tmp_path_factory.mktemp("hanging")
+    arguments = ["--at", "5", "--rank", "1"]
+    notice: Any = {"DET_LIGHTNING_WAIT_NOTICE_S": "2"}
+    started = {
+        "torchrun": start(folder / "torchrun", *arguments, "--end", "barrier", launcher=TORCHRUN, **notice),
+        "one rank": start(folder / "one", *arguments, "--end", "sleep", launcher=TORCHRUN, **notice),
+        "lightning": start(folder / "pl", *arguments, "--end", "barrier", "--trainer", "lightning", **notice),
+    }
+    try:
+        yield started
+    finally:
+        for process in started.values():
+            with_children = [process, *psutil.Process(process.pid).children()] if process.poll() is None else []
+            for one in with_children:
+                one.kill()
+
+
+@pytest.mark.parametrize(
+    ("training", "elsewhere"),
+    [("torchrun", r"> barrier"), ("one rank", r"ending.py:"), ("lightning", r"> barrier")],
+)
+def test_a_line_says_who_waits_where_for_whom_and_sigterm_ends_all_ranks(
+    hanging: dict[str, Any], training: str, elsewhere: str
+) -> None:
+    process = hanging[training]
+    line = read_until(process, " s in ")
+    here, there = line.split("; ")
+    for text in ("Rank 0 has waited", "> backward", "after 5 batches", "for rank 1"):
+        assert text in here
+    for text in ("rank 1 has", elsewhere, "after 5 batches"):
+        assert text in there
+    ranks = ranks_of(process.pid)
+    (ranks[0] if training == "one rank" else process).send_signal(signal.SIGTERM)
+    signalled = time.monotonic()
+    ended = wait(process)
+    assert time.monotonic() - signalled < KILLED_AFTER_S
+    assert ended.status != 0
+    assert "SIGTERM has come. No rank moves." in ended.output
+    assert not any(rank.is_running() for rank in ranks)
+
+
+def test_a_checkpoint_that_takes_long_is_finished(tmp_path: Path) -> None:
+    """The chief takes 8 s to save the run after the signal, and the other rank waits for it."""
+    arguments = ["--slow-save", "--end", "sigterm-to-parent", "--at", "5", "--rank", "1"]
+    ended = wait(start(tmp_path, *arguments, launcher=[*LAUNCHER, "--"]), 180)
+    assert ended.status == 75, ended.output
+    storage = CheckpointStorage(tmp_path / "checkpoints")
+    assert [storage.read_metadata(name)["steps_completed"] for name in storage.list_ids()] == [8]
