@@ -112,6 +112,12 @@ def test_what_needs_a_trainer_in_init_is_marked(init: str, todos: list[str]) -> 
     assert [todo.text[: len(text)] for todo, text in zip(write_module(source).todos, todos, strict=True)] == todos
 
 
+@pytest.mark.parametrize(("workers", "todos"), [("2", 1), ("0", 0)])
+def test_workers_of_the_training_data_are_marked(workers: str, todos: int) -> None:
+    source = trial_source().replace("DataLoader([])", f"DataLoader([], num_workers={workers})")
+    assert len(write_module(source).todos) == todos
+
+
 def test_the_number_of_processes_is_not_known_in_init() -> None:
     written, todos = written_trial("self.x = 8 // self.context.distributed.get_size()")
     assert "        self.x = 8 // 1\n" in written

@@ -7,7 +7,7 @@ import re
 import libcst as cst
 
 from det_lightning.porting.python_files import port_python
-from det_lightning.porting.python_syntax import dotted_name, last_name, methods_of, targets_of
+from det_lightning.porting.python_syntax import dotted_name, is_keyword, last_name, methods_of, targets_of
 from det_lightning.porting.to_lightning.callbacks import rewrite_build_callbacks, rewrite_callback
 from det_lightning.porting.to_lightning.context_calls import calls_init_of_trial, rewrite_context, settings_of
 from det_lightning.porting.to_lightning.holders import parameters_of
@@ -65,6 +65,7 @@ def write_module(text: str, aggregated_by: str = "") -> WrittenModule:
     reducing = rewrite_reducers(trial)
     _rewrite_methods(trial)
     _mark_aggregation(trial, aggregated_by)
+    _mark_workers(trial)
     append_hooks(trial, reducing)
     for callback in _classes_of(file, "PyTorchCallback"):
         rewrite_callback(file, callback)
@@ -112,6 +113,13 @@ def _mark_aggregation(trial: Trial, aggregated_by: str) -> None:
         if by:
             advice = "divide the gradients by that number of batches, step and zero on every such batch only"
             trial.file.todo(call, f"{by} sets an aggregation_frequency: {advice}")
+
+
+def _mark_workers(trial: Trial) -> None:
+    method = trial.methods.get("build_training_data_loader")
+    for given in [] if method is None else trial.file.find(cst.Arg, within=method):
+        if is_keyword(given, "num_workers") and trial.file.source(given.value) != "0":
+            trial.file.todo(given, "from the second epoch on, workers draw other random numbers than with Determined")
 
 
 def _classes_of(file: ModuleFile, base: str) -> list[cst.ClassDef]:
