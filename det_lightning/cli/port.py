@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import enum
 import importlib.util
 import pathlib
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -21,9 +23,11 @@ from det_lightning.porting import Severity, port_paths
 
 if TYPE_CHECKING:
     from det_lightning.porting import FilePort
+    from det_lightning.porting.to_lightning import WrittenModule
 
 EXIT_CODES = "Exit codes: 0 success; 1 with --check, if something would change or is left to do; 2 wrong usage."
 _REQUIRED = ("libcst", "yaml")
+_AGGREGATION = re.compile(r"^\s*aggregation_frequency:\s*(\w+)", re.MULTILINE)
 _COLORS = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
 
@@ -167,17 +171,23 @@ def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | No
     (path,) = paths
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
-    written, todos = _converted(path)
+    written = _converted(path)
     if output is None:
-        sys.stdout.write(written)
+        sys.stdout.write(written.text)
     else:
         if output.is_symlink():
             raise ValueError(f"{output} is a link to {output.resolve()}; name that file itself.")
-        output_file(str(output), force).write_text(written, encoding="utf-8")
-    warn(f"{todos} TODO comment{'' if todos == 1 else 's'} to look at." if todos else "Nothing is left to do.")
+        output_file(str(output), force).write_text(written.text, encoding="utf-8")
+    for todo in written.todos:
+        warn(f"{'line ' if output is None else f'{escape(output)}:'}{todo.line}: TODO: {todo.text}")
+    count = len(written.todos)
+    warn(f"{count} TODO comment{'' if count == 1 else 's'} to look at." if count else "Nothing is left to do.")
+    warn("This trains, with values in place of the dots:")
+    for line in written.program("module" if output is None else output.stem).splitlines():
+        typer.echo(line, err=True)
 
 
-def _converted(path: pathlib.Path) -> tuple[str, int]:
+def _converted(path: pathlib.Path) -> WrittenModule:
     import libcst
 
     from det_lightning.porting.separate_process import PortingFailed, PortingProcess
@@ -185,8 +195,8 @@ def _converted(path: pathlib.Path) -> tuple[str, int]:
 
     try:
         with PortingProcess() as process:
-            process.port(path)  # a file that would crash this process crashes that one
-        return write_module(path.read_text(encoding="utf-8-sig"))
+            port = process.port(path)  # a file that would crash this process crashes that one
+        written = write_module(path.read_text(encoding="utf-8-sig"), _aggregating_configuration(path))
     except (PortingFailed, RecursionError) as e:
         raise ValueError(f"{path} cannot be read: {e}.") from e
     except libcst.ParserSyntaxError as e:
@@ -195,3 +205,14 @@ def _converted(path: pathlib.Path) -> tuple[str, int]:
         raise ValueError(f"{path} cannot be written as a LightningModule: {e}.") from e
     except UnicodeDecodeError as e:
         raise ValueError(f"{path} is not encoded as UTF-8.") from e
+    _print_findings([dataclasses.replace(port, findings=[f for f in port.findings if f.severity is not Severity.note])])
+    return written
+
+
+def _aggregating_configuration(path: pathlib.Path) -> str:
+    """Return the name of a configuration beside a trial that aggregates gradients over batches, if there is one."""
+    for file in sorted([*path.parent.glob("*.yaml"), *path.parent.glob("*.yml")]):
+        found = _AGGREGATION.search(file.read_text(encoding="utf-8", errors="replace"))
+        if found is not None and found.group(1) != "1":
+            return file.name
+    return ""

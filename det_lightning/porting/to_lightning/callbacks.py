@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import last_name, methods_of
+from det_lightning.porting.python_syntax import dotted_name, last_name, methods_of
+from det_lightning.porting.to_lightning.holders import parameters_of
 from det_lightning.porting.to_lightning.module_file import ModuleFile
-from det_lightning.porting.to_lightning.trial import parameters_of
 
 _BASE = "pl.Callback"
 # By hook: Lightning's, and where the values of its parameters come from.
@@ -51,6 +51,10 @@ def rewrite_callback(file: ModuleFile, definition: cst.ClassDef) -> None:
 
 def _rewrite_hook(file: ModuleFile, method: cst.FunctionDef) -> None:
     name, values = _HOOKS[method.name.value]
+    if name == "on_train_epoch_end":
+        file.todo(method, "Lightning calls this after the validation of the epoch, Determined did before")
+    if name == "on_validation_end" and not _takes_by_name(file, method):
+        file.todo(method, "metrics holds those of training too, by the names that they are logged with")
     stage = ", stage" if name in _STAGED else ""
     file.replace_signature(method, f"def {name}(self, trainer, pl_module{stage})")
     used = {name.value for name in file.names(within=method)}
@@ -60,9 +64,17 @@ def _rewrite_hook(file: ModuleFile, method: cst.FunctionDef) -> None:
         file.insert_in_body(method, lines)
 
 
+def _takes_by_name(file: ModuleFile, method: cst.FunctionDef) -> bool:
+    """Return whether a method only takes single metrics out of all of them."""
+    given = [parameter.name.value for parameter in parameters_of(method)[1:]]
+    uses = [name for name in file.names(within=method) if name.value in given]
+    return all(isinstance(file.parent(use), cst.Subscript) for use in uses)
+
+
 def rewrite_build_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
     """Write ``configure_callbacks``, which returns a list."""
     file.replace_signature(method, "def configure_callbacks(self)")
+    _mark_foreign_callbacks(file, method)
     for returned in file.find(cst.Return, within=method):
         value = returned.value
         if isinstance(value, cst.Dict):
@@ -70,6 +82,16 @@ def rewrite_build_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
             file.replace(value, f"[{', '.join(file.render(callback) for callback in kept)}]")
         elif value is not None:
             file.replace(value, f"list({file.render(value)}.values())")
+
+
+def _mark_foreign_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
+    """Mark callbacks of other files, which must be written as Lightning's too."""
+    own = {definition.name.value for definition in file.find(cst.ClassDef)}
+    for call in file.find(cst.Call, within=method):
+        made = call.func
+        is_made = isinstance(file.parent(call), cst.DictElement) and bool(dotted_name(made))
+        if is_made and last_name(made) not in own | set(_CLIPPING) and not dotted_name(made).startswith("self."):
+            file.todo(call, f"{last_name(made)} must be a pl.Callback")
 
 
 def _clips(file: ModuleFile, callback: cst.BaseExpression) -> bool:

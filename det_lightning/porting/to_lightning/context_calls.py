@@ -5,39 +5,27 @@ from __future__ import annotations
 import libcst as cst
 
 from det_lightning.porting.python_syntax import dotted_name, targets_of
+from det_lightning.porting.to_lightning.late_values import (
+    GLOBAL_BATCH_SIZE,
+    LATE_VALUES,
+    replace_expression,
+    write_late_value,
+)
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self
 from det_lightning.porting.to_lightning.trial import Trial
 
 #: The index of a batch over all epochs, as Determined counts; ``batch_idx`` is Lightning's.
 TRAINED_BATCHES = "self.current_epoch * self.trainer.num_training_batches + batch_idx"
 
-_GLOBAL_BATCH_SIZE = 'self.hparams["global_batch_size"]'
-# Methods of the context, and of its parts, that become another expression.
-_CALLS = {
-    "get_hparams": "self.hparams",
-    "get_global_batch_size": _GLOBAL_BATCH_SIZE,
-    "current_train_epoch": "self.current_epoch",
-    "current_train_batch": "self.trainer.fit_loop.total_batch_idx",
-    "is_epoch_start": "(self.trainer.fit_loop.batch_idx == 0)",
-    "is_epoch_end": "self.trainer.is_last_batch",
-    "get_stop_requested": "self.trainer.should_stop",
-    "get_tensorboard_writer": "self.logger.experiment",
-    "get_tensorboard_path": "self.logger.log_dir",
-}
-# Also with get_ before the name.
-_DISTRIBUTED = {
-    "rank": "self.global_rank",
-    "local_rank": "self.local_rank",
-    "size": "self.trainer.world_size",
-}
-_POSITION = {"epoch_len": "self.trainer.num_training_batches", "batch_idx": "self.trainer.fit_loop.total_batch_idx"}
+# Parts of the context that have methods and attributes of their own.
+_PARTS = ("experimental", "distributed", "position")
 _UNWRAPPED = ("wrap_model", "wrap_optimizer", "wrap_lr_scheduler")
 # Methods that are rewritten elsewhere.
-_ELSEWHERE = ("step_optimizer", "wrap_reducer")
+_ELSEWHERE = (*_UNWRAPPED, "step_optimizer", "wrap_reducer")
 # Methods that return a setting, which becomes a hyperparameter.
-_SETTINGS = {
+SETTINGS = {
     "get_data_config": ("data", 'pass the section "data" of the experiment configuration as data={...}'),
-    "get_trial_seed": ("seed", "pass the seed as seed=..., and to pl.seed_everything() too"),
+    "get_trial_seed": ("trial_seed", "pass the seed as trial_seed=..., and to pl.seed_everything() too"),
 }
 # Statements that are not needed, and what replaces them.
 _DROPPED = {
@@ -47,14 +35,24 @@ _DROPPED = {
     "set_enable_tensorboard_logging": "choose a logger for pl.Trainer",
     "set_profiler": "pass a PyTorchProfiler with these arguments as profiler= to pl.Trainer",
 }
+_ADVICE = {
+    "allgather": "self.all_gather() gathers tensors, torch.distributed.all_gather_object() other values",
+    "gather": "self.all_gather() gathers tensors, torch.distributed.gather_object() other values",
+    "wrap_scaler": 'leave the scaler out, and pass precision="16-mixed" to pl.Trainer, which scales gradients itself',
+}
 
 
 def rewrite_context(trial: Trial) -> None:
     """Rewrite what a trial does with its context; what nothing can replace gets a comment."""
     file = trial.file
-    for node in file.find(cst.Name, cst.Attribute, within=trial.definition):
-        if trial.is_context(node) and _is_read(file, node):
-            _rewrite_use(file, node)
+    found = file.find(cst.Name, cst.Attribute, within=trial.definition)
+    # The arguments of a call before the call.
+    for node in reversed([node for node in found if trial.is_context(node) and _is_read(file, node)]):
+        _rewrite_use(trial, node)
+    trial.render_frequencies()
+    for name in _UNWRAPPED:
+        for call in reversed(list(trial.context_calls(name))):
+            _unwrap(file, call, name)
 
 
 def _is_read(file: ModuleFile, node: cst.Name | cst.Attribute) -> bool:
@@ -67,126 +65,144 @@ def _is_read(file: ModuleFile, node: cst.Name | cst.Attribute) -> bool:
     return not isinstance(parent, cst.Param | cst.AssignTarget) and getattr(parent, "target", None) is not node
 
 
-def _rewrite_use(file: ModuleFile, context: cst.Name | cst.Attribute) -> None:
+def _rewrite_use(trial: Trial, context: cst.Name | cst.Attribute) -> None:
+    file = trial.file
     attribute = file.parent(context)
     if not isinstance(attribute, cst.Attribute):
-        if not _is_passed_to_base(file, context) and not _remove_assignment(file, context):
+        if not _is_passed_to_base(file, context) and not _remove_assignment(trial, context):
             file.todo(context, "a LightningModule has no context; pass what is needed from it")
         return
     part = attribute.attr.value
     inner = file.parent(attribute)
-    if part in ("experimental", "distributed", "position") and isinstance(inner, cst.Attribute):
+    if part in _PARTS and isinstance(inner, cst.Attribute):
         attribute = inner
+    else:
+        part = ""
     name = attribute.attr.value
     call = file.parent(attribute)
     if isinstance(call, cst.Call) and call.func is attribute:
-        _rewrite_call(file, call, attribute)
-    elif part == "distributed" and name.removeprefix("get_") in _DISTRIBUTED:
-        _rewrite_rank(file, attribute, name.removeprefix("get_"))
-    elif part == "position" and name in _POSITION:
-        file.replace(attribute, _POSITION[name])
-    elif name == "device":
-        file.replace(attribute, "self.device")
+        _rewrite_call(trial, call, part, name)
+    elif name in LATE_VALUES and (part or name == "device"):
+        write_late_value(trial, attribute, name)
     else:
         file.todo(context, f"a LightningModule has no context to get {name} from")
 
 
 def _is_passed_to_base(file: ModuleFile, context: cst.BaseExpression) -> bool:
-    """Return whether a context is the argument of ``super().__init__``, which is rewritten."""
+    """Return whether a context is the argument of a base class's ``__init__``, which is rewritten."""
     given = file.parent(context)
     call = file.parent(given) if isinstance(given, cst.Arg) else None
-    return isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute) and call.func.attr.value == "__init__"
+    return isinstance(call, cst.Call) and calls_init_of_trial(call)
 
 
-def _remove_assignment(file: ModuleFile, context: cst.BaseExpression) -> bool:
+def calls_init_of_trial(call: cst.Call) -> bool:
+    """Return whether a call is ``super().__init__(...)``, or that of a base class with Determined's name."""
+    called = call.func
+    if not isinstance(called, cst.Attribute) or called.attr.value != "__init__":
+        return False
+    base = called.value
+    is_super = isinstance(base, cst.Call) and dotted_name(base.func) == "super"
+    return is_super or dotted_name(base).endswith("PyTorchTrial")
+
+
+def _remove_assignment(trial: Trial, context: cst.BaseExpression) -> bool:
     """Remove ``self.context = context``; return whether a context is used in such a statement."""
-    statement = file.parent(context)
+    statement = trial.file.parent(context)
     if not isinstance(statement, cst.Assign | cst.AnnAssign) or statement.value is not context:
         return False
-    if not all(attribute_of_self(target) for target in targets_of(statement)):
+    if not all(attribute_of_self(target) or trial.is_context(target) for target in targets_of(statement)):
         return False
-    file.replace_statement(statement, [])
+    trial.file.replace_statement(statement, [])
     return True
 
 
-def _rewrite_call(file: ModuleFile, call: cst.Call, method: cst.Attribute) -> None:
-    name = method.attr.value
+def _rewrite_call(trial: Trial, call: cst.Call, part: str, name: str) -> None:
+    file = trial.file
+    value = name.removeprefix("get_") if part == "distributed" else name
     if name == "backward":
-        file.replace(method, "self.manual_backward")
+        file.replace(call.func, "self.manual_backward")
     elif name == "get_hparam":
-        if key := argument(call, 0, "name"):
-            file.replace_around(call, key, "self.hparams[", "]")
-    elif name in _UNWRAPPED:
-        _unwrap(file, call, name)
-    elif name == "get_per_slot_batch_size":
-        _rewrite_batch_size(file, call)
+        _rewrite_hparam(file, call)
+    elif name == "get_hparams":
+        _rewrite_hparams(trial, call)
+    elif name == "get_global_batch_size":
+        replace_expression(trial, call, GLOBAL_BATCH_SIZE)
     elif name == "to_device":
-        _rewrite_to_device(file, call)
-    elif name in _CALLS:
-        file.replace(call, _CALLS[name])
-    elif name.removeprefix("get_") in _DISTRIBUTED and ".distributed." in dotted_name(method):
-        _rewrite_rank(file, call, name.removeprefix("get_"))
-    elif name in _SETTINGS:
-        setting, advice = _SETTINGS[name]
-        file.replace(call, f'self.hparams["{setting}"]')
+        _rewrite_to_device(trial, call)
+    elif value in LATE_VALUES:
+        write_late_value(trial, call, value)
+    elif name in SETTINGS:
+        setting, advice = SETTINGS[name]
+        replace_expression(trial, call, f'self.hparams["{setting}"]')
         file.todo(call, advice)
     elif name == "set_stop_requested":
-        _rewrite_stop(file, call)
+        _rewrite_stop(trial, call)
+    elif part == "distributed" and name == "broadcast" and not trial.runs_before_training(call):
+        file.replace(call.func, "self.trainer.strategy.broadcast")
     elif name in _DROPPED and isinstance(file.parent(call), cst.Expr):
         if _DROPPED[name]:
             file.todo(call, _DROPPED[name])
         file.replace_statement(file.statement(call), [])
     elif name not in _ELSEWHERE:
-        file.todo(call, f"nothing replaces context.{name}()")
+        what = f"nothing replaces context.{part}{'.' if part else ''}{name}()"
+        file.todo(call, f"{what}; {_ADVICE[name]}" if name in _ADVICE else what)
 
 
-def _in_init(file: ModuleFile, node: cst.CSTNode) -> bool:
-    function = file.function(node)
-    return function is not None and function.name.value == "__init__"
+def _rewrite_hparam(file: ModuleFile, call: cst.Call) -> None:
+    key = argument(call, 0, "name")
+    if key is None or len(call.args) > 1:
+        file.todo(call, "self.hparams replaces context.get_hparam()")
+        return
+    file.replace_around(call, key, "self.hparams[", "]")
+    if any(isinstance(outer, cst.Try) and outer.handlers for outer in file.ancestors(call)):
+        file.todo(call, "a missing hyperparameter raises a KeyError; of a context it was a ValueError")
+
+
+def _rewrite_hparams(trial: Trial, call: cst.Call) -> None:
+    """Leave out of the hyperparameters, where all of them are taken, what was a setting of another kind."""
+    outer = trial.file.parent(call)
+    settings = settings_of(trial)
+    if not settings or isinstance(outer, cst.Subscript | cst.Attribute):
+        trial.file.replace(call, "self.hparams")
+        return
+    left_out = ", ".join(f'"{name}"' for name in settings)
+    trial.file.replace(call, f"{{name: self.hparams[name] for name in self.hparams if name not in [{left_out}]}}")
+
+
+def settings_of(trial: Trial) -> list[str]:
+    """Return the hyperparameters of the module that were none of the trial."""
+    return [name for method, (name, _) in SETTINGS.items() if next(trial.context_calls(method), None) is not None]
 
 
 def _unwrap(file: ModuleFile, call: cst.Call, name: str) -> None:
+    if not call.args:
+        file.todo(call, f"nothing replaces context.{name}() without an argument")
+        return
     wrapped = call.args[0].value
     statement = file.parent(call)
     if name == "wrap_optimizer" and len(call.args) > 1:
         file.todo(call, "the other arguments of wrap_optimizer() were for several processes and aggregation")
     is_same = isinstance(statement, cst.Assign) and dotted_name(targets_of(statement)[0]) == dotted_name(wrapped) != ""
-    if isinstance(statement, cst.Expr) or is_same:
+    is_name = dotted_name(wrapped) != ""
+    if (isinstance(statement, cst.Expr) and is_name) or is_same:
         file.replace_statement(file.statement(call), [])
     else:
         file.dedent(wrapped, call)
         file.replace_around(call, wrapped, "", "")
 
 
-def _rewrite_rank(file: ModuleFile, use: cst.BaseExpression, name: str) -> None:
-    if name == "size" and _in_init(file, use):
-        file.replace(use, "1")
-        file.todo(
-            use, "the number of processes is not known here; it is self.trainer.world_size, once there is a trainer"
-        )
-    else:
-        file.replace(use, _DISTRIBUTED[name])
-
-
-def _rewrite_batch_size(file: ModuleFile, call: cst.Call) -> None:
-    if _in_init(file, call):
-        file.replace(call, _GLOBAL_BATCH_SIZE)
-        file.todo(call, "divide by the number of processes, if there are several; it is not known here")
-        return
-    text = f"{_GLOBAL_BATCH_SIZE} // self.trainer.world_size"
-    operations = cst.BinaryOperation | cst.UnaryOperation | cst.Attribute | cst.Comparison | cst.ComparisonTarget
-    file.replace(call, f"({text})" if isinstance(file.parent(call), operations) else text)
-
-
-def _rewrite_to_device(file: ModuleFile, call: cst.Call) -> None:
-    if _in_init(file, call):
-        file.todo(call, "the device is not known here; keep tensors with register_buffer(), which moves them")
+def _rewrite_to_device(trial: Trial, call: cst.Call) -> None:
+    if trial.runs_before_training(call):
+        trial.file.todo(call, LATE_VALUES["device"].advice)
     if moved := argument(call, 0, "batch") or argument(call, 0, "data"):
-        file.replace_around(call, moved, "self.transfer_batch_to_device(", ", self.device, 0)")
+        trial.file.replace_around(call, moved, "self.transfer_batch_to_device(", ", self.device, 0)")
 
 
-def _rewrite_stop(file: ModuleFile, call: cst.Call) -> None:
-    if isinstance(file.parent(call), cst.Expr) and call.args and call.args[0].keyword is None:
-        file.replace(call, f"self.trainer.should_stop = {file.render(call.args[0].value)}")
-    else:
+def _rewrite_stop(trial: Trial, call: cst.Call) -> None:
+    file = trial.file
+    if not isinstance(file.parent(call), cst.Expr) or not call.args:
         file.todo(call, "set self.trainer.should_stop = True to end the training")
+        return
+    file.replace_around(call, call.args[0].value, "self.trainer.should_stop = ", "")
+    if any(outer in trial.reached_from("train_batch") for outer in file.ancestors(call)):
+        file.todo(call, "Lightning stops after this batch, Determined did at the end of a report, validation or epoch")

@@ -75,7 +75,7 @@ class Imports:
         for statement in self._statements():
             left = [alias for alias in _aliases(statement) if ours.get(alias) in remaining]
             kept = [alias for alias in _aliases(statement) if alias in left or alias not in ours]
-            self._file.replace_statement(statement, [*_import_lines(statement, kept), *new])
+            self._file.replace_statement(statement, [*import_lines(statement, kept), *new])
             new = []
             if left:
                 self._file.todo(statement, "these names are still used and must be replaced")
@@ -104,7 +104,8 @@ def _aliases(statement: cst.Import | cst.ImportFrom) -> list[cst.ImportAlias]:
     return [] if isinstance(statement.names, cst.ImportStar) else list(statement.names)
 
 
-def _import_lines(statement: cst.Import | cst.ImportFrom, aliases: list[cst.ImportAlias]) -> list[str]:
+def import_lines(statement: cst.Import | cst.ImportFrom, aliases: list[cst.ImportAlias]) -> list[str]:
+    """Return an import statement with only these of its names; no line without any."""
     names = [
         alias.evaluated_name + (f" as {alias.evaluated_alias}" if alias.evaluated_alias else "") for alias in aliases
     ]

@@ -13,7 +13,7 @@ class ModuleFile(PythonFile):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
-        self.todos = 0  # comments that leave something to the user
+        self.todos: list[str] = []  # what the comments say that leave something to the user
         self._removed: set[Statement] = set()
         self._noted: set[tuple[int, str]] = set()
 
@@ -28,6 +28,11 @@ class ModuleFile(PythonFile):
 
     def function(self, node: cst.CSTNode) -> cst.FunctionDef | None:
         return next((outer for outer in self.ancestors(node) if isinstance(outer, cst.FunctionDef)), None)
+
+    def is_local(self, name: cst.Name) -> bool:
+        """Return whether a name may be that of a variable or parameter of a function."""
+        assigned = [node for node in self.assignments(name) if node is not None]
+        return any(isinstance(outer, cst.FunctionDef) for node in assigned for outer in self.ancestors(node))
 
     def render(self, node: cst.CSTNode) -> str:
         """Return the text of a node as changed so far."""
@@ -45,16 +50,12 @@ class ModuleFile(PythonFile):
 
     def replace_statement(self, statement: Statement, lines: list[str]) -> None:
         """Replace a statement by lines that get its indentation; without any, remove its lines."""
-        start, end = self.span(statement)
         first = self.edits.offset(self.line(statement), 0)
         last = self.edits.offset(self.end_line(statement) + 1, 0)
-        before = self.text[first:start].strip()
-        rest = self.text[end:last].strip()
-        if lines and before:
-            self.replace(statement, "; ".join(line.partition("  # ")[0] for line in lines))
-        elif lines:
-            self.replace(statement, ("\n" + self.indentation(statement)).join(lines))
-        elif before or (rest and not rest.startswith("#")) or self._is_only_one(statement):
+        if lines:
+            separator = "\n" + self.indentation(statement)
+            self.replace(statement, separator.join(lines).replace(f"{separator}\n", "\n\n"))
+        elif self._shares_its_line(statement) or self._is_only_one(statement):
             self.replace(statement, "pass")
         else:
             self._removed.add(statement)
@@ -62,9 +63,15 @@ class ModuleFile(PythonFile):
                 first = len(self.text[:first].rstrip()) + 1
             self.edits.replace(first, last, "")
 
+    def _shares_its_line(self, statement: Statement) -> bool:
+        start, end = self.span(statement)
+        before = self.text[self.edits.offset(self.line(statement), 0) : start].strip()
+        rest = self.text[end : self.edits.offset(self.end_line(statement) + 1, 0)].strip()
+        return bool(before) or not (rest == "" or rest.startswith("#"))
+
     def _is_only_one(self, statement: Statement) -> bool:
         block = next(outer for outer in self.ancestors(statement) if isinstance(outer, cst.BaseSuite | cst.Module))
-        return len(statements_of(block)) == 1
+        return all(other is statement or other in self._removed for other in statements_of(block))
 
     def dedent(self, node: cst.BaseExpression, outer: cst.BaseExpression) -> None:
         """Move the lines of an expression to the left, to where an expression around it begins."""
@@ -89,9 +96,23 @@ class ModuleFile(PythonFile):
         line = self.first_line(self.statement(node))
         if (line, text) not in self._noted:
             self._noted.add((line, text))
-            self.todos += 1
+            self.todos.append(text)
             start = self.edits.offset(line, 0)
             self.edits.insert(start, f"{self.edits.indentation(start)}# TODO: {text}\n")
+
+    def todo_line(self, text: str) -> str:
+        """Return a comment that says what is left to the user, for code that is written anew."""
+        self.todos.append(text)
+        return f"# TODO: {text}"
+
+    def has_todo(self, node: cst.CSTNode) -> bool:
+        """Return whether a comment above the statement of a node says what is left to the user."""
+        line = self.first_line(self.statement(node))
+        return any(noted == line for noted, _ in self._noted)
+
+    def attribute_as_written(self, node: cst.CSTNode) -> str:
+        """Return ``x`` for ``self.x``, by its new name if it has got one."""
+        return self.render(node).removeprefix("self.") if attribute_of_self(node) else ""
 
     def insert_in_body(self, function: cst.FunctionDef, lines: list[str]) -> None:
         """Put lines at the beginning of a function, after its docstring."""

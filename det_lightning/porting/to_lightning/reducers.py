@@ -7,7 +7,7 @@ import dataclasses
 import libcst as cst
 
 from det_lightning.porting.python_syntax import dotted_name, last_name
-from det_lightning.porting.to_lightning.module_file import argument, attribute_of_self
+from det_lightning.porting.to_lightning.module_file import argument
 from det_lightning.porting.to_lightning.trial import Trial
 
 _COLLECTED = '''\
@@ -31,11 +31,15 @@ class CollectedValues:
 '''
 
 
+_OF_ONE_PROCESS = "these are of one process; use torchmetrics for several, and in training steps"
+
+
 @dataclasses.dataclass(frozen=True)
 class _Reducer:
     holder: str
     name: str
     is_function: bool
+    for_validation: bool
 
     def log_line(self) -> str:
         held = f"self.{self.holder}"
@@ -55,14 +59,14 @@ def rewrite_reducers(trial: Trial) -> list[list[str]]:
         if len(definition.bases) == 1 and last_name(definition.bases[0].value) == "MetricReducer":
             start, end = file.span(definition.bases[0].value)
             file.edits.replace(file.text.rindex("(", 0, start), file.text.index(")", end) + 1, "")
+    reducers = [reducer for reducer in reducers if reducer.for_validation]
     if not reducers:
         return []
-    file.todos += 1
     return [
         ["def on_validation_epoch_start(self):", *(f"    self.{reducer.holder}.reset()" for reducer in reducers)],
         [
             "def on_validation_epoch_end(self):",
-            "    # TODO: these are of one process; use torchmetrics for several, and in training steps",
+            f"    {file.todo_line(_OF_ONE_PROCESS)}",
             *(f"    {reducer.log_line()}" for reducer in reducers),
         ],
     ]
@@ -72,7 +76,10 @@ def _rewrite(trial: Trial, call: cst.Call, functions: set[str]) -> _Reducer | No
     reducer = argument(call, 0, "reducer")
     name = argument(call, 1, "name")
     statement = trial.file.parent(call)
-    holder = attribute_of_self(statement.targets[0].target) if isinstance(statement, cst.Assign) else ""
+    holder = trial.file.attribute_as_written(statement.targets[0].target) if isinstance(statement, cst.Assign) else ""
+    for_validation = dotted_name(argument(call, 3, "for_validation")) != "False"
+    if not for_validation:
+        trial.file.todo(call, "reset this reducer in training, and log what it reduces to")
     is_function = isinstance(reducer, cst.Lambda) or last_name(reducer) in functions
     if reducer is None or not holder or not (is_function or isinstance(reducer, cst.Call)):
         trial.file.todo(call, "use a metric of torchmetrics; reset, update and log it in the hooks of this module")
@@ -82,4 +89,5 @@ def _rewrite(trial: Trial, call: cst.Call, functions: set[str]) -> _Reducer | No
         trial.file.replace_around(call, reducer, "CollectedValues(" if is_function else "", ")" if is_function else "")
     if not holder:
         return None
-    return _Reducer(holder, "" if name is None or dotted_name(name) == "None" else trial.file.render(name), is_function)
+    written = "" if name is None or dotted_name(name) == "None" else trial.file.render(name)
+    return _Reducer(holder, written, is_function, for_validation)

@@ -8,8 +8,9 @@ import libcst as cst
 
 from det_lightning.porting.python_syntax import dotted_name, last_name, string_of
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
+from det_lightning.porting.to_lightning.holders import parameters_of
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self, statements_of
-from det_lightning.porting.to_lightning.trial import Trial, parameters_of
+from det_lightning.porting.to_lightning.trial import Trial
 
 _REDUCTIONS = {"AVG": "mean", "SUM": "sum", "MAX": "max", "MIN": "min"}
 _ALL_ALIKE = "batch_size=1, sync_dist=True)  # every batch has the same weight"
@@ -30,33 +31,80 @@ def rewrite_optimizer_steps(trial: Trial) -> None:
 
 def _step_lines(trial: Trial, call: cst.Call) -> list[str]:
     file = trial.file
-    optimizer = argument(call, 0, "optimizer")
-    name = attribute_of_self(optimizer)
     used = {name.value for name in file.names(within=file.function(call) or call)}
     variable = "lightning_optimizer" if "optimizer" in used else "optimizer"
+    lines = [_optimizer_line(trial, argument(call, 0, "optimizer"), variable)]
+    if dotted_name(argument(call, 3, "scaler")) not in ("", "None"):
+        file.todo(call, "Lightning scales gradients itself: pass precision= to pl.Trainer")
+    clip = argument(call, 1, "clip_grads")
+    if clip is not None and dotted_name(clip) != "None":
+        lines += _clip_lines(trial, clip, variable, used)
+        if trial.uses_amp():
+            file.todo(call, "gradients are still scaled here; clip them in on_before_optimizer_step(optimizer)")
+    return [*lines, f"{variable}.step()", *_zero_lines(file, argument(call, 2, "auto_zero_grads"), variable)]
+
+
+def _optimizer_line(trial: Trial, optimizer: cst.BaseExpression | None, variable: str) -> str:
+    """Return what takes the optimizer from Lightning, which counts its steps."""
+    name = "" if optimizer is None else trial.file.attribute_as_written(optimizer)
     held = trial.optimizers
     position = held.index(name) if name in held else len(held)
     if name in held and not any(other.startswith("*") for other in held[:position]):
         index = "" if len(held) == 1 else f"[{position}]"
-        lines = [f"{variable} = self.optimizers(){index}" + (f"  # self.{name}" if index else "")]
-    else:
-        file.todo(call, "take the optimizer from self.optimizers() instead, so that Lightning counts its steps")
-        lines = [f"{variable} = {file.render(optimizer) if optimizer else 'None'}"]
-    if argument(call, 3, "scaler") is not None:
-        file.todo(call, "Lightning scales gradients itself: pass precision= to pl.Trainer")
-    lines += _clip_lines(file, argument(call, 1, "clip_grads"), variable)
-    keeps = dotted_name(argument(call, 2, "auto_zero_grads")) in ("False", "None")
-    return [*lines, f"{variable}.step()", *([] if keeps else [f"{variable}.zero_grad()"])]
+        return f"{variable} = self.optimizers(){index}" + (f"  # self.{name}" if index else "")
+    trial.finds_optimizers = True
+    return f"{variable} = self.lightning_optimizer({'None' if optimizer is None else trial.file.render(optimizer)})"
 
 
-def _clip_lines(file: ModuleFile, clip: cst.BaseExpression | None, variable: str) -> list[str]:
-    if clip is None or dotted_name(clip) == "None":
+def _zero_lines(file: ModuleFile, zeroes: cst.BaseExpression | None, variable: str) -> list[str]:
+    value = "True" if zeroes is None else dotted_name(zeroes)
+    if value in ("False", "None"):
         return []
+    if value == "True" or zeroes is None:
+        return [f"{variable}.zero_grad()"]
+    return [f"if {file.render(zeroes)}:", f"    {variable}.zero_grad()"]
+
+
+def _clip_lines(trial: Trial, clip: cst.BaseExpression, variable: str, used: set[str]) -> list[str]:
+    file = trial.file
     parameters = f'[p for group in {variable}.param_groups for p in group["params"]]'
-    if isinstance(clip, cst.Lambda) and len(clip.params.params) == 1:
-        return [f"{clip.params.params[0].name.value} = {parameters}", file.render(clip.body)]
     text = file.render(clip)
-    return [f"{text}({parameters})" if dotted_name(clip) or isinstance(clip, cst.Call) else f"({text})({parameters})"]
+    if isinstance(clip, cst.Lambda):
+        given = [parameter.name.value for parameter in clip.params.params]
+        if len(given) == 1 and _is_free(file, given[0], clip):
+            return [f"{given[0]} = {parameters}", file.render(clip.body)]
+        name = "chosen_clip_grads" if "clip_grads" in used else "clip_grads"
+        head = f"def {name}({', '.join(file.source(parameter) for parameter in clip.params.params)}):"
+        return [head, f"    return {file.render(clip.body)}", "", f"{name}({parameters})"]
+    if _is_function(trial, clip):
+        return [f"{text}({parameters})"]
+    if not dotted_name(clip):
+        chosen = "chosen_clip_grads" if "clip_grads" in used else "clip_grads"
+        return [f"{chosen} = {text}", f"if {chosen} is not None:", f"    {chosen}({parameters})"]
+    return [f"if {text} is not None:", f"    {text}({parameters})"]
+
+
+def _is_free(file: ModuleFile, name: str, clip: cst.Lambda) -> bool:
+    """Return whether a function has no variable that is called as the parameter of a lambda in it is."""
+    function = file.function(clip)
+    if function is None or name in [parameter.name.value for parameter in parameters_of(function)]:
+        return False
+    uses = [use for use in file.names(within=function) if use.value == name]
+    return all(_is_of_lambda(file, given) for use in uses for given in file.assignments(use))
+
+
+def _is_of_lambda(file: ModuleFile, assigned: cst.CSTNode | None) -> bool:
+    return assigned is not None and any(isinstance(outer, cst.Lambda) for outer in file.ancestors(assigned))
+
+
+def _is_function(trial: Trial, value: cst.BaseExpression) -> bool:
+    """Return whether an expression is a function, and never None."""
+    if isinstance(value, cst.Call):
+        return last_name(value.func) == "partial"
+    if isinstance(value, cst.Name):
+        assigned = trial.file.assignments(value)
+        return bool(assigned) and all(isinstance(given, cst.FunctionDef) for given in assigned)
+    return attribute_of_self(value) in trial.methods
 
 
 def rewrite_train_batch(file: ModuleFile, method: cst.FunctionDef) -> None:
@@ -72,6 +120,13 @@ def rewrite_train_batch(file: ModuleFile, method: cst.FunctionDef) -> None:
         file.insert_in_body(method, lines)
     for returned in _in_method(file, method, cst.Return):
         _rewrite_return(file, method, returned, _training_log(file, method, returned))
+
+
+def rewrite_calls_of_steps(trial: Trial) -> None:
+    """Mark where a trial calls a method of its own that becomes a step, which returns nothing."""
+    for name, step in (("train_batch", "training_step"), ("evaluate_batch", "validation_step")):
+        for use in trial.uses_of(name):
+            trial.file.todo(use, f"{step}() logs what {name}() returned; move what both need to a method of its own")
 
 
 def rewrite_evaluate_batch(file: ModuleFile, method: cst.FunctionDef, reducer: cst.FunctionDef | None) -> None:

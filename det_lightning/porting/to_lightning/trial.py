@@ -1,33 +1,29 @@
-"""What a trial is made of: its context, what it wraps, and members, some of whose names Lightning has for itself."""
+"""What a trial is made of: its context, its methods, and what it wraps."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator
 
 import libcst as cst
 
 from det_lightning.porting.python_syntax import dotted_name, last_name, methods_of, targets_of
+from det_lightning.porting.to_lightning.context_names import ContextNames
+from det_lightning.porting.to_lightning.holders import holders_of, is_in_module, parameters_of
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self
 
-# Of LightningModule; what a trial calls so gets another name.
-_RESERVED = re.compile(
-    "all_gather|automatic_optimization|backward|clip_gradients|configure_callbacks|configure_gradient_clipping"
-    "|configure_model|configure_optimizers|current_epoch|device|device_mesh|dtype|example_input_array|fabric|freeze"
-    "|global_rank|global_step|hparams_initial|local_rank|log|log_dict|logger|loggers|lr_scheduler_step|lr_schedulers"
-    "|manual_backward|on_gpu|optimizer_step|optimizer_zero_grad|optimizers|prepare_data|print|setup|strict_loading"
-    "|teardown|to|trainer|training|training_step|type|validation_step"
-)
+# What scales gradients.
+_AMP = ("use_amp", "wrap_scaler", "configure_apex_amp")
 
 
 @dataclasses.dataclass(frozen=True)
 class Scheduler:
     """A wrapped learning rate scheduler."""
 
-    name: str  # the attribute that holds it
+    holder: str  # see holders_of()
     mode: str  # empty if the code does not say
-    frequency: str  # as code
+    frequency: cst.BaseExpression | None
+    every: str = "1"  # the frequency, as it is written
 
 
 class Trial:
@@ -39,18 +35,23 @@ class Trial:
         self.methods = {method.name.value: method for method in methods_of(definition)}
         init = self.methods.get("__init__")
         parameters = [] if init is None else parameters_of(init)
-        self._context_parameter = parameters[1].name.value if len(parameters) > 1 else ""
-        self._context_attributes = {
-            name for name, value in self._assignments() if dotted_name(value) == self._context_parameter != ""
-        }
-        self.optimizers: list[str] = []  # the attributes that hold them; with * before one that holds several
+        self.context_parameter = parameters[1].name.value if len(parameters) > 1 else ""
+        self.contexts = ContextNames(file, definition, parameters[1] if len(parameters) > 1 else None)
+        self._called_by_init = self.reached_from("__init__")
+        self.properties: dict[str, str] = {}  # expressions, by the names that replace attributes
+        self.finds_optimizers = False  # a step looks up Lightning's optimizer for that of the trial
+        # What holds them; see holders_of().
+        self.models: list[str] = []
+        self.optimizers: list[str] = []
         self.schedulers: list[Scheduler] = []
+        for call in self.context_calls("wrap_model"):
+            self._add_model(call)
         for call in self.context_calls("wrap_optimizer"):
             self._add_optimizer(call)
         for call in self.context_calls("wrap_lr_scheduler"):
             self._add_scheduler(call)
 
-    def _assignments(self) -> Iterator[tuple[str, cst.BaseExpression]]:
+    def assignments(self) -> Iterator[tuple[str, cst.BaseExpression]]:
         """Yield the attributes of ``self`` that are assigned, and what to."""
         for statement in self.file.find(cst.Assign, cst.AnnAssign, within=self.definition):
             for target in targets_of(statement):
@@ -58,109 +59,87 @@ class Trial:
                     yield name, statement.value
 
     def assigned(self) -> set[str]:
-        return {name for name, _ in self._assignments()}
+        return {name for name, _ in self.assignments()}
+
+    def uses_of(self, attribute: str) -> list[cst.Attribute]:
+        """Return where an attribute of ``self`` is named, assignments included."""
+        found = self.file.find(cst.Attribute, within=self.definition)
+        return [node for node in found if attribute_of_self(node) == attribute]
 
     def is_context(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, cst.Name):
-            in_init = self.file.function(node) is self.methods.get("__init__")
-            return node.value == self._context_parameter and in_init
-        return attribute_of_self(node) in self._context_attributes
+        return self.contexts.include(node)
 
-    def context_calls(self, method: str) -> Iterator[cst.Call]:
+    def context_calls(self, *methods: str) -> Iterator[cst.Call]:
         for call in self.file.find(cst.Call, within=self.definition):
             called = call.func
-            if isinstance(called, cst.Attribute) and called.attr.value == method and self.is_context(called.value):
-                yield call
+            if isinstance(called, cst.Attribute) and called.attr.value in methods:
+                base = called.value
+                is_part = isinstance(base, cst.Attribute) and base.attr.value in ("experimental", "distributed")
+                if self.is_context(base.value if is_part and isinstance(base, cst.Attribute) else base):
+                    yield call
+
+    def uses_amp(self) -> bool:
+        return next(self.context_calls(*_AMP), None) is not None
+
+    def runs_before_training(self, node: cst.CSTNode) -> bool:
+        """Return whether code is run by ``__init__``, when there is no trainer yet."""
+        return any(outer in self._called_by_init for outer in self.file.ancestors(node))
+
+    def reached_from(self, name: str) -> set[cst.FunctionDef]:
+        """Return a method and the methods that it names, directly or not."""
+        found: set[cst.FunctionDef] = set()
+        waiting = [name]
+        while waiting:
+            method = self.methods.get(waiting.pop())
+            if method is not None and method not in found:
+                found.add(method)
+                waiting += [attribute_of_self(node) for node in self.file.find(cst.Attribute, within=method)]
+        return found
 
     def _holders(self, call: cst.Call) -> list[str]:
-        """Return the attributes that a wrapped object is kept in, with ``*`` before one that holds several."""
-        statement = self.file.statement(call)
-        if isinstance(statement, cst.Return):  # of a method: what keeps its result
-            function = self.file.function(call)
-            return [
-                name
-                for name, value in self._assignments()
-                if function and isinstance(value, cst.Call) and attribute_of_self(value.func) == function.name.value
-            ]
-        if not isinstance(statement, cst.Assign | cst.AnnAssign):
-            return []
-        target = targets_of(statement)[0]
-        if statement.value is call and isinstance(target, cst.Name):
-            return [name for name, value in self._assignments() if dotted_name(value) == target.value][:1]
-        name = attribute_of_self(target)
-        return [name if statement.value is call else f"*{name}"] if name else []
+        return holders_of(self.file, call, list(self.assignments()))
+
+    def _add_model(self, call: cst.Call) -> None:
+        holders = self._holders(call)
+        if not holders:
+            self.file.todo(call, "keep this model in an attribute: Lightning saves, moves and counts no other ones")
+        elif any(holder.startswith("*") for holder in holders) and not is_in_module(call, self.file):
+            self.file.todo(call, "keep these models in a torch.nn.ModuleList: Lightning saves and moves no other lists")
+        self.models += [holder for holder in holders if holder not in self.models]
 
     def _add_optimizer(self, call: cst.Call) -> None:
         holders = self._holders(call)
         if not holders:
             advice = "configure_optimizers() must return this optimizer too; keep it in an attribute"
             self.file.todo(call, advice)
+        for holder in holders:
+            if any(name == holder and dotted_name(value) == "None" for name, value in self.assignments()):
+                self.file.todo(call, f"configure_optimizers() must leave self.{holder} out where it is None")
         self.optimizers += [holder for holder in holders if holder not in self.optimizers]
 
     def _add_scheduler(self, call: cst.Call) -> None:
         holders = self._holders(call)
-        if not holders or any(holder.startswith("*") for holder in holders):
+        if not holders:
             advice = "step this scheduler in on_train_batch_end(), and return it from configure_optimizers()"
             self.file.todo(call, advice)
-            return
         mode = last_name(argument(call, 1, "step_mode"))
         frequency = argument(call, 2, "frequency")
-        text = "1" if frequency is None else self.file.source(frequency)
-        self.schedulers += [Scheduler(holder, mode, text) for holder in holders]
+        if holders and frequency is not None and self._is_local(frequency):
+            self.file.todo(call, "on_train_batch_end() needs the frequency: keep it in an attribute")
+        known = [scheduler.holder for scheduler in self.schedulers]
+        self.schedulers += [Scheduler(holder, mode, frequency) for holder in holders if holder not in known]
 
+    def render_frequencies(self) -> None:
+        """Keep the frequencies of schedulers as they are rewritten, before what wraps these is removed."""
+        self.schedulers[:] = [
+            scheduler
+            if scheduler.frequency is None
+            else dataclasses.replace(scheduler, every=self.file.render(scheduler.frequency))
+            for scheduler in self.schedulers
+        ]
 
-def parameters_of(function: cst.FunctionDef) -> list[cst.Param]:
-    """Return the parameters that can be passed by position."""
-    return [*function.params.posonly_params, *function.params.params]
-
-
-def rename_members(trial: Trial, names: dict[str, str]) -> None:
-    """Rename the class of the trial and methods to ``names``, and members whose names Lightning needs."""
-    file = trial.file
-    own = trial.assigned() | set(trial.methods)
-    members = {name: f"trial_{name}" for name in own if _RESERVED.fullmatch(name)} | names
-    trial.schedulers[:] = [
-        dataclasses.replace(scheduler, name=_renamed(scheduler.name, members)) for scheduler in trial.schedulers
-    ]
-    trial.optimizers[:] = [_renamed(name, members) for name in trial.optimizers]
-    for attribute in file.find(cst.Attribute, within=trial.definition):
-        if attribute_of_self(attribute) in members:
-            file.replace(attribute.attr, members[attribute.attr.value])
-    in_class = set(file.names(within=trial.definition))
-    for name in file.names():
-        if name.value == trial.definition.name.value or (name.value in names and name in in_class):
-            file.replace(name, names[name.value])
-    for method in trial.methods.values():
-        if method.name.value in members:
-            file.replace(method.name, members[method.name.value])
-
-
-def _renamed(name: str, members: dict[str, str]) -> str:
-    star = "*" if name.startswith("*") else ""
-    return star + members.get(name.removeprefix("*"), name.removeprefix("*"))
-
-
-def drop_own_hparams(trial: Trial) -> None:
-    """Remove ``self.hparams = ...`` where that is what Lightning's ``hparams`` is; otherwise call it differently."""
-    statements = [
-        node
-        for node in trial.file.find(cst.Assign, within=trial.definition)
-        if any(attribute_of_self(target) == "hparams" for target in targets_of(node))
-    ]
-    if all(_is_same(trial, node.value) for node in statements):
-        for node in statements:
-            trial.file.replace_statement(node, [])
-        return
-    for attribute in trial.file.find(cst.Attribute, within=trial.definition):
-        if attribute_of_self(attribute) == "hparams":
-            trial.file.replace(attribute, "self.trial_hparams")
-
-
-def _is_same(trial: Trial, value: cst.BaseExpression) -> bool:
-    """Return whether a value holds the hyperparameters as they are; Lightning's have attributes too."""
-    if not isinstance(value, cst.Call):
-        return dotted_name(value) == "hparams"
-    if len(value.args) == 1 and value.args[0].keyword is None and "ict" in dotted_name(value.func):
-        return _is_same(trial, value.args[0].value)
-    called = value.func
-    return isinstance(called, cst.Attribute) and called.attr.value == "get_hparams" and trial.is_context(called.value)
+    def _is_local(self, value: cst.BaseExpression) -> bool:
+        """Return whether an expression names a variable of a function, which other methods do not have."""
+        names = self.file.names(within=value)
+        own = [name for name in names if not self.is_context(name) and name.value != "self"]
+        return any(self.file.is_local(name) for name in own)

@@ -7,71 +7,119 @@ import re
 import libcst as cst
 
 from det_lightning.porting.python_files import port_python
-from det_lightning.porting.python_syntax import dotted_name, last_name, methods_of, targets_of
+from det_lightning.porting.python_syntax import dotted_name, is_keyword, last_name, methods_of, targets_of
 from det_lightning.porting.to_lightning.callbacks import rewrite_build_callbacks, rewrite_callback
-from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES, rewrite_context
+from det_lightning.porting.to_lightning.context_calls import calls_init_of_trial, rewrite_context, settings_of
+from det_lightning.porting.to_lightning.holders import parameters_of
+from det_lightning.porting.to_lightning.hooks import append_hooks
 from det_lightning.porting.to_lightning.imports import Imports, advice_for
+from det_lightning.porting.to_lightning.leftovers import annotated_contexts, mark_leftovers, remove_unused_imports
+from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
 from det_lightning.porting.to_lightning.module_file import ModuleFile, statements_of
+from det_lightning.porting.to_lightning.one_line_blocks import expand_blocks
 from det_lightning.porting.to_lightning.reducers import rewrite_reducers
 from det_lightning.porting.to_lightning.steps import (
+    rewrite_calls_of_steps,
     rewrite_evaluate_batch,
     rewrite_optimizer_steps,
     rewrite_train_batch,
 )
-from det_lightning.porting.to_lightning.trial import Scheduler, Trial, drop_own_hparams, parameters_of, rename_members
+from det_lightning.porting.to_lightning.trial import Trial
+from det_lightning.porting.to_lightning.written_module import WrittenModule, find_todos
 
 _REQUIRED = ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
 _LOADERS = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
-
-# The data are gone over once more, since Lightning has no other hook for it.
-_FULL_DATASET = [
-    ["def validation_step(self, batch, batch_idx):", "    pass  # see on_validation_epoch_end()"],
-    [
-        "def on_validation_epoch_end(self):",
-        "    metrics = self.evaluate_full_dataset(self.trainer.val_dataloaders)",
-        "    self.log_dict(metrics, rank_zero_only=True)",
-    ],
-]
+# What code that is written anew imports.
+_NEEDED = {
+    "torch.Generator()": "import torch",
+    "pathlib.Path(self.logger.log_dir)": "import pathlib",
+}
 
 
 class NoTrialError(ValueError):
     """The file holds no trial that can be written as a LightningModule; the message says why."""
 
 
-def write_module(text: str) -> tuple[str, int]:
-    """Return the source of a trial as that of a LightningModule, and the number of TODO comments in it.
+def write_module(text: str, aggregated_by: str = "") -> WrittenModule:
+    """Return the source of a trial as that of a LightningModule.
 
-    Everything else in the file stays; what trains with Determined's ``Trainer`` becomes a comment. Raises NoTrialError,
-    and libcst.ParserSyntaxError if it is not Python 3.
+    Everything else in the file stays; what trains with Determined's ``Trainer`` becomes a comment. ``aggregated_by``
+    names what sets an ``aggregation_frequency`` outside of the file. Raises NoTrialError, and libcst.ParserSyntaxError
+    if it is not Python 3.
     """
-    file = ModuleFile(port_python(text.replace("\r\n", "\n"))[0])
+    file = ModuleFile(expand_blocks(port_python(text.replace("\r\n", "\n"))[0]))
     definition = _find_trial(file)
     imports = Imports(file)
     trial = Trial(file, definition)
     module_name = re.sub(r"Trial$", "", definition.name.value) + "Module"
-    rename_members(trial, {**_LOADERS, definition.name.value: module_name})
+    _mark_derived(file, definition)
+    rename_members(trial, {**_loaders_of(trial), definition.name.value: module_name})
     file.replace(definition.name, module_name)
     imports.rewrite_uses()
     rewrite_context(trial)
-    drop_own_hparams(trial)
+    drop_own_hparams(trial, bool(settings_of(trial)))
     for base in definition.bases:
         if last_name(base.value) == "PyTorchTrial":
             file.replace(base.value, "pl.LightningModule")
     _rewrite_init(trial)
     reducing = rewrite_reducers(trial)
     _rewrite_methods(trial)
-    _append_hooks(trial, reducing)
+    _mark_aggregation(trial, aggregated_by)
+    _mark_workers(trial)
+    append_hooks(trial, reducing)
     for callback in _classes_of(file, "PyTorchCallback"):
         rewrite_callback(file, callback)
     imports.need("import pytorch_lightning as pl")
+    for expression, statement in _NEEDED.items():
+        if expression in file.edits.result():
+            imports.need(statement)
     imports.rewrite(_comment_out_what_trains(file, imports))
-    written = file.edits.result()
+    return _finished(trial, module_name)
+
+
+def _finished(trial: Trial, module_name: str) -> WrittenModule:
+    written = trial.file.edits.result()
     try:
-        cst.parse_module(written)
+        file = ModuleFile(written)
     except cst.ParserSyntaxError as e:
         line = [*written.splitlines(), ""][e.raw_line - 1].strip()
         raise NoTrialError(f"it has a form that cannot be rewritten, near: {line}") from e
-    return written, file.todos
+    mark_leftovers(file, trial, module_name, annotated_contexts(trial.file))
+    remove_unused_imports(file, trial.file.text)
+    text = file.edits.result()
+    own = [parameter for parameter in parameters_of(trial.methods["__init__"])[2:] if parameter.default is None]
+    settings = ['logger=pl.loggers.TensorBoardLogger("runs")'] if "self.logger" in text else []
+    settings += ['precision="16-mixed"'] if trial.uses_amp() else []
+    todos = find_todos(text, [*trial.file.todos, *file.todos])
+    return WrittenModule(text, module_name, todos, settings, [parameter.name.value for parameter in own])
+
+
+def _loaders_of(trial: Trial) -> dict[str, str]:
+    """Return the names of the methods that build the loaders, by their old ones."""
+    if "evaluate_full_dataset" in trial.methods:  # val_dataloader() is another one
+        return {"build_training_data_loader": "train_dataloader"}
+    return _LOADERS
+
+
+def _mark_derived(file: ModuleFile, definition: cst.ClassDef) -> None:
+    for other in _classes_of(file, definition.name.value):
+        file.todo(other, "what this class overrides of a trial must be what a LightningModule has")
+
+
+def _mark_aggregation(trial: Trial, aggregated_by: str) -> None:
+    """Mark the steps of optimizers if gradients are aggregated over batches, which a module does itself."""
+    by = aggregated_by or ("this file" if "aggregation_frequency" in trial.file.text else "")
+    for call in trial.context_calls("step_optimizer"):
+        if by:
+            advice = "divide the gradients by that number of batches, step and zero on every such batch only"
+            trial.file.todo(call, f"{by} sets an aggregation_frequency: {advice}")
+
+
+def _mark_workers(trial: Trial) -> None:
+    method = trial.methods.get("build_training_data_loader")
+    for given in [] if method is None else trial.file.find(cst.Arg, within=method):
+        if is_keyword(given, "num_workers") and trial.file.source(given.value) != "0":
+            trial.file.todo(given, "from the second epoch on, workers draw other random numbers than with Determined")
 
 
 def _classes_of(file: ModuleFile, base: str) -> list[cst.ClassDef]:
@@ -106,8 +154,7 @@ def _rewrite_init(trial: Trial) -> None:
     file = trial.file
     init = trial.methods["__init__"]
     for call in file.find(cst.Call, within=init):
-        is_base = isinstance(call.func, cst.Attribute) and call.func.attr.value == "__init__"
-        if is_base and isinstance(file.parent(call), cst.Expr):
+        if calls_init_of_trial(call) and isinstance(file.parent(call), cst.Expr):
             file.replace_statement(file.statement(call), [])
     own = any(parameter.name.value == "hparams" for parameter in parameters_of(init)[2:])
     written = _parameters(file, init)
@@ -147,48 +194,11 @@ def _rewrite_methods(trial: Trial) -> None:
     rewrite_train_batch(trial.file, methods["train_batch"])
     if "evaluate_batch" in methods:
         rewrite_evaluate_batch(trial.file, methods["evaluate_batch"], methods.get("evaluation_reducer"))
+    rewrite_calls_of_steps(trial)
     if "build_callbacks" in methods:
         rewrite_build_callbacks(trial.file, methods["build_callbacks"])
     if "get_batch_length" in methods:
         trial.file.replace_statement(methods["get_batch_length"], [])
-
-
-def _append_hooks(trial: Trial, reducing: list[list[str]]) -> None:
-    file = trial.file
-    returned = f"[{', '.join(_held(name) for name in trial.optimizers)}]"
-    if trial.schedulers:
-        returned += f", [{', '.join(_held(scheduler.name) for scheduler in trial.schedulers)}]"
-    methods = [["def configure_optimizers(self):", f"    return {returned}"]]
-    steps = [line for scheduler in trial.schedulers for line in _scheduler_lines(file, scheduler)]
-    if steps:
-        counted = [f"    batch_idx = {TRAINED_BATCHES}  # over all epochs"] if "batch_idx" in " ".join(steps) else []
-        head = "def on_train_batch_end(self, outputs, batch, batch_idx):"
-        methods.insert(0, [head, *counted, *(f"    {line}" for line in steps)])
-    full = trial.methods.get("evaluate_full_dataset")
-    file.append_to_class(trial.definition, [*reducing, *methods, *([] if full is None else _FULL_DATASET)])
-    if full is not None and "self.device" not in file.render(full):
-        file.todo(full, "move the batches of the loader to self.device here")
-    if full is not None and reducing:
-        file.todo(full, "put the hooks on_validation_epoch_end() below into one")
-
-
-def _held(name: str) -> str:
-    return f"*self.{name[1:]}" if name.startswith("*") else f"self.{name}"
-
-
-def _scheduler_lines(file: ModuleFile, scheduler: Scheduler) -> list[str]:
-    step = f"self.{scheduler.name}.step()"
-    every = scheduler.frequency
-    if scheduler.mode == "MANUAL_STEP":
-        return []
-    if scheduler.mode == "STEP_EVERY_EPOCH":
-        condition = "self.trainer.is_last_batch"
-        condition += "" if every == "1" else f" and (self.current_epoch + 1) % {every} == 0"
-        return [f"if {condition}:", f"    {step}"]
-    if scheduler.mode in ("STEP_EVERY_BATCH", "STEP_EVERY_OPTIMIZER_STEP"):
-        return [step] if every == "1" else [f"if (batch_idx + 1) % {every} == 0:", f"    {step}"]
-    file.todos += 1
-    return [f"# TODO: call {step} when its step mode says", "pass"]
 
 
 def _comment_out_what_trains(file: ModuleFile, imports: Imports) -> set[str]:

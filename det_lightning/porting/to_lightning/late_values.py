@@ -1,0 +1,116 @@
+"""Values that a context has from the beginning, and a LightningModule only with its trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import libcst as cst
+
+from det_lightning.porting.python_syntax import targets_of
+from det_lightning.porting.to_lightning.module_file import attribute_of_self, statements_of
+from det_lightning.porting.to_lightning.trial import Trial
+
+_KEY = re.compile(r'\["(\w+)"\]')
+_OPERATIONS = cst.BinaryOperation | cst.UnaryOperation | cst.Attribute | cst.Comparison | cst.ComparisonTarget
+
+GLOBAL_BATCH_SIZE = 'self.hparams["global_batch_size"]'
+
+
+@dataclasses.dataclass(frozen=True)
+class LateValue:
+    """An expression for the time of training, and what is so before."""
+
+    text: str
+    advice: str = "not known in __init__, when there is no trainer yet; move this to setup(), or later"
+    without_trainer: str = ""  # what to write there; by default the same
+
+
+RANK = "0 in every process here, when there is no trainer yet; move what depends on it to setup(), or later"
+LATE_VALUES = {
+    "rank": LateValue("self.global_rank", RANK),
+    "local_rank": LateValue("self.local_rank", RANK),
+    "size": LateValue(
+        "self.trainer.world_size",
+        "the number of processes is not known here; it is self.trainer.world_size, once there is a trainer",
+        "1",
+    ),
+    "num_agents": LateValue("self.trainer.num_nodes"),
+    "cross_size": LateValue("self.trainer.num_nodes"),
+    "cross_rank": LateValue("self.trainer.node_rank"),
+    "get_per_slot_batch_size": LateValue(
+        f"{GLOBAL_BATCH_SIZE} // self.trainer.world_size",
+        "divide by the number of processes, if there are several; it is not known here",
+        GLOBAL_BATCH_SIZE,
+    ),
+    "device": LateValue(
+        "self.device",
+        "the CPU here, when there is no trainer yet; keep tensors with register_buffer(), which moves them",
+    ),
+    "get_tensorboard_writer": LateValue("self.logger.experiment"),
+    "get_tensorboard_path": LateValue("pathlib.Path(self.logger.log_dir)"),
+    "current_train_epoch": LateValue("self.current_epoch"),
+    "current_train_batch": LateValue("self.trainer.fit_loop.total_batch_idx"),
+    "is_epoch_start": LateValue("self.trainer.fit_loop.batch_idx == 0"),
+    "is_epoch_end": LateValue("self.trainer.is_last_batch"),
+    "get_stop_requested": LateValue("self.trainer.should_stop"),
+    "epoch_len": LateValue("self.trainer.num_training_batches"),
+    "batch_idx": LateValue("self.trainer.fit_loop.total_batch_idx"),
+}
+
+
+def write_late_value(trial: Trial, use: cst.BaseExpression, name: str) -> None:
+    """Replace the use of a value; in ``__init__``, where it is not known yet, by a property or with a comment."""
+    file = trial.file
+    value = LATE_VALUES[name]
+    if not trial.runs_before_training(use):
+        replace_expression(trial, use, value.text)
+        return
+    holder = _sole_holder(trial, use)
+    if not holder:
+        replace_expression(trial, use, value.without_trainer or value.text)
+        file.todo(use, value.advice)
+        return
+    name = file.render(trial.uses_of(holder)[0].attr)  # which may be a new one
+    file.replace_statement(file.statement(use), [])
+    if value.text != f"self.{name}":
+        trial.properties[name] = value.text
+    for other in trial.uses_of(holder):
+        if trial.runs_before_training(other) and not _is_changed(trial, other):
+            file.todo(other, value.advice)
+
+
+def replace_expression(trial: Trial, use: cst.BaseExpression, text: str) -> None:
+    """Replace an expression by another one, which may need parentheses, or other quotes within an f-string."""
+    file = trial.file
+    outer = file.parent(use)
+    if any(isinstance(given, cst.FormattedString) for given in file.ancestors(use)):
+        text = _KEY.sub(r".\1", text)
+    is_operation = " " in text and isinstance(outer, _OPERATIONS)
+    is_callee = " " in text and isinstance(outer, cst.Subscript | cst.Call)
+    file.replace(use, f"({text})" if is_operation or is_callee else text)
+
+
+def _sole_holder(trial: Trial, use: cst.BaseExpression) -> str:
+    """Return the attribute that holds a value, if ``__init__`` always sets it to that and nothing else does."""
+    statement = trial.file.parent(use)
+    if not isinstance(statement, cst.Assign | cst.AnnAssign) or statement.value is not use:
+        return ""
+    names = [attribute_of_self(target) for target in targets_of(statement)]
+    if len(names) != 1 or not names[0] or statement not in statements_of(trial.methods["__init__"].body):
+        return ""
+    stores = [node for node in trial.uses_of(names[0]) if _is_changed(trial, node)]
+    return names[0] if len(stores) == 1 else ""
+
+
+def _is_changed(trial: Trial, attribute: cst.Attribute) -> bool:
+    outer = trial.file.parent(attribute)
+    if isinstance(outer, cst.AssignTarget | cst.Del | cst.Element | cst.NamedExpr | cst.AsName):
+        return not isinstance(outer, cst.Element) or _is_target(trial, outer)
+    return getattr(outer, "target", None) is attribute
+
+
+def _is_target(trial: Trial, element: cst.Element) -> bool:
+    inner = trial.file.parent(element)
+    outer = None if inner is None else trial.file.parent(inner)
+    return isinstance(outer, cst.AssignTarget | cst.For | cst.CompFor) and getattr(outer, "target", None) is inner

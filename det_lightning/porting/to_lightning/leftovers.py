@@ -1,0 +1,158 @@
+"""What is left of the context after everything else is rewritten, and imports that nothing uses any more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from det_lightning.porting.python_syntax import PythonFile, dotted_name, methods_of
+from det_lightning.porting.to_lightning.holders import parameters_of
+from det_lightning.porting.to_lightning.imports import import_lines
+from det_lightning.porting.to_lightning.module_file import ModuleFile, attribute_of_self, statements_of
+from det_lightning.porting.to_lightning.trial import Trial
+
+_WORDS = re.compile(r"\w+")
+_ADVICE = "a LightningModule has no context; pass what is needed from it"
+# Methods of a context whose names nothing else has.
+_OF_CONTEXT = {
+    "autocast_forward_pass",
+    "configure_apex_amp",
+    "current_train_batch",
+    "current_train_epoch",
+    "disable_auto_to_device",
+    "disable_dataset_reproducibility_checks",
+    "get_data_config",
+    "get_experiment_config",
+    "get_experiment_id",
+    "get_global_batch_size",
+    "get_hparam",
+    "get_hparams",
+    "get_initial_batch",
+    "get_per_slot_batch_size",
+    "get_stop_requested",
+    "get_tensorboard_path",
+    "get_tensorboard_writer",
+    "get_trial_id",
+    "get_trial_seed",
+    "is_epoch_end",
+    "is_epoch_start",
+    "reset_reducers",
+    "set_profiler",
+    "set_stop_requested",
+    "step_optimizer",
+    "use_amp",
+    "wrap_lr_scheduler",
+    "wrap_model",
+    "wrap_optimizer",
+    "wrap_reducer",
+    "wrap_scaler",
+}
+
+_ALSO_OF_OTHERS = {"distributed", "experimental", "lr_schedulers", "models", "optimizers", "scaler", "to_device"}
+
+
+def annotated_contexts(file: PythonFile) -> set[str]:
+    """Return the parameters that say that they are a context, as ``Class.function.parameter``."""
+    return {
+        key
+        for key, parameter in _parameters(file)
+        if parameter.annotation is not None and "TrialContext" in file.source(parameter.annotation.annotation)
+    }
+
+
+def mark_leftovers(file: ModuleFile, trial: Trial, module_name: str, annotated: set[str]) -> None:
+    """Put a comment at each use of a context in a file that is written, unless there is one.
+
+    ``annotated`` are the parameters that :func:`annotated_contexts` found before.
+    """
+    trial_name = trial.definition.name.value
+    annotated = {re.sub(f"^{trial_name}\\b", module_name, key) for key in annotated}
+    found = {parameter for key, parameter in _parameters(file) if key in annotated}
+    found |= _used_as_context(file, trial.context_parameter)
+    for definition in file.find(cst.ClassDef):
+        is_module = definition.name.value == module_name
+        kept = trial.contexts.attributes if is_module else _kept(file, definition, found)
+        for attribute in file.find(cst.Attribute, within=definition):
+            if attribute_of_self(attribute) in kept:
+                _mark(file, attribute)
+    for name in file.names():
+        if any(given in found for given in file.assignments(name)):
+            _mark(file, name)
+    for parameter in found:
+        _mark(file, parameter)
+    for attribute in file.find(cst.Attribute):
+        if attribute.attr.value in _OF_CONTEXT and dotted_name(attribute.value) != "self":
+            _mark(file, attribute)
+
+
+def _parameters(file: PythonFile) -> Iterator[tuple[str, cst.Param]]:
+    """Yield the parameters of all functions, and what they are called, with their function and its class."""
+    for function in file.find(cst.FunctionDef):
+        outer = next((node for node in file.ancestors(function) if isinstance(node, cst.ClassDef)), None)
+        name = f"{'' if outer is None else outer.name.value}.{function.name.value}"
+        for parameter in [*parameters_of(function), *function.params.kwonly_params]:
+            yield f"{name}.{parameter.name.value}", parameter
+
+
+def _mark(file: ModuleFile, node: cst.CSTNode) -> None:
+    line = file.edits.offset(file.first_line(file.statement(node)), 0)
+    above = file.text[:line].rstrip("\n").rpartition("\n")[2]
+    if not above.lstrip().startswith("# TODO: "):
+        file.todo(node, _ADVICE)
+
+
+def _used_as_context(file: ModuleFile, name: str) -> set[cst.Param]:
+    """Return the parameters that are used as a context is; those called ``name`` also by common names."""
+    found: set[cst.Param] = set()
+    for attribute in file.find(cst.Attribute):
+        used = attribute.attr.value in _OF_CONTEXT
+        used = used or (attribute.attr.value in _ALSO_OF_OTHERS and dotted_name(attribute.value) == name)
+        if used and isinstance(attribute.value, cst.Name):
+            found.update(given for given in file.assignments(attribute.value) if isinstance(given, cst.Param))
+    return {parameter for parameter in found if parameter.name.value != "self"}
+
+
+def _kept(file: ModuleFile, definition: cst.ClassDef, parameters: set[cst.Param]) -> set[str]:
+    """Return the attributes of ``self`` that a class keeps a context in."""
+    kept: set[str] = set()
+    for method in methods_of(definition):
+        for statement in file.find(cst.Assign, within=method):
+            value = statement.value
+            if isinstance(value, cst.Name) and any(given in parameters for given in file.assignments(value)):
+                kept.update(attribute_of_self(target.target) for target in statement.targets)
+    for attribute in file.find(cst.Attribute, within=definition):
+        if attribute.attr.value in _OF_CONTEXT:
+            kept.add(attribute_of_self(attribute.value))
+    return kept - {""}
+
+
+def remove_unused_imports(file: ModuleFile, before: str) -> None:
+    """Remove the imports of a file that only code needed that was in it ``before``."""
+    unused = set(_imported(file)) - _used(file)
+    gone = unused & _used(PythonFile(before))
+    for statement in statements_of(file.module):
+        if isinstance(statement, cst.Import | cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):
+            kept = [alias for alias in statement.names if _name_of(alias) not in gone]
+            if len(kept) < len(statement.names):
+                file.replace_statement(statement, import_lines(statement, kept))
+
+
+def _imported(file: PythonFile) -> Iterator[str]:
+    for statement in statements_of(file.module):
+        if isinstance(statement, cst.Import | cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):
+            yield from (_name_of(alias) for alias in statement.names)
+
+
+def _name_of(alias: cst.ImportAlias) -> str:
+    return alias.evaluated_alias or alias.evaluated_name.partition(".")[0]
+
+
+def _used(file: PythonFile) -> set[str]:
+    """Return the names that code uses, and the words of its strings, which may be annotations."""
+    imports = [name for node in file.find(cst.Import, cst.ImportFrom) for name in file.names(within=node)]
+    used = {name.value for name in set(file.names()) - set(imports)}
+    for text in file.find(cst.SimpleString):
+        used.update(_WORDS.findall(text.value))
+    return used

@@ -1,0 +1,82 @@
+"""Members of a trial whose names Lightning needs for itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import libcst as cst
+
+from det_lightning.porting.python_syntax import dotted_name, targets_of
+from det_lightning.porting.to_lightning.holders import renamed
+from det_lightning.porting.to_lightning.module_file import attribute_of_self
+from det_lightning.porting.to_lightning.trial import Trial
+
+# Of LightningModule; what a trial calls so gets another name.
+_RESERVED = re.compile(
+    "all_gather|automatic_optimization|backward|clip_gradients|configure_callbacks|configure_gradient_clipping"
+    "|configure_model|configure_optimizers|current_epoch|device|device_mesh|dtype|example_input_array|fabric|freeze"
+    "|global_rank|global_step|hparams_initial|local_rank|log|log_dict|logger|loggers|lr_scheduler_step|lr_schedulers"
+    "|manual_backward|on_gpu|optimizer_step|optimizer_zero_grad|optimizers|prepare_data|print|setup|strict_loading"
+    "|teardown|to|trainer|training|training_step|type|validation_step"
+)
+
+
+def rename_members(trial: Trial, names: dict[str, str]) -> None:
+    """Rename the class of the trial and methods to ``names``, and members whose names Lightning needs."""
+    file = trial.file
+    own = trial.assigned() | set(trial.methods)
+    if _is_that_of_context(trial, "device"):
+        own.discard("device")
+    members = {name: f"trial_{name}" for name in own if _RESERVED.fullmatch(name)} | names
+    trial.schedulers[:] = [
+        dataclasses.replace(scheduler, holder=renamed(scheduler.holder, members)) for scheduler in trial.schedulers
+    ]
+    trial.optimizers[:] = [renamed(name, members) for name in trial.optimizers]
+    trial.models[:] = [renamed(name, members) for name in trial.models]
+    for attribute in file.find(cst.Attribute, within=trial.definition):
+        if attribute_of_self(attribute) in members:
+            file.replace(attribute.attr, members[attribute.attr.value])
+    in_class = set(file.names(within=trial.definition))
+    for name in file.names():
+        if name.value == trial.definition.name.value or (name.value in names and name in in_class):
+            file.replace(name, names[name.value])
+    for method in trial.methods.values():
+        if method.name.value in members:
+            file.replace(method.name, members[method.name.value])
+
+
+def _is_that_of_context(trial: Trial, attribute: str) -> bool:
+    """Return whether ``self.device`` is ``context.device``, so that Lightning's attribute can take its place."""
+    values = [value for name, value in trial.assignments() if name == attribute]
+    return bool(values) and all(
+        isinstance(value, cst.Attribute) and value.attr.value == attribute and trial.is_context(value.value)
+        for value in values
+    )
+
+
+def drop_own_hparams(trial: Trial, has_settings: bool) -> None:
+    """Remove ``self.hparams = ...`` where that is what Lightning's ``hparams`` is; otherwise call it differently."""
+    statements = [
+        node
+        for node in trial.file.find(cst.Assign, cst.AnnAssign, within=trial.definition)
+        if any(attribute_of_self(target) == "hparams" for target in targets_of(node))
+    ]
+    if not statements:
+        return
+    if not has_settings and all(node.value is not None and _is_same(trial, node.value) for node in statements):
+        for node in statements:
+            trial.file.replace_statement(node, [])
+        return
+    for attribute in trial.uses_of("hparams"):
+        trial.file.replace(attribute, "self.trial_hparams")
+
+
+def _is_same(trial: Trial, value: cst.BaseExpression) -> bool:
+    """Return whether a value holds the hyperparameters as they are, in a plain dict."""
+    if not isinstance(value, cst.Call):
+        return dotted_name(value) == "hparams"
+    if dotted_name(value.func) == "dict" and len(value.args) == 1 and not value.args[0].star:
+        return value.args[0].keyword is None and _is_same(trial, value.args[0].value)
+    called = value.func
+    return isinstance(called, cst.Attribute) and called.attr.value == "get_hparams" and trial.is_context(called.value)
