@@ -232,10 +232,12 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
             owner = call.func.value
             is_trainer = dotted_name(owner) in trainers or _is_trainer(owner, trainer_names)
             if is_trainer and not _has_length(call):
-                advice = "pass max_length=Batch(...) or Epoch(...), as in the searcher's configuration"
-                file.note(
-                    call, Severity.problem, "fit() without max_length, which the searcher used to provide", advice
+                advice = (
+                    "start the script with det-lightning run CONFIG; where it is started otherwise, pass "
+                    "max_length=Batch(...) or Epoch(...)"
                 )
+                reason = "fit() without max_length, which the searcher of an experiment provides"
+                file.note(call, Severity.check, reason, advice)
 
 
 def _is_trainer(value: cst.BaseExpression, trainer_names: set[str]) -> bool:

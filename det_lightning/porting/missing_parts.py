@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from det_lightning.porting.counterparts import counterpart
-from det_lightning.porting.findings import Finding, Severity
+from det_lightning.porting.findings import Finding, Need, Severity
 
 _CORE_API = (
     "it is not in the public Core API of Determined 0.38",
@@ -87,10 +87,10 @@ def missing_part(path: str) -> str:
     return next((prefix for prefix in prefixes if counterpart(prefix) is None), path)
 
 
-def missing(path: str, line: int) -> Finding:
+def missing(path: str, line: int, need: Need = Need.file) -> Finding:
     """Return the finding for a use of ``path``, a dotted name of Determined that det_lightning does not have."""
     reason, advice = _ADVICE[_topic(path)]
-    return Finding(line, Severity.problem, f"{path}: {reason}", advice)
+    return Finding(line, Severity.problem, f"{path}: {reason}", advice, need)
 
 
 def has_own_advice(path: str, use: str) -> bool:
