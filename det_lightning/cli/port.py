@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import enum
 import importlib.util
 import pathlib
 import sys
-from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from det_lightning.cli.arguments import JsonFlag, output_file
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
-from det_lightning.escaping import escape
+from det_lightning.cli.port_output import print_diff, print_findings, print_summary, project_as_json
 from det_lightning.extras import how_to_install
-from det_lightning.porting import Severity, port_paths
+from det_lightning.porting import Severity, port_project
 
 if TYPE_CHECKING:
     from det_lightning.porting import FilePort
 
 EXIT_CODES = "Exit codes: 0 success; 1 with --check, if something would change or is left to do; 2 wrong usage."
 _REQUIRED = ("libcst", "yaml")
-_COLORS = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
 
 class Target(str, enum.Enum):
@@ -77,19 +74,20 @@ def port(
 
 def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: bool) -> bool:
     """Port the files below ``paths``; return whether nothing is left to change or to do."""
-    ports = port_paths(paths)
+    project = port_project(paths)
     if write:
-        ports = [_written(port) for port in ports]
+        project = dataclasses.replace(project, files=[_written(port) for port in project.files])
+    ports = project.files
     changed = [port for port in ports if port.changed and (port.may_be_written or not write)]
     if as_json:
-        print_json({"files": [_as_json(port, diff) for port in ports]})
+        print_json(project_as_json(project, diff))
     else:
         if diff:
-            _print_diff(changed)
+            print_diff(changed)
         elif changed:
             print_lines(f"{'ported' if write else 'to port'}: {port.path}" for port in changed)
-        _print_findings(ports)
-        _print_summary(ports, paths, len(changed), written=write)
+        print_findings(ports)
+        print_summary(project, paths, len(changed), written=write)
     left = any(finding.severity is not Severity.note for port in ports for finding in port.findings)
     return not left and not changed
 
@@ -102,62 +100,6 @@ def _written(port: FilePort) -> FilePort:
         except OSError as e:
             return port.not_written(str(e), "make the file and its directory writable")
     return port
-
-
-def _as_json(port: FilePort, with_diff: bool) -> dict[str, Any]:
-    findings = [
-        {"line": found.line, "level": found.severity.value, "reason": found.reason, "advice": found.advice}
-        for found in port.findings
-    ]
-    content = {"path": str(port.path), "changed": port.changed, "may_be_written": port.may_be_written}
-    diff = {"diff": "".join(_diff_lines(port))} if with_diff else {}
-    return {**content, "findings": findings, **diff}
-
-
-def _diff_lines(port: FilePort) -> Iterator[str]:
-    before = port.before.splitlines(keepends=True)
-    after = port.after.splitlines(keepends=True)
-    # A name with a line break in it would end the header, and could add lines to the patch.
-    name = escape(port.path)
-    for line in difflib.unified_diff(before, after, f"a/{name}", f"b/{name}"):
-        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-
-
-def _print_diff(changed: list[FilePort]) -> None:
-    if not sys.stdout.isatty():
-        # Bytes, so that line endings are kept and the output is a patch.
-        for port in changed:
-            sys.stdout.buffer.write("".join(_diff_lines(port)).encode(port.encoding, "replace"))
-        sys.stdout.flush()
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    for port in changed:
-        for line in _diff_lines(port):
-            style = next((color for prefix, color in _COLORS.items() if line.startswith(prefix)), "")
-            shown = "\t".join(escape(part) for part in line.rstrip("\r\n").split("\t"))
-            console.print(Text(shown, style=style))
-
-
-def _print_findings(ports: list[FilePort]) -> None:
-    for port in ports:
-        for found in port.findings:
-            position = f"{escape(port.path)}:{found.line}" if found.line else escape(port.path)
-            warn(f"{position}: {found.severity.value}: {found.reason}")
-            warn(f"→ {found.advice}.")
-
-
-def _print_summary(ports: list[FilePort], paths: list[pathlib.Path], changed: int, written: bool) -> None:
-    if not ports:
-        names = ", ".join(map(escape, paths))
-        warn(f"Nothing to port: nothing in {names} uses determined in a way that must change.")
-        return
-    counts = Counter(found.severity for port in ports for found in port.findings)
-    parts = [f"{counts[kind]} {kind.value}{'s' if counts[kind] > 1 else ''}" for kind in Severity if counts[kind]]
-    left = f"left to you: {', '.join(parts)}" if parts else "nothing is left for you to do"
-    warn(f"{changed} file{'' if changed == 1 else 's'} {'changed' if written else 'to change'}; {left}.")
 
 
 def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | None, force: bool) -> None:
