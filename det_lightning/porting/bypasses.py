@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.findings import Severity
+from det_lightning.porting.findings import Finding, Need, Severity
 from det_lightning.porting.python_syntax import PythonFile, dotted_name, is_keyword, last_name, methods_of, string_of
 
 _DEVICE = re.compile(r"cuda(:\d+)?")
@@ -129,7 +129,8 @@ def _check_module(file: PythonFile, node: cst.CSTNode, module: str) -> None:
         file.note(node, Severity.check, "apex.amp is gone from apex", _APEX)
     elif module.split(".")[0] in _PACKAGES:
         severity, reason, advice = _PACKAGES[module.split(".")[0]]
-        file.note(node, severity, reason.format(name=module.rstrip(".")), advice)
+        need = Need.file if severity is Severity.problem else Need.nothing
+        file.findings.append(Finding(file.line(node), severity, reason.format(name=module.rstrip(".")), advice, need))
 
 
 def _needs_apex(file: PythonFile, node: cst.CSTNode) -> bool:
