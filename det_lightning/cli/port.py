@@ -18,7 +18,7 @@ from det_lightning.extras import how_to_install
 from det_lightning.porting import Severity, port_project
 
 if TYPE_CHECKING:
-    from det_lightning.porting import FilePort
+    from det_lightning.porting import FilePort, ProjectPort
 
 EXIT_CODES = "Exit codes: 0 success; 1 with --check, if something would change or is left to do; 2 wrong usage."
 _REQUIRED = ("libcst", "yaml")
@@ -50,6 +50,14 @@ def port(
         typer.Option("--output", "-o", help="With --to lightning: the file to write; by default the standard output."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --output if it exists.")] = False,
+    report: Annotated[
+        pathlib.Path | None,
+        typer.Option(metavar="FILE", help="Write a page (.html or .md) on what was done and what is left, too."),
+    ] = None,
+    checks: Annotated[
+        list[pathlib.Path] | None,
+        typer.Option(metavar="FILE", help="With --report: what pytest --trial --junitxml FILE wrote. Several times."),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Port a Determined project: Python, notebooks, experiment files, shell scripts, Dockerfiles, requirements.
@@ -60,19 +68,44 @@ def port(
     if missing:
         raise ValueError(f"The porting tool needs {' and '.join(missing)}: {how_to_install('port')}.")
     if to is Target.lightning:
-        if diff or write or check or json:
-            raise ValueError("--to lightning writes a new file; --diff, --write, --check and --json do not go with it.")
+        if diff or write or check or json or report:
+            raise ValueError(
+                "--to lightning writes a new file; --diff, --write, --check, --report and --json do not go with it."
+            )
         _write_lightning_module(paths, output, force)
         return
     if output is not None or force:
         raise ValueError("--output and --force go with --to lightning only; --write changes the files in place.")
     if write and (check or diff):
         raise ValueError(f"--write changes files and --{'check' if check else 'diff'} does not: give one of them.")
-    if not _port_project(paths, write, diff or not (write or check), json) and check:
+    if checks and report is None:
+        raise ValueError("--checks goes with --report only.")
+    page = None if report is None else _Page(report, checks or [])
+    if not _port_project(paths, write, diff or not (write or check), json, page) and check:
         raise typer.Exit(1)
 
 
-def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: bool) -> bool:
+class _Page:
+    """The page that ``--report`` asks for; what is wrong with the options is found before anything is written."""
+
+    def __init__(self, file: pathlib.Path, check_files: list[pathlib.Path]) -> None:
+        from det_lightning.porting import move_report
+
+        if file.suffix not in move_report.FORMATS:
+            raise ValueError(f"--report writes a file that ends with {' or '.join(move_report.FORMATS)}; got {file}.")
+        if importlib.util.find_spec("jinja2") is None:
+            raise ValueError(f"--report needs jinja2: {how_to_install('port')}.")
+        self._file = file
+        self._checks = [check for checks in check_files for check in move_report.read_checks(checks)]
+
+    def write(self, project: ProjectPort, *, written: bool) -> None:
+        from det_lightning.porting import move_report
+
+        move_report.write_report(self._file, project, self._checks, written=written)
+        warn(f"Wrote {self._file}.")
+
+
+def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: bool, page: _Page | None) -> bool:
     """Port the files below ``paths``; return whether nothing is left to change or to do."""
     project = port_project(paths)
     if write:
@@ -88,6 +121,8 @@ def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: b
             print_lines(f"{'ported' if write else 'to port'}: {port.path}" for port in changed)
         print_findings(ports)
         print_summary(project, paths, len(changed), written=write)
+    if page is not None:
+        page.write(project, written=write)
     left = any(finding.severity is not Severity.note for port in ports for finding in port.findings)
     return not left and not changed
 
