@@ -161,11 +161,3 @@ def _command(port: FilePort, files: Iterable[FilePort], project: pathlib.Path) -
         as_is = any(file.facts.imports_determined for file in files)
         return f"python {'-m det_lightning ' if as_is else ''}{path}"
     return f"sh {path}" if port.facts.kind is Kind.commands and port.path.suffix == ".sh" else ""
-
-
-def in_projects(entry_points: Iterable[EntryPoint]) -> dict[pathlib.Path, list[EntryPoint]]:
-    """Return entry points by the directories of their projects."""
-    found: dict[pathlib.Path, list[EntryPoint]] = {}
-    for entry in entry_points:
-        found.setdefault(entry.project, []).append(entry)
-    return found

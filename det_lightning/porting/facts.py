@@ -19,6 +19,10 @@ _CLASS = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 _DET = re.compile(r"(?:^|[\s;&|(`@!\"'])(?:det|det-lightning)[\"']?[\s,]+[\"']?[a-z]")
 _LAUNCHED = re.compile(r"-m[\"']?[\s,]+[\"']?(?:determined|det_lightning)\b")
 
+# The package may be imported as such, and used as det.pytorch.
+_PYTORCH = re.compile(r"\bpytorch\b")
+_WITH_SEARCHER = {"entrypoint", "hyperparameters"}
+
 
 class Kind(str, enum.Enum):
     """What a file is to its project."""
@@ -93,7 +97,7 @@ def _of_python(text: str, kind: Kind) -> Facts:
         tuple(name for name in imported if name not in ours),
         starts,
         bool(ours or starts),
-        any(f"{name}.".split(".", 1)[1].startswith("pytorch.") for name in ours),
+        bool(ours) and _PYTORCH.search(text) is not None,
         any(name.split(".")[0] == "determined" for name in ours),
     )
 
@@ -148,9 +152,6 @@ def _of_yaml(text: str) -> Facts:
     command = " ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
     started = _of_commands(command, Kind.configuration)
     return dataclasses.replace(started, uses_determined=True, has_entrypoint=bool(command))
-
-
-_WITH_SEARCHER = {"entrypoint", "hyperparameters"}
 
 
 def _of_commands(text: str, kind: Kind) -> Facts:

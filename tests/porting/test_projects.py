@@ -207,7 +207,7 @@ def test_determined_is_required_for_as_long_as_a_file_imports_it(file: str, befo
 def test_a_script_beside_what_stays_runs_with_the_name_of_determined_answered() -> None:
     project = made(
         zero_yaml=CONFIG.format("zero:Z"),
-        zero_py="from determined.pytorch import deepspeed\nimport data\nclass Z(deepspeed.DeepSpeedTrial): pass\n",
+        zero_py="import determined as det, data\nclass Z(det.pytorch.deepspeed.DeepSpeedTrial): pass\n",
         train_py="from determined import pytorch\nimport data\nwith pytorch.init() as c: data.x(c)\n",
         data_py="from determined.pytorch import DataLoader\n",
     )
