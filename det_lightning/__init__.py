@@ -9,6 +9,7 @@ from det_lightning._experiment_config import ExperimentConfig
 from det_lightning.core._cluster import ClusterInfo, RendezvousInfo, ResourcesInfo, TrialInfo, get_cluster_info
 from det_lightning.errors import InvalidHP
 from det_lightning.importing import import_from_path
+from det_lightning.missing_parts import attribute_error, explain_imports
 
 if TYPE_CHECKING:
     from det_lightning import (
@@ -69,4 +70,7 @@ def __getattr__(name: str) -> Any:
             return importlib.import_module(f"{__name__}.{name}")
         finally:
             random.setstate(state)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise attribute_error(__name__, name)
+
+
+explain_imports()

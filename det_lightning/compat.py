@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from types import CodeType, ModuleType
 
+from det_lightning import missing_parts
+
 __all__ = ["answering_determined", "install"]
 
 _THEIRS = "determined"
@@ -60,12 +62,9 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
         if top not in _OURS or (top == _MODEL_HUB and _is_another_model_hub(rest)):
             return None
         ours = f"{_OURS[top]}.{rest}" if rest else _OURS[top]
-        found = importlib.util.find_spec(ours)
+        found = None if missing_parts.is_something_else(fullname) else importlib.util.find_spec(ours)
         if found is None:
-            raise ModuleNotFoundError(
-                f"det_lightning has nothing in the place of {fullname}; it covers Determined's PyTorch API.",
-                name=fullname,
-            )
+            raise missing_parts.import_error(fullname)
         is_package = found.submodule_search_locations is not None
         # The origin becomes sys.argv[0] of `python -m`.
         return importlib.machinery.ModuleSpec(fullname, _AliasLoader(ours), origin=found.origin, is_package=is_package)

@@ -33,6 +33,7 @@ __all__ = [
     "ShouldExit",
     "StorageError",
     "UnsafeCheckpointError",
+    "UnsupportedPart",
     "UnsupportedTrainerFlags",
 ]
 
@@ -200,6 +201,14 @@ class Preempted(SystemExit):
 
     def __init__(self, code: int = PREEMPTED_EXIT_CODE) -> None:
         super().__init__(code)
+
+
+class UnsupportedPart(DetLightningError):
+    """A part of Determined that det_lightning does not have; the message says why, and what to use in its place.
+
+    Where a module is imported it is a ``ModuleNotFoundError`` too, and where an attribute is looked up an
+    ``AttributeError``.
+    """
 
 
 class UnsupportedTrainerFlags(DetLightningError, ValueError):

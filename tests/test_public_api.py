@@ -51,7 +51,7 @@ PUBLIC = {
         ExperimentInUse IncompleteCheckpointError
         InternalException InvalidCheckpointException InvalidConfigurationException InvalidDataTypeException
         InvalidExperimentException InvalidHP InvalidModelException PREEMPTED_EXIT_CODE Preempted ShouldExit StorageError
-        UnsafeCheckpointError UnsupportedTrainerFlags
+        UnsafeCheckpointError UnsupportedPart UnsupportedTrainerFlags
     """,
 }
 

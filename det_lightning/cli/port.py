@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import importlib.util
 import pathlib
 import re
 import sys
-from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from det_lightning.cli.arguments import JsonFlag, output_file
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
+from det_lightning.cli.port_output import print_diff, print_findings, print_summary, project_as_json
 from det_lightning.escaping import escape
 from det_lightning.extras import how_to_install
-from det_lightning.porting import Severity, port_paths
+from det_lightning.porting import Severity, port_project
 
 if TYPE_CHECKING:
-    from det_lightning.porting import FilePort
+    from det_lightning.porting import FilePort, ProjectPort
     from det_lightning.porting.to_lightning import WrittenModule
 
 EXIT_CODES = "Exit codes: 0 success; 1 with --check, if something would change or is left to do; 2 wrong usage."
 _REQUIRED = ("libcst", "yaml")
 _AGGREGATION = re.compile(r"^\s*aggregation_frequency:\s*(\w+)", re.MULTILINE)
-_COLORS = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
 
 class Target(str, enum.Enum):
@@ -57,6 +54,14 @@ def port(
         typer.Option("--output", "-o", help="With --to lightning: the file to write; by default the standard output."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --output if it exists.")] = False,
+    report: Annotated[
+        pathlib.Path | None,
+        typer.Option(metavar="FILE", help="Write a page (.html or .md) on what was done and what is left, too."),
+    ] = None,
+    checks: Annotated[
+        list[pathlib.Path] | None,
+        typer.Option(metavar="FILE", help="With --report: what pytest --trial --junitxml FILE wrote. Several times."),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Port a Determined project: Python, notebooks, experiment files, shell scripts, Dockerfiles, requirements.
@@ -67,33 +72,61 @@ def port(
     if missing:
         raise ValueError(f"The porting tool needs {' and '.join(missing)}: {how_to_install('port')}.")
     if to is Target.lightning:
-        if diff or write or check or json:
-            raise ValueError("--to lightning writes a new file; --diff, --write, --check and --json do not go with it.")
+        if diff or write or check or json or report:
+            raise ValueError(
+                "--to lightning writes a new file; --diff, --write, --check, --report and --json do not go with it."
+            )
         _write_lightning_module(paths, output, force)
         return
     if output is not None or force:
         raise ValueError("--output and --force go with --to lightning only; --write changes the files in place.")
     if write and (check or diff):
         raise ValueError(f"--write changes files and --{'check' if check else 'diff'} does not: give one of them.")
-    if not _port_project(paths, write, diff or not (write or check), json) and check:
+    if checks and report is None:
+        raise ValueError("--checks goes with --report only.")
+    page = None if report is None else _Page(report, checks or [])
+    if not _port_project(paths, write, diff or not (write or check), json, page) and check:
         raise typer.Exit(1)
 
 
-def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: bool) -> bool:
+class _Page:
+    """The page that ``--report`` asks for; what is wrong with the options is found before anything is written."""
+
+    def __init__(self, file: pathlib.Path, check_files: list[pathlib.Path]) -> None:
+        from det_lightning.porting import move_report
+
+        if file.suffix not in move_report.FORMATS:
+            raise ValueError(f"--report writes a file that ends with {' or '.join(move_report.FORMATS)}; got {file}.")
+        if importlib.util.find_spec("jinja2") is None:
+            raise ValueError(f"--report needs jinja2: {how_to_install('port')}.")
+        self._file = file
+        self._checks = [check for checks in check_files for check in move_report.read_checks(checks)]
+
+    def write(self, project: ProjectPort, *, written: bool) -> None:
+        from det_lightning.porting import move_report
+
+        move_report.write_report(self._file, project, self._checks, written=written)
+        warn(f"Wrote {self._file}.")
+
+
+def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: bool, page: _Page | None) -> bool:
     """Port the files below ``paths``; return whether nothing is left to change or to do."""
-    ports = port_paths(paths)
+    project = port_project(paths)
     if write:
-        ports = [_written(port) for port in ports]
+        project = dataclasses.replace(project, files=[_written(port) for port in project.files])
+    ports = project.files
     changed = [port for port in ports if port.changed and (port.may_be_written or not write)]
     if as_json:
-        print_json({"files": [_as_json(port, diff) for port in ports]})
+        print_json(project_as_json(project, diff))
     else:
         if diff:
-            _print_diff(changed)
+            print_diff(changed)
         elif changed:
             print_lines(f"{'ported' if write else 'to port'}: {port.path}" for port in changed)
-        _print_findings(ports)
-        _print_summary(ports, paths, len(changed), written=write)
+        print_findings(ports)
+        print_summary(project, paths, len(changed), written=write)
+    if page is not None:
+        page.write(project, written=write)
     left = any(finding.severity is not Severity.note for port in ports for finding in port.findings)
     return not left and not changed
 
@@ -106,62 +139,6 @@ def _written(port: FilePort) -> FilePort:
         except OSError as e:
             return port.not_written(str(e), "make the file and its directory writable")
     return port
-
-
-def _as_json(port: FilePort, with_diff: bool) -> dict[str, Any]:
-    findings = [
-        {"line": found.line, "level": found.severity.value, "reason": found.reason, "advice": found.advice}
-        for found in port.findings
-    ]
-    content = {"path": str(port.path), "changed": port.changed, "may_be_written": port.may_be_written}
-    diff = {"diff": "".join(_diff_lines(port))} if with_diff else {}
-    return {**content, "findings": findings, **diff}
-
-
-def _diff_lines(port: FilePort) -> Iterator[str]:
-    before = port.before.splitlines(keepends=True)
-    after = port.after.splitlines(keepends=True)
-    # A name with a line break in it would end the header, and could add lines to the patch.
-    name = escape(port.path)
-    for line in difflib.unified_diff(before, after, f"a/{name}", f"b/{name}"):
-        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-
-
-def _print_diff(changed: list[FilePort]) -> None:
-    if not sys.stdout.isatty():
-        # Bytes, so that line endings are kept and the output is a patch.
-        for port in changed:
-            sys.stdout.buffer.write("".join(_diff_lines(port)).encode(port.encoding, "replace"))
-        sys.stdout.flush()
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    for port in changed:
-        for line in _diff_lines(port):
-            style = next((color for prefix, color in _COLORS.items() if line.startswith(prefix)), "")
-            shown = "\t".join(escape(part) for part in line.rstrip("\r\n").split("\t"))
-            console.print(Text(shown, style=style))
-
-
-def _print_findings(ports: list[FilePort]) -> None:
-    for port in ports:
-        for found in port.findings:
-            position = f"{escape(port.path)}:{found.line}" if found.line else escape(port.path)
-            warn(f"{position}: {found.severity.value}: {found.reason}")
-            warn(f"→ {found.advice}.")
-
-
-def _print_summary(ports: list[FilePort], paths: list[pathlib.Path], changed: int, written: bool) -> None:
-    if not ports:
-        names = ", ".join(map(escape, paths))
-        warn(f"Nothing to port: nothing in {names} uses determined in a way that must change.")
-        return
-    counts = Counter(found.severity for port in ports for found in port.findings)
-    parts = [f"{counts[kind]} {kind.value}{'s' if counts[kind] > 1 else ''}" for kind in Severity if counts[kind]]
-    left = f"left to you: {', '.join(parts)}" if parts else "nothing is left for you to do"
-    warn(f"{changed} file{'' if changed == 1 else 's'} {'changed' if written else 'to change'}; {left}.")
 
 
 def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | None, force: bool) -> None:
@@ -205,7 +182,7 @@ def _converted(path: pathlib.Path) -> WrittenModule:
         raise ValueError(f"{path} cannot be written as a LightningModule: {e}.") from e
     except UnicodeDecodeError as e:
         raise ValueError(f"{path} is not encoded as UTF-8.") from e
-    _print_findings([dataclasses.replace(port, findings=[f for f in port.findings if f.severity is not Severity.note])])
+    print_findings([dataclasses.replace(port, findings=[f for f in port.findings if f.severity is not Severity.note])])
     return written
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning.core._cluster import ClusterInfo, TrialInfo, get_cluster_info
 from det_lightning.core._distributed import DistributedContext, DummyDistributedContext
+from det_lightning.missing_parts import attribute_error
 
 if TYPE_CHECKING:
     from det_lightning.core._checkpoint import CheckpointContext, DownloadMode
@@ -53,4 +54,4 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise attribute_error(__name__, name)

@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.findings import Severity
+from det_lightning.porting.findings import Finding, Need, Severity
 from det_lightning.porting.python_syntax import PythonFile, dotted_name, is_keyword, last_name, methods_of, string_of
 
 _DEVICE = re.compile(r"cuda(:\d+)?")
@@ -135,7 +135,8 @@ def _check_module(file: PythonFile, node: cst.CSTNode, module: str) -> None:
         file.note(node, Severity.check, "apex.amp is gone from apex", _APEX)
     elif (package := next((name for name in _PACKAGES if f"{module}.".startswith(f"{name}.")), None)) is not None:
         severity, reason, advice = _PACKAGES[package]
-        file.note(node, severity, reason.format(name=module.rstrip(".")), advice)
+        need = Need.file if severity is Severity.problem else Need.nothing
+        file.findings.append(Finding(file.line(node), severity, reason.format(name=module.rstrip(".")), advice, need))
 
 
 def _needs_apex(file: PythonFile, node: cst.CSTNode) -> bool:
@@ -238,10 +239,12 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
             owner = call.func.value
             is_trainer = dotted_name(owner) in trainers or _is_trainer(owner, trainer_names)
             if is_trainer and not _has_length(call):
-                advice = "pass max_length=Batch(...) or Epoch(...), as in the searcher's configuration"
-                file.note(
-                    call, Severity.problem, "fit() without max_length, which the searcher used to provide", advice
+                advice = (
+                    "start the script with det-lightning run CONFIG; where it is started otherwise, pass "
+                    "max_length=Batch(...) or Epoch(...)"
                 )
+                reason = "fit() without max_length, which the searcher of an experiment provides"
+                file.note(call, Severity.check, reason, advice)
 
 
 def _is_trainer(value: cst.BaseExpression, trainer_names: set[str]) -> bool:

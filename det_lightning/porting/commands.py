@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 from det_lightning.porting.counterparts import counterpart
-from det_lightning.porting.findings import Finding, Severity, line_at
+from det_lightning.porting.det_commands import port_det_commands
+from det_lightning.porting.findings import Finding, Need, Severity, line_at
 from det_lightning.porting.missing_parts import missing
 from det_lightning.porting.requirements import port_installs, useless_installs
+from det_lightning.porting.variables import note_variables
 
 _AUTO = ("det_lightning.launch.horovod", "--autohorovod")
 # After -m, in a command line, or in a list of quoted words; the quote is that before the module's name.
@@ -21,12 +23,6 @@ _TRIAL = re.compile(
     r"\s[\"']?(?:--trial[\"'\s,=]+)?(--trial\b|[A-Za-z_][\w.]*:[A-Za-z_]\w*(?=[\"'\s]|$))"
 )
 _COMMENT = re.compile(r"(^[ \t]*#[^\n]*\n?)", re.MULTILINE)
-_CLI = re.compile(
-    r"(?:^|[\s;&|(`@])(det(?:\s+-\w+\s+\S+)*\s+(?:a|agent|checkpoint|c|cmd|command|deploy|dev|e|experiment|job|m|master|"
-    r"model|notebook|preview-search|project|resources?|rp|shell|slot|s|t|task|template|tensorboard|trial|tpl|u|user|"
-    r"version|w|workspace)\s+[\w-]+)",
-    re.MULTILINE,
-)
 _IMAGE = re.compile(r"^\s*(?:FROM\s+(?:--\S+\s+)*|ARG\s+\w+=)(\S*determinedai/\S+)", re.MULTILINE | re.IGNORECASE)
 
 
@@ -46,7 +42,8 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
     for found in _RUN_INSIDE.finditer(text):
         module, trial = found.groups()
         line = line_at(text, found.start(1 if trial is None else 2), first_line)
-        inside = Finding(line, Severity.problem, f"{module}: it needs a Determined master", "remove it")
+        reason = f"{module}: it needs a Determined master"
+        inside = Finding(line, Severity.problem, reason, "remove it", Need.file)
         findings.append(inside if trial is None else runs_a_class(trial, line))
 
     def replaced(match: re.Match[str]) -> str:
@@ -96,15 +93,9 @@ def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
 
 def _port_part(text: str, first_line: int) -> tuple[str, list[Finding]]:
     ported, findings = port_commands(text, first_line)
-    for found in _CLI.finditer(text):
-        line = line_at(text, found.start(1), first_line)
-        reason = f"{' '.join(found.group(1).split())}: it needs a Determined master"
-        advice = (
-            "for det experiment create: det-lightning run CONFIG DIR; otherwise start the training script itself, or "
-            "with python -m det_lightning.launch.torch_distributed"
-        )
-        findings.append(Finding(line, Severity.problem, reason, advice))
-    return port_installs(ported), findings + useless_installs(text, first_line)
+    ported, left = port_det_commands(ported, first_line)
+    findings += [*left, *useless_installs(text, first_line), *note_variables(text, first_line)]
+    return port_installs(ported), findings
 
 
 def port_dockerfile(text: str) -> tuple[str, list[Finding]]:

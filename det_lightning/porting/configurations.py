@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from det_lightning.config import field_effects, read_config
+from det_lightning.config import FieldEffect, field_effects, read_config
+from det_lightning.config.environment import Images
 from det_lightning.errors import ConfigError
 from det_lightning.porting.findings import Finding, Severity
 
 # The porting tool has advice of its own for these.
 _ELSEWHERE = {"optimizations.mixed_precision"}
-_SEVERITIES = {"ignored": Severity.note, "warned": Severity.check}
+_INSTALL = "install what the code needs of the image, such as with pip in startup-hook.sh or before the run"
+_SEVERITIES: dict[str, Severity] = {"ignored": Severity.note, "warned": Severity.check}
 
 
 def findings_of_run(text: str) -> list[Finding]:
@@ -24,11 +26,21 @@ def findings_of_run(text: str) -> list[Finding]:
         for note in config.notes
     ]
     for field in field_effects(config):
-        severity = _SEVERITIES.get(field.effect)
-        if severity is not None and field.path not in _ELSEWHERE:
-            reason = f"{field.path} has no effect under det-lightning run"
-            findings.append(Finding(field.line or 0, severity, reason, field.note.rstrip(".")))
+        if field.path == "environment.image" and not _is_of_determined(config.environment.image):
+            findings.append(_without_effect(field, Severity.check, _INSTALL))
+        elif field.effect in _SEVERITIES and field.path not in _ELSEWHERE:
+            findings.append(_without_effect(field, _SEVERITIES[field.effect], field.note.rstrip(".")))
     return findings
+
+
+def _without_effect(field: FieldEffect, severity: Severity, advice: str) -> Finding:
+    return Finding(field.line or 0, severity, f"{field.path} has no effect under det-lightning run", advice)
+
+
+def _is_of_determined(image: Images) -> bool:
+    """Return whether images are those of Determined's environments, of which a trial needs nothing but torch."""
+    names = [name for name in (image.cpu, image.cuda, image.rocm) if name]
+    return all("determinedai/" in name for name in names)
 
 
 def class_that_run_trains(text: str) -> str | None:

@@ -15,7 +15,8 @@ import tokenize
 from collections.abc import Callable
 
 from det_lightning.masking import mask_text
-from det_lightning.porting.findings import Finding, Severity, unresolved
+from det_lightning.porting.facts import Facts, facts_of
+from det_lightning.porting.findings import Finding, Need, Severity, unresolved
 
 _BOM = "\ufeff"
 _PYTHON = (".py", ".pyi", ".pyw")
@@ -43,6 +44,7 @@ class FilePort:
     findings: list[Finding]
     encoding: str = "utf-8"
     may_be_written: bool = True  # otherwise a finding says why not
+    facts: Facts = dataclasses.field(default_factory=Facts)
 
     @property
     def changed(self) -> bool:
@@ -102,7 +104,8 @@ def port_file(path: pathlib.Path) -> FilePort:
         if reason is None:
             raise
         return FilePort(path, text, text, _not_understood(body, reason), encoding)
-    return FilePort(path, text, mark + ported, unresolved(findings, body), encoding)
+    facts = facts_of(path, ported)
+    return FilePort(path, text, mark + ported, unresolved(findings, body), encoding, facts=facts)
 
 
 def _name_of_port(path: pathlib.Path) -> str | None:
@@ -136,4 +139,5 @@ def _unreadable(error: Exception) -> str | None:
 def _not_understood(text: str, why: str) -> list[Finding]:
     if not _MENTIONED.search(text):
         return []
-    return [Finding(0, Severity.problem, f"not ported: {why}", "port it by hand, or make it readable first")]
+    advice = "port it by hand, or make it readable first"
+    return [Finding(0, Severity.problem, f"not ported: {why}", advice, Need.file)]

@@ -19,6 +19,14 @@ class Severity(str, enum.Enum):
     note = "note"  #: worth knowing; there is nothing to do
 
 
+class Need(str, enum.Enum):
+    """Whether what was found keeps something on the real Determined."""
+
+    nothing = ""  #: no
+    script = "script"  #: the file, where it is run as a script; not where it is imported
+    file = "file"  #: the file, and whatever imports or starts it
+
+
 @dataclasses.dataclass(frozen=True, order=True)
 class Finding:
     """Something that the porting tool leaves to its user."""
@@ -27,6 +35,7 @@ class Finding:
     severity: Severity
     reason: str  # what is there, and why it cannot stay
     advice: str
+    needs_determined: Need = Need.nothing
 
 
 def line_at(text: str, offset: int, first_line: int = 1) -> int:

@@ -10,7 +10,7 @@ import libcst as cst
 
 from det_lightning.porting.bindings import Binding, Bindings, Reference
 from det_lightning.porting.counterparts import counterpart
-from det_lightning.porting.findings import Severity
+from det_lightning.porting.findings import Need, Severity
 from det_lightning.porting.missing_parts import has_own_advice, missing, missing_part
 from det_lightning.porting.python_syntax import PythonFile, dotted_name
 
@@ -231,7 +231,11 @@ class ImportRewriter:
         for use in advised:
             self._note_missing(use.path, use.node)
         if not advised or len(advised) < len(uses):
-            self._note_missing(binding.imported, binding.alias)
+            in_scripts = bool(uses) and all(self._script_around(use.node) for use in uses)
+            moves = in_scripts and self._is_movable(binding)
+            need = Need.script if moves or self._script_around(binding.alias) else Need.file
+            self.file.findings.append(missing(binding.imported, self.file.line(binding.alias), need))
 
     def _note_missing(self, path: str, node: cst.CSTNode) -> None:
-        self.file.findings.append(missing(path, self.file.line(node)))
+        need = Need.file if self._script_around(node) is None else Need.script
+        self.file.findings.append(missing(path, self.file.line(node), need))

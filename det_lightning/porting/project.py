@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import stat
 from collections.abc import Iterable, Iterator
 
+from det_lightning.porting.entry_points import EntryPoint, find_entry_points
+from det_lightning.porting.facts import Kind
+from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import FilePort, is_portable
 from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.separate_process import PortingFailed, PortingProcess
+from det_lightning.porting.staying import keep_what_stays
 
 _SKIPPED = {"__pycache__", "build", "dist", "env", "node_modules", "site-packages", "venv"}
 # What shows that a directory is a checkpoint of any release, or an experiment of det-lightning run: the copies of code
@@ -72,16 +77,31 @@ def _is_record(directory: pathlib.Path) -> bool:
     return any(all((directory / name).is_file() for name in names) for names in _RECORDS)
 
 
-def port_paths(paths: Iterable[pathlib.Path]) -> list[FilePort]:
-    """Port all files below ``paths``, and return those that change or have findings; nothing is written.
+@dataclasses.dataclass(frozen=True)
+class ProjectPort:
+    """What becomes of the files below some paths.
 
-    The list is empty if nothing but hints was found: such a project has nothing to do with Determined.
+    Args:
+        files: those that change or have findings.
+        entry_points: what can be started there.
+    """
+
+    files: list[FilePort]
+    entry_points: list[EntryPoint]
+
+
+def port_project(paths: Iterable[pathlib.Path]) -> ProjectPort:
+    """Port all files below ``paths``; nothing is written.
+
+    Nothing is returned if nothing but hints was found: such files have nothing to do with Determined.
     """
     with PortingProcess() as process:
         ported = [_port(process, file) for file in find_files(paths)]
     if not any(_is_of_determined(port) for port in ported):
-        return []
-    return [port for port in ported if port.changed or port.findings]
+        return ProjectPort([], [])
+    kept = keep_what_stays(ported)
+    files = [port for port in kept if port.changed or port.findings]
+    return ProjectPort(files, find_entry_points(FileGraph(kept)))
 
 
 def _port(process: PortingProcess, path: pathlib.Path) -> FilePort:
@@ -104,4 +124,5 @@ def _is_writable(path: pathlib.Path) -> bool:
 
 def _is_of_determined(port: FilePort) -> bool:
     hints = all(finding.severity is Severity.check for finding in port.findings)
-    return port.changed or not hints or "det_lightning" in port.before
+    is_configuration = port.facts.kind is Kind.configuration
+    return port.changed or not hints or is_configuration or "det_lightning" in port.before

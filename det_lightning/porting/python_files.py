@@ -12,11 +12,14 @@ from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.missing_parts import missing, missing_part
 from det_lightning.porting.older_releases import OlderReleases
 from det_lightning.porting.python_syntax import PythonFile, find_classes
+from det_lightning.porting.started_commands import rewrite_started_commands
 from det_lightning.porting.strings import rewrite_strings
+from det_lightning.porting.variables import note_python_variables
 
 # Without one of these there is nothing to find, and parsing takes its time.
 _WORTH_PARSING = re.compile(
-    r"determined|det_lightning|model_hub|pedl|attrdict|cuda|distributed|DataParallel|horovod|apex|get_cluster_info"
+    r"determined|det_lightning|model_hub|pedl|attrdict|cuda|distributed|DataParallel|horovod|apex|get_cluster_info|"
+    r"DET_|\bdet\b(?=[\s\"'])"
 )
 
 
@@ -31,6 +34,8 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
     _note_missing_attributes(file, ported)
     if "determined" in text:
         rewrite_strings(file, imports)
+    rewrite_started_commands(file)
+    note_python_variables(file)
     classes = find_classes(file)
     if imports.bindings.uses_trial_api() or ported.uses_trial_api():
         OlderReleases(file, classes["trial"], classes["callback"])

@@ -16,8 +16,9 @@ from types import TracebackType
 from typing import Any
 
 import det_lightning
+from det_lightning.porting.facts import Facts
 from det_lightning.porting.file_port import FilePort, port_file
-from det_lightning.porting.findings import Finding, Severity
+from det_lightning.porting.findings import Finding, Need, Severity
 
 _CODE = "import sys; sys.path[:] = {path!r}; from det_lightning.porting.separate_process import serve; serve({limit})"
 _TOO_LATE = 1  # the exit code of a process that its watchdog ended
@@ -53,9 +54,11 @@ class PortingProcess:
         if "error" in reply:
             raise PortingFailed(reply["error"])
         findings = [
-            Finding(line, Severity(severity), reason, advice) for line, severity, reason, advice in reply["findings"]
+            Finding(line, Severity(severity), reason, advice, Need(needs))
+            for line, severity, reason, advice, needs in reply["findings"]
         ]
-        return FilePort(path, reply["before"], reply["after"], findings, reply["encoding"])
+        facts = Facts.of_list(reply["facts"])
+        return FilePort(path, reply["before"], reply["after"], findings, reply["encoding"], facts=facts)
 
     def __enter__(self) -> PortingProcess:
         return self
@@ -99,7 +102,13 @@ def _answer(path: pathlib.Path) -> dict[str, Any]:
     except Exception as e:  # whatever a file does to its reader, the others are still to be ported
         return {"error": f"{type(e).__name__}: {e}"}
     findings = [dataclasses.astuple(finding) for finding in port.findings]
-    return {"before": port.before, "after": port.after, "findings": findings, "encoding": port.encoding}
+    return {
+        "before": port.before,
+        "after": port.after,
+        "findings": findings,
+        "encoding": port.encoding,
+        "facts": port.facts.as_list(),
+    }
 
 
 def _status(code: int) -> str:

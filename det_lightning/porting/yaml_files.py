@@ -22,8 +22,6 @@ from det_lightning.porting.missing_parts import missing
 from det_lightning.porting.requirements import port_requirement
 
 _MODULE = re.compile(r"determined\.launch\.(\w+)")
-_TRIAL_CLASS = re.compile(r"[\w.]+:[\w.]+")
-_RUN = "train it with det-lightning run and this file; under pl.Trainer, with TrialModule(..., exp_conf=FILE)"
 
 
 def port_yaml(text: str) -> tuple[str, list[Finding]]:
@@ -59,7 +57,7 @@ class _YamlPort:
                 self.visit(item)
         else:
             text = self.edits.text[node.start_mark.index : node.end_mark.index]
-            ported, findings = port_shell(text, _line(node)) if "det" in text else (text, [])
+            ported, findings = port_shell(text, _line(node)) if "det" in text or "DET_" in text else (text, [])
             self.findings += findings
             if ported != text:
                 self._replace(node, ported)
@@ -105,15 +103,14 @@ class _YamlPort:
     def check_configuration(self, entries: dict[str, yaml.Node]) -> None:
         """Note what ``det-lightning run`` does with the fields of an experiment configuration, if this is one."""
         entrypoint = entries.get("entrypoint")
-        if isinstance(entrypoint, yaml.ScalarNode) and _TRIAL_CLASS.fullmatch(entrypoint.value):
-            reason = f"entrypoint: {entrypoint.value} names a class, which det-lightning run trains"
-            self._note(entrypoint, Severity.note, reason, _RUN)
         if "searcher" in entries and entries.keys() & {"entrypoint", "hyperparameters"}:
             self.findings += findings_of_run(self.edits.text)
             # As it will be: some launchers are replaced by one with other options.
             trial = class_that_run_trains(self.edits.result())
             if trial is not None and entrypoint is not None:
-                self._launched_by_run(trial, entrypoint)
+                # A launcher that runs a class is what it should be in an entrypoint.
+                lines = range(_line(entrypoint), entrypoint.end_mark.line + 2)
+                self.findings = [f for f in self.findings if f.line not in lines or f.advice != RUN_AN_EXPERIMENT]
         precision = dict(_entries(entries.get("optimizations"))).get("mixed_precision")
         if precision is not None and precision.value != "O0":
             reason = f"optimizations.mixed_precision: {precision.value} was removed in Determined 0.13"
@@ -122,14 +119,6 @@ class _YamlPort:
                 "context.experimental.use_amp() in the trial; for one with build_model() nothing needs to be done"
             )
             self._note(precision, Severity.check, reason, advice)
-
-    def _launched_by_run(self, trial: str, entrypoint: yaml.Node) -> None:
-        """Take a launcher that runs a class for what it is in an entrypoint: fine."""
-        lines = range(_line(entrypoint), entrypoint.end_mark.line + 2)
-        others = [f for f in self.findings if f.line not in lines or f.advice != RUN_AN_EXPERIMENT]
-        if len(others) < len(self.findings):
-            self.findings = others
-            self._note(entrypoint, Severity.note, f"{trial}: a class, which det-lightning run trains", _RUN)
 
     def _note(self, node: yaml.Node, severity: Severity, reason: str, advice: str) -> None:
         self.findings.append(Finding(_line(node), severity, reason, advice))

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from det_lightning.errors import ShouldExit
+from det_lightning.missing_parts import attribute_error
 from det_lightning.pytorch import samplers
 from det_lightning.pytorch._callback import ClipGradsL2Norm, ClipGradsL2Value, PyTorchCallback, reset_parameters
 from det_lightning.pytorch._data import DataLoader, TorchData, adapt_batch_sampler, data_length, to_device
@@ -75,4 +76,4 @@ def __getattr__(name: str) -> Any:
         # Some modules draw random numbers when they are imported, and the script may have set its seeds already.
         with isolated_rng():
             return getattr(importlib.import_module("det_lightning.pytorch._trainer"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise attribute_error(__name__, name)

@@ -88,6 +88,7 @@ def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
     environments = {side: record.environment for side, record in data.records.items()}
     settings = next((record.settings for record in data.records.values()), None)
     page = environment.from_string(source).render(
+        style=resources.files("det_lightning").joinpath("report.css").read_text(encoding="utf-8").rstrip(),
         data=data,
         counts=Counter(check.outcome for check in data.checks),
         outcomes=_OUTCOMES,

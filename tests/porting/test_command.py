@@ -34,7 +34,7 @@ def project(tmp_path: Path) -> Path:
         (project / directory / "code.py").write_bytes(CODE.encode())
     (project / "other" / "pyvenv.cfg").touch()
     (project / "data.bin").write_bytes(b"determined\0")
-    (project / "run.sh").write_text("det e create x .\n")
+    (project / "run.sh").write_text("det e logs 3\n")
     return project
 
 
@@ -88,7 +88,7 @@ def test_write_changes_the_files_of_the_project_only(project: Path) -> None:
     assert f"ported: {project / 'lib' / 'code.py'}\n" in result.stdout
     changed = {name for name, content in contents(project).items() if content != before[name]}
     assert changed == {"code.py", "lib/code.py"}
-    assert f"{project / 'run.sh'}:1: problem: det e create: it needs a Determined master\n" in result.stderr
+    assert f"{project / 'run.sh'}:1: problem: det e logs: it needs a Determined master\n" in result.stderr
     assert "0 files changed" in run(project, "--write").stderr
 
 
@@ -110,8 +110,10 @@ def test_a_name_with_line_breaks_adds_no_lines_to_the_patch(tmp_path: Path) -> N
 
 
 def test_notes_are_no_reason_to_fail(tmp_path: Path) -> None:
-    (tmp_path / "const.yaml").write_text("entrypoint: model_def:MyTrial\n")
-    assert "note: entrypoint: model_def:MyTrial names a class" in run(tmp_path, "--check").stderr
+    (tmp_path / "const.yaml").write_text(
+        "entrypoint: model_def:MyTrial\nsearcher: {name: single, metric: loss}\nresources: {shm_size: 1}\n"
+    )
+    assert "const.yaml:3: note: resources.shm_size has no effect" in run(tmp_path, "--check").stderr
 
 
 def test_json_lists_changes_and_findings(project: Path) -> None:

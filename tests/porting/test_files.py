@@ -165,7 +165,7 @@ def test_files_of_every_kind_are_rewritten(name: str, before: str, after: str | 
             "python -m determined.launch.torch_distributed \\\n  --trial a:B\n",
             "2: a:B: the launchers of det_lightning run classes in experiments only",
         ),
-        ("a.sh", "cd x\ndet -m host e create const.yaml .\n", "2: det -m host e create: it needs a Determined master"),
+        ("a.sh", "cd x\ndet -m host e logs -f 1\n", "2: det -m host e logs: it needs a Determined master"),
         ("requirements.txt", "determined-cli==0.12\n", "1: determined-cli: it talks to a Determined master"),
         ("requirements.txt", "torch\ndetermined @ git+https://x/y\n", "2: Determined is installed from a URL"),
         ("requirements.txt", "determined==1 \\\n  --hash=sha256:00\n", "1: Determined is required with hashes"),
@@ -306,10 +306,8 @@ profiling: {enabled: true}
 def test_fields_that_run_ignores_or_warns_of_are_findings(tmp_path: Path) -> None:
     findings = {finding.line: finding for finding in port_text(tmp_path, "const.yaml", CONFIGURATION).findings}
     assert {line: finding.severity.value for line, finding in findings.items()} == {
-        1: "note", 2: "note", 4: "note", 5: "check",
+        2: "note", 4: "note", 5: "check",
     }  # fmt: skip
-    assert findings[1].reason == "model_def:MyTrial: a class, which det-lightning run trains"
-    assert "det-lightning run" in findings[1].advice
     assert findings[2].reason == "searcher.max_steps: read as searcher.max_length: {'batches': 300}"
     assert findings[4].reason == "resources.shm_size has no effect under det-lightning run"
     assert findings[5].reason == "profiling has no effect under det-lightning run"
@@ -318,11 +316,111 @@ def test_fields_that_run_ignores_or_warns_of_are_findings(tmp_path: Path) -> Non
 def test_all_that_run_refuses_are_problems(tmp_path: Path) -> None:
     text = "entrypoint: m:T\nsearcher:\n  name: adaptive\nmax_restart: 3\nscheduling_unit: 0\n"
     reported = problems_of(port_text(tmp_path, "const.yaml", text))
-    assert [line.partition(" cannot")[0].partition(";")[0] for line in reported if "names a class" not in line] == [
+    assert [line.partition(" cannot")[0].partition(";")[0] for line in reported] == [
         "3: searcher.name: adaptive",
         "4: max_restart: unknown key",
         "5: scheduling_unit: must be at least 1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("image", "severity"),
+    [
+        ("determinedai/environments:cuda-11.3", "note"),
+        ("{cuda: determinedai/environments:cuda-11.3, cpu: example.com/ours:3}", "check"),
+        ("example.com/ours:3", "check"),
+    ],
+)
+def test_an_image_of_ones_own_is_to_be_looked_at(image: str, severity: str, tmp_path: Path) -> None:
+    text = f"entrypoint: m:T\nsearcher: {{name: single, metric: loss}}\nenvironment:\n  image: {image}\n"
+    (finding,) = port_text(tmp_path, "const.yaml", text).findings
+    assert (finding.line, finding.severity.value) == (4, severity)
+    assert finding.reason == "environment.image has no effect under det-lightning run"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("a.py", "import os\nos.environ['DET_MASTER']\n", 2),
+        ("a.sh", "# DET_MASTER\nexport DET_MASTER=http://localhost\n", 2),
+        ("a.yaml", "environment:\n  environment_variables:\n  - DET_MASTER=http://localhost\n", 3),
+        ("Dockerfile", "FROM x\nENV DET_MASTER=y\n", 2),
+        ("a.py", "os.getenv('DET_TRIAL_ID', 'DET_HPARAMS')\n", None),
+        ("a.py", "log('DET_MASTER is where the master is')\n", None),
+        ("a.sh", "echo $DET_EXPERIMENT_ID $MY_DET_MASTER\n", None),
+    ],
+)
+def test_variables_that_run_does_not_set_are_findings(name: str, text: str, line: int | None, tmp_path: Path) -> None:
+    findings = port_text(tmp_path, name, text).findings
+    expected = [] if line is None else [(line, "check", "DET_MASTER: det-lightning run does not set it")]
+    assert [(found.line, found.severity.value, found.reason) for found in findings] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("a.sh", "cd x && det e create c.yaml . -f\n", "cd x && det-lightning run c.yaml .\n"),
+        (
+            "a.sh",
+            'det -m host experiment create \\\n  "my c.yaml" $(pwd) \\\n  --config searcher.max_trials=2; ls\n',
+            'det-lightning run "my c.yaml" $(pwd) --config searcher.max_trials=2; ls\n',
+        ),
+        ("a.sh", "det e create c.yaml --project_id 3 . --config=a=1\n", "det-lightning run c.yaml . --config=a=1\n"),
+        ("a.sh", "det e list | head; det preview-search c.yaml\n", None),
+        ("Makefile", "train:\n\t@det e create c.yaml .\n", "train:\n\t@det-lightning run c.yaml .\n"),
+        ("ci.yaml", "- run: det e create c.yaml .\n", "- run: det-lightning run c.yaml .\n"),
+        ("a.py", "os.system(f'det e create {c} .')\n", "os.system(f'det-lightning run {c} .')\n"),
+        (
+            "a.py",
+            "sp.run(['det', 'e', 'create', str(c), '.', '-f'], check=True)\n",
+            "sp.run(['det-lightning', 'run', str(c), '.'], check=True)\n",
+        ),
+        ("a.py", 'run("det", "e", "create", c, d)\n', 'run("det-lightning", "run", c, d)\n'),
+        ("a.py", 'cmd = ("det", "e", "list")\n', 'cmd = ("det-lightning", "experiment", "ls")\n'),
+    ],
+)
+def test_commands_of_det_are_translated_where_there_is_one(
+    name: str, before: str, after: str | None, tmp_path: Path
+) -> None:
+    port = port_text(tmp_path, name, before)
+    assert port.after == (after or "det-lightning experiment ls | head; det-lightning run c.yaml --dry-run\n")
+    assert port.findings == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason", "advice"),
+    [
+        ("a.sh", "\ndet e create c.yaml . --paused\n", "2: det e create", "which has no option --paused"),
+        ("a.sh", "det e create c.yaml model.py\n", "1: det e create", "the directory of the code"),
+        ("a.sh", "det trial logs -f 3\n", "1: det trial logs", "det-lightning experiment logs EXPERIMENT TRIAL"),
+        ("a.sh", "det user login admin\n", "1: det user login", "as long as there is a master"),
+        ("a.py", "x = 1\nos.system('ls; det e kill 3')\n", "2: det e kill", "det-lightning experiment stop"),
+        ("a.py", "\nrun(['det', 'c', 'download', uuid])\n", "2: det c download", "det-lightning checkpoint export"),
+        ("a.py", "run(['det', 'e', 'create', # the small one\n c, d])\n", "1: det e create", "a comment in it"),
+    ],
+)
+def test_commands_of_det_that_nothing_replaces_are_problems(
+    name: str, text: str, reason: str, advice: str, tmp_path: Path
+) -> None:
+    port = port_text(tmp_path, name, text)
+    assert not port.changed
+    assert problems_of(port) == [f"{reason}: it needs a Determined master"]
+    assert advice in port.findings[0].advice
+
+
+@pytest.mark.parametrize("text", ["echo the det is 3\n", "x=det\n", "detect e create\n", "# det e create x .\n"])
+def test_other_words_are_no_commands_of_det(text: str, tmp_path: Path) -> None:
+    port = port_text(tmp_path, "a.sh", text)
+    assert not port.changed
+    assert port.findings == []
+
+
+def test_commands_in_a_notebook_are_translated_and_findings_count_the_lines_of_its_code(tmp_path: Path) -> None:
+    before = notebook("import os\n!det e create c.yaml .", "x = 1\n\n!det e logs 3")
+    port = port_text(tmp_path, "a.ipynb", before)
+    assert port.after == notebook("import os\n!det-lightning run c.yaml .", "x = 1\n\n!det e logs 3")
+    # Each cell is followed by an empty line.
+    assert problems_of(port) == ["6: det e logs: it needs a Determined master"]
 
 
 @pytest.mark.parametrize("text", ["entrypoint: [a, b]\nx: 1\n", "searcher: google\n", "a: 1\n---\nb: 2\n"])

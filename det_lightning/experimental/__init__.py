@@ -9,6 +9,7 @@ from typing import Any
 
 from det_lightning import pytorch
 from det_lightning.hyperparameters import chosen_hparams
+from det_lightning.missing_parts import attribute_error
 
 __all__ = ["test_one_batch"]
 
@@ -47,3 +48,7 @@ def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str,
 
 # The name makes pytest take it for a test of whoever imports it.
 test_one_batch.__test__ = False  # type: ignore[attr-defined]
+
+
+def __getattr__(name: str) -> Any:
+    raise attribute_error(__name__, name)

@@ -1,0 +1,176 @@
+"""What is said of the parts of Determined that are not here, at run time and by the porting tool."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+from det_lightning.errors import UnsupportedPart
+
+_THEIRS = "determined"
+_OURS = "det_lightning"
+_CORE_API = (
+    "it is not in the public Core API of Determined 0.38",
+    "use det_lightning.core.init() and what it returns, which need no master",
+)
+_MASTER = (
+    "it talks to a Determined master",
+    "remove it, or keep such scripts apart and run them with determined while there is a master; "
+    "det-lightning checkpoint lists, shows and exports checkpoints without one",
+)
+_INTERNAL = ("it is internal to Determined's harness", "remove it or replace it with your own code")
+_KERAS = ("it is for TensorFlow and Keras", "rewrite the trial in PyTorch, or run it with keras's own fit()")
+
+#: Why each part is not here, and what to use in its place; a row holds for what is below it, too.
+MISSING_PARTS = {
+    "determined": ("there is no counterpart", "remove it or replace it with your own code"),
+    "determined.EnvContext": _INTERNAL,
+    "determined.LegacyTrial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
+    "determined.Trial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
+    "determined.TrialController": _INTERNAL,
+    "determined._core": _CORE_API,
+    "determined._env_context": _INTERNAL,
+    "determined._generic": _CORE_API,
+    "determined._trial_controller": _INTERNAL,
+    "determined.cli": _MASTER,
+    "determined.common": (
+        "it is internal to Determined's tools, and most of it talks to a Determined master",
+        "use the standard library, and assert for check; keep scripts that need the master apart, and run them with "
+        "determined while there is one",
+    ),
+    "determined.constants": _INTERNAL,
+    "determined.core": _CORE_API,
+    "determined.deploy": _MASTER,
+    "determined.estimator": _KERAS,
+    "determined.exec": ("it runs inside of Determined's containers", "remove it"),
+    "determined.experimental": _MASTER,
+    "determined.experimental.core_v2": _CORE_API,
+    "determined.experimental.create": (
+        "Determined's Native API is gone since 0.18",
+        "train with det_lightning.pytorch.init() and Trainer",
+    ),
+    "determined.gpu": ("it looks for the GPUs of an agent", "ask torch.cuda"),
+    "determined.horovod": (
+        "Horovod is set up for the trial, not by it",
+        "use context.distributed for rank and size, and strategy='horovod' to train with Horovod",
+    ),
+    "determined.ipc": _INTERNAL,
+    "determined.keras": _KERAS,
+    "determined.launch": ("it is unknown", "python -m det_lightning.launch.torch_distributed"),
+    "determined.launch.deepspeed": (
+        "DeepSpeed's launcher is not covered",
+        "python -m det_lightning.launch.torch_distributed starts processes for DDP and FSDP, and those of a "
+        "transformers.Trainer with DeepSpeed",
+    ),
+    "determined.launch.tensorflow": _KERAS,
+    "determined.launch.wrap_rank": (
+        "the launchers of det_lightning prefix no lines with ranks",
+        "remove it; torchrun has --log-dir, --redirects and --tee for the output of ranks",
+    ),
+    "determined.layers": ("it is Determined's own training loop", "remove it"),
+    "determined.lightning": (
+        "a LightningModule needs no adapter here",
+        "give the LightningModule itself to pl.Trainer; det_lightning.callbacks.DeterminedCheckpoint is for trials",
+    ),
+    "determined.load": ("it loads trials inside of Determined's containers", "import the trial's class"),
+    "determined.profiler": ("its profiler reports to a Determined master", "call context.set_profiler()"),
+    "determined.pytorch.deepspeed": (
+        "DeepSpeedTrial is not covered",
+        "write a PyTorchTrial (strategy='trial_fsdp' shards its models), or a LightningModule for "
+        "pl.Trainer(strategy='deepspeed')",
+    ),
+    "determined.pytorch.lightning": (
+        "LightningAdapter is not needed here",
+        "give the LightningModule that it wraps to pl.Trainer",
+    ),
+    "determined.searcher": (
+        "Determined 0.38 removed search methods of one's own",
+        "name a searcher in the experiment configuration, such as adaptive_asha, and start det-lightning run CONFIG",
+    ),
+    "determined.util": ("it is internal to Determined's tools", "use the standard library"),
+    "determined.workload": _INTERNAL,
+}
+#: Names that our package has too, for something else.
+_SOMETHING_ELSE = ("determined.cli",)
+
+
+class MissingPart(NamedTuple):
+    """A part of Determined that is not here.
+
+    Args:
+        path: its dotted name, as Determined has it.
+        reason: why it is not here.
+        advice: what to use in its place.
+    """
+
+    path: str
+    reason: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}. What to do: {self.advice}."
+
+
+class UnsupportedImport(UnsupportedPart, ModuleNotFoundError):
+    """Raised where a module is imported."""
+
+
+class UnsupportedAttribute(UnsupportedPart, AttributeError):
+    """Raised where an attribute is looked up, so that ``hasattr`` returns False."""
+
+
+def missing_part(path: str) -> MissingPart:
+    """Return what there is to say of a dotted name of Determined, which det_lightning does not have."""
+    return MissingPart(path, *MISSING_PARTS[topic_of(path)])
+
+
+def topic_of(path: str) -> str:
+    """Return the row of the table that holds for a dotted name of Determined."""
+    prefix = path
+    while prefix not in MISSING_PARTS:
+        prefix = prefix.rpartition(".")[0] or _THEIRS
+    return prefix
+
+
+def import_error(path: str) -> ImportError:
+    """Return the error for the import of a part that is not here."""
+    return UnsupportedImport(str(missing_part(path)), name=path)
+
+
+def attribute_error(module: str, name: str) -> AttributeError:
+    """Return the error for a name that a module of ours does not have, be it a part of Determined or not."""
+    path = _by_their_name(f"{module}.{name}")
+    if topic_of(path) == _THEIRS or name.startswith("__"):
+        return AttributeError(f"module {module!r} has no attribute {name!r}")
+    return UnsupportedAttribute(str(missing_part(path)))
+
+
+def is_something_else(path: str) -> bool:
+    """Return whether what our package has at the place of a module of Determined is something else."""
+    return any(f"{path}.".startswith(f"{taken}.") for taken in _SOMETHING_ELSE)
+
+
+def _by_their_name(name: str) -> str:
+    return _THEIRS + name.removeprefix(_OURS)
+
+
+class _MissingPartFinder(importlib.abc.MetaPathFinder):
+    """Raises the error for parts that are not here; asked last, when no other finder has the module."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        theirs = _by_their_name(fullname)
+        if fullname.startswith(f"{_OURS}.") and topic_of(theirs) != _THEIRS:
+            raise import_error(theirs)
+        return None
+
+
+def explain_imports() -> None:
+    """Let the import of a part that is not here raise the error that says so; calling it again changes nothing."""
+    if not any(isinstance(finder, _MissingPartFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_MissingPartFinder())

@@ -1,0 +1,163 @@
+"""What can be started in a project, and on which side it runs once the project is ported."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import pathlib
+import shlex
+from collections.abc import Iterable
+
+from det_lightning.escaping import escape
+from det_lightning.porting.facts import Kind
+from det_lightning.porting.file_graph import FileGraph
+from det_lightning.porting.file_port import FilePort
+from det_lightning.porting.findings import Finding, Need, Severity
+
+_MOST_REASONS = 3
+
+
+class Outcome(str, enum.Enum):
+    """On which side an entry point runs."""
+
+    moves = "moves"  #: runs on det_lightning
+    waits = "waits"  #: will, once some lines are changed
+    stays = "stays"  #: still needs Determined
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """A line that keeps an entry point from running on det_lightning."""
+
+    path: pathlib.Path
+    finding: Finding
+
+    def __str__(self) -> str:
+        position = f"{self.path}:{self.finding.line}" if self.finding.line else str(self.path)
+        return f"{position} ({self.finding.reason})"
+
+
+@dataclasses.dataclass(frozen=True)
+class EntryPoint:
+    """Something that a user starts: a configuration, a script, a notebook.
+
+    Args:
+        port: its file.
+        project: the directory that its code is in.
+        outcome: whether it runs on det_lightning.
+        command: what starts it there; empty for what is opened, such as a notebook.
+        reasons: why it does not run yet.
+        to_check: how many findings there are in its files to look at.
+        files: what it is made of, its own file included.
+    """
+
+    port: FilePort
+    project: pathlib.Path
+    outcome: Outcome
+    command: str
+    reasons: list[Reason]
+    to_check: int
+    files: list[FilePort]
+
+    @property
+    def sentence(self) -> str:
+        """What the entry point will do, without its name."""
+        how = f"with `{self.command}`" if self.command else "with det_lightning"
+        if self.outcome is Outcome.moves:
+            looked_at = (
+                f"; {self.to_check} finding{'s' if self.to_check > 1 else ''} to look at" if self.to_check else ""
+            )
+            return f"runs {how}{looked_at}"
+        listed = _listed([str(reason) for reason in self.reasons])
+        if self.outcome is Outcome.stays:
+            return f"still needs Determined because of {listed}"
+        return f"runs {how} once this is changed: {listed}"
+
+
+def _listed(reasons: list[str]) -> str:
+    shown = reasons[:_MOST_REASONS]
+    rest = len(reasons) - len(shown)
+    return ", ".join([*shown, *([f"and {rest} more line{'s' if rest > 1 else ''}"] if rest else [])])
+
+
+def find_entry_points(graph: FileGraph) -> list[EntryPoint]:
+    """Return the entry points of the files of a project, by their directories."""
+    ports = [port for port in graph.ports.values() if _is_entry_point(port)]
+    # What a configuration starts, and what a script imports, is no entry point of its own.
+    within = {
+        id(reached)
+        for port in graph.ports.values()
+        for reached in (graph.reached_by(port)[1:] if _is_configuration(port) else graph.imported_by(port))
+        if not _is_configuration(reached)
+    }
+    found = [_entry_point(graph, port) for port in ports if id(port) not in within]
+    order = {Kind.configuration: 0, Kind.commands: 1, Kind.script: 2, Kind.notebook: 3}
+    return sorted(found, key=lambda entry: (entry.project, order[entry.port.facts.kind], entry.port.path))
+
+
+def needs_of(port: FilePort, *needs: Need) -> list[Reason]:
+    """Return the lines of a file that keep it on Determined in one of some ways."""
+    return [Reason(port.path, finding) for finding in port.findings if finding.needs_determined in needs]
+
+
+def _is_configuration(port: FilePort) -> bool:
+    return port.facts.kind is Kind.configuration
+
+
+def _is_entry_point(port: FilePort) -> bool:
+    if port.path.name == "startup-hook.sh" or port.facts.kind is Kind.other:
+        return False
+    return port.facts.uses_determined or bool(needs_of(port, Need.file, Need.script))
+
+
+def _entry_point(graph: FileGraph, port: FilePort) -> EntryPoint:
+    files = graph.reached_by(port)
+    needs = [*needs_of(port, Need.script), *(reason for file in files for reason in needs_of(file, Need.file))]
+    others = [
+        Reason(file.path, finding)
+        for file in files
+        for finding in file.findings
+        if finding.severity is Severity.problem and finding.needs_determined is Need.nothing
+    ]
+    directory = graph.code_directory(port) if _is_configuration(port) else None
+    if _is_configuration(port) and directory is None and (reason := _not_found(port)) is not None:
+        others.append(reason)
+    outcome = Outcome.stays if needs else Outcome.waits if others else Outcome.moves
+    checks = sum(finding.severity is Severity.check for file in files for finding in file.findings)
+    project = port.path.parent if directory is None else _shown(directory)
+    command = _command(port, files, project)
+    return EntryPoint(port, project, outcome, command, _one_per_line(needs or others), checks, files)
+
+
+def _not_found(port: FilePort) -> Reason | None:
+    """Return why the code of a configuration is not known, if it should be."""
+    names = [*(f"module {name}" for name in port.facts.imports), *(f"file {name}" for name in port.facts.starts)]
+    if names:
+        reason = f"there is no {names[0]} in the directories that were given"
+        return Reason(port.path, Finding(0, Severity.problem, reason, "name the directory of the code, too"))
+    if not port.facts.has_entrypoint:
+        advice = "name the class of the trial, as entrypoint: module:Class"
+        return Reason(port.path, Finding(0, Severity.problem, "it has no entrypoint", advice))
+    return None
+
+
+def _one_per_line(reasons: list[Reason]) -> list[Reason]:
+    by_line = {(reason.path, reason.finding.line): reason for reason in reversed(reasons)}
+    return [reason for reason in reasons if by_line[reason.path, reason.finding.line] is reason]
+
+
+def _shown(directory: pathlib.Path) -> pathlib.Path:
+    """Return a directory relative to the working directory where it is in it."""
+    here = pathlib.Path.cwd()
+    return directory.relative_to(here) if directory.is_relative_to(here) else directory
+
+
+def _command(port: FilePort, files: Iterable[FilePort], project: pathlib.Path) -> str:
+    path = shlex.quote(escape(_shown(port.path)))
+    if _is_configuration(port):
+        directory = "" if project == pathlib.Path() else f" {shlex.quote(escape(project))}"
+        return f"det-lightning run {path}{directory}"
+    if port.facts.kind is Kind.script:
+        as_is = any(file.facts.imports_determined for file in files)
+        return f"python {'-m det_lightning ' if as_is else ''}{path}"
+    return f"sh {path}" if port.facts.kind is Kind.commands and port.path.suffix == ".sh" else ""

@@ -1,0 +1,165 @@
+"""What a file is, and which others it imports or starts, as far as its text says."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import itertools
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_OF_DETERMINED = ("determined", "det_lightning", "determined_common", "model_hub", "pedl")
+_COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
+_WORD = re.compile(r"[^\s\"'`,;&|()\[\]]+")
+_FILE = re.compile(r"[\w./-]+\.(?:py|sh|ya?ml)")
+_CLASS = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
+_DET = re.compile(r"(?:^|[\s;&|(`@!\"'])(?:det|det-lightning)[\"']?[\s,]+[\"']?[a-z]")
+_LAUNCHED = re.compile(r"-m[\"']?[\s,]+[\"']?(?:determined|det_lightning)\b")
+
+# The package may be imported as such, and used as det.pytorch.
+_PYTORCH = re.compile(r"\bpytorch\b")
+_WITH_SEARCHER = {"entrypoint", "hyperparameters"}
+
+
+class Kind(str, enum.Enum):
+    """What a file is to its project."""
+
+    configuration = "configuration"  #: of an experiment
+    script = "script"  #: Python that does something when it is run
+    commands = "commands"  #: for a shell or for make
+    notebook = "notebook"
+    other = "other"
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What the files of a project are put together by.
+
+    Args:
+        kind: what the file is.
+        imports: modules by their dotted names; a name with dots before it is relative.
+        starts: files that commands in it name.
+        uses_determined: whether it imports or starts a part of Determined, or of det_lightning.
+        uses_trials: whether it imports Determined's PyTorch API, or ours.
+        imports_determined: whether it imports Determined under that name once it is ported.
+        has_entrypoint: whether a configuration says what to run.
+    """
+
+    kind: Kind = Kind.other
+    imports: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
+    uses_determined: bool = False
+    uses_trials: bool = False
+    imports_determined: bool = False
+    has_entrypoint: bool = False
+
+    def as_list(self) -> list[Any]:
+        """Return what :meth:`of_list` makes the same facts of, to be written as JSON."""
+        return list(dataclasses.astuple(self))
+
+    @classmethod
+    def of_list(cls, values: list[Any]) -> Facts:
+        kind, imports, starts, *flags = values
+        return cls(Kind(kind), tuple(imports), tuple(starts), *flags)
+
+
+def facts_of(path: pathlib.Path, text: str) -> Facts:
+    """Return what a file that was read says about itself."""
+    suffix = path.suffix.lower()
+    if suffix in (".py", ".pyw"):
+        return _of_python(text, Kind.script)
+    if suffix == ".ipynb":
+        return _of_notebook(text)
+    if suffix in (".yaml", ".yml"):
+        return _of_yaml(text)
+    is_dockerfile = re.search(r"(?i)docker|container", path.name) is not None
+    if suffix in (".txt", ".in", ".toml", ".cfg", ".ini") or path.name == "Pipfile" or is_dockerfile:
+        return Facts()
+    return _of_commands(text, Kind.commands)
+
+
+def _of_python(text: str, kind: Kind) -> Facts:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return Facts()
+    imported = list(_imported(tree))
+    ours = [name for name in imported if name.split(".")[0] in _OF_DETERMINED]
+    starts: tuple[str, ...] = ()
+    if _DET.search(text):
+        strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        starts = tuple(text for text in strings if isinstance(text, str) and _FILE.fullmatch(text))
+    return Facts(
+        kind if kind is Kind.notebook or any(map(_does_something, tree.body)) else Kind.other,
+        tuple(name for name in imported if name not in ours),
+        starts,
+        bool(ours or starts),
+        bool(ours) and _PYTORCH.search(text) is not None,
+        any(name.split(".")[0] == "determined" for name in ours),
+    )
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield module
+            # A name may be a module of the package.
+            yield from (f"{module}{'' if module.endswith('.') else '.'}{alias.name}" for alias in node.names)
+
+
+def _does_something(statement: ast.stmt) -> bool:
+    """Return whether a statement at the top of a module is one of a script."""
+    if isinstance(statement, ast.If):
+        return "__name__" in {node.id for node in ast.walk(statement.test) if isinstance(node, ast.Name)}
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Call)
+    return isinstance(statement, ast.For | ast.While | ast.With)
+
+
+def _of_notebook(text: str) -> Facts:
+    from det_lightning.porting.notebook import NotebookError, parts_of
+
+    try:
+        program, commands = parts_of(text)
+    except NotebookError:
+        return Facts()
+    python = _of_python(program, Kind.notebook)
+    started = _of_commands(commands, Kind.notebook)
+    return dataclasses.replace(
+        python,
+        kind=Kind.notebook,
+        starts=(*python.starts, *started.starts),
+        uses_determined=python.uses_determined or started.uses_determined,
+    )
+
+
+def _of_yaml(text: str) -> Facts:
+    import yaml
+
+    try:
+        content: Any = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return Facts()
+    if not isinstance(content, dict) or "searcher" not in content or not content.keys() & _WITH_SEARCHER:
+        return Facts()
+    entrypoint = content.get("entrypoint") or ""
+    command = " ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
+    started = _of_commands(command, Kind.configuration)
+    return dataclasses.replace(started, uses_determined=True, has_entrypoint=bool(command))
+
+
+def _of_commands(text: str, kind: Kind) -> Facts:
+    text = _COMMENT.sub("", text)
+    words = _WORD.findall(text)
+    modules = [module for option, module in itertools.pairwise(words) if option == "-m"]
+    classes = [found.group(1) for word in words if (found := _CLASS.fullmatch(word))]
+    own = [name for name in (*modules, *classes) if name.split(".")[0] not in _OF_DETERMINED]
+    starts = [word for word in words if _FILE.fullmatch(word)]
+    uses = _DET.search(text) is not None or _LAUNCHED.search(text) is not None
+    return Facts(kind, tuple(own), tuple(starts), uses)

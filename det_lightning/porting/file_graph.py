@@ -1,0 +1,117 @@
+"""Which files of a project lead to which others, by importing or starting them."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+
+from det_lightning.porting.facts import Kind
+from det_lightning.porting.file_port import FilePort
+
+_HOOK = "startup-hook.sh"
+
+
+class FileGraph:
+    """The files of a project.
+
+    Args:
+        ports: all of them, ported one by one.
+    """
+
+    def __init__(self, ports: Iterable[FilePort]) -> None:
+        self.ports = {_normal(port.path): port for port in ports}
+        self._imported = {path: list(self._imports_of(port)) for path, port in self.ports.items()}
+        self._started = {path: list(self._starts_of(port)) for path, port in self.ports.items()}
+
+    def imported_by(self, port: FilePort) -> list[FilePort]:
+        """Return the files that a file imports, and those that they import."""
+        return self._reached(port, started=False)
+
+    def reached_by(self, port: FilePort) -> list[FilePort]:
+        """Return a file, and those that it imports or starts, and those that they do."""
+        return [port, *self._reached(port, started=True)]
+
+    def named_by(self, port: FilePort) -> dict[str, FilePort]:
+        """Return the files that commands in a file name, by these names."""
+        modules = () if port.path.suffix == ".py" else port.facts.imports
+        found = {
+            **{name: self._file(port, name) for name in port.facts.starts},
+            **{name: self._module(port, name) for name in modules},
+        }
+        return {name: self.ports[path] for name, path in found.items() if path is not None}
+
+    def code_directory(self, port: FilePort) -> pathlib.Path | None:
+        """Return the directory that a configuration is to be run with; None if its code is not here."""
+        for name in port.facts.imports:
+            if found := self._module(port, name):
+                # From pkg/module.py to what pkg is in.
+                depth = name.count(".") + (found.name == "__init__.py")
+                return found.parents[depth]
+        for name in port.facts.starts:
+            if found := self._file(port, name):
+                return found.parents[len(pathlib.PurePath(name).parts) - 1]
+        return None
+
+    def _reached(self, port: FilePort, *, started: bool) -> list[FilePort]:
+        reached: dict[pathlib.Path, None] = {}
+        left = [_normal(port.path)]
+        while left:
+            path = left.pop(0)
+            following = [*self._imported[path], *(self._started[path] if started else [])]
+            for found in following:
+                if found not in reached and found != _normal(port.path):
+                    reached[found] = None
+                    left.append(found)
+        return [self.ports[path] for path in reached]
+
+    def _imports_of(self, port: FilePort) -> Iterator[pathlib.Path]:
+        for name in port.facts.imports:
+            found = self._module(port, name)
+            if found is not None and found != _normal(port.path):
+                yield found
+
+    def _starts_of(self, port: FilePort) -> Iterator[pathlib.Path]:
+        for name in port.facts.starts:
+            found = self._file(port, name)
+            if found is not None and found != _normal(port.path):
+                yield found
+        directory = self.code_directory(port) if port.facts.kind is Kind.configuration else None
+        if directory is not None and directory / _HOOK in self.ports:
+            yield directory / _HOOK
+
+    def _module(self, port: FilePort, name: str) -> pathlib.Path | None:
+        parts = name.strip(".").split(".") if name.strip(".") else []
+        if name.startswith("."):
+            levels = len(name) - len(name.lstrip("."))
+            return self._module_at(_normal(port.path).parents[levels - 1], parts)
+        return self._first(port, lambda base: self._module_at(base, parts))
+
+    def _module_at(self, base: pathlib.Path, parts: list[str]) -> pathlib.Path | None:
+        path = base.joinpath(*parts)
+        candidates = [path / "__init__.py", *([path.with_suffix(".py")] if parts else [])]
+        return next((candidate for candidate in candidates if candidate in self.ports), None)
+
+    def _file(self, port: FilePort, name: str) -> pathlib.Path | None:
+        def at(base: pathlib.Path) -> pathlib.Path | None:
+            return _normal(base / name) if _normal(base / name) in self.ports else None
+
+        return self._first(port, at)
+
+    def _first(self, port: FilePort, find: Callable[[pathlib.Path], pathlib.Path | None]) -> pathlib.Path | None:
+        """Return what is found from the directory of a file or from one above it.
+
+        What is neither Python nor found there may be in the one directory below that has it.
+        """
+        directory = _normal(port.path.parent)
+        found = next(filter(None, map(find, [directory, *directory.parents])), None)
+        if found is not None or port.path.suffix == ".py":
+            return found
+        below = {path.parent for path in self.ports if path.parent.parent == directory}
+        matches = [match for match in map(find, sorted(below)) if match is not None]
+        return matches[0] if len(matches) == 1 else None
+
+
+def _normal(path: pathlib.Path) -> pathlib.Path:
+    """Return an absolute path without dots; links are not followed."""
+    return pathlib.Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow them)

@@ -1,0 +1,168 @@
+"""The report of a move: per project and entry point what was done, what is left, and which checks passed."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import difflib
+import pathlib
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from importlib import resources
+from typing import Any
+
+from det_lightning.escaping import escape
+from det_lightning.extras import how_to_install
+from det_lightning.porting.entry_points import EntryPoint, Outcome
+from det_lightning.porting.file_port import FilePort
+from det_lightning.porting.findings import Finding, Severity
+from det_lightning.porting.project import ProjectPort
+
+FORMATS = (".html", ".md")
+_LEFT = (Severity.problem, Severity.check)
+# As the report of a conversion marks the outcomes of checks.
+_MARKS = {Outcome.moves: "passed", Outcome.waits: "skipped", Outcome.stays: "failed"}
+_STATES = {Outcome.moves: "runs", Outcome.waits: "waits", Outcome.stays: "stays"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """The outcome of a check of ``pytest --trial``, as its JUnit file has it.
+
+    Args:
+        trial: what was checked.
+        name: of the check.
+        outcome: ``passed``, ``failed``, ``error`` or ``skipped``.
+        message: why it did not pass, in one line.
+    """
+
+    trial: str
+    name: str
+    outcome: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MovedProject:
+    """A section of the report.
+
+    Args:
+        name: the directory of the project; empty for files that belong to none.
+        entry_points: what can be started in it.
+        files: those that change or have findings.
+    """
+
+    name: str
+    entry_points: list[EntryPoint]
+    files: list[FilePort]
+
+    @property
+    def changed(self) -> list[tuple[FilePort, int]]:
+        """The files that change, and in how many lines."""
+        return [(port, _lines_changed(port)) for port in self.files if port.changed and port.may_be_written]
+
+    @property
+    def left(self) -> list[tuple[FilePort, Finding]]:
+        """What is left to do, problems first."""
+        found = [(port, finding) for port in self.files for finding in port.findings if finding.severity in _LEFT]
+        return sorted(found, key=lambda item: _LEFT.index(item[1].severity))
+
+
+def read_checks(file: pathlib.Path) -> list[Check]:
+    """Return the checks in a file that ``pytest --junitxml`` wrote.
+
+    Raises:
+        ValueError: it is no such file.
+        OSError: it cannot be read.
+    """
+    try:
+        cases = list(ElementTree.parse(file).iter("testcase"))
+    except ElementTree.ParseError as e:
+        raise ValueError(f"{file} is not a file that pytest --junitxml writes: {e}.") from e
+    return [_check(case) for case in cases]
+
+
+def _check(case: ElementTree.Element) -> Check:
+    for tag, outcome in (("failure", "failed"), ("error", "error"), ("skipped", "skipped")):
+        if (found := case.find(tag)) is not None:
+            message = " ".join(found.get("message", "").split())
+            return Check(case.get("classname", ""), case.get("name", ""), outcome, message)
+    return Check(case.get("classname", ""), case.get("name", ""), "passed", "")
+
+
+def write_report(file: pathlib.Path, project: ProjectPort, checks: Iterable[Check], *, written: bool) -> None:
+    """Write the report of a move as HTML or Markdown, by the end of the file's name.
+
+    Args:
+        file: replaced if it exists.
+        project: what was ported.
+        checks: what ``pytest --trial`` found.
+        written: whether the files were changed, or are only to be.
+
+    Raises:
+        ValueError: the file's name ends otherwise.
+        ImportError: jinja2 is not installed.
+        OSError: the file cannot be written.
+    """
+    try:
+        import jinja2
+    except ImportError as error:
+        raise ImportError(f"The report needs jinja2: {how_to_install('port')}.") from error
+    if file.suffix not in FORMATS:
+        raise ValueError(f"The report is written to a file that ends with {' or '.join(FORMATS)}; got {file}.")
+    environment = jinja2.Environment(
+        autoescape=file.suffix == ".html", trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["cell"] = _markdown_cell
+    environment.filters["shown"] = escape
+    source = resources.files("det_lightning.porting").joinpath(f"move{file.suffix}.jinja").read_text(encoding="utf-8")
+    page = environment.from_string(source).render(**_content(project, list(checks)), written=written)
+    file.write_text(page, encoding="utf-8")
+
+
+def _content(project: ProjectPort, checks: list[Check]) -> dict[str, Any]:
+    outcomes = Counter(entry.outcome for entry in project.entry_points)
+    return {
+        "style": resources.files("det_lightning").joinpath("report.css").read_text(encoding="utf-8").rstrip(),
+        "projects": list(_projects(project)),
+        "total": len(project.entry_points),
+        "counts": {outcome.value: outcomes[outcome] for outcome in Outcome},
+        "marks": {outcome.value: mark for outcome, mark in _MARKS.items()},
+        "states": {outcome.value: state for outcome, state in _STATES.items()},
+        "changed": sum(port.changed and port.may_be_written for port in project.files),
+        "checks": checks,
+        "made_at": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+    }
+
+
+def _projects(project: ProjectPort) -> Iterator[MovedProject]:
+    by_directory: dict[pathlib.Path, list[EntryPoint]] = {}
+    for entry in project.entry_points:
+        by_directory.setdefault(entry.project, []).append(entry)
+    files: dict[pathlib.Path | None, list[FilePort]] = {}
+    for port in project.files:
+        files.setdefault(_directory_of(port.path, by_directory), []).append(port)
+    for directory, entries in by_directory.items():
+        yield MovedProject(str(directory), entries, files.get(directory, []))
+    if None in files:
+        yield MovedProject("", [], files[None])
+
+
+def _directory_of(path: pathlib.Path, directories: Iterable[pathlib.Path]) -> pathlib.Path | None:
+    """Return the deepest of some directories that has a file."""
+    around = [directory for directory in directories if path.absolute().is_relative_to(directory.absolute())]
+    return max(around, key=lambda directory: len(directory.absolute().parts), default=None)
+
+
+def _lines_changed(port: FilePort) -> int:
+    before = port.before.splitlines()
+    after = port.after.splitlines()
+    blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    return sum(max(end - start, new_end - new) for tag, start, end, new, new_end in blocks if tag != "equal")
+
+
+def _markdown_cell(text: object) -> str:
+    """Return text that stays in one cell of a table and is not taken for Markdown or HTML."""
+    return re.sub(r"([\\|*\[\]<>])", r"\\\1", escape(text))

@@ -1,0 +1,119 @@
+"""What stays as it is in a project, so that whatever still needs Determined goes on running on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Iterable
+
+from det_lightning.porting.entry_points import Reason, needs_of
+from det_lightning.porting.facts import Kind
+from det_lightning.porting.file_graph import FileGraph
+from det_lightning.porting.file_port import FilePort
+from det_lightning.porting.findings import Finding, Need, Severity, line_at
+
+_LOGICAL_LINE = re.compile(r"(?:[^\r\n]*\\\r?\n)*[^\r\n]*(?:\r\n|\r|\n|\Z)")
+# A requirement, as opposed to a command of the same name.
+_OURS = re.compile(r"det-lightning(?!\s+(?:run|experiment)\b)(?![\"']\s*,)|det-lightning[\"']\s*,\s*$")
+_ON_ITS_OWN = re.compile(
+    r"\s*(?:-\s+)?[\"']?det-lightning[^\s\"',]*[\"']?(?:\s*=\s*[\"'][^\"']*[\"'])?\s*(?:,|#.*|;.*)?\s*"
+)
+
+
+def keep_what_stays(ports: Iterable[FilePort]) -> list[FilePort]:
+    """Return the files of a project with what Determined is still needed for as it was before.
+
+    That is whatever imports or starts what cannot be ported; what such code hands trials to, or takes them from; the
+    commands that start it; and the requirement of Determined itself.
+    """
+    kept = _Kept(FileGraph(ports))
+    return [kept.port(port) for port in kept.graph.ports.values()]
+
+
+class _Kept:
+    """Knows which files of a project stay, and why.
+
+    Args:
+        graph: the project.
+    """
+
+    def __init__(self, graph: FileGraph) -> None:
+        self.graph = graph
+        self._why: dict[pathlib.Path, Reason] = {}
+        for port in graph.ports.values():
+            needs = [reason for file in graph.reached_by(port) for reason in needs_of(file, Need.file)]
+            if needs:
+                self._why[port.path] = needs[0]
+        #: Whatever keeps the requirement of Determined in the directories above it.
+        self._needs = [need for port in graph.ports.values() for need in needs_of(port, Need.file, Need.script)]
+        for port in graph.ports.values():
+            # A trial of ours is nothing that a class of Determined can train, nor the other way round.
+            if port.path in self._why and port.facts.uses_trials:
+                for imported in graph.imported_by(port):
+                    if imported.facts.uses_trials:
+                        self._why.setdefault(imported.path, self._why[port.path])
+
+    def port(self, port: FilePort) -> FilePort:
+        """Return a file with what stays of it as it was."""
+        if not port.changed:
+            return port
+        staying = {name: file for name, file in self.graph.named_by(port).items() if file.path in self._why}
+        is_python = port.path.suffix == ".py"
+        # A notebook is restored as a whole where lines would not do: ours and theirs would meet in one program.
+        is_whole = is_python or port.facts.kind is Kind.configuration
+        if is_whole or (port.facts.kind is Kind.notebook and port.facts.uses_trials):
+            reasons = [self._why[path] for path in (port.path, *_paths(staying)) if path in self._why]
+            if reasons:
+                return _restored(port, reasons[0])
+        return port if is_python and port.path.name != "setup.py" else self._by_line(port, list(staying))
+
+    def _by_line(self, port: FilePort, staying: list[str]) -> FilePort:
+        """Restore the lines that start what stays, and require both where both are needed."""
+        before = _lines(port.before)
+        after = _lines(port.after)
+        if len(before) != len(after):
+            return port
+        needed = next((why for why in self._needs if why.path.is_relative_to(port.path.parent)), None)
+        lines = []
+        findings = []
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            starts_staying = any(re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", old) for name in staying)
+            if old == new or starts_staying or not _OURS.search(new):
+                lines.append(old if starts_staying else new)
+                continue
+            # Of a notebook the lines of the code are counted, not those of the file.
+            start = sum(map(len, before[:number]))
+            line = 0 if port.facts.kind is Kind.notebook else line_at(port.before, start)
+            required, found = _requirement(old, new, before, needed, line)
+            lines.append(required)
+            findings += found
+        return dataclasses.replace(port, after="".join(lines), findings=sorted([*port.findings, *findings]))
+
+
+def _paths(files: dict[str, FilePort]) -> list[pathlib.Path]:
+    return [file.path for file in files.values()]
+
+
+def _restored(port: FilePort, why: Reason) -> FilePort:
+    finding = Finding(0, Severity.note, f"stays as it is, for Determined: {why}", "port again when that is changed")
+    facts = dataclasses.replace(port.facts, imports_determined=True)
+    return dataclasses.replace(port, after=port.before, findings=[finding, *port.findings], facts=facts)
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a text, those together that a backslash makes one."""
+    return [found.group() for found in _LOGICAL_LINE.finditer(text) if found.group()]
+
+
+def _requirement(old: str, new: str, before: list[str], needed: Reason | None, line: int) -> tuple[str, list[Finding]]:
+    """Return what to write for a line that requires Determined, and what is left to do about it."""
+    is_there = any(other.strip() == new.strip() for other in before)
+    if needed is None:
+        return ("" if is_there else new), []
+    if is_there:
+        return old, []
+    if _ON_ITS_OWN.fullmatch(new):
+        return (old if old.endswith("\n") else f"{old}\n") + new, []
+    reason = f"Determined is still required, for {needed}"
+    return old, [Finding(line, Severity.check, reason, "require det-lightning beside it")]

@@ -1,0 +1,2 @@
+#!/bin/sh
+export HOUSES=32

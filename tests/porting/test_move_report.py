@@ -1,0 +1,93 @@
+"""The page on a move: what was done, what is left, which checks passed."""
+
+from __future__ import annotations
+
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from det_lightning.cli.app import app
+
+PROJECTS = Path(__file__).parent / "projects"
+CHECKS = """<?xml version="1.0"?><testsuites><testsuite>
+<testcase classname="model_def:PriceTrial" name="is deterministic under a seed"/>
+<testcase classname="model_def:PriceTrial" name="resumes exactly">
+<failure message="batch 3&#10;differs | &lt;b&gt;">x</failure></testcase>
+<testcase classname="model_def:PriceTrial" name="equals Determined"><skipped message="not installed"/></testcase>
+</testsuite></testsuites>"""
+
+
+class Words(HTMLParser):
+    """What a reader of a page sees, apart from its style."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(page.partition("<body>")[2])
+
+    def handle_data(self, data: str) -> None:
+        self.found += data.split()
+
+
+def port(*arguments: object, ends_with: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["port", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == ends_with, result.output
+    return result
+
+
+@pytest.fixture
+def projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two projects in the working directory, and what was found out about one of them."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("classic", "deepspeed"):
+        shutil.copytree(PROJECTS / name, name)
+    Path("checks.xml").write_text(CHECKS)
+    return tmp_path
+
+
+def test_the_page_says_what_was_done_and_what_is_left_in_each_project(projects: Path) -> None:
+    assert "Wrote move.html." in port(".", "--write", "--report", "move.html", "--checks", "checks.xml").stderr
+    page = Path("move.html").read_text()
+    words = " ".join(Words(page).found)
+    assert "6 of 8 entry points run on det_lightning" in words
+    assert "classic/const.yaml runs with `det-lightning run classic/const.yaml classic`" in words
+    assert "deepspeed/zero.yaml still needs Determined because of deepspeed/zero.yaml:2" in words
+    assert "Done: classic/data.py : 1 line" in words
+    assert "deepspeed/model_def.py:2 (problem): determined.pytorch.deepspeed.DeepSpeedTrial: DeepSpeedTrial is" in words
+    assert "resumes exactly model_def:PriceTrial batch 3 differs | <b>" in words
+    assert "not checked equals Determined" in words
+    assert "src=" not in page
+    assert "http" not in page
+
+
+def test_as_markdown_it_says_the_same(projects: Path) -> None:
+    port(".", "--report", "move.md", "--checks", "checks.xml")
+    lines = Path("move.md").read_text().splitlines()
+    assert lines[0] == "# Move to det_lightning: 6 of 8 entry points run on it"
+    assert "| classic/const.yaml | runs | runs with `det-lightning run classic/const.yaml classic` |" in lines
+    assert "To be done by `port --write`:" in lines
+    assert "- classic/data.py: 1 line" in lines
+    assert r"| failed | resumes exactly: batch 3 differs \| \<b\> | model_def:PriceTrial |" in lines
+
+
+def test_a_page_without_checks_says_how_they_are_made(projects: Path) -> None:
+    port("classic", "--report", "move.md")
+    assert "`pytest --trial MODULE:CLASS --junitxml checks.xml`" in Path("move.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--report", "move.pdf"], "--report writes a file that ends with .html or .md; got move.pdf."),
+        (["--checks", "checks.xml"], "--checks goes with --report only."),
+        (["--report", "move.md", "--checks", "classic/data.py"], "is not a file that pytest --junitxml writes"),
+        (["--report", "move.md", "--to", "lightning"], "--to lightning writes a new file"),
+    ],
+)
+def test_wrong_options_are_found_before_anything_is_written(options: list[str], message: str, projects: Path) -> None:
+    assert message in port("classic", *([] if "--to" in options else ["--write"]), *options, ends_with=2).stderr
+    assert not Path("move.md").exists()
+    assert "determined" in Path("classic/data.py").read_text()

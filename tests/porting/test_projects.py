@@ -1,0 +1,242 @@
+"""Whole projects: what ``port`` says of each entry point, and that it is so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from det_lightning.porting import Outcome, ProjectPort, Severity, port_project
+from tests.experiments.running import run
+
+PROJECTS = Path(__file__).parent / "projects"
+DEEPSPEED = "(determined.pytorch.deepspeed.DeepSpeedTrial: DeepSpeedTrial is not covered)"
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a directory of the test's own, so that paths are those that a user sees."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(ported: ProjectPort) -> None:
+    for port in ported.files:
+        if port.changed:
+            port.write()
+
+
+def given(name: str) -> ProjectPort:
+    """Copy a project here and port it; once more changes nothing."""
+    shutil.copytree(PROJECTS / name, ".", dirs_exist_ok=True)
+    return ported()
+
+
+def ported() -> ProjectPort:
+    found = port_project([Path()])
+    write(found)
+    again = port_project([Path()])
+    assert not any(port.changed for port in again.files)
+    assert sentences(again) == sentences(found)
+    return found
+
+
+def sentences(project: ProjectPort) -> dict[str, str]:
+    return {str(entry.port.path): entry.sentence for entry in project.entry_points}
+
+
+def made(**files: str) -> ProjectPort:
+    """Write files, with two underscores for a slash and one for the last dot, and port them."""
+    for name, text in files.items():
+        stem, _, suffix = name.replace("__", "/").rpartition("_")
+        path = Path(f"{stem}.{suffix}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return ported()
+
+
+def test_each_entry_point_of_a_project_is_named_with_what_runs_it() -> None:
+    assert sentences(given("classic")) == {
+        **{
+            f"{name}.yaml": f"runs with `det-lightning run {name}.yaml`"
+            for name in ("adaptive", "const", "distributed", "harness")
+        },
+        "submit.sh": "runs with `sh submit.sh`",
+    }
+
+
+def test_what_deepspeed_trains_stays_with_all_that_it_is_handed_and_the_rest_moves() -> None:
+    project = given("deepspeed")
+    assert sentences(project) == {
+        "plain.yaml": "runs with `det-lightning run plain.yaml`",
+        "zero.yaml": "still needs Determined because of zero.yaml:2 (determined.launch.deepspeed: DeepSpeed's launcher "
+        f"is not covered), model_def.py:2 {DEEPSPEED}",
+        "Makefile": "still needs Determined because of zero.yaml:2 (determined.launch.deepspeed: DeepSpeed's launcher "
+        f"is not covered), model_def.py:2 {DEEPSPEED}",
+    }
+    changed = {path.name for path in PROJECTS.joinpath("deepspeed").iterdir() if differs(path)}
+    assert changed == {"plain.yaml", "plain_def.py", "requirements.txt", "Makefile"}
+    assert Path("requirements.txt").read_text().splitlines()[1:] == ["determined>=0.20", "det-lightning~=0.1"]
+    assert [line.strip() for line in Path("Makefile").read_text().splitlines() if "yaml" in line] == [
+        "det-lightning run plain.yaml .",
+        "det experiment create zero.yaml .",
+    ]
+    # What stays says so, and what for.
+    (note,) = [found.reason for port in project.files if port.path.name == "data.py" for found in port.findings]
+    assert note == f"stays as it is, for Determined: model_def.py:2 {DEEPSPEED}"
+
+
+def differs(original: Path) -> bool:
+    return original.read_bytes() != Path(original.name).read_bytes()
+
+
+def test_what_a_notebook_asks_the_master_for_stays_and_the_experiment_that_it_starts_moves() -> None:
+    assert sentences(given("demo")) == {
+        "determined_files/const.yaml": "runs with `det-lightning run determined_files/const.yaml determined_files`",
+        "sweep.py": "runs with `python sweep.py`",
+        "walkthrough.ipynb": "still needs Determined because of walkthrough.ipynb:4 (determined.experimental.client: "
+        "it talks to a Determined master), walkthrough.ipynb:7 (det e describe: it needs a Determined master)",
+    }
+    cells = ["".join(cell["source"]) for cell in json.loads(Path("walkthrough.ipynb").read_text())["cells"]]
+    assert "!det-lightning run determined_files/const.yaml determined_files/" in cells[1]
+    assert cells[2].startswith("from determined.experimental import client\n")
+
+
+def test_findings_in_the_files_of_an_entry_point_are_counted() -> None:
+    assert sentences(given("core_api")) == {
+        "const.yaml": "runs with `det-lightning run const.yaml`; 1 finding to look at",
+        "search.yaml": "runs with `det-lightning run search.yaml`; 2 findings to look at",
+    }
+
+
+CONFIG = "entrypoint: {}\nsearcher: {{name: single, metric: loss, max_length: {{batches: 2}}}}\n"
+TRIAL = "from determined.pytorch import PyTorchTrial\nclass T(PyTorchTrial): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (CONFIG.format("other:T"), "const.yaml (there is no module other in the directories that were given)"),
+        (CONFIG.format("python3 other.py"), "const.yaml (there is no file other.py in the directories"),
+        (CONFIG.format("model:T").replace("single", "adaptive"), "const.yaml:2 (searcher.name: adaptive cannot be"),
+        ("searcher: {name: single, metric: a}\nhyperparameters: {}\n", "const.yaml (it has no entrypoint)"),
+    ],
+)
+def test_a_configuration_that_run_refuses_names_what_to_change(config: str, sentence: str) -> None:
+    project = made(const_yaml=config, model_py=TRIAL)
+    (entry,) = project.entry_points
+    assert entry.outcome is Outcome.waits
+    assert entry.sentence.startswith(f"runs with `det-lightning run const.yaml` once this is changed: {sentence}")
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "pkg.model:T",
+        "python3 -m determined.launch.torch_distributed --trial pkg.model:T",
+        "python3 -m determined.launch.torch_distributed -- python3 pkg/model.py --x 1",
+        "python3 -m determined.launch.horovod --fusion-threshold 1 pkg/model.py",
+        "python -m determined.exec.harness pkg.model:T",
+        "[python3, -m, pkg.model]",
+        "bash scripts/go.sh",
+    ],
+)
+@pytest.mark.parametrize("folder", ["", "configs__"])
+def test_the_code_of_any_entrypoint_is_found_and_keeps_it_where_it_must(entrypoint: str, folder: str) -> None:
+    files = {
+        f"{folder}const_yaml": CONFIG.format(entrypoint),
+        "pkg____init___py": "",
+        "pkg__model_py": f"from . import sdk\n{TRIAL}",
+        "pkg__sdk_py": "from determined.experimental import client\nclient.login()\n",
+        "scripts__go_sh": "python3 pkg/model.py\n",
+    }
+    entry = next(entry for entry in made(**files).entry_points if entry.port.path.suffix == ".yaml")
+    needs = "pkg/sdk.py:1 (determined.experimental.client: it talks to a Determined master)"
+    assert entry.sentence == f"still needs Determined because of {needs}"
+    # Nothing of it was ported, so that it runs there as it did.
+    assert [Path(file).read_text() for file in ("pkg/model.py", entry.port.path)] == [
+        files["pkg__model_py"],
+        files[f"{folder}const_yaml"],
+    ]
+
+
+def test_a_trial_moves_though_its_file_submits_it_as_a_script() -> None:
+    script = "from determined.experimental import client\n" + TRIAL + "if __name__ == '__main__':\n    client.login()\n"
+    project = made(const_yaml=CONFIG.format("model:T"), model_py=script)
+    entries = {str(entry.port.path): entry for entry in project.entry_points}
+    assert entries["const.yaml"].outcome is Outcome.moves
+    assert Path("model.py").read_text().startswith("from det_lightning.pytorch import PyTorchTrial\n")
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("requirements.txt", "determined==0.19\n", "determined==0.19\ndet-lightning~=0.1\n"),
+        ("requirements.txt", "torch\ndetermined", "torch\ndetermined\ndet-lightning\n".rstrip()),
+        (
+            "pyproject.toml",
+            '[project]\ndependencies = [\n  "determined>1",\n]\n',
+            '[project]\ndependencies = [\n  "determined>1",\n  "det-lightning~=0.1",\n]\n',
+        ),
+        ("environment.yml", "dependencies:\n- pip:\n  - determined\n", None),
+        (
+            "setup.py",
+            "from setuptools import setup\nsetup(install_requires=[\n    'determined',\n])\n",
+            "from setuptools import setup\nsetup(install_requires=[\n    'determined',\n    'det-lightning',\n])\n",
+        ),
+        ("run.sh", "pip install determined torch\n", "pip install determined torch\n"),
+    ],
+)
+def test_determined_is_required_for_as_long_as_a_file_imports_it(file: str, before: str, after: str | None) -> None:
+    Path(file).write_text(before)
+    sdk = "from determined.experimental import client\nclient.login()\n"
+    project = made(model_py=TRIAL, const_yaml=CONFIG.format("model:T"), sdk_py=sdk)
+    assert Path(file).read_text() == (after or f"{before}  - det-lightning\n")
+    left = [found for port in project.files for found in port.findings if "still required" in found.reason]
+    assert len(left) == (file == "run.sh")
+    # And no longer than that.
+    Path("sdk.py").unlink()
+    made()
+    text = Path(file).read_text()
+    assert "determined" not in text
+    assert text.count("det-lightning") == 1
+
+
+def test_a_script_beside_what_stays_runs_with_the_name_of_determined_answered() -> None:
+    project = made(
+        zero_yaml=CONFIG.format("zero:Z"),
+        zero_py="import determined as det, data\nclass Z(det.pytorch.deepspeed.DeepSpeedTrial): pass\n",
+        train_py="from determined import pytorch\nimport data\nwith pytorch.init() as c: data.x(c)\n",
+        data_py="from determined.pytorch import DataLoader\n",
+    )
+    assert sentences(project)["train.py"] == "runs with `python -m det_lightning train.py`"
+    assert Path("data.py").read_text() == "from determined.pytorch import DataLoader\n"
+
+
+def test_files_that_have_nothing_to_do_with_determined_are_no_entry_points() -> None:
+    assert made(a_py="print(1)\n", b_sh="ls\n", c_yaml="searcher: google\nx: 1\n", d_py=TRIAL).entry_points == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("classic", "adaptive.yaml"),
+        ("classic", "harness.yaml"),
+        ("core_api", "search.yaml"),
+        ("deepspeed", "plain.yaml"),
+        ("demo", "determined_files/const.yaml"),
+    ],
+)
+def test_a_configuration_that_is_said_to_run_does(name: str, config: str, tmp_path: Path) -> None:
+    project = given(name)
+    (entry,) = [entry for entry in project.entry_points if str(entry.port.path) == config]
+    assert not any(found.severity is Severity.problem for port in entry.files for found in port.findings)
+    program, *arguments = entry.command.split()
+    assert program == "det-lightning"
+    assert entry.outcome is Outcome.moves
+    run(*arguments, "--cpu", cwd=tmp_path)
+    (experiment,) = json.loads(run("experiment", "ls", "--json", cwd=tmp_path).stdout)
+    assert experiment["state"] == "COMPLETED"

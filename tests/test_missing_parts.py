@@ -1,0 +1,95 @@
+"""Parts of Determined that are not here: the same words at run time, from ``port`` and in the README."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from det_lightning.errors import UnsupportedPart
+from det_lightning.missing_parts import MISSING_PARTS, missing_part, topic_of
+from det_lightning.porting.python_files import port_python
+from tests.launching import ROOT
+
+IMPORTS = {
+    "import determined.keras": "determined.keras",
+    "from determined.keras import TFKerasTrial": "determined.keras",
+    "from determined import keras": "determined.keras",
+    "from determined.experimental import client": "determined.experimental.client",
+    "from determined.experimental.client import create_experiment": "determined.experimental.client",
+    "from determined.common import check": "determined.common",
+    "from determined.pytorch.deepspeed import DeepSpeedTrial": "determined.pytorch.deepspeed",
+    "from determined.pytorch.lightning import LightningAdapter": "determined.pytorch.lightning",
+    "from determined import searcher": "determined.searcher",
+    "import determined.estimator": "determined.estimator",
+    "from determined import LegacyTrial": "determined.LegacyTrial",
+    "from determined.core import run_prepare": "determined.core.run_prepare",
+}
+USES = {
+    "det.keras.callbacks": "determined.keras",
+    "det.experimental.client.login()": "determined.experimental.client",
+    "det.pytorch.deepspeed.DeepSpeedTrial": "determined.pytorch.deepspeed",
+    "det.core.run_prepare()": "determined.core.run_prepare",
+}
+
+RUN = """
+import json, sys
+if sys.argv[1] == "determined":
+    from det_lightning import compat
+    compat.install()
+raised = []
+for line in json.loads(sys.argv[2]):
+    try:
+        exec(line)
+    except Exception as error:
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        raised.append([line, str(error), "UnsupportedPart" in kinds, isinstance(error, ModuleNotFoundError)])
+print(json.dumps(raised))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["determined", "det_lightning"])
+def test_each_part_that_is_missing_raises_the_error_that_says_so(name: str) -> None:
+    parts = {**IMPORTS, **{f"import determined as det; {use}": path for use, path in USES.items()}}
+    if name == "determined":  # of ours, this is the command line, and a name that nobody knows stays one
+        parts |= {"import determined.cli.cli": "determined.cli", "import determined.foo": "determined.foo"}
+    lines = {line.replace("determined", name): path for line, path in parts.items()}
+    arguments = [sys.executable, "-c", RUN, name, json.dumps(list(lines))]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [
+        [line, str(missing_part(path)), True, "as det" not in line] for line, path in lines.items()
+    ]
+
+
+@pytest.mark.parametrize(("line", "path"), IMPORTS.items())
+def test_port_says_the_same(line: str, path: str) -> None:
+    _, (finding,) = port_python(f"{line}\n")
+    reason, advice = MISSING_PARTS[topic_of(path)]
+    assert finding.reason.startswith(path)
+    assert finding.reason.endswith(f": {reason}")
+    assert finding.advice == advice
+
+
+def test_what_is_missing_is_no_attribute_and_what_nobody_has_is_a_plain_error() -> None:
+    det = importlib.import_module("det_lightning")
+    assert not hasattr(det, "keras")
+    with pytest.raises(UnsupportedPart, match=r"^determined\.keras: it is for TensorFlow and Keras\. What to do: "):
+        det.keras  # noqa: B018 (looking it up is the test)
+    with pytest.raises(ModuleNotFoundError, match=r"No module named .det_lightning\.no_such_name"):
+        importlib.import_module("det_lightning.no_such_name")
+    with pytest.raises(ImportError, match="cannot import name 'NoSuchName'"):
+        exec("from det_lightning.pytorch import NoSuchName")
+
+
+def test_the_readme_lists_what_is_out() -> None:
+    (section,) = re.findall(r"(?ms)^## What is out$(.*?)^## ", Path(ROOT / "README.md").read_text())
+    listed = re.findall(r"`(determined[\w.]*)`", section)
+    public = [path for path in MISSING_PARTS if "._" not in path and path != "determined"]
+    missing = [path for path in public if not any(f"{path}.".startswith(f"{name}.") for name in listed)]
+    assert missing == []
