@@ -19,6 +19,7 @@ from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, take_
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, to_entry
+from det_lightning.checkpoint.format.plain_numpy import with_plain_numbers
 from det_lightning.engine.checkpointing import CheckpointPlan, RunCheckpoints, RunContent
 from det_lightning.engine.run import Reporter, TrialRun
 from det_lightning.engine.schedule import Schedule
@@ -33,6 +34,9 @@ from det_lightning.units import TrainUnit
 
 # Sections of a configuration about what DeterminedCheckpoint is told.
 _OF_CHECKPOINTS = ("checkpoint_policy", "checkpoint_storage", "min_checkpoint_period")
+
+# Entries of Lightning's checkpoints in which there may be numbers of numpy, as of a learning rate.
+_WITH_USERS_NUMBERS = {"optimizer_states", "lr_schedulers", "hyper_parameters"}
 
 
 class TrialModule(pl.LightningModule):
@@ -260,6 +264,8 @@ class TrialModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the trial's callbacks, random state and position in the data."""
+        for entry in _WITH_USERS_NUMBERS & checkpoint.keys():
+            checkpoint[entry] = with_plain_numbers(checkpoint[entry])
         checkpoint[TRIAL_KEY] = to_entry(RunContent(self.trial_run).collect_without_weights())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
