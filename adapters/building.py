@@ -10,6 +10,7 @@ from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import Strategy
 
 from det_lightning.adapters.strategies.processes import TrainingProcesses
+from det_lightning.distributed.backend import LocalBackend
 from det_lightning.precision import WholeModelPrecision
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -83,15 +84,33 @@ class TrialBuilder:
                 distributed=processes.distributed,
                 enable_tensorboard_logging=False,
             )
-        is_new = isinstance(self._trial, type)
         if precision is not None:
             self._context.use_whole_model_precision(precision)
-        if isinstance(self._trial, type):
-            self._trial = self._trial(self._context, **self._trial_kwargs)
-        self._trial = adapt_legacy_trial(self._trial, self._context)
+        is_new = isinstance(self._trial, type)
+        trial = self._build_in(self._context)
         if is_new:
             self._context.wrapped.require_same_on_all_ranks()
-        return self._trial, self._context
+        return trial, self._context
+
+    def _build_in(self, context: PyTorchTrialContext) -> PyTorchTrial:
+        if isinstance(self._trial, type):
+            self._trial = self._trial(context, **self._trial_kwargs)
+        self._trial = adapt_legacy_trial(self._trial, context)
+        return self._trial
+
+    def build_alone(self, device: torch.device) -> tuple[PyTorchTrial, PyTorchTrialContext]:
+        """Return a trial to hold weights, of which :meth:`build` does not know, and its context; or the one given.
+
+        Models stay where the trial makes them; batches go to ``device``.
+        """
+        if self._context is not None:
+            return self._build_in(self._context), self._context
+        assert isinstance(self._trial, type)
+        arguments = {"trial_seed": 0, **self._context_kwargs}
+        context = PyTorchTrialContext(
+            **arguments, backend=LocalBackend(device), enable_tensorboard_logging=False, loading_only=True
+        )
+        return adapt_legacy_trial(self._trial(context, **self._trial_kwargs), context), context
 
     def abandon(self, error: BaseException) -> None:
         """Notify the other ranks of an error, if the context was made here."""

@@ -53,7 +53,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
     """Raise an UnsupportedTrainerFlags that names every flag that cannot work with a trial, and what to use instead."""
     flags: Any = trainer  # mypy does not see the attributes that Lightning's connectors set
     time_based = not hasattr(trainer, "val_check_interval")
-    tests = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)
+    of_call = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)
     wrong = {
         f"gradient_clip_val={trainer.gradient_clip_val}": (
             bool(trainer.gradient_clip_val),
@@ -72,9 +72,9 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
             "leave it out: the training data are one endless stream",
         ),
         "a time as val_check_interval": (time_based, "use TrialModule(..., validation_period=Batch(n) or Epoch(n))"),
-        f"{trainer.state.fn.value if trainer.state.fn else None}()": (
-            tests,
-            "use validate(): a trial has training and validation data only",
+        f"{trainer.state.fn.value if trainer.state.fn else None}() without data": (
+            of_call and not lightning_internals.has_data(trainer),
+            "pass dataloaders=, or use validate(): a trial has training and validation data only",
         ),
         f"precision={trainer.precision!r}": (
             trainer.precision not in TRIAL_PRECISIONS,
@@ -94,7 +94,8 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
         for kind, instead in _UNSUPPORTED_CALLBACKS.items()
         if isinstance(callback, kind)
     ]
-    found += [f"{name}=...: {_OWN_DATA[name]}" for name in lightning_internals.given_data(trainer)]
+    if not of_call:
+        found += [f"{name}=...: {_OWN_DATA[name]}" for name in lightning_internals.given_data(trainer)]
     if found:
         raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")
 

@@ -24,6 +24,7 @@ from pytorch_lightning.strategies import ParallelStrategy
 from pytorch_lightning.trainer import call
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.data import extract_batch_size
+from pytorch_lightning.utilities.model_helpers import _restricted_classmethod
 
 from det_lightning.checkpoint.format.content import TrialState
 
@@ -37,6 +38,9 @@ warnings.filterwarnings("ignore", message=r".*sync_dist=True.*")
 warnings.filterwarnings("ignore", message=r".*max_epochs. was not set. Setting it to 1000 epochs.*")
 # A checkpoint after the update is what a trial resumes from.
 warnings.filterwarnings("ignore", message=r"Using ModelCheckpoint with manual optimization.*")
+
+#: A classmethod that cannot be called on an instance.
+restricted_classmethod = _restricted_classmethod
 
 # Loops
 
@@ -128,6 +132,12 @@ def given_data(trainer: pl.Trainer) -> list[str]:
         if instance is not trainer.lightning_module
     ]
     return sorted(set(names))
+
+
+def has_data(trainer: pl.Trainer) -> bool:
+    """Return whether there is data for ``test`` or ``predict``, from the call or from the module."""
+    loop = trainer.test_loop if trainer.state.fn is TrainerFn.TESTING else trainer.predict_loop
+    return loop._data_source.is_defined()
 
 
 # Hooks

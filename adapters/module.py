@@ -15,6 +15,7 @@ from det_lightning.adapters import flags, lightning_internals, lightning_loops
 from det_lightning.adapters.building import TrialBuilder, take_precision
 from det_lightning.adapters.driver import RunDriver, StopIterationGuard
 from det_lightning.adapters.hooks import WatchedHooks
+from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, take_content
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.checkpoint.format.content import CheckpointContent
@@ -27,7 +28,6 @@ from det_lightning.engine.stopping import StopRequest
 from det_lightning.masking import mask
 from det_lightning.precision import WholeModelPrecision
 from det_lightning.pytorch._configuration import ExpConf, RunConfiguration
-from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.units import TrainUnit
@@ -39,7 +39,7 @@ _OF_CHECKPOINTS = ("checkpoint_policy", "checkpoint_storage", "min_checkpoint_pe
 _WITH_USERS_NUMBERS = {"optimizer_states", "lr_schedulers", "hyper_parameters"}
 
 
-class TrialModule(pl.LightningModule):
+class TrialModule(InferenceModule):
     """A Determined trial as a ``LightningModule``: fit it, validate it, log it, like any other.
 
     The trial is built when ``pl.Trainer`` has chosen the device. Its epochs are Lightning's epochs, its metrics
@@ -125,9 +125,6 @@ class TrialModule(pl.LightningModule):
         self._wrap_checkpoint_io = functools.partial(
             TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first
         )
-        self.trial: PyTorchTrial | None = None
-        self._runnable: PyTorchTrial | None = None
-        self.context: PyTorchTrialContext | None = None
         self._model_precision: WholeModelPrecision | None = None
         self._latest_run: TrialRun | None = None
         self._forget_run()
@@ -163,15 +160,14 @@ class TrialModule(pl.LightningModule):
 
     def configure_model(self) -> None:
         """Build the trial, on the device that Lightning chose."""
-        self._runnable, self.context = self.builder.build(self.trainer.strategy, self._model_precision)
-        self.trial = original_trial(self._runnable)
-        if self.context.distributed.rank == 0:
-            self.context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS)
-        self.models = torch.nn.ModuleList(self.context.models)
+        runnable, context = self.builder.build(self.trainer.strategy, self._model_precision)
+        self.adopt(runnable, context)
+        if context.distributed.rank == 0:
+            context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS)
 
     def configure_optimizers(self) -> Any:
         """Return the optimizers and schedulers that the trial wrapped and steps itself."""
-        _, context = self._built()
+        _, context = self.built()
         known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         schedulers = [wrapped.scheduler for wrapped in context.lr_schedulers if isinstance(wrapped.scheduler, known)]
         return context.optimizers, schedulers
@@ -270,7 +266,7 @@ class TrialModule(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built."""
-        content = take_content(checkpoint, self._built()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)
+        content = take_content(checkpoint, self.built()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)
         if content is not None:
             self.resume_content = content
             # Lightning loads this entry next.
@@ -297,18 +293,13 @@ class TrialModule(pl.LightningModule):
             raise _no_run()
         return self._latest_run
 
-    def _built(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        if self._runnable is None or self.context is None:
-            raise errors.InternalException("The trial is built when pl.Trainer has chosen the device; see fit().")
-        return self._runnable, self.context
-
     def _driving(self) -> RunDriver:
         if self.driver is None:
             raise _no_run()
         return self.driver
 
     def _start_run(self) -> None:
-        trial, context = self._built()
+        trial, context = self.built()
         plan = self.checkpoint_plan
         period = None if plan is None else plan.period
         schedule = flags.complete_schedule(

@@ -399,11 +399,6 @@ def test_validation_data_from_outside_of_the_trial_are_refused(arguments: dict[s
         trainer().validate(TrialModule(SmallTrial), **arguments)
 
 
-def test_a_trial_has_no_test_data() -> None:
-    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"test\(\): use validate\(\)"):
-        trainer().test(TrialModule(SmallTrial))
-
-
 def test_arguments_that_are_no_trial_or_unit_are_refused() -> None:
     with pytest.raises(TypeError, match=r"subclass of det_lightning\.pytorch\.PyTorchTrial"):
         TrialModule(torch.nn.Linear)  # type: ignore[arg-type]

@@ -284,6 +284,32 @@ def test_given_data_of_a_validation() -> None:
         make_trainer().validate(Module(), dataloaders=[1])
 
 
+@pytest.mark.parametrize(("arguments", "found"), [({}, False), ({"dataloaders": [1]}, True)])
+def test_has_data(arguments: dict[str, Any], found: bool) -> None:
+    class Module(Watched):
+        test_dataloader = pl.LightningModule.test_dataloader
+        predict_dataloader = pl.LightningModule.predict_dataloader
+
+        def configure_callbacks(self) -> Any:
+            assert lightning_internals.has_data(self.trainer) == found
+            raise NotImplementedError
+
+    for call in (make_trainer().test, make_trainer().predict):
+        with pytest.raises(NotImplementedError):
+            call(Module(), **arguments)
+
+
+def test_restricted_classmethod() -> None:
+    class Module(Watched):
+        @lightning_internals.restricted_classmethod
+        def name(cls) -> str:  # noqa: N805 (a classmethod)
+            return cls.__name__
+
+    assert Module.name() == "Module"
+    with pytest.raises(TypeError, match="cannot be called on an instance"):
+        Module().name()
+
+
 def test_batch_size_of_step() -> None:
     sizes: list[int | None] = []
 
