@@ -71,11 +71,15 @@ class TrialBuilder:
         self._context = context
         self._trial_kwargs = trial_kwargs
         self._context_kwargs = context_kwargs
+        self._own_aggregation: int | None = None
 
     def build(
-        self, strategy: Strategy, precision: WholeModelPrecision | None = None
+        self, strategy: Strategy, precision: WholeModelPrecision | None = None, accumulated_batches: int = 1
     ) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return the trial, adapted if it is an old one, and its context; they are built on the first call."""
+        """Return the trial, adapted if it is an old one, and its context; they are built on the first call.
+
+        Unless ``accumulated_batches`` is 1, gradients are aggregated over that number of batches.
+        """
         if self._context is None:
             processes = TrainingProcesses.of_trainer(strategy)
             self._context = PyTorchTrialContext(
@@ -84,6 +88,11 @@ class TrialBuilder:
                 distributed=processes.distributed,
                 enable_tensorboard_logging=False,
             )
+        if self._own_aggregation is None:
+            self._own_aggregation = self._context.aggregation_frequency
+        self._context.settings.aggregate_over(
+            self._own_aggregation if accumulated_batches == 1 else accumulated_batches
+        )
         if precision is not None:
             self._context.use_whole_model_precision(precision)
         is_new = isinstance(self._trial, type)

@@ -49,19 +49,18 @@ _OWN_DATA = {
 }
 
 
-def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
-    """Raise an UnsupportedTrainerFlags that names every flag that cannot work with a trial, and what to use instead."""
+def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None) -> None:
+    """Raise an UnsupportedTrainerFlags that names every flag that cannot work with a trial, and what to use instead.
+
+    ``aggregation`` is the ``aggregation_frequency`` that the trial was given, None if it was given none.
+    """
     flags: Any = trainer  # mypy does not see the attributes that Lightning's connectors set
     time_based = not hasattr(trainer, "val_check_interval")
     of_call = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)
     wrong = {
-        f"gradient_clip_val={trainer.gradient_clip_val}": (
-            bool(trainer.gradient_clip_val),
-            "clip in train_batch through context.step_optimizer(optimizer, clip_grads=...)",
-        ),
         f"accumulate_grad_batches={trainer.accumulate_grad_batches}": (
-            trainer.accumulate_grad_batches != 1,
-            f"use TrialModule(..., aggregation_frequency={trainer.accumulate_grad_batches})",
+            trainer.accumulate_grad_batches != 1 and aggregation not in (None, trainer.accumulate_grad_batches),
+            f"it means the same as aggregation_frequency, which is {aggregation}; give one of them",
         ),
         f"overfit_batches={flags.overfit_batches}": (
             flags.overfit_batches > 0,
@@ -98,6 +97,30 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
         found += [f"{name}=...: {_OWN_DATA[name]}" for name in lightning_internals.given_data(trainer)]
     if found:
         raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")
+
+
+class TakenFlags:
+    """Flags that a trial obeys, and Lightning refuses with manual optimization; until :meth:`restore` they are off.
+
+    Attributes:
+        accumulated_batches: number of batches whose gradients make one update; 1 if the trainer was not given it.
+        clip_val: where the gradients of an update are clipped; None if the trainer was not given it.
+        clip_algorithm: Lightning's name of the way to clip them; None for its default.
+    """
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self._trainer = trainer
+        self._clip_val = trainer.gradient_clip_val
+        self.accumulated_batches = trainer.accumulate_grad_batches
+        self.clip_val = self._clip_val or None
+        self.clip_algorithm = trainer.gradient_clip_algorithm
+        trainer.gradient_clip_val = None
+        trainer.accumulate_grad_batches = 1
+
+    def restore(self) -> None:
+        """Leave the trainer's flags as the user had set them."""
+        self._trainer.gradient_clip_val = self._clip_val
+        self._trainer.accumulate_grad_batches = self.accumulated_batches
 
 
 class _InEpochSchedule:

@@ -101,6 +101,9 @@ class TrialModule(InferenceModule):
             hparams = configuration.hparams
         else:
             configuration = context.settings.configuration
+            if aggregation_frequency is None and context.aggregation_frequency > 1:
+                aggregation_frequency = context.aggregation_frequency
+        self._given_aggregation = aggregation_frequency
         self.builder = TrialBuilder(
             trial,
             context,
@@ -125,6 +128,7 @@ class TrialModule(InferenceModule):
         self._wrap_checkpoint_io = functools.partial(
             TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first
         )
+        self._taken: flags.TakenFlags | None = None
         self._model_precision: WholeModelPrecision | None = None
         self._latest_run: TrialRun | None = None
         self._forget_run()
@@ -144,9 +148,10 @@ class TrialModule(InferenceModule):
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that cannot work; attach what ends a trial's run after an exception."""
-        flags.refuse_unsupported_flags(self.trainer)
+        flags.refuse_unsupported_flags(self.trainer, self._given_aggregation)
         lightning_loops.use_trial_loops(self.trainer)
         self._model_precision = take_precision(self.trainer)
+        self._taken = flags.TakenFlags(self.trainer)
         self._forget_run()
         return [_RunGuard()]
 
@@ -160,7 +165,8 @@ class TrialModule(InferenceModule):
 
     def configure_model(self) -> None:
         """Build the trial, on the device that Lightning chose."""
-        runnable, context = self.builder.build(self.trainer.strategy, self._model_precision)
+        accumulated_batches = 1 if self._taken is None else self._taken.accumulated_batches
+        runnable, context = self.builder.build(self.trainer.strategy, self._model_precision, accumulated_batches)
         self.adopt(runnable, context)
         if context.distributed.rank == 0:
             context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS)
@@ -216,6 +222,7 @@ class TrialModule(InferenceModule):
         Raises:
             Preempted: a process of the run was asked to end; everything is saved.
         """
+        self.restore_flags()
         if self.driver is not None:
             self.driver.close()
             run = self.driver.run
@@ -223,6 +230,12 @@ class TrialModule(InferenceModule):
                 # Together, because a launcher ends the others when the first one ends.
                 run.context.distributed.broadcast(None)
                 raise errors.Preempted(lightning_internals.exit_code_of(self.trainer, self.stop_request.exit_code))
+
+    def restore_flags(self) -> None:
+        """Leave the trainer's flags as the user had set them."""
+        if self._taken is not None:
+            self._taken.restore()
+            self._taken = None
 
     # Validation
 
@@ -307,7 +320,8 @@ class TrialModule(InferenceModule):
         )
         reporters = [LightningReporter(self), *self.reporters]
         run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
-        hooks = WatchedHooks(self.trainer, self, TrialModule)
+        assert self._taken is not None
+        hooks = WatchedHooks(self.trainer, self, TrialModule, self._taken)
         self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan), hooks)
         self.driver.start_up()
         self._latest_run = run
@@ -332,6 +346,7 @@ class _RunGuard(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if not isinstance(pl_module, TrialModule):
             return
+        pl_module.restore_flags()
         if pl_module.driver is not None:
             pl_module.driver.abandon(exception)
         if not isinstance(exception, SystemExit):  # as Preempted is one
