@@ -11,9 +11,11 @@ from pytorch_lightning.callbacks import (
     BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
+    ModelPruning,
     StochasticWeightAveraging,
 )
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities.compile import to_uncompiled
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
@@ -35,7 +37,11 @@ _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     BatchSizeFinder: "give the batch size in hparams",
     GradientAccumulationScheduler: "use TrialModule(..., aggregation_frequency=...)",
     LearningRateFinder: "try learning rates as hyperparameters",
-    StochasticWeightAveraging: "wrap a torch.optim.swa_utils.AveragedModel in the trial",
+    ModelPruning: "prune with torch.nn.utils.prune in the trial, which knows the parameters of its models",
+    StochasticWeightAveraging: (
+        "in one process use the callback WeightAveraging or EMAWeightAveraging, with a learning rate scheduler of the "
+        "trial; in several, wrap a torch.optim.swa_utils.AveragedModel in the trial"
+    ),
 }
 # A trial's run is at a position in its own data, which a checkpoint keeps.
 _OWN_DATA = {
@@ -54,6 +60,10 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
 
     ``aggregation`` is the ``aggregation_frequency`` that the trial was given, None if it was given none.
     """
+    module = trainer.lightning_module
+    is_compiled = lightning_internals.is_compiled(module)
+    if is_compiled:
+        to_uncompiled(module)  # so that it can be used as it is
     flags: Any = trainer  # mypy does not see the attributes that Lightning's connectors set
     time_based = not hasattr(trainer, "val_check_interval")
     of_call = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)
@@ -86,6 +96,11 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             + ", which pl.Trainer knows once det_lightning.adapters is imported",
         ),
     }
+    kind = type(module).__name__
+    wrong[f"torch.compile({kind})"] = (
+        is_compiled,
+        (f"compile the models in the trial's __init__, before wrap_model(), and train the {kind} itself"),
+    )
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
     found += [
         f"{type(callback).__name__}: {instead}"

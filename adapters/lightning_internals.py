@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -21,6 +21,8 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from pytorch_lightning.strategies import ParallelStrategy
+from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from pytorch_lightning.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from pytorch_lightning.trainer import call
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.data import extract_batch_size
@@ -118,7 +120,7 @@ def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
 
 
 def given_data(trainer: pl.Trainer) -> list[str]:
-    """Return the arguments with data that ``fit`` or ``validate`` was called with, by name."""
+    """Return the arguments with data that ``fit`` or ``validate`` was called with, by name; none before its launch."""
     fits = trainer.state.fn is TrainerFn.FITTING
     sources: dict[str, Any] = (
         {"train_dataloaders": trainer.fit_loop, "val_dataloaders": trainer.fit_loop.epoch_loop.val_loop}
@@ -129,7 +131,7 @@ def given_data(trainer: pl.Trainer) -> list[str]:
     names = [
         "datamodule" if isinstance(instance, pl.LightningDataModule) else name
         for name, instance in given.items()
-        if instance is not trainer.lightning_module
+        if instance is not None and instance is not trainer.lightning_module
     ]
     return sorted(set(names))
 
@@ -214,6 +216,39 @@ def quiet_hints() -> Iterator[None]:
 
 
 # Processes
+
+
+class _CheckingLauncher:
+    """Lets the module check its trainer before other processes are started."""
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        check = getattr(getattr(trainer, "lightning_module", None), "check_before_launch", None)
+        if check is not None:
+            check(trainer)
+        return super().launch(function, *args, trainer=trainer, **kwargs)  # type: ignore[misc]
+
+
+class CheckingScriptLauncher(_CheckingLauncher, _SubprocessScriptLauncher):
+    """Lightning's launcher that runs the script again."""
+
+
+class CheckingProcessLauncher(_CheckingLauncher, _MultiProcessingLauncher):
+    """Lightning's launcher that forks or spawns processes."""
+
+
+def check_before_launch(strategy: ParallelStrategy) -> None:
+    """Make ``check_before_launch(trainer)`` of the module be called before the processes of a strategy are started."""
+    launcher = strategy.launcher
+    environment = strategy.cluster_environment
+    if type(launcher) is _MultiProcessingLauncher:
+        strategy._launcher = CheckingProcessLauncher(strategy, start_method=launcher._start_method)
+    elif type(launcher) is _SubprocessScriptLauncher and environment is not None:
+        strategy._launcher = CheckingScriptLauncher(environment, launcher.num_processes, launcher.num_nodes)
+
+
+def is_compiled(module: pl.LightningModule) -> bool:
+    """Return whether a module was passed through ``torch.compile``."""
+    return module._compiler_ctx is not None
 
 
 def set_printing_rank(rank: int) -> None:

@@ -146,6 +146,10 @@ class TrialModule(InferenceModule):
         self.reporters: list[Reporter] = []
         self.resume_content: CheckpointContent | None = None
 
+    def check_before_launch(self, trainer: pl.Trainer) -> None:
+        """Refuse flags that cannot work, before other processes are started."""
+        flags.refuse_unsupported_flags(trainer, self._given_aggregation)
+
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that cannot work; attach what ends a trial's run after an exception."""
         flags.refuse_unsupported_flags(self.trainer, self._given_aggregation)

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from pytorch_lightning.strategies import DDPStrategy
 
+from det_lightning.adapters import lightning_internals
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._ports import free_port
 from det_lightning.distributed.backend import Backend
@@ -36,6 +37,10 @@ class PerModelStrategy(DDPStrategy):
                 "(pip install torch, without the constraint to a CPU build)."
             )
         super().setup_environment()
+
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        lightning_internals.check_before_launch(self)
 
     def configure_ddp(self) -> None:
         """Leave the module alone: the trial's models are wrapped one by one."""

@@ -16,11 +16,13 @@ from pytorch_lightning.callbacks import (
     EarlyStopping,
     LearningRateMonitor,
     ModelCheckpoint,
+    ModelPruning,
     ProgressBar,
     RichProgressBar,
     StochasticWeightAveraging,
     Timer,
     TQDMProgressBar,
+    WeightAveraging,
 )
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
@@ -28,6 +30,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
+from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.callbacks import DeterminedCheckpoint
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 
@@ -349,7 +352,8 @@ def test_only_a_run_without_any_length_is_told_of_1000_epochs(
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs=1"),
         ({"val_check_interval": "00:00:01:00"}, "validation_period"),
         ({"precision": "64-true"}, "precision='64-true': use one of 32-true, bf16-mixed"),
-        ({"callbacks": [StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging: wrap"),
+        ({"callbacks": [StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging: in one process use the callback WeightAveraging"),
+        ({"callbacks": [ModelPruning("l1_unstructured")]}, "ModelPruning: prune with torch"),
         ({"callbacks": [BatchSizeFinder()]}, "BatchSizeFinder: give"),
         (
             {"reload_dataloaders_every_n_epochs": 1, "overfit_batches": 2},
@@ -360,6 +364,43 @@ def test_only_a_run_without_any_length_is_told_of_1000_epochs(
 def test_unsupported_flags_are_refused_with_what_to_use_instead(flags: dict[str, Any], names: str) -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=names):
         fit(TrialModule(SmallTrial), max_epochs=1, **flags)
+
+
+def test_a_compiled_module_is_refused_and_can_be_used_as_it_is() -> None:
+    module = TrialModule(SmallTrial)
+    for _ in range(2):
+        with pytest.raises(errors.UnsupportedTrainerFlags, match=r"torch.compile\(TrialModule\): compile the"):
+            trainer(max_epochs=1).fit(torch.compile(module))
+    fit(module, max_epochs=1)
+    assert module.trial_run.state.batches_trained == EPOCH_LEN
+
+
+@pytest.mark.parametrize("start_method", ["popen", "spawn"])
+@pytest.mark.parametrize("fault", ["ModelPruning", "torch.compile"])
+def test_what_cannot_work_is_refused_before_a_second_process_is_started(start_method: Any, fault: str) -> None:
+    callbacks = [ModelPruning("l1_unstructured")] if fault == "ModelPruning" else []
+    strategy = PerModelDDPStrategy(start_method=start_method)
+    lightning = trainer(max_epochs=1, devices=2, strategy=strategy, callbacks=callbacks)
+    module = TrialModule(SmallTrial)
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=fault):
+        lightning.fit(torch.compile(module) if fault == "torch.compile" else module)
+    assert lightning.strategy.launcher is not None
+    assert lightning.strategy.launcher.procs == []
+
+
+def test_weights_are_averaged_by_the_callback_that_a_refusal_names() -> None:
+    class Watcher(pl.Callback):
+        def __init__(self) -> None:
+            self.weights: list[torch.Tensor] = []
+
+        def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *args: Any) -> None:
+            self.weights.append(weights_of(module.trial))
+
+    watcher = Watcher()
+    fit(TrialModule(SmallTrial), max_epochs=1, callbacks=[watcher])
+    averaged = TrialModule(SmallTrial)
+    fit(averaged, max_epochs=1, callbacks=[WeightAveraging()])
+    assert torch.allclose(weights_of(averaged.trial), torch.stack(watcher.weights).mean(0), atol=1e-6)
 
 
 def test_two_numbers_of_batches_for_an_update_are_refused() -> None:

@@ -299,6 +299,33 @@ def test_has_data(arguments: dict[str, Any], found: bool) -> None:
             call(Module(), **arguments)
 
 
+@pytest.mark.parametrize("start_method", ["popen", "spawn"])
+def test_check_before_launch(start_method: Any) -> None:
+    class Module(Watched):
+        def check_before_launch(self, trainer: pl.Trainer) -> None:
+            assert trainer.lightning_module is self
+            raise NotImplementedError
+
+    strategy = DDPStrategy(start_method=start_method)
+    trainer = make_trainer(strategy=strategy, devices=2)
+    lightning_internals.check_before_launch(strategy)
+    with pytest.raises(NotImplementedError):
+        trainer.fit(Module())
+    assert strategy.launcher.procs == []
+
+
+def test_is_compiled() -> None:
+    class Module(Watched):
+        def configure_callbacks(self) -> Any:
+            assert lightning_internals.is_compiled(self)
+            raise NotImplementedError
+
+    module = Module()
+    assert not lightning_internals.is_compiled(module)
+    with pytest.raises(NotImplementedError):
+        make_trainer().fit(torch.compile(module))
+
+
 def test_restricted_classmethod() -> None:
     class Module(Watched):
         @lightning_internals.restricted_classmethod
