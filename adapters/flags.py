@@ -21,6 +21,7 @@ from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.building import TRIAL_PRECISIONS
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
+from det_lightning.adapters.strategies.taking import TAKEN_STRATEGIES
 from det_lightning.engine.schedule import Schedule
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.units import Batch, Epoch, TrainUnit
@@ -90,7 +91,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             f"use one of {', '.join(TRIAL_PRECISIONS)}, or choose a precision in the trial's __init__",
         ),
         f"strategy={type(trainer.strategy).__name__} on {trainer.world_size} devices": (
-            trainer.world_size > 1 and not isinstance(trainer.strategy, TRIAL_STRATEGIES),
+            trainer.world_size > 1 and not isinstance(trainer.strategy, (*TRIAL_STRATEGIES, *TAKEN_STRATEGIES)),
             "use one that trains a trial's models: strategy="
             + " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES)
             + ", which pl.Trainer knows once det_lightning.adapters is imported",

@@ -1,4 +1,6 @@
-"""Every reach into Lightning that is not documented API, here and in ``lightning_loops``; each has a contract test.
+"""Every reach into Lightning that is not documented API, with a contract test for each.
+
+Those into its loops are in ``lightning_loops``, those into its strategies in ``lightning_strategies``.
 
 A new release of Lightning that moves one of these breaks ``tests/adapters/test_lightning_internals.py`` by name.
 """
@@ -11,7 +13,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -21,8 +23,6 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from pytorch_lightning.strategies import ParallelStrategy
-from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
-from pytorch_lightning.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from pytorch_lightning.trainer import call
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.data import extract_batch_size
@@ -216,34 +216,6 @@ def quiet_hints() -> Iterator[None]:
 
 
 # Processes
-
-
-class _CheckingLauncher:
-    """Lets the module check its trainer before other processes are started."""
-
-    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        check = getattr(getattr(trainer, "lightning_module", None), "check_before_launch", None)
-        if check is not None:
-            check(trainer)
-        return super().launch(function, *args, trainer=trainer, **kwargs)  # type: ignore[misc]
-
-
-class CheckingScriptLauncher(_CheckingLauncher, _SubprocessScriptLauncher):
-    """Lightning's launcher that runs the script again."""
-
-
-class CheckingProcessLauncher(_CheckingLauncher, _MultiProcessingLauncher):
-    """Lightning's launcher that forks or spawns processes."""
-
-
-def check_before_launch(strategy: ParallelStrategy) -> None:
-    """Make ``check_before_launch(trainer)`` of the module be called before the processes of a strategy are started."""
-    launcher = strategy.launcher
-    environment = strategy.cluster_environment
-    if type(launcher) is _MultiProcessingLauncher:
-        strategy._launcher = CheckingProcessLauncher(strategy, start_method=launcher._start_method)
-    elif type(launcher) is _SubprocessScriptLauncher and environment is not None:
-        strategy._launcher = CheckingScriptLauncher(environment, launcher.num_processes, launcher.num_nodes)
 
 
 def is_compiled(module: pl.LightningModule) -> bool:

@@ -18,6 +18,7 @@ from det_lightning.adapters.hooks import WatchedHooks
 from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, take_content
 from det_lightning.adapters.reporting import LightningReporter
+from det_lightning.adapters.strategies.taking import take_strategy
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, to_entry
 from det_lightning.checkpoint.format.plain_numpy import with_plain_numbers
@@ -153,6 +154,7 @@ class TrialModule(InferenceModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that cannot work; attach what ends a trial's run after an exception."""
         flags.refuse_unsupported_flags(self.trainer, self._given_aggregation)
+        take_strategy(self.trainer)
         lightning_loops.use_trial_loops(self.trainer)
         self._model_precision = take_precision(self.trainer)
         self._taken = flags.TakenFlags(self.trainer)
