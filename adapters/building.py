@@ -21,6 +21,7 @@ _TYPES = {
     "16-mixed": torch.float16,
     "bf16-true": torch.bfloat16,
     "16-true": torch.float16,
+    "64-true": torch.float64,
 }
 #: The values of ``pl.Trainer(precision=...)`` that a trial can be trained with.
 TRIAL_PRECISIONS = ("32-true", *_TYPES)

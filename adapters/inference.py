@@ -208,7 +208,9 @@ class InferenceModule(pl.LightningModule):
     def _on_device(self, batch: Any) -> Any:
         """Return a batch of a given loader with arrays of numpy as tensors too, as in the trial's own batches."""
         _, context = self.built()
-        return context.to_device(batch) if context.experimental.auto_to_device else batch
+        cast = context.precision.batch_cast()
+        batch = context.to_device(batch) if context.experimental.auto_to_device else batch
+        return batch if cast is None else cast(batch)
 
     # Prediction
 

@@ -351,7 +351,6 @@ def test_only_a_run_without_any_length_is_told_of_1000_epochs(
         ({"overfit_batches": 2}, "overfit_batches=2"),
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs=1"),
         ({"val_check_interval": "00:00:01:00"}, "validation_period"),
-        ({"precision": "64-true"}, "precision='64-true': use one of 32-true, bf16-mixed"),
         (
             {"callbacks": [StochasticWeightAveraging(0.1)]},
             "StochasticWeightAveraging: .* the callback WeightAveraging",
