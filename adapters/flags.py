@@ -56,10 +56,11 @@ _OWN_DATA = {
 }
 
 
-def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None) -> None:
+def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None, before_launch: bool = False) -> None:
     """Raise an UnsupportedTrainerFlags that names every flag that cannot work with a trial, and what to use instead.
 
-    ``aggregation`` is the ``aggregation_frequency`` that the trial was given, None if it was given none.
+    ``aggregation`` is the ``aggregation_frequency`` that the trial was given, None if it was given none. What data a
+    call was given is not known ``before_launch``.
     """
     module = trainer.lightning_module
     is_compiled = lightning_internals.is_compiled(module)
@@ -83,7 +84,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         ),
         "a time as val_check_interval": (time_based, "use TrialModule(..., validation_period=Batch(n) or Epoch(n))"),
         f"{trainer.state.fn.value if trainer.state.fn else None}() without data": (
-            of_call and not lightning_internals.has_data(trainer),
+            of_call and not before_launch and not lightning_internals.has_data(trainer),
             "pass dataloaders=, or use validate(): a trial has training and validation data only",
         ),
         f"precision={trainer.precision!r}": (
@@ -100,7 +101,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
     kind = type(module).__name__
     wrong[f"torch.compile({kind})"] = (
         is_compiled,
-        (f"compile the models in the trial's __init__, before wrap_model(), and train the {kind} itself"),
+        f"compile the models in the trial's __init__, before wrap_model(), and train the {kind} itself",
     )
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
     found += [
@@ -109,7 +110,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         for kind, instead in _UNSUPPORTED_CALLBACKS.items()
         if isinstance(callback, kind)
     ]
-    if not of_call:
+    if not (of_call or before_launch):
         found += [f"{name}=...: {_OWN_DATA[name]}" for name in lightning_internals.given_data(trainer)]
     if found:
         raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")

@@ -120,7 +120,7 @@ def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
 
 
 def given_data(trainer: pl.Trainer) -> list[str]:
-    """Return the arguments with data that ``fit`` or ``validate`` was called with, by name; none before its launch."""
+    """Return the arguments with data that ``fit`` or ``validate`` was called with, by name."""
     fits = trainer.state.fn is TrainerFn.FITTING
     sources: dict[str, Any] = (
         {"train_dataloaders": trainer.fit_loop, "val_dataloaders": trainer.fit_loop.epoch_loop.val_loop}
@@ -131,7 +131,7 @@ def given_data(trainer: pl.Trainer) -> list[str]:
     names = [
         "datamodule" if isinstance(instance, pl.LightningDataModule) else name
         for name, instance in given.items()
-        if instance is not None and instance is not trainer.lightning_module
+        if instance is not trainer.lightning_module
     ]
     return sorted(set(names))
 

@@ -149,7 +149,7 @@ class TrialModule(InferenceModule):
 
     def check_before_launch(self, trainer: pl.Trainer) -> None:
         """Refuse flags that cannot work, before other processes are started."""
-        flags.refuse_unsupported_flags(trainer, self._given_aggregation)
+        flags.refuse_unsupported_flags(trainer, self._given_aggregation, before_launch=True)
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that cannot work; attach what ends a trial's run after an exception."""
