@@ -10,6 +10,7 @@ from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import Strategy
 
 from det_lightning.adapters.strategies.processes import TrainingProcesses
+from det_lightning.distributed.backend import LocalBackend
 from det_lightning.precision import WholeModelPrecision
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -20,6 +21,7 @@ _TYPES = {
     "16-mixed": torch.float16,
     "bf16-true": torch.bfloat16,
     "16-true": torch.float16,
+    "64-true": torch.float64,
 }
 #: The values of ``pl.Trainer(precision=...)`` that a trial can be trained with.
 TRIAL_PRECISIONS = ("32-true", *_TYPES)
@@ -70,11 +72,15 @@ class TrialBuilder:
         self._context = context
         self._trial_kwargs = trial_kwargs
         self._context_kwargs = context_kwargs
+        self._own_aggregation: int | None = None
 
     def build(
-        self, strategy: Strategy, precision: WholeModelPrecision | None = None
+        self, strategy: Strategy, precision: WholeModelPrecision | None = None, accumulated_batches: int = 1
     ) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return the trial, adapted if it is an old one, and its context; they are built on the first call."""
+        """Return the trial, adapted if it is an old one, and its context; they are built on the first call.
+
+        Unless ``accumulated_batches`` is 1, gradients are aggregated over that number of batches.
+        """
         if self._context is None:
             processes = TrainingProcesses.of_trainer(strategy)
             self._context = PyTorchTrialContext(
@@ -83,15 +89,38 @@ class TrialBuilder:
                 distributed=processes.distributed,
                 enable_tensorboard_logging=False,
             )
-        is_new = isinstance(self._trial, type)
+        if self._own_aggregation is None:
+            self._own_aggregation = self._context.aggregation_frequency
+        self._context.settings.aggregate_over(
+            self._own_aggregation if accumulated_batches == 1 else accumulated_batches
+        )
         if precision is not None:
             self._context.use_whole_model_precision(precision)
-        if isinstance(self._trial, type):
-            self._trial = self._trial(self._context, **self._trial_kwargs)
-        self._trial = adapt_legacy_trial(self._trial, self._context)
+        is_new = isinstance(self._trial, type)
+        trial = self._build_in(self._context)
         if is_new:
             self._context.wrapped.require_same_on_all_ranks()
-        return self._trial, self._context
+        return trial, self._context
+
+    def _build_in(self, context: PyTorchTrialContext) -> PyTorchTrial:
+        if isinstance(self._trial, type):
+            self._trial = self._trial(context, **self._trial_kwargs)
+        self._trial = adapt_legacy_trial(self._trial, context)
+        return self._trial
+
+    def build_alone(self, device: torch.device) -> tuple[PyTorchTrial, PyTorchTrialContext]:
+        """Return a trial to hold weights, of which :meth:`build` does not know, and its context; or the one given.
+
+        Models stay where the trial makes them; batches go to ``device``.
+        """
+        if self._context is not None:
+            return self._build_in(self._context), self._context
+        assert isinstance(self._trial, type)
+        arguments = {"trial_seed": 0, **self._context_kwargs}
+        context = PyTorchTrialContext(
+            **arguments, backend=LocalBackend(device), enable_tensorboard_logging=False, loading_only=True
+        )
+        return adapt_legacy_trial(self._trial(context, **self._trial_kwargs), context), context
 
     def abandon(self, error: BaseException) -> None:
         """Notify the other ranks of an error, if the context was made here."""

@@ -11,14 +11,17 @@ from pytorch_lightning.callbacks import (
     BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
+    ModelPruning,
     StochasticWeightAveraging,
 )
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities.compile import to_uncompiled
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.building import TRIAL_PRECISIONS
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
+from det_lightning.adapters.strategies.taking import TAKEN_STRATEGIES
 from det_lightning.engine.schedule import Schedule
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.units import Batch, Epoch, TrainUnit
@@ -35,7 +38,11 @@ _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     BatchSizeFinder: "give the batch size in hparams",
     GradientAccumulationScheduler: "use TrialModule(..., aggregation_frequency=...)",
     LearningRateFinder: "try learning rates as hyperparameters",
-    StochasticWeightAveraging: "wrap a torch.optim.swa_utils.AveragedModel in the trial",
+    ModelPruning: "prune with torch.nn.utils.prune in the trial, which knows the parameters of its models",
+    StochasticWeightAveraging: (
+        "in one process use the callback WeightAveraging or EMAWeightAveraging, with a learning rate scheduler of the "
+        "trial; in several, wrap a torch.optim.swa_utils.AveragedModel in the trial"
+    ),
 }
 # A trial's run is at a position in its own data, which a checkpoint keeps.
 _OWN_DATA = {
@@ -49,19 +56,23 @@ _OWN_DATA = {
 }
 
 
-def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
-    """Raise an UnsupportedTrainerFlags that names every flag that cannot work with a trial, and what to use instead."""
+def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None, before_launch: bool = False) -> None:
+    """Raise an UnsupportedTrainerFlags that names every flag that cannot work with a trial, and what to use instead.
+
+    ``aggregation`` is the ``aggregation_frequency`` that the trial was given, None if it was given none. What data a
+    call was given is not known ``before_launch``.
+    """
+    module = trainer.lightning_module
+    is_compiled = lightning_internals.is_compiled(module)
+    if is_compiled:
+        to_uncompiled(module)  # so that it can be used as it is
     flags: Any = trainer  # mypy does not see the attributes that Lightning's connectors set
     time_based = not hasattr(trainer, "val_check_interval")
-    tests = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)
+    of_call = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)
     wrong = {
-        f"gradient_clip_val={trainer.gradient_clip_val}": (
-            bool(trainer.gradient_clip_val),
-            "clip in train_batch through context.step_optimizer(optimizer, clip_grads=...)",
-        ),
         f"accumulate_grad_batches={trainer.accumulate_grad_batches}": (
-            trainer.accumulate_grad_batches != 1,
-            f"use TrialModule(..., aggregation_frequency={trainer.accumulate_grad_batches})",
+            trainer.accumulate_grad_batches != 1 and aggregation not in (None, trainer.accumulate_grad_batches),
+            f"it means the same as aggregation_frequency, which is {aggregation}; give one of them",
         ),
         f"overfit_batches={flags.overfit_batches}": (
             flags.overfit_batches > 0,
@@ -72,21 +83,26 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
             "leave it out: the training data are one endless stream",
         ),
         "a time as val_check_interval": (time_based, "use TrialModule(..., validation_period=Batch(n) or Epoch(n))"),
-        f"{trainer.state.fn.value if trainer.state.fn else None}()": (
-            tests,
-            "use validate(): a trial has training and validation data only",
+        f"{trainer.state.fn.value if trainer.state.fn else None}() without data": (
+            of_call and not before_launch and not lightning_internals.has_data(trainer),
+            "pass dataloaders=, or use validate(): a trial has training and validation data only",
         ),
         f"precision={trainer.precision!r}": (
             trainer.precision not in TRIAL_PRECISIONS,
             f"use one of {', '.join(TRIAL_PRECISIONS)}, or choose a precision in the trial's __init__",
         ),
         f"strategy={type(trainer.strategy).__name__} on {trainer.world_size} devices": (
-            trainer.world_size > 1 and not isinstance(trainer.strategy, TRIAL_STRATEGIES),
+            trainer.world_size > 1 and not isinstance(trainer.strategy, (*TRIAL_STRATEGIES, *TAKEN_STRATEGIES)),
             "use one that trains a trial's models: strategy="
             + " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES)
             + ", which pl.Trainer knows once det_lightning.adapters is imported",
         ),
     }
+    kind = type(module).__name__
+    wrong[f"torch.compile({kind})"] = (
+        is_compiled,
+        f"compile the models in the trial's __init__, before wrap_model(), and train the {kind} itself",
+    )
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
     found += [
         f"{type(callback).__name__}: {instead}"
@@ -94,9 +110,34 @@ def refuse_unsupported_flags(trainer: pl.Trainer) -> None:
         for kind, instead in _UNSUPPORTED_CALLBACKS.items()
         if isinstance(callback, kind)
     ]
-    found += [f"{name}=...: {_OWN_DATA[name]}" for name in lightning_internals.given_data(trainer)]
+    if not (of_call or before_launch):
+        found += [f"{name}=...: {_OWN_DATA[name]}" for name in lightning_internals.given_data(trainer)]
     if found:
         raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")
+
+
+class TakenFlags:
+    """Flags that a trial obeys, and Lightning refuses with manual optimization; until :meth:`restore` they are off.
+
+    Attributes:
+        accumulated_batches: number of batches whose gradients make one update; 1 if the trainer was not given it.
+        clip_val: where the gradients of an update are clipped; None if the trainer was not given it.
+        clip_algorithm: Lightning's name of the way to clip them; None for its default.
+    """
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self._trainer = trainer
+        self._clip_val = trainer.gradient_clip_val
+        self.accumulated_batches = trainer.accumulate_grad_batches
+        self.clip_val = self._clip_val or None
+        self.clip_algorithm = trainer.gradient_clip_algorithm
+        trainer.gradient_clip_val = None
+        trainer.accumulate_grad_batches = 1
+
+    def restore(self) -> None:
+        """Leave the trainer's flags as the user had set them."""
+        self._trainer.gradient_clip_val = self._clip_val
+        self._trainer.accumulate_grad_batches = self.accumulated_batches
 
 
 class _InEpochSchedule:

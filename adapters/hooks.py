@@ -6,10 +6,12 @@ import functools
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 from pytorch_lightning.profilers import PassThroughProfiler
 
 from det_lightning.adapters import lightning_internals
+from det_lightning.adapters.flags import TakenFlags
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 _BATCH_HOOKS = {
@@ -22,10 +24,14 @@ _UPDATE_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer
 class WatchedHooks:
     """The hooks that callbacks of a trainer override, or a module that is a subclass of ``base``.
 
-    A hook counts that is set on an instance, as ``LambdaCallback`` does.
+    A hook counts that is set on an instance, as ``LambdaCallback`` does. With the flags that were ``taken`` from the
+    trainer the module clips gradients.
     """
 
-    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule, base: type[pl.LightningModule]) -> None:
+    def __init__(
+        self, trainer: pl.Trainer, module: pl.LightningModule, base: type[pl.LightningModule], taken: TakenFlags
+    ) -> None:
+        self._taken = taken
         self._trainer = trainer
         self._callbacks: list[pl.Callback] = getattr(trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
         self._module = module
@@ -51,6 +57,8 @@ class WatchedHooks:
     def attach(self, context: PyTorchTrialContext) -> None:
         """Make a context call what is overridden, and show its backward passes and optimizer steps to a profiler."""
         hooks = context.update_hooks
+        if self._taken.clip_val is not None or _overrides(self._module, self._base, "configure_gradient_clipping"):
+            hooks.clip.append(self._clip)
         by_name: dict[str, list[Any]] = {
             "on_before_backward": hooks.before_backward,
             "on_after_backward": hooks.after_backward,
@@ -69,6 +77,9 @@ class WatchedHooks:
             hooks.after_step.append(
                 lambda: lightning_internals.show_optimizer_steps(self._trainer, context.optimizer_steps)
             )
+
+    def _clip(self, optimizer: torch.optim.Optimizer) -> None:
+        self._module.configure_gradient_clipping(optimizer, self._taken.clip_val, self._taken.clip_algorithm)
 
 
 def _overrides(instance: Any, base: type, hook: str) -> bool:

@@ -1,4 +1,6 @@
-"""Every reach into Lightning that is not documented API, here and in ``lightning_loops``; each has a contract test.
+"""Every reach into Lightning that is not documented API, with a contract test for each.
+
+Those into its loops are in ``lightning_loops``, those into its strategies in ``lightning_strategies``.
 
 A new release of Lightning that moves one of these breaks ``tests/adapters/test_lightning_internals.py`` by name.
 """
@@ -24,6 +26,7 @@ from pytorch_lightning.strategies import ParallelStrategy
 from pytorch_lightning.trainer import call
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.data import extract_batch_size
+from pytorch_lightning.utilities.model_helpers import _restricted_classmethod
 
 from det_lightning.checkpoint.format.content import TrialState
 
@@ -37,6 +40,9 @@ warnings.filterwarnings("ignore", message=r".*sync_dist=True.*")
 warnings.filterwarnings("ignore", message=r".*max_epochs. was not set. Setting it to 1000 epochs.*")
 # A checkpoint after the update is what a trial resumes from.
 warnings.filterwarnings("ignore", message=r"Using ModelCheckpoint with manual optimization.*")
+
+#: A classmethod that cannot be called on an instance.
+restricted_classmethod = _restricted_classmethod
 
 # Loops
 
@@ -130,6 +136,12 @@ def given_data(trainer: pl.Trainer) -> list[str]:
     return sorted(set(names))
 
 
+def has_data(trainer: pl.Trainer) -> bool:
+    """Return whether there is data for ``test`` or ``predict``, from the call or from the module."""
+    loop = trainer.test_loop if trainer.state.fn is TrainerFn.TESTING else trainer.predict_loop
+    return loop._data_source.is_defined()
+
+
 # Hooks
 
 
@@ -204,6 +216,11 @@ def quiet_hints() -> Iterator[None]:
 
 
 # Processes
+
+
+def is_compiled(module: pl.LightningModule) -> bool:
+    """Return whether a module was passed through ``torch.compile``."""
+    return module._compiler_ctx is not None
 
 
 def set_printing_rank(rank: int) -> None:

@@ -15,10 +15,13 @@ from det_lightning.adapters import flags, lightning_internals, lightning_loops
 from det_lightning.adapters.building import TrialBuilder, take_precision
 from det_lightning.adapters.driver import RunDriver, StopIterationGuard
 from det_lightning.adapters.hooks import WatchedHooks
+from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, take_content
 from det_lightning.adapters.reporting import LightningReporter
+from det_lightning.adapters.strategies.taking import take_strategy
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, to_entry
+from det_lightning.checkpoint.format.plain_numpy import with_plain_numbers
 from det_lightning.engine.checkpointing import CheckpointPlan, RunCheckpoints, RunContent
 from det_lightning.engine.run import Reporter, TrialRun
 from det_lightning.engine.schedule import Schedule
@@ -26,7 +29,6 @@ from det_lightning.engine.stopping import StopRequest
 from det_lightning.masking import mask
 from det_lightning.precision import WholeModelPrecision
 from det_lightning.pytorch._configuration import ExpConf, RunConfiguration
-from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.units import TrainUnit
@@ -34,8 +36,11 @@ from det_lightning.units import TrainUnit
 # Sections of a configuration about what DeterminedCheckpoint is told.
 _OF_CHECKPOINTS = ("checkpoint_policy", "checkpoint_storage", "min_checkpoint_period")
 
+# Entries of Lightning's checkpoints in which there may be numbers of numpy, as of a learning rate.
+_WITH_USERS_NUMBERS = {"optimizer_states", "lr_schedulers", "hyper_parameters"}
 
-class TrialModule(pl.LightningModule):
+
+class TrialModule(InferenceModule):
     """A Determined trial as a ``LightningModule``: fit it, validate it, log it, like any other.
 
     The trial is built when ``pl.Trainer`` has chosen the device. Its epochs are Lightning's epochs, its metrics
@@ -97,6 +102,9 @@ class TrialModule(pl.LightningModule):
             hparams = configuration.hparams
         else:
             configuration = context.settings.configuration
+            if aggregation_frequency is None and context.aggregation_frequency > 1:
+                aggregation_frequency = context.aggregation_frequency
+        self._given_aggregation = aggregation_frequency
         self.builder = TrialBuilder(
             trial,
             context,
@@ -121,9 +129,7 @@ class TrialModule(pl.LightningModule):
         self._wrap_checkpoint_io = functools.partial(
             TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first
         )
-        self.trial: PyTorchTrial | None = None
-        self._runnable: PyTorchTrial | None = None
-        self.context: PyTorchTrialContext | None = None
+        self._taken: flags.TakenFlags | None = None
         self._model_precision: WholeModelPrecision | None = None
         self._latest_run: TrialRun | None = None
         self._forget_run()
@@ -141,11 +147,17 @@ class TrialModule(pl.LightningModule):
         self.reporters: list[Reporter] = []
         self.resume_content: CheckpointContent | None = None
 
+    def check_before_launch(self, trainer: pl.Trainer) -> None:
+        """Refuse flags that cannot work, before other processes are started."""
+        flags.refuse_unsupported_flags(trainer, self._given_aggregation, before_launch=True)
+
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that cannot work; attach what ends a trial's run after an exception."""
-        flags.refuse_unsupported_flags(self.trainer)
+        flags.refuse_unsupported_flags(self.trainer, self._given_aggregation)
+        take_strategy(self.trainer)
         lightning_loops.use_trial_loops(self.trainer)
         self._model_precision = take_precision(self.trainer)
+        self._taken = flags.TakenFlags(self.trainer)
         self._forget_run()
         return [_RunGuard()]
 
@@ -159,15 +171,15 @@ class TrialModule(pl.LightningModule):
 
     def configure_model(self) -> None:
         """Build the trial, on the device that Lightning chose."""
-        self._runnable, self.context = self.builder.build(self.trainer.strategy, self._model_precision)
-        self.trial = original_trial(self._runnable)
-        if self.context.distributed.rank == 0:
-            self.context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS)
-        self.models = torch.nn.ModuleList(self.context.models)
+        accumulated_batches = 1 if self._taken is None else self._taken.accumulated_batches
+        runnable, context = self.builder.build(self.trainer.strategy, self._model_precision, accumulated_batches)
+        self.adopt(runnable, context)
+        if context.distributed.rank == 0:
+            context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS)
 
     def configure_optimizers(self) -> Any:
         """Return the optimizers and schedulers that the trial wrapped and steps itself."""
-        _, context = self._built()
+        _, context = self.built()
         known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         schedulers = [wrapped.scheduler for wrapped in context.lr_schedulers if isinstance(wrapped.scheduler, known)]
         return context.optimizers, schedulers
@@ -216,6 +228,7 @@ class TrialModule(pl.LightningModule):
         Raises:
             Preempted: a process of the run was asked to end; everything is saved.
         """
+        self.restore_flags()
         if self.driver is not None:
             self.driver.close()
             run = self.driver.run
@@ -223,6 +236,12 @@ class TrialModule(pl.LightningModule):
                 # Together, because a launcher ends the others when the first one ends.
                 run.context.distributed.broadcast(None)
                 raise errors.Preempted(lightning_internals.exit_code_of(self.trainer, self.stop_request.exit_code))
+
+    def restore_flags(self) -> None:
+        """Leave the trainer's flags as the user had set them."""
+        if self._taken is not None:
+            self._taken.restore()
+            self._taken = None
 
     # Validation
 
@@ -260,11 +279,13 @@ class TrialModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the trial's callbacks, random state and position in the data."""
+        for entry in _WITH_USERS_NUMBERS & checkpoint.keys():
+            checkpoint[entry] = with_plain_numbers(checkpoint[entry])
         checkpoint[TRIAL_KEY] = to_entry(RunContent(self.trial_run).collect_without_weights())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built."""
-        content = take_content(checkpoint, self._built()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)
+        content = take_content(checkpoint, self.built()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)
         if content is not None:
             self.resume_content = content
             # Lightning loads this entry next.
@@ -291,18 +312,13 @@ class TrialModule(pl.LightningModule):
             raise _no_run()
         return self._latest_run
 
-    def _built(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        if self._runnable is None or self.context is None:
-            raise errors.InternalException("The trial is built when pl.Trainer has chosen the device; see fit().")
-        return self._runnable, self.context
-
     def _driving(self) -> RunDriver:
         if self.driver is None:
             raise _no_run()
         return self.driver
 
     def _start_run(self) -> None:
-        trial, context = self._built()
+        trial, context = self.built()
         plan = self.checkpoint_plan
         period = None if plan is None else plan.period
         schedule = flags.complete_schedule(
@@ -310,7 +326,8 @@ class TrialModule(pl.LightningModule):
         )
         reporters = [LightningReporter(self), *self.reporters]
         run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
-        hooks = WatchedHooks(self.trainer, self, TrialModule)
+        assert self._taken is not None
+        hooks = WatchedHooks(self.trainer, self, TrialModule, self._taken)
         self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan), hooks)
         self.driver.start_up()
         self._latest_run = run
@@ -335,6 +352,7 @@ class _RunGuard(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if not isinstance(pl_module, TrialModule):
             return
+        pl_module.restore_flags()
         if pl_module.driver is not None:
             pl_module.driver.abandon(exception)
         if not isinstance(exception, SystemExit):  # as Preempted is one

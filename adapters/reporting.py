@@ -32,7 +32,7 @@ class LightningReporter:
         trainer = self._module.trainer
         scalars = scalars_of(avg_metrics)
         self._training_names.update(scalars)
-        lightning_internals.show_report(trainer, _as_tensors(scalars), scalars)
+        lightning_internals.show_report(trainer, as_tensors(scalars), scalars)
         for logger in trainer.loggers:
             logger.log_metrics({**scalars, "epoch": trainer.current_epoch}, step=steps_completed)
             logger.save()
@@ -42,10 +42,10 @@ class LightningReporter:
         scalars = scalars_of(metrics, leave_out=("batches", "epochs"))
         named = {f"val_{name}" if name in self._training_names else name: value for name, value in scalars.items()}
         if named:
-            self._module.log_dict(_as_tensors(named), prog_bar=True, on_epoch=True, batch_size=1)
+            self._module.log_dict(as_tensors(named), prog_bar=True, on_epoch=True, batch_size=1)
 
 
-def _as_tensors(scalars: dict[str, float]) -> dict[str, torch.Tensor]:
+def as_tensors(scalars: dict[str, float]) -> dict[str, torch.Tensor]:
     """Keep all bits: Lightning would round a Python float to float32."""
     return {name: torch.tensor(value, dtype=torch.float64) for name, value in scalars.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,10 +10,12 @@ from pytorch_lightning.strategies import StrategyRegistry
 
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.distributed.backend import Backend
-from det_lightning.distributed.ddp import DDPBackend
+from det_lightning.distributed.ddp import DDPBackend, DDPOptions
 
 #: The name of the strategy with its option, as Lightning's names have it.
 FIND_UNUSED = "trial_ddp_find_unused_parameters_true"
+
+_OF_MODELS = {"broadcast_buffers", "bucket_cap_mb", "gradient_as_bucket_view", "static_graph"}
 
 
 class PerModelDDPStrategy(PerModelStrategy):
@@ -24,18 +27,36 @@ class PerModelDDPStrategy(PerModelStrategy):
     Args:
         find_unused_parameters: look, in each forward pass, for parameters that get no gradient; for models that do not
             use all of theirs in every batch. ``strategy="trial_ddp_find_unused_parameters_true"`` does the same.
+        broadcast_buffers, bucket_cap_mb, gradient_as_bucket_view, static_graph: of the ``DistributedDataParallel`` of
+            each model; by default as there.
+        ddp_comm_hook: exchanges the gradients of a bucket, for each model, as ``DistributedDataParallel`` says.
+        ddp_comm_state: its state; the first model has it, each other one a copy.
+        ddp_comm_wrapper: makes of that hook another one.
         **kwargs: those of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``, ``start_method``,
             ``cluster_environment``.
     """
 
     strategy_name = "trial_ddp"
 
-    def __init__(self, find_unused_parameters: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        find_unused_parameters: bool = False,
+        *,
+        ddp_comm_hook: Callable[[Any, Any], Any] | None = None,
+        ddp_comm_state: Any = None,
+        ddp_comm_wrapper: Callable[[Any], Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        given = {name: kwargs.pop(name) for name in _OF_MODELS & kwargs.keys()}
         super().__init__(**kwargs)
-        self._find_unused_parameters = find_unused_parameters
+        hook = ddp_comm_hook
+        if hook is not None and ddp_comm_wrapper is not None:
+            hook = ddp_comm_wrapper(hook)
+        arguments = {"find_unused_parameters": find_unused_parameters, **given}
+        self._options = DDPOptions(arguments, hook, ddp_comm_state)
 
     def make_backend(self, device: torch.device) -> Backend:
-        return DDPBackend(device, self._find_unused_parameters)
+        return DDPBackend(device, self._options)
 
 
 StrategyRegistry.register(

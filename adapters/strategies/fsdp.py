@@ -59,6 +59,7 @@ class PerModelFSDPStrategy(PerModelStrategy):
         self.accelerator.setup(trainer)
         self.model_to_device()
         if trainer.state.fn is TrainerFn.FITTING:
+            self.require_trial()
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
 

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from pytorch_lightning.strategies import DDPStrategy
 
+from det_lightning import errors
+from det_lightning.adapters import lightning_strategies
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._ports import free_port
 from det_lightning.distributed.backend import Backend
+
+_OF_PROCESSES = {
+    "accelerator",
+    "checkpoint_io",
+    "cluster_environment",
+    "parallel_devices",
+    "precision_plugin",
+    "process_group_backend",
+    "start_method",
+    "timeout",
+}
 
 
 class PerModelStrategy(DDPStrategy):
@@ -17,9 +32,21 @@ class PerModelStrategy(DDPStrategy):
     Args:
         **kwargs: those of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``, ``start_method``,
             ``cluster_environment``.
+
+    Raises:
+        TypeError: there is another argument.
     """
 
     strategy_name: str
+
+    def __init__(self, **kwargs: Any) -> None:
+        unknown = sorted(kwargs.keys() - _OF_PROCESSES)
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__} does not take {', '.join(unknown)}; it takes its own options and those of "
+                f"DDPStrategy about processes: {', '.join(sorted(_OF_PROCESSES))}."
+            )
+        super().__init__(**kwargs)
 
     def setup_environment(self) -> None:
         """Connect the processes.
@@ -37,8 +64,22 @@ class PerModelStrategy(DDPStrategy):
             )
         super().setup_environment()
 
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        lightning_strategies.check_before_launch(self)
+
     def configure_ddp(self) -> None:
         """Leave the module alone: the trial's models are wrapped one by one."""
+        self.require_trial()
+
+    def require_trial(self) -> None:
+        """Raise an UnsupportedTrainerFlags unless the module has a trial: nothing would exchange its gradients."""
+        module = self.lightning_module
+        if self.world_size > 1 and getattr(module, "context", None) is None:
+            raise errors.UnsupportedTrainerFlags(
+                f"strategy={self.strategy_name!r} trains the models of a TrialModule; those of {type(module).__name__} "
+                "would be trained by each rank for itself. Use another pl.Trainer, with Lightning's own strategy."
+            )
 
     def on_exception(self, exception: BaseException) -> None:
         """Change no message: Lightning's hint names settings that a trial does not have."""

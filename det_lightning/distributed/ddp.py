@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +28,27 @@ from det_lightning.distributed.weight_cast import WeightCast
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
+@dataclasses.dataclass(frozen=True)
+class DDPOptions:
+    """How each model is replicated.
+
+    Attributes:
+        arguments: those of ``DistributedDataParallel``, such as ``find_unused_parameters`` or ``static_graph``.
+        comm_hook: exchanges the gradients of a bucket; see ``DistributedDataParallel.register_comm_hook``.
+        comm_state: its state. The first model has it, each other one a copy.
+    """
+
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    comm_hook: Callable[[Any, Any], Any] | None = None
+    comm_state: Any = None
+
+    def for_next_model(self) -> DDPOptions:
+        """Return the same options with a state of their own; a process group is shared."""
+        if self.comm_state is None or isinstance(self.comm_state, dist.ProcessGroup):
+            return self
+        return dataclasses.replace(self, comm_state=copy.deepcopy(self.comm_state))
+
+
 class ModelDDP(DistributedDataParallel):
     """A model whose gradients are averaged over ranks during the backward pass; attributes are those of the model.
 
@@ -34,13 +57,13 @@ class ModelDDP(DistributedDataParallel):
     :meth:`average_rest` makes up for it. Unless it ``communicates``, gradients are kept for an aggregation.
     """
 
-    def __init__(self, module: torch.nn.Module, find_unused_parameters: bool = False) -> None:
+    def __init__(self, module: torch.nn.Module, options: DDPOptions | None = None) -> None:
+        options = options or DDPOptions()
         device = next(module.parameters()).device
-        super().__init__(
-            module,
-            device_ids=[device.index] if device.type == "cuda" else None,
-            find_unused_parameters=find_unused_parameters,
-        )
+        super().__init__(module, device_ids=[device.index] if device.type == "cuda" else None, **options.arguments)
+        self.options = options
+        if options.comm_hook is not None:
+            self.register_comm_hook(options.comm_state, options.comm_hook)
         self._reduced = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         self.communicates = True
         self._evaluates = False
@@ -79,6 +102,11 @@ class ModelDDP(DistributedDataParallel):
         """Run the model; its next backward pass averages the gradients, if any are wanted."""
         if self._evaluates:
             return self.module(*inputs, **kwargs)
+        if self.static_graph and not self.communicates:
+            raise errors.InvalidExperimentException(
+                "static_graph=True exchanges gradients in every batch, which an aggregation does not. Leave it out, or "
+                "train with aggregation_frequency=1."
+            )
         wanted = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.module.parameters())
         self._will_average = self.communicates and wanted
         # Where it does not, it must not expect gradients either: it would wait for them.
@@ -130,16 +158,16 @@ class ModelDDP(DistributedDataParallel):
 class ReplicatedPlacement(ModelPlacement):
     """Makes each model that has something to average a :class:`ModelDDP`, listed in ``models``."""
 
-    def __init__(self, device: torch.device, find_unused_parameters: bool) -> None:
+    def __init__(self, device: torch.device, options: DDPOptions) -> None:
         super().__init__(device)
-        self._find_unused_parameters = find_unused_parameters
+        self._options = options
         self.models: list[ModelDDP] = []
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
         model = super().wrap_model(model)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model  # there is nothing to average
-        wrapped = ModelDDP(model, self._find_unused_parameters)
+        wrapped = ModelDDP(model, self._options.for_next_model() if self.models else self._options)
         self.models.append(wrapped)
         return wrapped
 
@@ -148,7 +176,7 @@ class ReplicatedPlacement(ModelPlacement):
         if not isinstance(model, ModelDDP):
             return super().cast_weights(model, casting)
         casting.renew(model.module)
-        changed = ModelDDP(model.module, self._find_unused_parameters)
+        changed = ModelDDP(model.module, model.options)
         self.models[self.models.index(model)] = changed
         return changed
 
@@ -195,6 +223,6 @@ class ReplicatedGradients(GradientExchange):
 class DDPBackend(Backend):
     """Trains each wrapped model as a :class:`ModelDDP`."""
 
-    def __init__(self, device: torch.device, find_unused_parameters: bool = False) -> None:
-        placement = ReplicatedPlacement(device, find_unused_parameters)
+    def __init__(self, device: torch.device, options: DDPOptions | None = None) -> None:
+        placement = ReplicatedPlacement(device, options or DDPOptions())
         super().__init__(device, placement, ReplicatedGradients(placement.models), ModelStates())

@@ -109,6 +109,9 @@ class TrialRun:
             self.state.epochs_trained = self.state.batches_trained // self.data.epoch_len
         if not self.context.experimental.auto_to_device:
             self.to_device = _unchanged
+        if (cast := self.context.precision.batch_cast()) is not None:
+            to_device = self.to_device
+            self.to_device = lambda batch: cast(to_device(batch))
 
     def begin_training(self) -> None:
         """Load the checkpoint, if there is one, and notify the callbacks."""

@@ -6,6 +6,7 @@ import collections.abc
 import contextlib
 import copy
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -118,13 +119,22 @@ class WholeModelPrecision:
     scales: bool = False
     scaler: torch.amp.GradScaler | None = dataclasses.field(default=None, compare=False)
 
+    def batch_cast(self) -> Callable[[Any], Any] | None:
+        """Return what casts the floats of a batch; None if a batch stays as it is.
+
+        In double precision losses and targets must be doubles too. In half precision losses are computed in float32.
+        """
+        if self.dtype is not torch.float64:
+            return None
+        return functools.partial(cast_floats, cast=floats_of(self.dtype))
+
     def cast(self, model: torch.nn.Module) -> None:
         """Cast the weights of ``model`` in place, if that was chosen."""
         if self.casts_weights:
             model.to(self.dtype)
 
     def surround(self, model: torch.nn.Module, device: torch.device) -> None:
-        """Make the forward pass of ``model`` compute in this precision, and return float32."""
+        """Make the forward pass of ``model`` compute in this precision, and return float32, or doubles."""
         inputs = floats_of(self.dtype) if self.casts_weights else None
         autocast = None if self.casts_weights else (device.type, self.dtype)
         model.forward = CastingForward(model.forward, inputs, halves_to_float, autocast)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -152,6 +153,10 @@ class ChosenPrecision:
         if precision.scales:
             self.scaler = make_scaler(precision.scaler)
             self.use_scaling(TorchAmp(self.scaler, self._backend.gradients))
+
+    def batch_cast(self) -> Callable[[Any], Any] | None:
+        """Return what casts the floats of a batch that is on the device; None if a batch stays as it is."""
+        return None if self._whole_models is None else self._whole_models.batch_cast()
 
     def _require_changeable(self, precision: WholeModelPrecision) -> None:
         if self._whole_models is not None:

@@ -200,7 +200,8 @@ class PyTorchTrialContext:
 
         Args:
             optimizer: what ``wrap_optimizer`` returned.
-            clip_grads: called with the list of the optimizer's parameters, their gradients exchanged and averaged.
+            clip_grads: called with the list of the optimizer's parameters, their gradients exchanged and averaged; by
+                default ``gradient_clip_val`` of ``pl.Trainer`` clips them.
             auto_zero_grads: zero the gradients after the step.
             scaler: step through this gradient scaler.
             backward_passes_per_step: accepted as in Determined 0.13; it is an argument of ``wrap_optimizer``.
@@ -236,10 +237,13 @@ class PyTorchTrialContext:
         if frequency > 1 and average:
             _divide_gradients(optimizer, frequency)
         hooks = self.update_hooks
-        if clip_grads is not None or hooks.before_step:
+        if clip_grads is not None or hooks.before_step or hooks.clip:
             self.precision.scaling.unscale(optimizer)
             if clip_grads is not None:
                 clip_grads(parameters_of(optimizer))
+            else:
+                for clip in hooks.clip:
+                    clip(optimizer)
             for before in hooks.before_step:
                 before(optimizer)
         path.step(optimizer, scaler)

@@ -38,10 +38,14 @@ class TrialSettings:
         self._per_slot_batch_size: int | None = None
         if hparams and hparams.get("global_batch_size"):
             self._split_batch(hparams["global_batch_size"], slots)
-        if aggregation_frequency < 1:
-            raise ValueError(f"aggregation_frequency must be at least 1; got {aggregation_frequency}.")
-        self.aggregation_frequency = aggregation_frequency
+        self.aggregate_over(aggregation_frequency)
         self.average_aggregated_gradients = average_aggregated_gradients
+
+    def aggregate_over(self, batches: int) -> None:
+        """Set the number of batches whose gradients make one update; raise a ValueError if it is below 1."""
+        if batches < 1:
+            raise ValueError(f"aggregation_frequency must be at least 1; got {batches}.")
+        self.aggregation_frequency = batches
 
     def _split_batch(self, global_batch_size: Any, slots: int) -> None:
         if not isinstance(global_batch_size, int):

@@ -16,6 +16,8 @@ class UpdateHooks:
     Attributes:
         before_backward: called with the loss, as the trial passed it.
         after_backward: called without arguments.
+        clip: called with the optimizer where the trial does not clip its gradients itself; they are those of all
+            ranks, and unscaled.
         before_step: called with the optimizer; its gradients are those of all ranks, unscaled and clipped.
         after_step: called without arguments.
         before_zero_grad: called with the optimizer whose gradients the context is about to zero.
@@ -24,6 +26,7 @@ class UpdateHooks:
     def __init__(self) -> None:
         self.before_backward: list[Callable[[torch.Tensor], Any]] = []
         self.after_backward: list[Callable[[], Any]] = []
+        self.clip: list[_OptimizerHook] = []
         self.before_step: list[_OptimizerHook] = []
         self.after_step: list[Callable[[], Any]] = []
         self.before_zero_grad: list[_OptimizerHook] = []
@@ -32,6 +35,7 @@ class UpdateHooks:
         """Remove all of them."""
         self.before_backward.clear()
         self.after_backward.clear()
+        self.clip.clear()
         self.before_step.clear()
         self.after_step.clear()
         self.before_zero_grad.clear()

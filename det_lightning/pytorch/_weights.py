@@ -119,15 +119,27 @@ def _load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallbac
 
 
 def load_models(
-    context: PyTorchTrialContext, state: dict[str, Any], source: str, trial_class: str | None = None
+    context: PyTorchTrialContext,
+    state: dict[str, Any],
+    source: str,
+    trial_class: str | None = None,
+    *,
+    strict: bool = True,
 ) -> None:
-    """Load the weights of all models. The prefix that DDP gives to names is added or taken away as needed."""
-    _raise_if_any(_load_models(context, state), source, trial_class)
+    """Load the weights of all models. The prefix that DDP gives to names is added or taken away as needed.
+
+    Unless ``strict``, which is for models on one device, weights may be missing or left over.
+    """
+    _raise_if_any(_load_models(context, state, strict), source, trial_class)
 
 
-def _load_models(context: PyTorchTrialContext, state: dict[str, Any]) -> list[str]:
+def _load_models(context: PyTorchTrialContext, state: dict[str, Any], strict: bool = True) -> list[str]:
     def load(model: torch.nn.Module, weights: dict[str, Any]) -> None:
-        context.backend.states.load_model(model, _fit_prefix(model, weights))
+        fitting = _fit_prefix(model, weights)
+        if strict:
+            context.backend.states.load_model(model, fitting)
+        else:
+            model.load_state_dict(fitting, strict=False)
 
     return _load_each("model", context.models, state, "models_state_dict", load)
 
@@ -136,7 +148,7 @@ def _fit_prefix(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str, An
     expected = model.state_dict().keys()
     stripped = {name.removeprefix(DDP_PREFIX): value for name, value in weights.items()}
     prefixed = {DDP_PREFIX + name: value for name, value in weights.items()}
-    return next((w for w in (weights, stripped, prefixed) if w.keys() == expected), weights)
+    return max((weights, stripped, prefixed), key=lambda candidate: len(candidate.keys() & expected))
 
 
 def _load_each(

@@ -6,7 +6,7 @@ import csv
 import datetime
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytorch_lightning as pl
@@ -16,11 +16,13 @@ from pytorch_lightning.callbacks import (
     EarlyStopping,
     LearningRateMonitor,
     ModelCheckpoint,
+    ModelPruning,
     ProgressBar,
     RichProgressBar,
     StochasticWeightAveraging,
     Timer,
     TQDMProgressBar,
+    WeightAveraging,
 )
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
@@ -28,6 +30,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
+from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.callbacks import DeterminedCheckpoint
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 
@@ -345,20 +348,74 @@ def test_only_a_run_without_any_length_is_told_of_1000_epochs(
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
-        ({"gradient_clip_val": 1.0}, "gradient_clip_val=1.0: clip in train_batch"),
-        ({"accumulate_grad_batches": 4}, "aggregation_frequency=4"),
         ({"overfit_batches": 2}, "overfit_batches=2"),
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs=1"),
         ({"val_check_interval": "00:00:01:00"}, "validation_period"),
-        ({"precision": "64-true"}, "precision='64-true': use one of 32-true, bf16-mixed"),
-        ({"callbacks": [StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging: wrap"),
+        (
+            {"callbacks": [StochasticWeightAveraging(0.1)]},
+            "StochasticWeightAveraging: .* the callback WeightAveraging",
+        ),
+        ({"callbacks": [ModelPruning("l1_unstructured")]}, "ModelPruning: prune with torch"),
         ({"callbacks": [BatchSizeFinder()]}, "BatchSizeFinder: give"),
-        ({"gradient_clip_val": 1.0, "overfit_batches": 2}, "clip in train_batch.*overfit_batches=2"),
+        (
+            {"reload_dataloaders_every_n_epochs": 1, "overfit_batches": 2},
+            "overfit_batches=2.*reload_dataloaders_every_n_epochs=1",
+        ),
     ],
 )
 def test_unsupported_flags_are_refused_with_what_to_use_instead(flags: dict[str, Any], names: str) -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=names):
         fit(TrialModule(SmallTrial), max_epochs=1, **flags)
+
+
+def test_a_compiled_module_is_refused_and_can_be_used_as_it_is() -> None:
+    module = TrialModule(SmallTrial)
+    for _ in range(2):
+        with pytest.raises(errors.UnsupportedTrainerFlags, match=r"torch.compile\(TrialModule\): compile the"):
+            trainer(max_epochs=1).fit(cast("Any", torch.compile(module)))
+    fit(module, max_epochs=1)
+    assert module.trial_run.state.batches_trained == EPOCH_LEN
+
+
+@pytest.mark.parametrize("start_method", ["popen", "spawn"])
+@pytest.mark.parametrize("fault", ["ModelPruning", "torch.compile"])
+def test_what_cannot_work_is_refused_before_a_second_process_is_started(start_method: Any, fault: str) -> None:
+    callbacks = [ModelPruning("l1_unstructured")] if fault == "ModelPruning" else []
+    strategy = PerModelDDPStrategy(start_method=start_method)
+    lightning = trainer(max_epochs=1, devices=2, strategy=strategy, callbacks=callbacks)
+    module = TrialModule(SmallTrial)
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=fault):
+        lightning.fit(cast("Any", torch.compile(module)) if fault == "torch.compile" else module)
+    assert getattr(lightning.strategy.launcher, "procs", None) == []
+
+
+def test_a_strategy_for_trials_refuses_another_module() -> None:
+    strategy = PerModelDDPStrategy()
+    trainer(strategy=strategy, devices=2)
+    strategy.connect(BoringModel())
+    with pytest.raises(errors.UnsupportedTrainerFlags, match="the models of a TrialModule; those of BoringModel"):
+        strategy.configure_ddp()
+
+
+def test_weights_are_averaged_by_the_callback_that_a_refusal_names() -> None:
+    class Watcher(pl.Callback):
+        def __init__(self) -> None:
+            self.weights: list[torch.Tensor] = []
+
+        def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *args: Any) -> None:
+            self.weights.append(weights_of(module.trial))
+
+    watcher = Watcher()
+    fit(TrialModule(SmallTrial), max_epochs=1, callbacks=[watcher])
+    averaged = TrialModule(SmallTrial)
+    fit(averaged, max_epochs=1, callbacks=[WeightAveraging()])
+    assert torch.allclose(weights_of(averaged.trial), torch.stack(watcher.weights).mean(0), atol=1e-6)
+
+
+def test_two_numbers_of_batches_for_an_update_are_refused() -> None:
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"accumulate_grad_batches=4: it means the same as .* 2"):
+        fit(TrialModule(SmallTrial, aggregation_frequency=2), max_epochs=1, accumulate_grad_batches=4)
+    fit(TrialModule(SmallTrial, aggregation_frequency=4), max_epochs=1, accumulate_grad_batches=4)
 
 
 class OwnData(pl.LightningDataModule):
@@ -399,11 +456,6 @@ def test_validation_data_from_outside_of_the_trial_are_refused(arguments: dict[s
         trainer().validate(TrialModule(SmallTrial), **arguments)
 
 
-def test_a_trial_has_no_test_data() -> None:
-    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"test\(\): use validate\(\)"):
-        trainer().test(TrialModule(SmallTrial))
-
-
 def test_arguments_that_are_no_trial_or_unit_are_refused() -> None:
     with pytest.raises(TypeError, match=r"subclass of det_lightning\.pytorch\.PyTorchTrial"):
         TrialModule(torch.nn.Linear)  # type: ignore[arg-type]
@@ -411,3 +463,90 @@ def test_arguments_that_are_no_trial_or_unit_are_refused() -> None:
         TrialModule(SmallTrial, validation_period=5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"works with a det_lightning\.adapters\.TrialModule; got a BoringModel"):
         trainer(max_epochs=1, callbacks=[DeterminedCheckpoint(policy="all")]).fit(BoringModel())
+
+
+# Flags of Lightning that a trial obeys
+
+
+class Clipless(SmallTrial):
+    """Leaves the clipping of one optimizer to the trainer, and clips for the other itself, to nothing."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        loss = self.loss(batch)
+        self.context.backward(loss)
+        self.context.step_optimizer(self.sgd)
+        self.context.step_optimizer(self.adam, clip_grads=lambda p: torch.nn.utils.clip_grad_value_(p, 1e-30))
+        return {"loss": loss}
+
+
+class GradientWatcher(pl.Callback):
+    """Notes the norm and the largest value of the gradients of the SGD's updates."""
+
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+        self.values: list[float] = []
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: Any) -> None:
+        gradients = [p.grad.flatten() for group in optimizer.param_groups for p in group["params"]]
+        if isinstance(optimizer, torch.optim.SGD):
+            self.norms.append(torch.cat(gradients).norm().item())
+            self.values.append(torch.cat(gradients).abs().max().item())
+        else:
+            assert torch.cat(gradients).abs().max() <= 1e-29
+
+
+def test_gradient_clip_val_clips_where_the_trial_does_not() -> None:
+    free, by_norm, by_value = GradientWatcher(), GradientWatcher(), GradientWatcher()
+    fit(TrialModule(Clipless), max_epochs=1, callbacks=[free])
+    fit(TrialModule(Clipless), max_epochs=1, callbacks=[by_norm], gradient_clip_val=0.1)
+    flags: dict[str, Any] = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}
+    lightning = fit(TrialModule(Clipless), max_epochs=1, callbacks=[by_value], **flags)
+    assert min(free.norms) > 0.1
+    assert by_norm.norms == pytest.approx([0.1] * EPOCH_LEN, rel=1e-3)
+    assert max(by_value.values) == pytest.approx(0.01)
+    assert lightning.gradient_clip_val == 0.01
+
+
+def test_a_module_may_clip_gradients_as_any_module_of_lightning() -> None:
+    class Module(TrialModule):
+        def configure_gradient_clipping(
+            self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+        ) -> None:
+            self.clip_gradients(optimizer, gradient_clip_val=0.2, gradient_clip_algorithm="norm")
+
+    watcher = GradientWatcher()
+    fit(Module(Clipless), max_epochs=1, callbacks=[watcher])
+    assert watcher.norms == pytest.approx([0.2] * EPOCH_LEN, rel=1e-3)
+
+
+def test_accumulate_grad_batches_is_the_aggregation_frequency() -> None:
+    accumulated = TrialModule(SmallTrial)
+    lightning = fit(accumulated, max_epochs=2, accumulate_grad_batches=3)
+    aggregated = TrialModule(SmallTrial, aggregation_frequency=3)
+    fit(aggregated, max_epochs=2)
+    assert torch.equal(weights_of(accumulated.trial), weights_of(aggregated.trial))
+    assert lightning.global_step == 2 * (2 * EPOCH_LEN // 3)
+    assert lightning.accumulate_grad_batches == 3
+    assert fit(accumulated, max_epochs=1).global_step == 2 * EPOCH_LEN
+
+
+def test_accumulate_grad_batches_is_the_aggregation_frequency_when_the_trial_is_built() -> None:
+    class Trial(SmallTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.aggregates = context.aggregation_frequency
+
+    configured = {"optimizations": {"aggregation_frequency": 5}}
+    module = TrialModule(Trial, exp_conf=configured)
+    fit(module, max_epochs=1, accumulate_grad_batches=3)
+    assert isinstance(module.trial, Trial)
+    assert module.trial.aggregates == 3
+    fit(module, max_epochs=1)
+    assert module.context.aggregation_frequency == 5
+
+
+def test_flags_are_as_they_were_after_a_run_that_failed() -> None:
+    lightning = trainer(max_epochs=1, gradient_clip_val=1.0, accumulate_grad_batches=2)
+    with pytest.raises(FileNotFoundError):
+        lightning.fit(TrialModule(SmallTrial), ckpt_path="missing.ckpt")
+    assert (lightning.gradient_clip_val, lightning.accumulate_grad_batches) == (1.0, 2)

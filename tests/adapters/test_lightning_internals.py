@@ -8,7 +8,7 @@ import logging
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytorch_lightning as pl
@@ -16,9 +16,9 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
-from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 
-from det_lightning.adapters import lightning_internals, lightning_loops
+from det_lightning.adapters import lightning_internals, lightning_loops, lightning_strategies
 from det_lightning.checkpoint.format.content import TrialState
 
 
@@ -284,6 +284,117 @@ def test_given_data_of_a_validation() -> None:
         make_trainer().validate(Module(), dataloaders=[1])
 
 
+@pytest.mark.parametrize(("arguments", "found"), [({}, False), ({"dataloaders": [1]}, True)])
+def test_has_data(arguments: dict[str, Any], found: bool) -> None:
+    class Module(Watched):
+        test_dataloader = pl.LightningModule.test_dataloader
+        predict_dataloader = pl.LightningModule.predict_dataloader
+
+        def configure_callbacks(self) -> Any:
+            assert lightning_internals.has_data(self.trainer) == found
+            raise NotImplementedError
+
+    for call in (make_trainer().test, make_trainer().predict):
+        with pytest.raises(NotImplementedError):
+            call(Module(), **arguments)
+
+
+@pytest.mark.parametrize("start_method", ["popen", "spawn"])
+def test_check_before_launch(start_method: Any) -> None:
+    class Module(Watched):
+        def check_before_launch(self, trainer: pl.Trainer) -> None:
+            assert trainer.lightning_module is self
+            raise NotImplementedError
+
+    strategy = DDPStrategy(start_method=start_method)
+    trainer = make_trainer(strategy=strategy, devices=2)
+    lightning_strategies.check_before_launch(strategy)
+    with pytest.raises(NotImplementedError):
+        trainer.fit(Module())
+    assert getattr(strategy.launcher, "procs", None) == []
+
+
+def test_process_arguments() -> None:
+    given = DDPStrategy(process_group_backend="gloo", start_method="spawn", timeout=datetime.timedelta(seconds=5))
+    make_trainer(strategy=given, devices=2)
+    arguments = lightning_strategies.process_arguments(given)
+    assert arguments["process_group_backend"] == "gloo"
+    assert arguments["start_method"] == "spawn"
+    assert arguments["timeout"] == datetime.timedelta(seconds=5)
+    assert arguments["parallel_devices"] == [torch.device("cpu")] * 2
+    assert arguments["cluster_environment"] is given.cluster_environment
+    assert arguments["accelerator"] is given.accelerator
+
+
+def test_ddp_options() -> None:
+    options, others = lightning_strategies.ddp_options(DDPStrategy(static_graph=True, ddp_comm_state=3))
+    hooks = {"ddp_comm_hook": None, "ddp_comm_state": 3, "ddp_comm_wrapper": None}
+    assert (options, others) == ({"static_graph": True, **hooks}, [])
+    assert lightning_strategies.ddp_options(DDPStrategy(model_averaging_period=3))[1] == ["model_averaging_period"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "others"),
+    [
+        ({}, {}, []),
+        ({"auto_wrap_policy": {torch.nn.Linear}}, {"policy": [torch.nn.Linear]}, []),
+        ({"auto_wrap_policy": lambda **_: True}, {}, ["auto_wrap_policy"]),
+        ({"cpu_offload": True, "sharding_strategy": "NO_SHARD"}, {}, ["cpu_offload", "sharding_strategy"]),
+        ({"activation_checkpointing_policy": {torch.nn.Linear}}, {}, ["activation_checkpointing"]),
+        ({"state_dict_type": "sharded", "limit_all_gathers": True}, {}, ["state_dict_type", "limit_all_gathers"]),
+    ],
+)
+def test_fsdp_options(arguments: dict[str, Any], options: dict[str, Any], others: list[str]) -> None:
+    assert lightning_strategies.fsdp_options(FSDPStrategy(**arguments)) == (options, others)
+
+
+def test_replace_strategy() -> None:
+    trainer = make_trainer(strategy=DDPStrategy(start_method="spawn"), devices=2)
+    given = trainer.strategy
+    other = DDPStrategy(**lightning_strategies.process_arguments(given))
+
+    class Module(Watched):
+        def configure_callbacks(self) -> Any:
+            lightning_strategies.replace_strategy(self.trainer, other)
+            assert self.trainer.strategy is other
+            assert self.trainer.lightning_module is self
+            assert self.trainer.world_size == 2
+            assert other.launcher is given.launcher
+            raise NotImplementedError
+
+        def check_before_launch(self, trainer: pl.Trainer) -> None:
+            self.trainer = trainer
+            self.configure_callbacks()
+
+    assert isinstance(given, DDPStrategy)
+    lightning_strategies.check_before_launch(given)
+    with pytest.raises(NotImplementedError):
+        trainer.fit(Module())
+
+
+def test_is_compiled() -> None:
+    class Module(Watched):
+        def configure_callbacks(self) -> Any:
+            assert lightning_internals.is_compiled(self)
+            raise NotImplementedError
+
+    module = Module()
+    assert not lightning_internals.is_compiled(module)
+    with pytest.raises(NotImplementedError):
+        make_trainer().fit(cast("Any", torch.compile(module)))
+
+
+def test_restricted_classmethod() -> None:
+    class Module(Watched):
+        @lightning_internals.restricted_classmethod
+        def name(cls) -> str:  # noqa: N805 (a classmethod)
+            return cls.__name__
+
+    assert Module.name() == "Module"
+    with pytest.raises(TypeError, match="cannot be called on an instance"):
+        Module().name()
+
+
 def test_batch_size_of_step() -> None:
     sizes: list[int | None] = []
 
@@ -429,7 +540,7 @@ def test_every_reach_has_a_test() -> None:
     tested = "\n".join(name for name in globals() if name.startswith("test_"))
     own = [
         name
-        for module in (lightning_internals, lightning_loops)
+        for module in (lightning_internals, lightning_loops, lightning_strategies)
         for name, value in inspect.getmembers(module, inspect.isfunction)
         if value.__module__ == module.__name__ and not name.startswith("_")
     ]

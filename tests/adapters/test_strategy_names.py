@@ -8,6 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
+
+from det_lightning import errors
+from det_lightning.adapters.strategies import PerModelFSDPStrategy
+from det_lightning.adapters.strategies.taking import counterpart_of
 
 NAMES = ("trial_ddp", "trial_ddp_find_unused_parameters_true", "trial_fsdp", "horovod")
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -57,3 +63,19 @@ def test_the_command_line_of_lightning_takes_a_strategy_of_trials(tmp_path: Path
     printed = run(SCRIPT, "fit", "--trainer.strategy", "trial_ddp", *flags, directory=tmp_path)
     assert printed.count("trial_ddp 0.5") == 2
     assert printed.count("4 batches on 2") == 2
+
+
+def test_options_that_models_cannot_be_trained_with_are_refused_by_name() -> None:
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"FSDPStrategy: cpu_offload\. Use PerModelFSDPStrategy"):
+        counterpart_of(FSDPStrategy(cpu_offload=True))
+    with pytest.raises(errors.UnsupportedTrainerFlags, match="DDPStrategy: model_averaging_period"):
+        counterpart_of(DDPStrategy(model_averaging_period=2))
+    with pytest.raises(errors.UnsupportedTrainerFlags, match="PerModelDDPStrategy does not take delay_all_reduce"):
+        counterpart_of(DDPStrategy(delay_all_reduce_named_params=[]))
+    with pytest.raises(TypeError, match="PerModelFSDPStrategy does not take cpu_offload"):
+        PerModelFSDPStrategy(cpu_offload=True)
+
+
+def test_the_strategies_of_lightning_have_counterparts_for_trials() -> None:
+    assert counterpart_of(DDPStrategy(find_unused_parameters=True)).strategy_name == "trial_ddp"
+    assert counterpart_of(FSDPStrategy(auto_wrap_policy={torch.nn.Linear})).strategy_name == "trial_fsdp"

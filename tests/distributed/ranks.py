@@ -13,11 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
+from pytorch_lightning.strategies import DDPStrategy
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from det_lightning import core, pytorch
 from det_lightning.adapters import TrialModule
+from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.checkpoint import CheckpointStorage
 from tests.trials import seed_everything
 
@@ -206,18 +210,38 @@ def one(output: Path) -> None:
     save(trial, output, "continued-by-one", 0)
 
 
-def lightning(output: Path) -> None:
-    import pytorch_lightning as pl
+def count_buckets(counts, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations as text
+    """Exchange gradients as by default, and count."""
+    counts.append(1)
+    group: Any = dist.group.WORLD
+    return allreduce_hook(group, bucket)
 
+
+def lightning(output: Path) -> None:
+    counts: list[int] = []
+    strategies = {
+        "lightning": "trial_ddp",
+        "lightning-ddp": "ddp",
+        "lightning-options": DDPStrategy(gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=1),
+        "lightning-hook": PerModelDDPStrategy(ddp_comm_hook=count_buckets, ddp_comm_state=counts),
+    }
+    for name, strategy in strategies.items():
+        train_by_lightning(output, name, strategy)
+    assert len(counts) == BATCHES
+
+
+def train_by_lightning(output: Path, name: str, strategy: Any) -> None:
     module = TrialModule(
         Plain, {"global_batch_size": GLOBAL_BATCH}, max_length=pytorch.Batch(BATCHES), reporting_period=pytorch.Batch(4)
     )
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(strategy="trial_ddp", devices=2, accelerator="cpu", enable_model_summary=False, **quiet)
+    trainer = pl.Trainer(strategy=strategy, devices=2, accelerator="cpu", enable_model_summary=False, **quiet)
     seed_everything()
     trainer.fit(module)
     assert isinstance(module.trial, Plain)
-    save(module.trial, output, "lightning", trainer.global_rank)
+    model: Any = module.models[0]
+    assert model.static_graph == model.gradient_as_bucket_view == (name == "lightning-options")
+    save(module.trial, output, name, trainer.global_rank)
 
 
 class Uneven(Plain):

@@ -62,9 +62,10 @@ def test_two_ranks_are_one_with_twice_the_batch(folder: Path, scenario: str) -> 
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-4)
 
 
-def test_lightnings_launcher_trains_the_same(folder: Path) -> None:
-    """``pl.Trainer(strategy="trial_ddp", devices=2)`` in a script, without torchrun."""
-    lightning, torchrun = results(folder, "lightning"), results(folder, "plain")
+@pytest.mark.parametrize("name", ["lightning", "lightning-ddp", "lightning-options", "lightning-hook"])
+def test_lightnings_launcher_trains_the_same(folder: Path, name: str) -> None:
+    """``pl.Trainer(strategy="trial_ddp", devices=2)`` in a script, without torchrun; also ``"ddp"``, and options."""
+    lightning, torchrun = results(folder, name), results(folder, "plain")
     for ours, theirs in zip(lightning, torchrun, strict=True):
         assert torch.equal(ours["updates"][-1], theirs["updates"][-1])
 

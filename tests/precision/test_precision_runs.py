@@ -376,3 +376,22 @@ def test_two_precisions_are_refused_by_name(tmp_path: Path, kind: type[Any], cal
         train_under("bf16-mixed", kind)
     with pytest.raises(errors.InvalidExperimentException, match=message):
         fit(kind, tmp_path, 2, lightning={"precision": "bf16-mixed"})
+
+
+class Doubles(SmallTrial):
+    """Has a loss that takes doubles only together with doubles, and notes the types of what it computes."""
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        outputs = self.head(self.body(inputs))
+        assert {inputs.dtype, targets.dtype, outputs.dtype} == {torch.float64}
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(outputs, targets.sigmoid())
+        assert loss.dtype is torch.float64
+        return loss
+
+
+def test_a_trial_trains_and_validates_in_double_precision() -> None:
+    module, _ = train_under("64-true", Doubles)
+    assert weights_of(module.trial).dtype is torch.float64
+    straight, _ = train_under("64-true", Doubles)
+    assert torch.equal(weights_of(module.trial), weights_of(straight.trial))

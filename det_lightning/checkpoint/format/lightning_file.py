@@ -16,6 +16,7 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState, find_wrong_counts
+from det_lightning.checkpoint.format.plain_numpy import with_numpy, with_plain_numbers, without_numpy
 from det_lightning.checkpoint.format.resume_state import ResumeState, read_settings
 from det_lightning.checkpoint.format.upgrade import make_load_data, modernize
 from det_lightning.masking import mask
@@ -97,23 +98,29 @@ def to_lightning(content: CheckpointContent) -> dict[str, Any]:
         "epoch": content.trial_state.epochs_trained,
         "global_step": batches if resume is None else resume.optimizer_steps,
         "state_dict": join_models(models),
-        "optimizer_states": optimizers,
+        "optimizer_states": with_plain_numbers(optimizers),
         # Lightning counts torch's schedulers only. A TrialModule loads all of them, from its own entry.
-        "lr_schedulers": [copy.deepcopy(one) for one in state[_SCHEDULERS] if "last_epoch" in one],
+        "lr_schedulers": with_plain_numbers([copy.deepcopy(one) for one in state[_SCHEDULERS] if "last_epoch" in one]),
         TRIAL_KEY: to_entry(dataclasses.replace(content, state=state, load_data=load_data, resume=resume)),
     }
 
 
 def to_entry(content: CheckpointContent) -> dict[str, Any]:
-    """Return the entry of a ``.ckpt`` file for content without models and optimizers, which Lightning keeps itself."""
-    return {
-        "state": content.state,
-        "trial_state": dict(vars(content.trial_state)),
-        "resume": None if content.resume is None else content.resume.to_dict(),
-        "load_data": content.load_data,
-        "epochs_known": content.epochs_known,
-        "name": content.name,
-    }
+    """Return the entry of a ``.ckpt`` file for content without models and optimizers, which Lightning keeps itself.
+
+    It has no objects of numpy, which ``torch.load`` would refuse.
+    """
+    entry: dict[str, Any] = without_numpy(
+        {
+            "state": content.state,
+            "trial_state": dict(vars(content.trial_state)),
+            "resume": None if content.resume is None else content.resume.to_dict(),
+            "load_data": content.load_data,
+            "epochs_known": content.epochs_known,
+            "name": content.name,
+        }
+    )
+    return entry
 
 
 def from_entry(entry: Any, source: str = "the Lightning checkpoint") -> CheckpointContent:
@@ -121,6 +128,7 @@ def from_entry(entry: Any, source: str = "the Lightning checkpoint") -> Checkpoi
     what = f"The entry {TRIAL_KEY!r} of {source}"
     if not isinstance(entry, dict) or not isinstance(entry.get("state"), dict):
         raise errors.InvalidCheckpointException(f"{what} has no state; it is {mask(entry)!r:.200}.")
+    entry = with_numpy(entry)
     load_data = entry.get("load_data")
     trial_state, resume = _progress_in(entry)
     wrong = [

@@ -1,0 +1,259 @@
+"""What a trial does without a run: weights from a checkpoint, predictions, the evaluation of data that a call gives."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Sequence
+from typing import IO, Any
+
+import pytorch_lightning as pl
+import torch
+from typing_extensions import Self
+
+from det_lightning import errors
+from det_lightning.adapters import lightning_internals
+from det_lightning.adapters.building import TrialBuilder
+from det_lightning.adapters.loading import SavedTrial
+from det_lightning.adapters.reporting import as_tensors
+from det_lightning.core._metrics import scalars_of
+from det_lightning.engine.metrics import reduce_validation_metrics, to_numpy
+from det_lightning.engine.validation import Evaluation
+from det_lightning.pytorch._legacy_trial import original_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._weights import load_models
+
+
+class Predictor:
+    """Predicts with a trial: with its ``predict_batch`` if it has one, otherwise with its only model.
+
+    Raises:
+        InvalidExperimentException: it has no ``predict_batch``, and none or several models.
+    """
+
+    def __init__(self, trial: PyTorchTrial, models: Sequence[torch.nn.Module]) -> None:
+        self._predict_batch = getattr(trial, "predict_batch", None)
+        if self._predict_batch is None and len(models) != 1:
+            raise errors.InvalidExperimentException(
+                f"{type(trial).__name__} wraps {len(models)} models, so that only the trial can say what a prediction "
+                "is: define predict_batch(self, batch) in it, which returns the predictions for a batch."
+            )
+        self._models = models
+        self._takes_batch_idx = self._predict_batch is not None and (
+            "batch_idx" in inspect.signature(self._predict_batch).parameters
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the predictions for these inputs, of any shape that the trial or its model takes."""
+        return (self._predict_batch or self._models[0])(*args, **kwargs)
+
+    def predict(self, batch: Any, batch_idx: int) -> Any:
+        """Return the predictions for a batch of a loader. Of a list or tuple a model gets the first entry."""
+        if self._takes_batch_idx:
+            return self(batch, batch_idx=batch_idx)
+        if self._predict_batch is None and isinstance(batch, list | tuple) and batch:
+            return self(batch[0])
+        return self(batch)
+
+
+class GivenEvaluation:
+    """Evaluates a trial on data that are not its own; its callbacks are not called.
+
+    Args:
+        trial: the trial.
+        context: its context.
+        loaders: the data; there must be one loader.
+
+    Raises:
+        UnsupportedTrainerFlags: there are several loaders; or the trial evaluates full datasets, and there are several
+            processes, which share the data.
+    """
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, loaders: Any) -> None:
+        self._trial = trial
+        self._context = context
+        self._evaluation = Evaluation(trial, context, single_batch=False)
+        if isinstance(loaders, list | tuple | dict) and len(loaders) > 1:
+            raise errors.UnsupportedTrainerFlags(
+                f"test() evaluates a trial on one loader, and got {len(loaders)}: call it once for each."
+            )
+        if not self._evaluation.by_batch and context.distributed.size > 1:
+            raise errors.UnsupportedTrainerFlags(
+                f"test() of {type(original_trial(trial)).__name__}, which has evaluate_full_dataset(), works in one "
+                f"process; this run has {context.distributed.size}."
+            )
+        context.reducers.reset_reducers()
+        if not self._evaluation.by_batch:
+            self._evaluation.evaluate_full_dataset(loaders)
+
+    def evaluate(self, batch: Any) -> None:
+        """Evaluate a batch on the device, unless all are evaluated already."""
+        if self._evaluation.by_batch:
+            self._evaluation.evaluate(iter([batch]), lambda: True)
+
+    def close(self) -> dict[str, float]:
+        """Return the metrics over all batches and ranks; all ranks must call it."""
+        if self._evaluation.by_batch:
+            reducer = self._trial.evaluation_reducer()
+            metrics = reduce_validation_metrics(self._evaluation.close(), reducer, self._context.distributed)
+        else:
+            metrics = self._evaluation.full_metrics
+        metrics.update(to_numpy(self._context.reducers.reduce_metrics(for_training=False)))
+        return scalars_of(metrics)
+
+
+class InferenceModule(pl.LightningModule):
+    """The part of a ``TrialModule`` that needs no run: ``module(x)``, ``trainer.predict`` and ``trainer.test``.
+
+    Attributes:
+        trial: the trial, once it is built.
+        context: its context.
+        runnable: the trial, adapted if it is an old one.
+        models: its models, whose names in a ``.ckpt`` file begin with ``models.<index>.``.
+        builder: builds it; subclasses set it.
+    """
+
+    builder: TrialBuilder
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trial: PyTorchTrial | None = None
+        self.context: PyTorchTrialContext | None = None
+        self.runnable: PyTorchTrial | None = None
+        self._loaded: PyTorchTrialContext | None = None
+        self._tested: GivenEvaluation | None = None
+
+    @lightning_internals.restricted_classmethod
+    def load_from_checkpoint(
+        cls,  # noqa: N805 (a classmethod)
+        checkpoint_path: str | os.PathLike[str] | IO[Any],
+        map_location: Any = None,
+        hparams_file: str | os.PathLike[str] | None = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Return a module whose trial is built, with the weights of a checkpoint; it needs no trainer.
+
+        ``module(x)`` predicts. ``pl.Trainer`` builds the trial again, on its device, with the weights that the module
+        has by then.
+
+        Args:
+            checkpoint_path: path or URL of a ``.ckpt`` file of a ``TrialModule``, or such a file that is open; or that
+                of a directory in Determined's format.
+            map_location: where to load tensors to, as in ``torch.load``; by default where they were, if that is there.
+            hparams_file: YAML file with the hyperparameters, in place of those of the checkpoint.
+            strict: False leaves out what only the checkpoint or only the trial has.
+            weights_only: False unpickles anything, running whatever code the checkpoint contains; so does
+                ``trusted=True``.
+            **kwargs: arguments of the module: the class of the trial as ``trial=``; by default ``hparams`` and
+                ``exp_conf`` are those of the checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoint is missing, damaged, unsafe, or that of another module or trial.
+            TypeError: ``trial=`` is missing.
+        """
+        if weights_only is None:
+            weights_only = not kwargs.get("trusted", False)
+        saved = SavedTrial(checkpoint_path, map_location, weights_only, kwargs.get("storage_options"))
+        module: Self = cls(**saved.arguments(cls, kwargs, hparams_file))
+        module.build_from(saved, strict is not False)
+        return module
+
+    def build_from(self, saved: SavedTrial, strict: bool = True) -> None:
+        """Build the trial without a trainer, with the weights of a checkpoint.
+
+        Raises:
+            InvalidCheckpointException: they do not fit. Unless ``strict``, weights may be missing or left over.
+        """
+        device = saved.device()
+        runnable, context = self.builder.build_alone(device)
+        saved.load_into(context, strict)
+        self.adopt(runnable, context)
+        self._loaded = context
+        self.to(device)
+
+    def adopt(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
+        """Take a trial that is built, adapted if it is an old one, and its context.
+
+        It gets the weights of the trial that :meth:`build_from` has built, if it takes the place of that.
+        """
+        if self._loaded is not None and self._loaded is not context:
+            weights = [model.state_dict() for model in self._loaded.models]
+            load_models(context, {"models_state_dict": weights}, "The module that was loaded from a checkpoint")
+            self._loaded = None
+        self.runnable = runnable
+        self.context = context
+        self.trial = original_trial(runnable)
+        self.models = torch.nn.ModuleList(context.models)
+
+    def built(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
+        """Return the trial, adapted if it is an old one, and its context.
+
+        Raises:
+            InternalException: it is not built yet.
+        """
+        if self.runnable is None or self.context is None:
+            raise errors.InternalException(
+                "The trial is not built yet: fit(), validate(), test() and predict() of pl.Trainer build it when they "
+                "have chosen the device, and TrialModule.load_from_checkpoint(path, trial=...) builds it at once."
+            )
+        return self.runnable, self.context
+
+    def _predictor(self) -> Predictor:
+        runnable, context = self.built()
+        return Predictor(original_trial(runnable), context.models)
+
+    def _on_device(self, batch: Any) -> Any:
+        """Return a batch of a given loader with arrays of numpy as tensors too, as in the trial's own batches."""
+        _, context = self.built()
+        cast = context.precision.batch_cast()
+        batch = context.to_device(batch) if context.experimental.auto_to_device else batch
+        return batch if cast is None else cast(batch)
+
+    # Prediction
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the trial's ``predict_batch`` returns, or its only model if it has no such method.
+
+        Raises:
+            InvalidExperimentException: it has no ``predict_batch``, and none or several models.
+            InternalException: the trial is not built yet.
+        """
+        return self._predictor()(*args, **kwargs)
+
+    def on_predict_start(self) -> None:
+        """Refuse a trial that cannot predict."""
+        self._predictor()
+        self.built()[1].backend.placement.begin_validation(in_step=False)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Return the predictions for a batch; of a list or tuple a model gets the first entry."""
+        return self._predictor().predict(self._on_device(batch), batch_idx)
+
+    def on_predict_end(self) -> None:
+        """Make the models ready for training again."""
+        self.built()[1].backend.placement.end_validation()
+
+    # Evaluation of given data
+
+    def on_test_start(self) -> None:
+        """Begin to evaluate data that are not the trial's own."""
+        runnable, context = self.built()
+        context.backend.placement.begin_validation(in_step=False)
+        self._tested = GivenEvaluation(runnable, context, self.trainer.test_dataloaders)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Evaluate a batch as a validation would."""
+        assert self._tested is not None
+        self._tested.evaluate(self._on_device(batch))
+
+    def on_test_epoch_end(self) -> None:
+        """Log the metrics, reduced by the trial's ``evaluation_reducer``."""
+        assert self._tested is not None
+        self.log_dict(as_tensors(self._tested.close()), prog_bar=True, on_epoch=True, batch_size=1)
+
+    def on_test_end(self) -> None:
+        """Make the models ready for training again."""
+        self.built()[1].backend.placement.end_validation()

@@ -1,0 +1,122 @@
+"""From a checkpoint to a module with its weights, without a trainer."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from typing import IO, Any
+
+import torch
+from pytorch_lightning.core.saving import load_hparams_from_yaml
+from pytorch_lightning.plugins.io import TorchCheckpointIO
+
+from det_lightning import errors
+from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TrialCheckpointIO
+from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_lightning
+from det_lightning.checkpoint.format.resume_state import read_settings
+from det_lightning.checkpoint.format.upgrade import modernize
+from det_lightning.checkpoint.safe_load import allow_safe_values, finish
+from det_lightning.checkpoint.storage.location import Location
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._weights import load_models
+
+
+class SavedTrial:
+    """A trial in a checkpoint, a ``.ckpt`` file or a directory in Determined's format.
+
+    Args:
+        path: path or URL of the file or directory, or an open ``.ckpt`` file.
+        map_location: as in ``torch.load``; by default tensors of a file are where they were, if that is there.
+        weights_only: False unpickles anything, running whatever code the checkpoint contains.
+        storage_options: for the file system of a URL.
+
+    Raises:
+        CheckpointError: it is missing, damaged, unsafe, or that of another ``LightningModule``.
+        FileNotFoundError: there is no such file.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | IO[Any],
+        map_location: Any = None,
+        weights_only: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._map_location = map_location
+        where: Any = map_location if map_location is not None else _where_it_was
+        if isinstance(path, str | os.PathLike):
+            self._source = str(Location.parse(path, dict(storage_options or {})))
+            reader = TrialCheckpointIO(TorchCheckpointIO(), trusted=not weights_only, options=storage_options)
+            checkpoint = reader.load_checkpoint(path, where, weights_only)
+        else:
+            self._source = "the open file"
+            with allow_safe_values():
+                checkpoint = finish(torch.load(path, where, weights_only=weights_only))
+        self._content = self._content_of(checkpoint)
+        modernize(self._content.state, self._source)
+
+    def _content_of(self, checkpoint: dict[str, Any]) -> CheckpointContent:
+        content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
+        if content is not None:
+            return content
+        if TRIAL_KEY not in checkpoint:
+            raise errors.InvalidCheckpointException(
+                f"{self._source} was not written by a TrialModule. `det-lightning checkpoint import --any-module` "
+                "makes a checkpoint for a trial of that of another LightningModule."
+            )
+        return from_lightning(checkpoint)
+
+    def arguments(self, module_class: type, given: dict[str, Any], hparams_file: Any = None) -> dict[str, Any]:
+        """Return the arguments of a module: those that are given, and the settings that the checkpoint knows.
+
+        Raises:
+            TypeError: ``trial`` is missing; the message names the trial that wrote the checkpoint.
+        """
+        parameters = inspect.signature(module_class).parameters
+        if "trial" in parameters and parameters["trial"].default is inspect.Parameter.empty and "trial" not in given:
+            written_by = self._content.trial_class
+            raise TypeError(
+                f"{module_class.__name__}.load_from_checkpoint(path, trial=...) needs the class of the trial"
+                + (f"; {self._source} was written by {written_by}." if written_by else ".")
+            )
+        known = self._settings()
+        if hparams_file is not None:
+            known["hparams"] = dict(load_hparams_from_yaml(hparams_file))
+        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        taken = {name: value for name, value in known.items() if takes_any or name in parameters}
+        return {**taken, **given}
+
+    def _settings(self) -> dict[str, Any]:
+        content = self._content
+        settings = read_settings(content.resume, content.load_data)
+        known = {"hparams": settings["hparams"], "exp_conf": settings["experiment_config"]}
+        if known["hparams"] is None:  # as in files that `det-lightning checkpoint export` wrote of older checkpoints
+            known["hparams"] = (content.lightning or {}).get("hyper_parameters")
+        return {name: value for name, value in known.items() if value is not None}
+
+    def device(self) -> torch.device:
+        """Return where the weights are to be."""
+        if isinstance(self._map_location, str | torch.device):
+            return torch.device(self._map_location)
+        models = self._content.state["models_state_dict"]
+        tensors = (value for model in models for value in model.values() if isinstance(value, torch.Tensor))
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+    def load_into(self, context: PyTorchTrialContext, strict: bool = True) -> None:
+        """Load the weights into the models of a trial.
+
+        Raises:
+            InvalidCheckpointException: they do not fit. Unless ``strict``, weights may be missing or left over.
+        """
+        content = self._content
+        load_models(context, content.state, self._source, content.trial_class, strict=strict)
+
+
+def _where_it_was(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    """Leave a tensor where it was when it was saved, or put it on the CPU if there is no such device now."""
+    kind = location.partition(":")[0]
+    module = getattr(torch, kind, None)
+    is_there = kind == "cpu" or (module is not None and module.is_available())
+    return None if is_there else storage.cpu()  # type: ignore[no-untyped-call]

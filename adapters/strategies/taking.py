@@ -1,0 +1,59 @@
+"""Lightning's own strategies for several processes, taken as those that train a trial's models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+from lightning_utilities.core.rank_zero import rank_zero_info
+from pytorch_lightning.plugins import Precision
+from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, Strategy
+
+from det_lightning import errors
+from det_lightning.adapters import lightning_strategies
+from det_lightning.adapters.strategies.ddp import PerModelDDPStrategy
+from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
+from det_lightning.adapters.strategies.per_model import PerModelStrategy
+
+#: Strategies of Lightning that have a counterpart for trials.
+TAKEN_STRATEGIES = (DDPStrategy, FSDPStrategy)
+
+
+def take_strategy(trainer: pl.Trainer) -> None:
+    """Replace ``"ddp"`` or ``"fsdp"`` of a trainer by the strategy for trials, with its options and a notice.
+
+    Raises:
+        UnsupportedTrainerFlags: it has options that a trial's models cannot be trained with.
+    """
+    given = trainer.strategy
+    if trainer.world_size == 1 or isinstance(given, PerModelStrategy) or not isinstance(given, TAKEN_STRATEGIES):
+        return
+    taken = counterpart_of(given)
+    rank_zero_info(
+        f"A trial's models are made ready for training one by one: {type(given).__name__} is taken as "
+        f"strategy={taken.strategy_name!r}."
+    )
+    lightning_strategies.replace_strategy(trainer, taken)
+
+
+def counterpart_of(strategy: DDPStrategy | FSDPStrategy) -> PerModelStrategy:
+    """Return the strategy for trials with the options of one of ``TAKEN_STRATEGIES``; see :func:`take_strategy`."""
+    processes = lightning_strategies.process_arguments(strategy)
+    if isinstance(strategy, FSDPStrategy):
+        options, others = lightning_strategies.fsdp_options(strategy)
+        processes["precision_plugin"] = Precision()
+        return _make(PerModelFSDPStrategy, strategy, others, **options, **processes)
+    options, others = lightning_strategies.ddp_options(strategy)
+    return _make(PerModelDDPStrategy, strategy, others, **options, **processes)
+
+
+def _make(kind: type[PerModelStrategy], given: Strategy, others: list[str], **arguments: Any) -> PerModelStrategy:
+    if not others:
+        try:
+            return kind(**arguments)
+        except TypeError as e:
+            others = [str(e)]
+    raise errors.UnsupportedTrainerFlags(
+        f"pl.Trainer cannot train a trial with these options of {type(given).__name__}: {'; '.join(others)}. Use "
+        f"{kind.__name__} of det_lightning.adapters.strategies, with its own options."
+    )

@@ -1,0 +1,160 @@
+"""Lightning's checkpoint files of a TrialModule: what is in them, and modules that are made from them."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from det_lightning import errors, pytorch
+from det_lightning.adapters import TrialModule
+from det_lightning.checkpoint.format.plain_numpy import with_numpy, with_plain_numbers, without_numpy
+from det_lightning.pytorch import samplers
+from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
+
+#: Written after 10 batches of SmallTrial, by the release before objects of numpy were left out.
+WITH_NUMPY_OBJECTS = Path(__file__).parent / "files/numpy_objects.ckpt.gz"
+
+
+def trainer(**flags: Any) -> pl.Trainer:
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return pl.Trainer(accelerator="cpu", enable_model_summary=False, **quiet, **flags)
+
+
+def fit(module: TrialModule, **flags: Any) -> pl.Trainer:
+    seed_everything()
+    lightning = trainer(**flags)
+    lightning.fit(module)
+    return lightning
+
+
+class NumpyState(pytorch.PyTorchCallback):
+    """Keeps values of numpy over a checkpoint."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {
+            "mean": np.float32(0.1),
+            "all": [np.arange(6).reshape(2, 3)],
+            "none": np.zeros(0),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.values
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.values = state_dict
+
+
+class NumpyTrial(SmallTrial):
+    """Uses numbers and generators of numpy wherever a checkpoint may have them."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        for group in self.adam.param_groups:
+            group["lr"] = np.float64(0.01)
+        self.numpy_state = NumpyState()
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        data = make_data()
+        order = samplers.ReproducibleShuffleSampler(torch.utils.data.SequentialSampler(data), seed=3)
+        return pytorch.DataLoader(data, batch_size=8, sampler=order)
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {**super().build_callbacks(), "numpy": self.numpy_state}
+
+
+def test_a_ckpt_file_has_no_objects_of_numpy(tmp_path: Path) -> None:
+    file = tmp_path / "new.ckpt"
+    fit(TrialModule(NumpyTrial, {"lr": np.float64(0.1)}), max_epochs=1, limit_train_batches=3).save_checkpoint(file)
+    assert torch.serialization.get_unsafe_globals_in_checkpoint(file) == []
+    assert torch.load(file, weights_only=True)["hyper_parameters"] == {"lr": 0.1}
+    resumed = TrialModule(NumpyTrial)
+    trainer(max_epochs=2).fit(resumed, ckpt_path=file)
+    values = resumed.trial.numpy_state.values
+    assert type(values["mean"]) is np.float32
+    assert values["all"][0].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert values["none"].dtype == np.float64
+
+
+@pytest.mark.parametrize("saved_at", [4, 10])
+def test_a_run_that_goes_on_from_a_ckpt_file_with_numpys_generators_ends_bit_equal(
+    saved_at: int, tmp_path: Path
+) -> None:
+    fit(TrialModule(NumpyTrial), max_steps=2 * saved_at, max_epochs=-1).save_checkpoint(tmp_path / "saved.ckpt")
+    resumed = TrialModule(NumpyTrial)
+    trainer(max_epochs=2).fit(resumed, ckpt_path=tmp_path / "saved.ckpt")
+    straight = TrialModule(NumpyTrial)
+    fit(straight, max_epochs=2)
+    assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
+
+
+@pytest.fixture
+def older_file(tmp_path: Path) -> Path:
+    file = tmp_path / "older.ckpt"
+    file.write_bytes(gzip.decompress(WITH_NUMPY_OBJECTS.read_bytes()))
+    return file
+
+
+def test_a_run_goes_on_from_an_older_file_with_objects_of_numpy(older_file: Path) -> None:
+    assert "numpy.ndarray" in torch.serialization.get_unsafe_globals_in_checkpoint(older_file)
+    resumed = TrialModule(SmallTrial)
+    trainer(max_epochs=2).fit(resumed, ckpt_path=older_file)
+    assert resumed.trial_run.state.batches_trained == 2 * EPOCH_LEN
+    straight = TrialModule(SmallTrial)
+    fit(straight, max_epochs=2)
+    # Not to the bit: it may have been another machine.
+    assert torch.allclose(weights_of(resumed.trial), weights_of(straight.trial), rtol=1e-4)
+
+
+# Values of numpy
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array(3.5),
+        np.arange(12, dtype=">i4").reshape(3, 4).T,
+        np.array(["a", "bc"]),
+        np.array([True, False]),
+        np.array(["2024-01-01"], dtype="datetime64[D]"),
+        np.complex64(1 + 2j),
+        np.random.RandomState(3).get_state(),
+        {"state": np.random.default_rng(3).bit_generator.state},
+    ],
+)
+def test_values_of_numpy_come_back_with_their_types(value: Any) -> None:
+    plain = without_numpy(value)
+    assert "ndarray" not in repr(plain)
+    np.testing.assert_equal(with_numpy(plain), value)
+    assert type(with_numpy(plain)) is type(value)
+
+
+def test_containers_without_values_of_numpy_stay_the_same_objects() -> None:
+    weights = torch.nn.Linear(1, 1).state_dict()
+    nested: dict[str, Any] = {"weights": weights, "array": np.zeros(2)}
+    nested["itself"] = nested
+    assert without_numpy(nested)["weights"] is weights
+    assert isinstance(nested["array"], np.ndarray)
+    assert with_plain_numbers([np.float64(0.5), "text"]) == [0.5, "text"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"numpy_dtype": "O"},
+        {"numpy_dtype": "i4,i4"},
+        {"numpy_dtype": 3},
+        {"numpy_shape": [3]},
+        {"numpy_shape": [-1]},
+        {"numpy_content": torch.zeros(16)},
+        {"numpy_content": torch.zeros(1, dtype=torch.uint8).expand(16)},
+    ],
+)
+def test_a_damaged_description_of_an_array_is_named(damage: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidCheckpointException, match="The checkpoint is damaged: it has an array of numpy"):
+        with_numpy({**without_numpy(np.zeros(2)), **damage})

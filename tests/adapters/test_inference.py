@@ -1,0 +1,312 @@
+"""Trials without a run: modules from checkpoints, predictions, evaluation of data that a call gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.demos.boring_classes import BoringModel
+from torch.utils.data import TensorDataset
+
+from det_lightning import errors, pytorch
+from det_lightning.adapters import TrialModule
+from det_lightning.callbacks import DeterminedCheckpoint
+from tests.adapters.test_ckpt_files import fit, older_file, trainer
+from tests.trials import SmallTrial, make_data, weights_of
+
+__all__ = ["older_file"]
+
+INPUTS, TARGETS = make_data().tensors
+ROWS: Any = INPUTS
+
+
+class OneModel(pytorch.PyTorchTrial):
+    """Has a single model, whose width is a hyperparameter."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        width = context.get_hparam("width")
+        layers = torch.nn.Linear(4, width), torch.nn.Dropout(0.5), torch.nn.Linear(width, 1)
+        self.model = context.wrap_model(torch.nn.Sequential(*layers))
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05))
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(make_data(), batch_size=10)
+
+    build_validation_data_loader = build_training_data_loader
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        loss = self.evaluate_batch(batch)["validation_loss"]
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        inputs, targets = batch
+        return {"validation_loss": torch.nn.functional.mse_loss(self.model(inputs), targets)}
+
+
+class Predicting(SmallTrial):
+    """Has two models, and says what a prediction is."""
+
+    def predict_batch(self, batch: Any) -> torch.Tensor:
+        prediction: torch.Tensor = self.head(self.body(batch[0]))
+        return prediction
+
+
+@pytest.fixture(params=["a file of Lightning", "a directory of Determined"])
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[TrialModule, str]:
+    """Return a module that was trained, and its checkpoint."""
+    module = TrialModule(OneModel, {"width": 3})
+    if request.param == "a file of Lightning":
+        fit(module, max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
+        return module, str(tmp_path / "saved.ckpt")
+    writer = DeterminedCheckpoint(tmp_path, policy="none", code_dir=Path(__file__).parent / "files")
+    fit(module, max_epochs=1, callbacks=[writer])
+    return module, str(writer.last_checkpoint_path)
+
+
+# Modules from checkpoints
+
+
+def test_a_module_is_made_from_a_checkpoint_without_a_trainer(saved: tuple[TrialModule, str]) -> None:
+    trained, path = saved
+    module = TrialModule.load_from_checkpoint(path, trial=OneModel)
+    assert torch.equal(weights_of(module.trial), weights_of(trained.trial))
+    assert module.hparams == {"width": 3}
+    module.eval()
+    assert torch.equal(module(INPUTS), trained.eval()(INPUTS))
+
+
+def test_it_reads_weights_only(saved: tuple[TrialModule, str]) -> None:
+    module = TrialModule.load_from_checkpoint(saved[1], trial=OneModel, weights_only=True, map_location="cpu")
+    assert torch.equal(weights_of(module.trial), weights_of(saved[0].trial))
+
+
+def test_given_hyperparameters_take_the_place_of_those_of_the_checkpoint(
+    saved: tuple[TrialModule, str], tmp_path: Path
+) -> None:
+    with pytest.raises(errors.InvalidCheckpointException, match=r"does not fit the trial(.|\n)*size mismatch"):
+        TrialModule.load_from_checkpoint(saved[1], trial=OneModel, hparams={"width": 4})
+    (tmp_path / "hparams.yaml").write_text("width: 3\nextra: 5\n")
+    module = TrialModule.load_from_checkpoint(saved[1], trial=OneModel, hparams_file=tmp_path / "hparams.yaml")
+    assert module.hparams == {"width": 3, "extra": 5}
+
+
+def test_a_trainer_uses_the_weights_of_a_module_that_was_loaded(saved: tuple[TrialModule, str]) -> None:
+    trained, path = saved
+    (expected,) = trainer().validate(trained, verbose=False)
+    module = TrialModule.load_from_checkpoint(path, trial=OneModel)
+    (found,) = trainer().validate(module, verbose=False)
+    assert found == expected
+    finetuned = TrialModule.load_from_checkpoint(path, trial=OneModel)
+    with torch.no_grad():
+        for parameter in finetuned.parameters():
+            parameter.zero_()
+    fit(finetuned, max_epochs=1, limit_train_batches=0)
+    assert not weights_of(finetuned.trial).any()
+    fit(finetuned, max_epochs=1)
+    assert weights_of(finetuned.trial).any()
+
+
+def test_the_experiment_configuration_comes_from_the_checkpoint(tmp_path: Path) -> None:
+    class Trial(OneModel):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.name = context.get_experiment_config()["name"]
+
+    configuration = {"name": "first", "hyperparameters": {"width": 2}}
+    fit(TrialModule(Trial, exp_conf=configuration), max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
+    assert TrialModule.load_from_checkpoint(tmp_path / "saved.ckpt", trial=Trial).trial.name == "first"
+
+
+def test_a_subclass_with_arguments_of_its_own_is_loaded(tmp_path: Path) -> None:
+    class Module(TrialModule):
+        def __init__(self, width: int) -> None:
+            super().__init__(OneModel, {"width": width})
+
+    module = Module(3)
+    fit(module, max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
+    loaded = Module.load_from_checkpoint(tmp_path / "saved.ckpt", width=3)
+    assert torch.equal(weights_of(loaded.trial), weights_of(module.trial))
+
+
+def test_a_module_is_made_from_an_older_file_with_objects_of_numpy(older_file: Path) -> None:
+    module = TrialModule.load_from_checkpoint(older_file, trial=SmallTrial)
+    assert module.hparams == {"lr": 0.1}
+    with older_file.open("rb") as file:
+        again = TrialModule.load_from_checkpoint(file, trial=SmallTrial)
+    assert torch.equal(weights_of(again.trial), weights_of(module.trial))
+
+
+def test_parts_that_only_one_side_has_are_left_out_unless_strict(saved: tuple[TrialModule, str]) -> None:
+    class Larger(OneModel):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.model.add_module("more", torch.nn.Linear(1, 1))
+
+    with pytest.raises(errors.InvalidCheckpointException, match="Missing key"):
+        TrialModule.load_from_checkpoint(saved[1], trial=Larger)
+    module = TrialModule.load_from_checkpoint(saved[1], trial=Larger, strict=False)
+    count = len(weights_of(saved[0].trial))
+    assert torch.equal(weights_of(module.trial)[:count], weights_of(saved[0].trial))
+
+
+def test_what_cannot_be_loaded_is_explained(saved: tuple[TrialModule, str], tmp_path: Path) -> None:
+    with pytest.raises(
+        TypeError, match=r"load_from_checkpoint\(path, trial=...\) needs the class .* by tests.*OneModel"
+    ):
+        TrialModule.load_from_checkpoint(saved[1])
+    another = trainer(max_epochs=1, limit_train_batches=1)
+    another.fit(BoringModel())
+    another.save_checkpoint(tmp_path / "other.ckpt")
+    with pytest.raises(errors.InvalidCheckpointException, match=r"was not written by a TrialModule.*--any-module"):
+        TrialModule.load_from_checkpoint(tmp_path / "other.ckpt", trial=OneModel)
+    with pytest.raises(FileNotFoundError, match=r"missing\.ckpt"):
+        TrialModule.load_from_checkpoint(tmp_path / "missing.ckpt", trial=OneModel)
+    with pytest.raises(TypeError, match="cannot be called on an instance"):
+        saved[0].load_from_checkpoint(saved[1], trial=OneModel)
+
+
+# Predictions
+
+
+def predict(module: TrialModule, data: Any, **arguments: Any) -> list[Any]:
+    predictions = trainer().predict(module, data, **arguments)
+    assert predictions is not None
+    return predictions
+
+
+def loader(*tensors: torch.Tensor) -> Any:
+    return torch.utils.data.DataLoader(TensorDataset(*tensors), batch_size=20)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        loader(INPUTS),
+        loader(INPUTS, TARGETS),
+        torch.utils.data.DataLoader(ROWS, batch_size=20),
+        torch.utils.data.DataLoader(ROWS, batch_size=20, collate_fn=np.stack),
+        pytorch.DataLoader(make_data(), batch_size=20),
+    ],
+)
+def test_a_trial_with_one_model_predicts_with_it(data: Any) -> None:
+    module = TrialModule(OneModel, {"width": 3})
+    predictions = predict(module, data)
+    assert [len(one) for one in predictions] == [20, 20, 10]
+    module.eval()
+    assert torch.equal(torch.cat(predictions), module.trial.model(INPUTS))
+    assert torch.equal(module(INPUTS), module.trial.model(INPUTS))
+
+
+def test_a_trial_predicts_with_its_predict_batch(tmp_path: Path) -> None:
+    module = TrialModule(Predicting)
+    fit(module, max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
+    trial = module.eval().trial
+    expected = trial.head(trial.body(INPUTS))
+    for predicting in (module, TrialModule(Predicting)):
+        predictions = predict(predicting, loader(INPUTS), ckpt_path=tmp_path / "saved.ckpt")
+        assert torch.equal(torch.cat(predictions), expected)
+    loaded = TrialModule.load_from_checkpoint(tmp_path / "saved.ckpt", trial=Predicting).eval()
+    assert torch.equal(loaded([INPUTS]), expected)
+
+
+def test_a_predict_batch_gets_the_index_of_the_batch_if_it_wants_it() -> None:
+    class Trial(SmallTrial):
+        def predict_batch(self, batch: Any, batch_idx: int) -> int:
+            return batch_idx
+
+    assert trainer().predict(TrialModule(Trial), loader(INPUTS)) == [0, 1, 2]
+
+
+def test_predictions_and_tests_between_two_fits_change_nothing() -> None:
+    module = TrialModule(Predicting)
+    fit(module, max_epochs=1)
+    trainer().predict(module, loader(INPUTS))
+    trainer().test(module, loader(INPUTS, TARGETS), verbose=False)
+    fit(module, max_epochs=1)
+    straight = TrialModule(Predicting)
+    fit(straight, max_epochs=1)
+    fit(straight, max_epochs=1)
+    assert torch.equal(weights_of(module.trial), weights_of(straight.trial))
+
+
+def test_a_trial_with_several_models_and_no_predict_batch_is_refused() -> None:
+    module = TrialModule(SmallTrial)
+    refusal = r"SmallTrial wraps 2 models.*define predict_batch\(self, batch\)"
+    with pytest.raises(errors.InvalidExperimentException, match=refusal):
+        trainer().predict(module, loader(INPUTS))
+    with pytest.raises(errors.InvalidExperimentException, match=refusal):
+        module(INPUTS)
+    with pytest.raises(errors.InternalException, match=r"The trial is not built yet: .*load_from_checkpoint"):
+        TrialModule(OneModel, {"width": 3})(INPUTS)
+
+
+# Evaluation of given data
+
+
+def test_given_data_are_evaluated_as_a_validation_would() -> None:
+    module = TrialModule(SmallTrial)
+    fit(module, max_epochs=1)
+    (expected,) = trainer().validate(module, verbose=False)
+    (found,) = trainer().test(module, torch.utils.data.DataLoader(make_data(), batch_size=16), verbose=False)
+    assert found == expected
+    (other,) = trainer().test(module, loader(INPUTS[:3], TARGETS[:3]), verbose=False)
+    assert other != expected
+
+
+def test_reducers_of_the_trial_work_on_given_data() -> None:
+    class Trial(OneModel):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.count = context.wrap_reducer(sum, name="samples")
+
+        def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+            self.count.update(len(batch[0]))
+            return {"largest": batch[0].max(), "smallest": batch[0].min()}
+
+        def evaluation_reducer(self) -> dict[str, pytorch.Reducer]:
+            return {"largest": pytorch.Reducer.MAX, "smallest": pytorch.Reducer.MIN}
+
+    (metrics,) = trainer().test(TrialModule(Trial, {"width": 1}), loader(INPUTS), verbose=False)
+    assert metrics == {"largest": INPUTS.max().item(), "smallest": INPUTS.min().item(), "samples": len(INPUTS)}
+
+
+def test_a_trial_evaluates_a_full_given_dataset() -> None:
+    class Trial(OneModel):
+        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch  # type: ignore[assignment]
+
+        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+            return {"sum": np.float64(sum(batch[0].sum().item() for batch in data_loader))}
+
+    (metrics,) = trainer().test(TrialModule(Trial, {"width": 1}), loader(INPUTS), verbose=False)
+    assert metrics["sum"] == pytest.approx(INPUTS.sum().item(), rel=1e-4)
+
+
+def test_a_data_module_has_data_for_tests_and_predictions() -> None:
+    class Data(pl.LightningDataModule):
+        def test_dataloader(self) -> Any:
+            return loader(INPUTS, TARGETS)
+
+        predict_dataloader = test_dataloader
+
+    module = TrialModule(OneModel, {"width": 3})
+    assert trainer().test(module, datamodule=Data(), verbose=False)[0].keys() == {"validation_loss"}
+    assert len(trainer().predict(module, datamodule=Data()) or []) == 3
+
+
+def test_a_call_without_data_or_with_several_loaders_is_refused() -> None:
+    module = TrialModule(Predicting)
+    with pytest.raises(
+        errors.UnsupportedTrainerFlags, match=r"test\(\) without data: pass dataloaders=, or use validate"
+    ):
+        trainer().test(module)
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"predict\(\) without data: pass dataloaders="):
+        trainer().predict(module)
+    with pytest.raises(errors.UnsupportedTrainerFlags, match="on one loader, and got 2"):
+        trainer().test(module, [loader(INPUTS, TARGETS), loader(INPUTS, TARGETS)])
