@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
+
+from det_lightning import adapters, errors
+from tests.versions import SHARDS
 
 NAMES = ("trial_ddp", "trial_ddp_find_unused_parameters_true", "trial_fsdp", "horovod")
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -57,3 +61,9 @@ def test_the_command_line_of_lightning_takes_a_strategy_of_trials(tmp_path: Path
     printed = run(SCRIPT, "fit", "--trainer.strategy", "trial_ddp", *flags, directory=tmp_path)
     assert printed.count("trial_ddp 0.5") == 2
     assert printed.count("4 batches on 2") == 2
+
+
+@pytest.mark.skipif(SHARDS, reason="this torch shards")
+def test_sharding_by_a_torch_that_would_sum_wrong_gradients_is_refused() -> None:
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"needs torch 2\.13.*trial_ddp"):
+        pl.Trainer(strategy=adapters.strategies.PerModelFSDPStrategy.strategy_name, accelerator="cpu", devices=2)
