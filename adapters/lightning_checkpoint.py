@@ -6,21 +6,22 @@ import itertools
 import logging
 import os
 import pathlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytorch_lightning.__version__ import version as lightning_version
-from pytorch_lightning.plugins.io import CheckpointIO, TorchCheckpointIO
+from pytorch_lightning.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry, from_lightning, split_models
 from det_lightning.checkpoint.format.manifest import find_damage
 from det_lightning.checkpoint.format.upgrade import modernize
-from det_lightning.checkpoint.safe_load import allow_safe_values, finish, load_checkpoint
+from det_lightning.checkpoint.safe_load import allow_safe_values, finish, load_checkpoint, read_state
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, checkpoint_path, explain_errors, new_id
-from det_lightning.checkpoint.storage.transfer import open_checkpoint
+from det_lightning.checkpoint.storage.transfer import RetryPolicy, download, open_checkpoint
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.engine.resume import require_resumable
 from det_lightning.masking import mask_text
@@ -61,6 +62,25 @@ def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitti
     return content
 
 
+def _reads_files_of_torch(plugin: CheckpointIO | None) -> bool:
+    if isinstance(plugin, AsyncCheckpointIO):
+        plugin = plugin.checkpoint_io
+    return type(plugin) is TorchCheckpointIO
+
+
+def _read_file(location: Location, map_location: Any, trusted: bool) -> dict[str, Any]:
+    """Read a file that Lightning has written. Before 2.6 Lightning's own reader runs any code that a file asks for."""
+    map_location = "cpu" if map_location is None else map_location
+    if location.is_local:
+        if not location.exists():
+            raise errors.CheckpointNotFound(f"There is no checkpoint {location}.")
+        return read_state(location.local_path, trusted=trusted, map_location=map_location)
+    with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
+        download(location.parent, [location.name], pathlib.Path(folder), RetryPolicy())
+        copied = pathlib.Path(folder) / location.name
+        return read_state(copied, trusted=trusted, source=location, map_location=map_location)
+
+
 class TrialCheckpointIO(CheckpointIO):
     """Reads directories in Determined's format, so that ``ckpt_path=`` takes one; leaves files to ``inner``.
 
@@ -94,11 +114,15 @@ class TrialCheckpointIO(CheckpointIO):
             is_missing = not (location.is_local or is_directory or location.exists())
         if is_missing:  # Lightning would log the whole URL
             raise errors.CheckpointNotFound(f"There is no checkpoint {location}.")
+        trusted = self.trusted or weights_only is False
         if not is_directory:
+            if _reads_files_of_torch(self.inner):
+                return _read_file(location, map_location, trusted)
+            options = {} if weights_only is None else {"weights_only": weights_only}
             # A TrialModule's entry holds numpy's random state, which Lightning does not allow.
             with allow_safe_values():
-                return dict(finish(self.inner.load_checkpoint(path, map_location, weights_only)))
-        content = self._load(str(path), trusted=self.trusted or weights_only is False)
+                return dict(finish(self.inner.load_checkpoint(path, map_location, **options)))
+        content = self._load(str(path), trusted=trusted)
         return {
             "pytorch-lightning_version": lightning_version,
             "epoch": content.trial_state.epochs_trained,

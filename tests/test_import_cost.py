@@ -27,6 +27,7 @@ def imported_with(module: str) -> set[str]:
         ("det_lightning.porting", [*HEAVY, "libcst"]),
         ("det_lightning.config", HEAVY),
         ("det_lightning.experiments.experiment", ["ray", "det_lightning.experiments.ray_cluster"]),
+        ("det_lightning.pytorch", [*LIGHTNING, "sympy", "torch.distributed.tensor", "torchmetrics"]),
         ("det_lightning.checkpoint", [*LIGHTNING, "tensorboard", "torchmetrics", "det_lightning.pytorch"]),
     ],
 )

@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import StrategyRegistry
 from pytorch_lightning.trainer.states import TrainerFn
+from torch.distributed.fsdp import FSDPModule
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
@@ -33,11 +34,20 @@ class PerModelFSDPStrategy(PerModelStrategy):
             returns a bool. By default a model is one unit.
         **kwargs: those of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``, ``start_method``,
             ``cluster_environment``.
+
+    Raises:
+        UnsupportedTrainerFlags: torch is older than 2.13.
     """
 
     strategy_name = "trial_fsdp"
 
     def __init__(self, policy: Policy | None = None, **kwargs: Any) -> None:
+        if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+            raise errors.UnsupportedTrainerFlags(
+                f"strategy='trial_fsdp' needs torch 2.13 or later; this is torch {torch.__version__}, whose ranks would "
+                "sum different gradients where a step leaves some parameters out. Install a later torch, or use "
+                "strategy='trial_ddp'."
+            )
         super().__init__(**kwargs)
         self._policy = policy
 

@@ -89,6 +89,7 @@ def serve(address: StoreAddress) -> Store:
             wait_for_workers=False,
             multi_tenant=True,
             master_listen_fd=listening,
+            use_libuv=False,  # that of torch 2.6 cannot take over a socket
             timeout=_REQUEST_TIMEOUT,
         )
     except RuntimeError as error:

@@ -7,7 +7,6 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from det_lightning.distributed.backend import Backend, parameters_of
 
@@ -113,15 +112,22 @@ class ScaledGradients:
 
 def _on_this_rank(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return the part of each tensor that is here."""
-    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return [_local(tensor) for tensor in tensors]
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return tensor
+    # Slow to import, and where parameters are sharded it is there already.
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _values_of_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     """Return the tensor that holds the values of a gradient on this rank."""
-    gradient = parameter.grad
-    assert gradient is not None
-    if isinstance(gradient, DTensor):
-        return gradient.to_local()
+    assert parameter.grad is not None
+    gradient = _local(parameter.grad)
     if gradient.is_sparse:
         # Values of one index must be added before they are looked at.
         parameter.grad = summed = gradient.coalesce()

@@ -7,14 +7,15 @@ import dataclasses
 import enum
 import itertools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torchmetrics
 
-TorchMetric = torchmetrics.Metric | torchmetrics.MetricCollection
+if TYPE_CHECKING:
+    import torchmetrics
+
 AllGather = Callable[[Any], list[Any]]
 
 
@@ -85,13 +86,22 @@ class FunctionReducer(MetricReducer):
         return self.fn([value for value in in_turn if value is not missing])
 
 
+def _is_torchmetrics(reducer: Any) -> bool:
+    if not isinstance(reducer, torch.nn.Module):
+        return False
+    # With scipy and matplotlib, where they are installed, half of what importing det_lightning.pytorch would cost.
+    from torchmetrics import Metric, MetricCollection
+
+    return isinstance(reducer, (Metric, MetricCollection))
+
+
 class TorchMetricReducer(MetricReducer):
     """Lets a torchmetrics metric, or a collection of them, take the place of a reducer.
 
     Updating, resetting and synchronizing over ranks are the metric's own; ``compute`` runs on every rank.
     """
 
-    def __init__(self, metric: TorchMetric) -> None:
+    def __init__(self, metric: torchmetrics.Metric | torchmetrics.MetricCollection) -> None:
         self.metric = metric
 
     def exchange_through(self, allgather: AllGather) -> None:
@@ -100,8 +110,10 @@ class TorchMetricReducer(MetricReducer):
         def gather(values: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
             return [found.to(values.device) for found in allgather(values.detach().cpu())]
 
+        from torchmetrics import Metric
+
         for metric in self.metric.modules():
-            if isinstance(metric, torchmetrics.Metric):
+            if isinstance(metric, Metric):
                 metric.dist_sync_fn = gather
                 metric.distributed_available_fn = lambda: True
 
@@ -197,7 +209,7 @@ class ReducerRegistry:
                 "each reducer is wrapped once. Make a second object for a second metric."
             )
         wrapped: Any = reducer
-        if isinstance(reducer, (torchmetrics.Metric, torchmetrics.MetricCollection)):
+        if _is_torchmetrics(reducer):
             of_torch = TorchMetricReducer(reducer)
             if self._size > 1 and not dist.is_initialized():
                 of_torch.exchange_through(self._allgather)

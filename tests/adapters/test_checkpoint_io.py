@@ -6,11 +6,13 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.demos.boring_classes import BoringModel
+from pytorch_lightning.plugins.io import AsyncCheckpointIO
 
 from det_lightning import errors
 from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
@@ -134,3 +136,26 @@ def test_ckpt_path_takes_a_url_of_any_storage() -> None:
 def test_a_ckpt_path_that_is_not_there_is_named(name: str) -> None:
     with pytest.raises((errors.CheckpointNotFound, FileNotFoundError), match="nowhere/of/this/id"):
         trainer(max_epochs=1).fit(TrialModule(SmallTrial), ckpt_path=name)
+
+
+class Payload:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.made,)
+
+
+@pytest.mark.parametrize("plugins", [[], [AsyncCheckpointIO()]], ids=["plain", "async"])
+@pytest.mark.parametrize("what", ["fit", "validate"])
+def test_a_file_that_carries_code_is_refused_by_every_release_of_lightning(
+    what: str, plugins: list[Any], folder: str, tmp_path: Path
+) -> None:
+    made = tmp_path / "made"
+    with fsspec.open(f"{folder}/last.ckpt", "wb", auto_mkdir=True) as file:
+        torch.save({"pytorch-lightning_version": pl.__version__, "state_dict": {}, "item": Payload(made)}, file)
+    with pytest.raises(errors.UnsafeCheckpointError, match=r"last\.ckpt refers to pathlib\.Path"):
+        getattr(trainer(max_epochs=1, plugins=plugins), what)(TrialModule(SmallTrial), ckpt_path=f"{folder}/last.ckpt")
+    assert not made.exists()

@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 
 from det_lightning import errors
 from det_lightning.adapters.strategies import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.taking import counterpart_of
+from tests.versions import SHARDS, needs_shards
 
 NAMES = ("trial_ddp", "trial_ddp_find_unused_parameters_true", "trial_fsdp", "horovod")
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -65,6 +67,7 @@ def test_the_command_line_of_lightning_takes_a_strategy_of_trials(tmp_path: Path
     assert printed.count("4 batches on 2") == 2
 
 
+@needs_shards
 def test_options_that_models_cannot_be_trained_with_are_refused_by_name() -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"FSDPStrategy: cpu_offload\. Use PerModelFSDPStrategy"):
         counterpart_of(FSDPStrategy(cpu_offload=True))
@@ -76,6 +79,13 @@ def test_options_that_models_cannot_be_trained_with_are_refused_by_name() -> Non
         PerModelFSDPStrategy(cpu_offload=True)
 
 
+@needs_shards
 def test_the_strategies_of_lightning_have_counterparts_for_trials() -> None:
     assert counterpart_of(DDPStrategy(find_unused_parameters=True)).strategy_name == "trial_ddp"
     assert counterpart_of(FSDPStrategy(auto_wrap_policy={torch.nn.Linear})).strategy_name == "trial_fsdp"
+
+
+@pytest.mark.skipif(SHARDS, reason="this torch shards")
+def test_sharding_by_a_torch_that_would_sum_wrong_gradients_is_refused() -> None:
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"needs torch 2\.13.*trial_ddp"):
+        pl.Trainer(strategy=PerModelFSDPStrategy.strategy_name, accelerator="cpu", devices=2)

@@ -14,8 +14,9 @@ import torch
 
 from det_lightning import pytorch
 from det_lightning.checkpoint import load_checkpoint
+from tests.versions import needs_shards
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_shards]
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -20,6 +20,7 @@ from det_lightning.adapters import TrialModule
 from det_lightning.adapters.strategies import PerModelFSDPStrategy
 from tests.distributed.ranks import GLOBAL_BATCH, Plain
 from tests.trials import seed_everything
+from tests.versions import SHARDS
 
 #: The batches of which one rank's loss is infinite.
 OVERFLOWS = (1, 4)
@@ -29,14 +30,19 @@ SCENARIOS = {
     "O2": ("trial_ddp", {"opt_level": "O2"}, 1),
     "O2-aggregated": ("trial_ddp", {"opt_level": "O2"}, 3),
     "O3": ("trial_ddp", {"opt_level": "O3", "loss_scale": "dynamic"}, 1),
+}
+SHARDED_SCENARIOS = {
     "O1-sharded": ("trial_fsdp", {"opt_level": "O1"}, 1),
     "O1-sharded-aggregated": ("trial_fsdp", {"opt_level": "O1"}, 3),
     "O2-sharded": ("trial_fsdp", {"opt_level": "O2"}, 1),
     "O2-sharded-aggregated": ("trial_fsdp", {"opt_level": "O2"}, 3),
     "O3-sharded": ("trial_fsdp", {"opt_level": "O3", "loss_scale": "dynamic"}, 1),
 }
+if SHARDS:
+    SCENARIOS |= SHARDED_SCENARIOS
 #: Those that are stopped within an aggregation, too.
-RESUMED = ("O2-aggregated", "O2-sharded-aggregated")
+RESUMED = [name for name in ("O2-aggregated", "O2-sharded-aggregated") if name in SCENARIOS]
+STRATEGIES = ["trial_ddp", "trial_fsdp"] if SHARDS else ["trial_ddp"]
 
 
 class Leveled(Plain):
@@ -164,11 +170,12 @@ def main(output: Path) -> None:
             train(strategy, level, frequency, storage, max_length=pytorch.Batch(5))
             resumed = train(strategy, level, frequency, storage, latest_checkpoint="last")
             torch.save(outcome_of(resumed), output / f"{name}-resumed-{size}-{rank}.pt")
-        for strategy in ("trial_ddp", "trial_fsdp"):
+        for strategy in STRATEGIES:
             torch.save(through_lightning(strategy), output / f"bf16-mixed-{strategy}-{size}-{rank}.pt")
-        for kind in (Normed, Hasty):
-            (output / f"refusal-{kind.__name__}-{rank}.txt").write_text(refusal(kind))
-        normed(output, rank)
+        if SHARDS:
+            for kind in (Normed, Hasty):
+                (output / f"refusal-{kind.__name__}-{rank}.txt").write_text(refusal(kind))
+            normed(output, rank)
 
 
 if __name__ == "__main__":

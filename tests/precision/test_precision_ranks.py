@@ -12,7 +12,8 @@ import torch
 
 from det_lightning.checkpoint import load_checkpoint
 from tests.launching import environment
-from tests.precision.precision_ranks import RESUMED, SCENARIOS
+from tests.precision.precision_ranks import RESUMED, SCENARIOS, STRATEGIES
+from tests.versions import needs_shards
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +57,7 @@ def test_a_run_stopped_within_an_aggregation_goes_on_exactly(folder: Path, scena
         assert resumed["amp_state"] == straight["amp_state"]
 
 
-@pytest.mark.parametrize("strategy", ["trial_ddp", "trial_fsdp"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_lightnings_precision_on_two_ranks(folder: Path, strategy: str) -> None:
     """The same as under O1, but that nothing is scaled, and no batch overflows."""
     first, second = results(folder, f"bf16-mixed-{strategy}", 2)
@@ -69,6 +70,7 @@ def test_lightnings_precision_on_two_ranks(folder: Path, strategy: str) -> None:
     torch.testing.assert_close(first["updates"][0], level["updates"][0], **TOLERANCE)
 
 
+@needs_shards
 def test_batch_norms_stay_in_float32_as_sharded_units_of_their_own(folder: Path) -> None:
     sharded, replicated = (
         [torch.load(folder / f"normed-{name}-{rank}.pt", weights_only=True) for rank in (0, 1)]
@@ -80,6 +82,7 @@ def test_batch_norms_stay_in_float32_as_sharded_units_of_their_own(folder: Path)
         torch.testing.assert_close(ours["updates"][-1], theirs["updates"][-1], **TOLERANCE)
 
 
+@needs_shards
 def test_a_checkpoint_of_sharded_masters_holds_float32(folder: Path) -> None:
     (directory,) = (folder / "sharded").glob("*/")
     (weights,) = load_checkpoint(directory).state["models_state_dict"]
@@ -91,6 +94,7 @@ def test_a_checkpoint_of_sharded_masters_holds_float32(folder: Path) -> None:
     torch.testing.assert_close(trained, last, rtol=2**-8, atol=0)
 
 
+@needs_shards
 @pytest.mark.parametrize(
     ("kind", "parts"),
     [

@@ -123,12 +123,16 @@ _UNSAFE = re.compile(
 )
 
 
-def read_state(path: pathlib.Path, *, trusted: bool = False, **torch_load_kwargs: Any) -> dict[str, Any]:
+def read_state(
+    path: pathlib.Path, *, trusted: bool = False, source: object = None, **torch_load_kwargs: Any
+) -> dict[str, Any]:
     """Read a dict that ``torch.save`` wrote, of tensors (by default to the CPU), numpy values and plain containers.
 
     If ``trusted``, unpickle anything, and run any code that the file asks for; otherwise other objects raise an
-    ``UnsafeCheckpointError``. A damaged file raises an ``IncompleteCheckpointError``.
+    ``UnsafeCheckpointError``. A damaged file raises an ``IncompleteCheckpointError``. Messages name the ``source`` that
+    the file was copied from.
     """
+    source = path if source is None else source
     kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False, **torch_load_kwargs}
     try:
         with path.open("rb", buffering=0) as file:
@@ -138,9 +142,9 @@ def read_state(path: pathlib.Path, *, trusted: bool = False, **torch_load_kwargs
     except errors.CheckpointError:
         raise
     except Exception as e:  # reading damaged bytes may raise anything
-        raise _explain(e, path) from e
+        raise _explain(e, source) from e
     if not isinstance(state, dict):
-        raise errors.IncompleteCheckpointError(f"{path} should hold a dict; it holds a {type(state).__name__}.")
+        raise errors.IncompleteCheckpointError(f"{source} should hold a dict; it holds a {type(state).__name__}.")
     return state
 
 
@@ -209,7 +213,7 @@ def _read_old_format(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]
     return _load(stream, kwargs)
 
 
-def _explain(error: Exception, path: pathlib.Path) -> errors.CheckpointError:
+def _explain(error: Exception, source: object) -> errors.CheckpointError:
     unsafe = _UNSAFE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
     if unsafe is not None:
         name = unsafe["name"] or unsafe["blocked"] or unsafe["called"]
@@ -217,10 +221,10 @@ def _explain(error: Exception, path: pathlib.Path) -> errors.CheckpointError:
             f"refers to {name}, and reading that" if name else f"holds objects ({unsafe['built']}); reading them"
         )
         return errors.UnsafeCheckpointError(
-            f"{path} {refers_to} could run code. If you know where the file comes from, pass trusted=True."
+            f"{source} {refers_to} could run code. If you know where the file comes from, pass trusted=True."
         )
     first_line = str(error).partition("\n")[0] or type(error).__name__
     return errors.IncompleteCheckpointError(
-        f"{path} cannot be read, it is damaged or holds Python objects: {first_line:.500}. If it should hold objects "
+        f"{source} cannot be read, it is damaged or holds Python objects: {first_line:.500}. If it should hold objects "
         "and you know where it comes from, pass trusted=True."
     )
