@@ -34,7 +34,6 @@ class SavedTrial:
 
     Raises:
         CheckpointError: it is missing, damaged, unsafe, or that of another ``LightningModule``.
-        FileNotFoundError: there is no such file.
     """
 
     def __init__(

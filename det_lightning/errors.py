@@ -162,7 +162,7 @@ class InvalidCheckpointException(CheckpointError, RuntimeError):
     """
 
 
-class CheckpointNotFound(CheckpointError):
+class CheckpointNotFound(CheckpointError, FileNotFoundError):
     """There is no checkpoint at the given location."""
 
 

@@ -44,8 +44,8 @@ class PerModelFSDPStrategy(PerModelStrategy):
     def __init__(self, policy: Policy | None = None, **kwargs: Any) -> None:
         if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
             raise errors.UnsupportedTrainerFlags(
-                f"strategy='trial_fsdp' needs torch 2.13 or later; this is torch {torch.__version__}, whose ranks would "
-                "sum different gradients where a step leaves some parameters out. Install a later torch, or use "
+                f"strategy='trial_fsdp' needs torch 2.13 or later; this is torch {torch.__version__}, which trains "
+                "wrong weights where a step leaves some parameters out. Install a later torch, or use "
                 "strategy='trial_ddp'."
             )
         super().__init__(**kwargs)

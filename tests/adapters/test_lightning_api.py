@@ -269,7 +269,7 @@ def test_a_trainer_saves_what_a_fit_that_failed_has_trained(tmp_path: Path) -> N
 def test_a_trainer_saves_what_it_has_after_a_validation_that_did_not_begin(tmp_path: Path) -> None:
     module = TrialModule(SmallTrial)
     lightning = fit(module, max_epochs=1)
-    with pytest.raises(errors.CheckpointNotFound, match="missing.ckpt"):
+    with pytest.raises(errors.CheckpointNotFound, match=r"missing\.ckpt"):
         lightning.validate(module, ckpt_path=tmp_path / "missing.ckpt")
     lightning.save_checkpoint(tmp_path / "saved.ckpt")
     assert ends_as_a_straight_run(tmp_path / "saved.ckpt")
