@@ -6,8 +6,12 @@ import importlib
 from typing import Any
 
 from det_lightning.extras import how_to_install
+from det_lightning.missing_parts import attribute_error
 
 __all__ = ["hvd"]
+
+#: Lets ``from determined.horovod import NAME`` look for a submodule, so that the error for what is not here says why.
+__path__: list[str] = []
 
 
 class _Horovod:
@@ -43,3 +47,7 @@ class _Horovod:
 
 
 hvd = _Horovod()
+
+
+def __getattr__(name: str) -> Any:
+    raise attribute_error(__name__, name)

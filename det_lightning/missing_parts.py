@@ -91,6 +91,10 @@ MISSING_PARTS = {
         "Determined 0.38 removed search methods of one's own",
         "name a searcher in the experiment configuration, such as adaptive_asha, and start det-lightning run CONFIG",
     ),
+    "determined.tensorboard": (
+        "it copies files for Determined's master",
+        "use context.get_tensorboard_writer(), or det_lightning.callbacks.DeterminedTensorBoard",
+    ),
     "determined.util": ("it is internal to Determined's tools", "use the standard library"),
     "determined.workload": _INTERNAL,
 }

@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
+from det_lightning.missing_parts import attribute_error
 
 __all__ = ["download_gcs_blob_with_backoff", "filter_duplicates", "has_param", "is_overridden", "merge_dicts"]
+
+#: Lets ``from determined.util import NAME`` look for a submodule, so that the error for what is not here says why.
+__path__: list[str] = []
 
 _REFUSALS = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}
 
@@ -76,3 +80,7 @@ def filter_duplicates(in_list: Iterable[Any], sorter: Callable[[Any], list[Any]]
     """Return the values that are in ``in_list`` more than once; ``sorter`` must put equal ones next to each other."""
     in_order = sorter(in_list)
     return {value for value, following in itertools.pairwise(in_order) if value == following}
+
+
+def __getattr__(name: str) -> Any:
+    raise attribute_error(__name__, name)

@@ -29,12 +29,17 @@ IMPORTS = {
     "import determined.estimator": "determined.estimator",
     "from determined import LegacyTrial": "determined.LegacyTrial",
     "from determined.core import run_prepare": "determined.core.run_prepare",
+    "from determined.util import write_user_code": "determined.util.write_user_code",
+    "from determined.horovod import create_run_command": "determined.horovod.create_run_command",
+    "from determined.tensorboard import TensorboardManager": "determined.tensorboard.TensorboardManager",
 }
 USES = {
     "det.keras.callbacks": "determined.keras",
     "det.experimental.client.login()": "determined.experimental.client",
     "det.pytorch.deepspeed.DeepSpeedTrial": "determined.pytorch.deepspeed",
     "det.core.run_prepare()": "determined.core.run_prepare",
+    "det.util.json_encode({})": "determined.util.json_encode",
+    "det.tensorboard.build": "determined.tensorboard.build",
 }
 
 RUN = """

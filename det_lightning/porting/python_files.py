@@ -10,6 +10,7 @@ from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.findings import Finding
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.missing_parts import missing, missing_part
+from det_lightning.porting.older_libraries import note_older_libraries
 from det_lightning.porting.older_releases import OlderReleases
 from det_lightning.porting.python_syntax import PythonFile, find_classes
 from det_lightning.porting.started_commands import rewrite_started_commands
@@ -41,6 +42,7 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
         OlderReleases(file, classes["trial"], classes["callback"])
     if found := [*imports.bindings.found, *ported.found]:
         note_cluster_uses(file, {binding.name for binding in found if binding.path == "determined.pytorch.Trainer"})
+        note_older_libraries(file)
     note_bypasses(file, classes["trial"])
     return file.edits.result(), file.findings
 
