@@ -80,7 +80,8 @@ class RunDriver:
         run = self.run
         if run.schedule.max_length is not None:
             lightning_internals.limit_epochs(self._trainer, -1)
-        run.start_up(self._trainer.limit_train_batches)
+        flags: Any = self._trainer  # mypy does not see what Lightning's connectors set
+        run.start_up(flags.limit_train_batches, flags.overfit_batches > 0)
         self._hooks.attach(run.context)
         run.window.keeps_latest = self._shows_each_training_batch
         run.evaluation.window.keeps_latest = self._shows_each_validation_batch

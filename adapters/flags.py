@@ -32,6 +32,12 @@ logger = logging.getLogger(__name__)
 _DEFAULT_LOG_EVERY = 50
 _DEFAULT_MAX_EPOCHS = 1000
 
+_AVERAGING = "wrap a torch.optim.swa_utils.AveragedModel in the trial"
+if hasattr(pl.callbacks, "WeightAveraging"):  # from Lightning 2.6 on
+    _AVERAGING = (
+        "in one process use the callback WeightAveraging or EMAWeightAveraging, with a learning rate scheduler of the "
+        f"trial; in several, {_AVERAGING}"
+    )
 # Callbacks that change optimizers, their steps or the batch size, which are the trial's.
 _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     BaseFinetuning: "freeze and unfreeze parameters in the on_training_epoch_start of a trial's callback",
@@ -39,10 +45,7 @@ _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     GradientAccumulationScheduler: "use TrialModule(..., aggregation_frequency=...)",
     LearningRateFinder: "try learning rates as hyperparameters",
     ModelPruning: "prune with torch.nn.utils.prune in the trial, which knows the parameters of its models",
-    StochasticWeightAveraging: (
-        "in one process use the callback WeightAveraging or EMAWeightAveraging, with a learning rate scheduler of the "
-        "trial; in several, wrap a torch.optim.swa_utils.AveragedModel in the trial"
-    ),
+    StochasticWeightAveraging: _AVERAGING,
 }
 # A trial's run is at a position in its own data, which a checkpoint keeps.
 _OWN_DATA = {
@@ -73,10 +76,6 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         f"accumulate_grad_batches={trainer.accumulate_grad_batches}": (
             trainer.accumulate_grad_batches != 1 and aggregation not in (None, trainer.accumulate_grad_batches),
             f"it means the same as aggregation_frequency, which is {aggregation}; give one of them",
-        ),
-        f"overfit_batches={flags.overfit_batches}": (
-            flags.overfit_batches > 0,
-            "return a subset of the data from build_training_data_loader()",
         ),
         f"reload_dataloaders_every_n_epochs={flags.reload_dataloaders_every_n_epochs}": (
             flags.reload_dataloaders_every_n_epochs > 0,

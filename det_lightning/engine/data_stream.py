@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch.utils.data
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from det_lightning import errors
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -21,7 +24,8 @@ class TrialData:
 
     With ``sharded_validation`` each rank validates on its share; otherwise the chief validates on all of the data.
     A resumed run has the ``journal`` of its checkpoint: how the passes over the training data began. ``limit`` is the
-    most batches of an epoch (an int), or a share of the loader's batches (a float).
+    most batches of an epoch (an int), or a share of the loader's batches (a float); if it ``overfits`` every epoch has
+    the same ones, the first in the order of the dataset.
     """
 
     def __init__(
@@ -31,12 +35,17 @@ class TrialData:
         sharded_validation: bool,
         journal: list[dict[str, Any]] | None = None,
         limit: float = 1.0,
+        overfits: bool = False,
     ) -> None:
         self._context = context
         self._replicas = context.distributed.size
         self._rank = context.distributed.rank
         self.journal = PassJournal(journal)
-        training = self._build_training(trial.build_training_data_loader())
+        loader = trial.build_training_data_loader()
+        if overfits:
+            _keep_first_batches(loader, limit, self._replicas)
+            limit = 1.0
+        training = self._build_training(loader)
         length: int | None = context.distributed.broadcast(_length(training))
         self.epoch_len = _limited(length or sys.maxsize, limit)
         context.position.epoch_len = self.epoch_len
@@ -91,6 +100,33 @@ def _limited(length: int, limit: float) -> int:
     if isinstance(limit, int):
         return min(length, limit)
     return length if limit == 1.0 else int(length * limit)
+
+
+def _keep_first_batches(loader: Any, limit: float, replicas: int) -> None:
+    """Make every pass over ``loader`` that of the first batches for each of ``replicas`` ranks, without shuffling."""
+    if not isinstance(loader, DataLoader):
+        raise errors.UnsupportedTrainerFlags(
+            f"overfit_batches={limit} needs a det_lightning.pytorch.DataLoader; build_training_data_loader() returned "
+            f"a {type(loader).__module__}.{type(loader).__name__}. Return a subset of the data instead."
+        )
+    batches = loader.batch_sampler
+    if isinstance(loader.sampler, RandomSampler):
+        batches = BatchSampler(SequentialSampler(loader.dataset), batches.batch_size, batches.drop_last)
+    loader.batch_sampler = FirstBatches(batches, replicas * _limited(math.ceil(len(batches) / replicas), limit))
+
+
+class FirstBatches(BatchSampler):
+    """Yields the first ``count`` batches of ``batch_sampler``."""
+
+    def __init__(self, batch_sampler: Any, count: int) -> None:
+        self.batch_sampler = batch_sampler
+        self.count = count
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.batch_sampler))
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self.batch_sampler, self.count)
 
 
 class TrainStream:

@@ -87,8 +87,8 @@ class TrialRun:
 
     # Beginning and end
 
-    def start_up(self, epoch_limit: float = 1.0) -> None:
-        """Notify the callbacks, and build the loaders; for ``epoch_limit`` see :class:`TrialData`."""
+    def start_up(self, epoch_limit: float = 1.0, overfits: bool = False) -> None:
+        """Notify the callbacks, and build the loaders; for the arguments see :class:`TrialData`."""
         self.context.update_hooks.clear()
         self._at_end.callback(self.context.update_hooks.clear)
         self.events.attach(self.context.update_hooks)
@@ -102,7 +102,7 @@ class TrialRun:
             callback.on_trial_startup(self.state.batches_trained, None if self._resume is None else self._resume.name)
             self._at_end.callback(callback.on_trial_shutdown)
         journal = journal_of(self._resume, self.context.distributed.rank)
-        self.data = TrialData(self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit)
+        self.data = TrialData(self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit, overfits)
         self._at_end.callback(self.data.training.close)
         self._validates_in_step = self.evaluation.by_batch and self.data.has_even_validation()
         if self._resume is not None and not self._resume.epochs_known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import itertools
 import re
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +23,6 @@ from pytorch_lightning.callbacks import (
     StochasticWeightAveraging,
     Timer,
     TQDMProgressBar,
-    WeightAveraging,
 )
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
@@ -32,7 +32,8 @@ from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.callbacks import DeterminedCheckpoint
-from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
+from tests.trials import BATCH_SIZE, EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
+from tests.versions import from_lightning_2_6
 
 
 def trainer(**flags: Any) -> pl.Trainer:
@@ -345,21 +346,54 @@ def test_only_a_run_without_any_length_is_told_of_1000_epochs(
     assert ("1000 epochs" in caplog.text) == warned
 
 
+class ShowingTrial(SmallTrial):
+    """Records what it trains on."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.seen: list[list[float]] = []
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.seen.append(batch[0].flatten().tolist())
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+@pytest.mark.parametrize(("amount", "batches"), [(2, 2), (0.5, 3), (100, 7)])
+def test_overfit_batches_trains_on_the_first_batches_in_every_epoch(amount: float, batches: int) -> None:
+    module = TrialModule(ShowingTrial)
+    fit(module, max_epochs=3, overfit_batches=amount)
+    assert isinstance(module.trial, ShowingTrial)
+    in_order = pytorch.DataLoader(make_data(), batch_size=BATCH_SIZE)
+    first = [batch[0].flatten().tolist() for batch in itertools.islice(in_order, batches)]
+    assert module.trial.seen == first * 3
+
+
+def test_overfit_batches_needs_a_loader_of_ours() -> None:
+    class Trial(SmallTrial):
+        def build_training_data_loader(self) -> Any:
+            self.context.experimental.disable_dataset_reproducibility_checks()
+            return iter(super().build_training_data_loader())
+
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"overfit_batches=1 needs a det_lightning.*DataLoader"):
+        fit(TrialModule(Trial), max_epochs=1, overfit_batches=1)
+
+
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
-        ({"overfit_batches": 2}, "overfit_batches=2"),
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs=1"),
-        ({"val_check_interval": "00:00:01:00"}, "validation_period"),
-        (
+        pytest.param({"val_check_interval": "00:00:01:00"}, "validation_period", marks=from_lightning_2_6),
+        pytest.param(
             {"callbacks": [StochasticWeightAveraging(0.1)]},
             "StochasticWeightAveraging: .* the callback WeightAveraging",
+            marks=from_lightning_2_6,
         ),
+        ({"callbacks": [StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging: .*AveragedModel"),
         ({"callbacks": [ModelPruning("l1_unstructured")]}, "ModelPruning: prune with torch"),
         ({"callbacks": [BatchSizeFinder()]}, "BatchSizeFinder: give"),
         (
-            {"reload_dataloaders_every_n_epochs": 1, "overfit_batches": 2},
-            "overfit_batches=2.*reload_dataloaders_every_n_epochs=1",
+            {"reload_dataloaders_every_n_epochs": 1, "callbacks": [BatchSizeFinder()]},
+            "reload_dataloaders_every_n_epochs=1.*BatchSizeFinder: give",
         ),
     ],
 )
@@ -397,6 +431,7 @@ def test_a_strategy_for_trials_refuses_another_module() -> None:
         strategy.configure_ddp()
 
 
+@from_lightning_2_6
 def test_weights_are_averaged_by_the_callback_that_a_refusal_names() -> None:
     class Watcher(pl.Callback):
         def __init__(self) -> None:
@@ -408,7 +443,7 @@ def test_weights_are_averaged_by_the_callback_that_a_refusal_names() -> None:
     watcher = Watcher()
     fit(TrialModule(SmallTrial), max_epochs=1, callbacks=[watcher])
     averaged = TrialModule(SmallTrial)
-    fit(averaged, max_epochs=1, callbacks=[WeightAveraging()])
+    fit(averaged, max_epochs=1, callbacks=[pl.callbacks.WeightAveraging()])
     assert torch.allclose(weights_of(averaged.trial), torch.stack(watcher.weights).mean(0), atol=1e-6)
 
 
