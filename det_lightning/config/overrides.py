@@ -57,7 +57,7 @@ def _value(text: str, name: str, mistakes: list[ConfigMistake]) -> Any:
     if "," in text and not text.startswith(("[", "{")):
         return [_value(part, name, mistakes) for part in text.split(",")]
     document = YamlDocument(text)
-    mistakes.extend(mistake._replace(line=None, path=name) for mistake in document.mistakes)
+    mistakes.extend(ConfigMistake(None, name, mistake.message) for mistake in document.mistakes)
     return document.data
 
 

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from det_lightning.config.key_paths import KeyPath, SourceLines
+from det_lightning.config.key_paths import KeyPath, SourceLines, path_text
 from det_lightning.errors import ConfigMistake
 from det_lightning.masking import mask_text
 
@@ -161,10 +161,10 @@ class YamlDocument:
             return text
 
     def _wrong(self, node: Node, path: KeyPath, message: str) -> None:
-        self.mistakes.append(self.lines.mistake(path, message)._replace(line=node.start_mark.line + 1))
+        self.mistakes.append(ConfigMistake(node.start_mark.line + 1, path_text(path), message))
 
     def _note(self, node: Node, path: KeyPath, message: str) -> None:
-        self.notes.append(self.lines.mistake(path, message)._replace(line=node.start_mark.line + 1))
+        self.notes.append(ConfigMistake(node.start_mark.line + 1, path_text(path), message))
 
 
 class _TooLarge(Exception):
