@@ -101,12 +101,13 @@ def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_
     epoch_loop = trainer.fit_loop.epoch_loop
     show_optimizer_steps(trainer, optimizer_steps)
     if extra_batches > 0:
-        for counts in (epoch_loop.batch_progress.total, epoch_loop.batch_progress.current):
+        progress: Any = epoch_loop.batch_progress  # Lightning 2.4 has no method for that
+        for counts in (progress.total, progress.current):
             counts.ready += extra_batches
             counts.started += extra_batches
             counts.processed += extra_batches
             counts.completed += extra_batches
-        epoch_loop.batch_progress.is_last_batch = False
+        progress.is_last_batch = False
     # The loop's way of restoring a logging step from a checkpoint; it adds 1 at the end of a step.
     epoch_loop.on_load_checkpoint({"_batches_that_stepped": state.batches_trained})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sized
+from typing import Any, cast
 
 import torch.utils.data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
@@ -111,7 +111,7 @@ def _keep_first_batches(loader: Any, limit: float, replicas: int) -> None:
         )
     batches = loader.batch_sampler
     if isinstance(loader.sampler, RandomSampler):
-        batches = BatchSampler(SequentialSampler(loader.dataset), batches.batch_size, batches.drop_last)
+        batches = BatchSampler(SequentialSampler(cast("Sized", loader.dataset)), batches.batch_size, batches.drop_last)
     loader.batch_sampler = FirstBatches(batches, replicas * _limited(math.ceil(len(batches) / replicas), limit))
 
 

@@ -10,6 +10,7 @@ import fsspec
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.__version__ import version as lightning_version
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
@@ -155,7 +156,7 @@ def test_a_file_that_carries_code_is_refused_by_every_release_of_lightning(
 ) -> None:
     made = tmp_path / "made"
     with fsspec.open(f"{folder}/last.ckpt", "wb", auto_mkdir=True) as file:
-        torch.save({"pytorch-lightning_version": pl.__version__, "state_dict": {}, "item": Payload(made)}, file)
+        torch.save({"pytorch-lightning_version": lightning_version, "state_dict": {}, "item": Payload(made)}, file)
     with pytest.raises(errors.UnsafeCheckpointError, match=r"last\.ckpt refers to pathlib\.Path"):
         getattr(trainer(max_epochs=1, plugins=plugins), what)(TrialModule(SmallTrial), ckpt_path=f"{folder}/last.ckpt")
     assert not made.exists()

@@ -15,6 +15,7 @@ import pytorch_lightning as pl
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 from packaging.version import Version
+from pytorch_lightning.__version__ import version as lightning_version
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
@@ -181,7 +182,7 @@ def test_move_to_epoch() -> None:
 
 def test_use_trial_loops() -> None:
     trainer = make_trainer()
-    if Version(pl.__version__) >= Version("2.5.2"):  # the first to exchange the signal between ranks
+    if Version(lightning_version) >= Version("2.5.2"):  # the first to exchange the signal between ranks
         # The hook that the loop leaves out is there to be left out.
         assert callable(type(trainer.fit_loop.epoch_loop)._broadcast_sigterm_tensor)
     lightning_loops.use_trial_loops(trainer)

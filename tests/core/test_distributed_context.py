@@ -19,9 +19,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._C._distributed_c10d import TCPStore
 
 from det_lightning.core import DistributedContext, _session
 from tests.core.ranks import TIMEOUT_S, free_port, numbers, on_ranks
@@ -41,7 +41,7 @@ def errors(results: list[Any]) -> dict[int, str]:
     return {rank: str(result) for rank, result in enumerate(results) if result is not None}
 
 
-lists_keys = pytest.mark.skipif(not hasattr(dist.TCPStore, "list_keys"), reason="this torch cannot list a store's keys")
+lists_keys = pytest.mark.skipif(not hasattr(TCPStore, "list_keys"), reason="this torch cannot list a store's keys")
 
 
 def store_of(context: DistributedContext) -> Any:
