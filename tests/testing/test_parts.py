@@ -166,11 +166,13 @@ def test_each_import_starts_fresh_and_leaves_nothing_behind(tmp_path: Path) -> N
         "class MyTrial(pytorch.PyTorchTrial):\n    values = counted.values\n"
     )
     trial = ImportedTrial("model_def.py:MyTrial", tmp_path)
+    search_path = list(sys.path)
     for _ in range(2):
         with trial.imported() as trial_class:
             assert trial_class.values == [1]  # type: ignore[attr-defined]
             assert {module.__name__ for module in trial.modules()} == {"model_def", "counted"}
     assert trial.modules() == []
+    assert sys.path == search_path
 
 
 def test_a_module_that_can_be_imported_only_once_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

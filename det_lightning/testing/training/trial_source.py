@@ -66,7 +66,8 @@ class ImportedTrial:
         """Yield the class; raises BadTrial if the module cannot be imported, or has no such trial."""
         hidden = self._forget_modules()
         environment = dict(os.environ)
-        with pytest.MonkeyPatch.context() as paths, answering_determined():
+        # In this order, because the search path is restored as it was when it was patched.
+        with answering_determined(), pytest.MonkeyPatch.context() as paths:
             paths.chdir(Path.cwd())  # restored at the end
             paths.syspath_prepend(self.directory)
             try:
