@@ -39,8 +39,8 @@ MISSING_PARTS = {
     "determined.cli": _MASTER,
     "determined.common": (
         "it is internal to Determined's tools, and most of it talks to a Determined master",
-        "use the standard library, and assert for check; keep scripts that need the master apart, and run them with "
-        "determined while there is one",
+        "keep scripts that need the master (api, experimental) apart, and run them with determined while there is one; "
+        "for the rest use the standard library, such as assert for check",
     ),
     "determined.constants": _INTERNAL,
     "determined.core": _CORE_API,
@@ -82,6 +82,10 @@ MISSING_PARTS = {
         "DeepSpeedTrial is not covered",
         "write a PyTorchTrial (strategy='trial_fsdp' shards its models), or a LightningModule for "
         "pl.Trainer(strategy='deepspeed')",
+    ),
+    "determined.pytorch.dsat": (
+        "DeepSpeed Autotune ran its trials on a Determined master",
+        "remove it; det-lightning run CONFIG searches over hyperparameters, such as those of a DeepSpeed configuration",
     ),
     "determined.pytorch.lightning": (
         "LightningAdapter is not needed here",

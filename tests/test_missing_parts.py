@@ -23,6 +23,7 @@ IMPORTS = {
     "from determined.experimental import client": "determined.experimental.client",
     "from determined.experimental.client import create_experiment": "determined.experimental.client",
     "from determined.common import check": "determined.common",
+    "from determined.pytorch import dsat": "determined.pytorch.dsat",
     "from determined.pytorch.deepspeed import DeepSpeedTrial": "determined.pytorch.deepspeed",
     "from determined.pytorch.lightning import LightningAdapter": "determined.pytorch.lightning",
     "from determined import searcher": "determined.searcher",
@@ -79,6 +80,17 @@ def test_port_says_the_same(line: str, path: str) -> None:
     assert finding.reason.startswith(path)
     assert finding.reason.endswith(f": {reason}")
     assert finding.advice == advice
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("determined.pytorch.dsat.dsat_reporting_context", "DeepSpeed Autotune"),
+        ("determined.common.experimental.ModelVersion", "keep scripts that need the master (api, experimental) apart"),
+    ],
+)
+def test_what_is_said_is_about_the_part_itself(path: str, said: str) -> None:
+    assert said in str(missing_part(path))
 
 
 def test_what_is_missing_is_no_attribute_and_what_nobody_has_is_a_plain_error() -> None:

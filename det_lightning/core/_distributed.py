@@ -121,7 +121,8 @@ class DistributedContext:
             timeout_s: see the class.
 
         Raises:
-            ValueError: this process was not started by ``torchrun``; names what is missing. Or see the class.
+            ValueError: this process was not started by ``torchrun``; names what is missing, and is a KeyError too. Or
+                see the class.
             AssertionError, RuntimeError: see the class.
         """
         topology = topology_from_environment("from_torch_distributed() needs torchrun", TORCHRUN_VARIABLES)
@@ -155,7 +156,7 @@ class DistributedContext:
             timeout_s: see the class.
 
         Raises:
-            ValueError: variables are missing; names them. Or see the class.
+            ValueError: variables are missing; names them, and is a KeyError too. Or see the class.
             AssertionError, RuntimeError: see the class.
         """
         need = "from_deepspeed() needs the DeepSpeed launcher; under torchrun write from_torch_distributed()"

@@ -11,6 +11,14 @@ TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "G
 DEEPSPEED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
+class NotLaunched(ValueError, KeyError):
+    """Raised where variables of a launcher are missing; scripts catch the KeyError that Determined raises."""
+
+    def __str__(self) -> str:
+        # KeyError would quote the text, as a key.
+        return ValueError.__str__(self)
+
+
 @dataclasses.dataclass(frozen=True)
 class ProcessTopology:
     """The position of a process among those of a run; by default it is the only one."""
@@ -83,7 +91,7 @@ def topology_from_environment(need: str, variables: tuple[str, ...]) -> ProcessT
     """Read the numbers from variables, in the order of the fields; an error begins with ``need`` and names them."""
     missing = [name for name in variables if name not in os.environ]
     if missing:
-        raise ValueError(f"{need}; {', '.join(missing)} are not in the environment.")
+        raise NotLaunched(f"{need}; {', '.join(missing)} are not in the environment.")
     texts = {name: os.environ[name] for name in variables}
     wrong = [f"{name}={text!r}" for name, text in texts.items() if not text.strip().lstrip("-").isdecimal()]
     if wrong:

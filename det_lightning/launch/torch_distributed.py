@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from det_lightning.core._ports import free_port
+from det_lightning.core._task import current_task
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.launch.command_line import as_command, problem_of, slots_or_gpus, split, wants_help
 
@@ -97,6 +98,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def _prepare_environment(parsed: argparse.Namespace) -> None:
     """Set the variables that the processes of the script, and those that start them, look at."""
     os.environ["USE_TORCH_DISTRIBUTED"] = "True"
+    if current_task() is not None:
+        # Scripts read it to set up DeepSpeed or a cluster environment of Lightning; a trial runs on one machine.
+        os.environ.setdefault("DET_CHIEF_IP", "127.0.0.1")
     if parsed.max_restarts > 0:
         # Otherwise restarted processes find the addresses of dead ones, see pytorch/pytorch issues 135712 and 167288.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")

@@ -36,6 +36,8 @@ class ImportRewriter:
     def _used_paths(self) -> Iterator[tuple[str, str]]:
         used = {reference.binding for reference in self.bindings.references}
         for binding in self.bindings.found:
+            if binding not in used and self._is_movable(binding):
+                continue
             if binding.imported != "determined" and (binding not in used or counterpart(binding.imported) is None):
                 yield binding.imported, binding.name
             elif binding not in used:
@@ -103,7 +105,7 @@ class ImportRewriter:
     def _is_movable(self, binding: Binding) -> bool:
         """Return whether a name is missing and imported in a line of its own, which nothing but names refers to."""
         is_from = isinstance(binding.statement, cst.ImportFrom)
-        if not is_from or counterpart(binding.path) is not None or not self.bindings.uses_trial_api():
+        if not is_from or counterpart(binding.path) is not None or not self._may_lose(binding):
             return False
         line = self.file.parent(binding.statement)
         if not isinstance(line, cst.SimpleStatementLine) or len(line.body) > 1:
@@ -111,6 +113,16 @@ class ImportRewriter:
         code = _LONG_STRINGS.sub("", self.file.edits.text)
         in_string = re.search(rf"[\"'][^\"'\n]*\b{re.escape(binding.name)}\b[^\"'\n]*[\"']", code)
         return isinstance(self.file.parent(line), cst.Module) and not in_string
+
+    def _may_lose(self, binding: Binding) -> bool:
+        """Return whether a file may do without a name: one with a trial, or a script that uses nothing missing."""
+        if self.bindings.uses_trial_api():
+            return True
+        # From a script nobody imports what it does not use itself.
+        is_script = any(self._script_around(node) for node in self.file.find(cst.Comparison))
+        needed = [use.path for use in self.bindings.references]
+        needed += [found.imported for found in self.bindings.found if isinstance(found.statement, cst.Import)]
+        return is_script and not self._uses(binding) and not any(counterpart(path) is None for path in needed)
 
     def _move(self, binding: Binding) -> bool:
         """Import a name where alone it is used, below ``if __name__ == "__main__"``, or nowhere if it is not used."""

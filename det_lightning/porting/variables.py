@@ -9,7 +9,7 @@ import libcst as cst
 from det_lightning.porting.findings import Finding, Severity, line_at
 from det_lightning.porting.python_syntax import PythonFile, string_of
 
-#: What ``det-lightning run`` sets for the processes of a trial; DET_CHIEF_IP is read where somebody sets it.
+#: What ``det-lightning run`` sets for the processes of a trial; DET_CHIEF_IP is set by its launcher.
 SET_BY_RUN = frozenset(
     {
         "DET_EXPERIMENT_CONFIG",

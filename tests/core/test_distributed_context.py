@@ -281,6 +281,16 @@ def test_the_topology_comes_from_the_deepspeed_launcher(monkeypatch: pytest.Monk
         DistributedContext.from_deepspeed()
 
 
+@pytest.mark.parametrize("make", [DistributedContext.from_torch_distributed, DistributedContext.from_deepspeed])
+def test_a_script_that_a_launcher_did_not_start_may_catch_the_key_error(
+    make: Callable[[], DistributedContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(KeyError) as raised:
+        make()
+    assert str(raised.value).startswith(f"{make.__name__}() needs")
+
+
 def test_a_launcher_that_did_not_start_the_process_is_named() -> None:
     with pytest.raises(ValueError, match=r"needs torchrun; .*GROUP_WORLD_SIZE are not in the environment"):
         DistributedContext.from_torch_distributed()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from det_lightning.core._task import TASK_VARIABLE, TrialTask
 from det_lightning.launch import deepspeed
 from det_lightning.launch.torch_distributed import main
 from tests.launching import environment
@@ -88,6 +89,17 @@ def test_a_script_or_a_module_runs_with_its_arguments_on_each_rank(tmp_path: Pat
     paths = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
     as_module = launch("-m", "show_topology", PYTHONPATH=paths)
     assert as_module.stdout.splitlines()[-1] == "[]", as_module.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("given", "address"), [({}, "127.0.0.1"), ({"DET_CHIEF_IP": "10.0.0.1"}, "10.0.0.1")])
+def test_a_script_of_an_experiment_finds_the_address_of_the_chief(
+    given: dict[str, str], address: str, tmp_path: Path
+) -> None:
+    task = TrialTask(tmp_path, 1, 1, 1, 0, hparams={}, config={}, slots=[0], checkpoint_storage=str(tmp_path))
+    task.write()
+    show = "import os; print(os.environ['DET_CHIEF_IP'])"
+    assert launch("python", "-c", show, **{TASK_VARIABLE: str(task.file)}, **given).stdout == f"{address}\n"
 
 
 @pytest.mark.slow

@@ -203,6 +203,32 @@ def test_what_is_missing_and_not_used_is_not_imported_any_more() -> None:
     assert findings_of(before) == []
 
 
+def test_a_script_without_a_trial_does_not_import_what_is_missing_and_not_used() -> None:
+    before = """
+        import determined as det
+        from determined.pytorch import dsat
+        if __name__ == "__main__":
+            with det.core.init() as core_context:
+                print(core_context)
+        """
+    assert "dsat" not in ported(before)
+    assert "import det_lightning as det" in ported(before)
+    assert findings_of(before) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from determined.experimental import client\nfrom determined import core\n",
+        "from determined.experimental import client\nfrom determined.pytorch import dsat\n"
+        "if __name__ == '__main__':\n    client.login()\n",
+    ],
+    ids=["another file may import it from here", "the script needs Determined for something else"],
+)
+def test_an_import_that_is_not_used_stays_in_a_file_that_stays(text: str) -> None:
+    assert ported(text) == text
+
+
 def test_what_is_missing_is_imported_where_the_script_uses_it() -> None:
     before = """
         from determined import experimental, pytorch
