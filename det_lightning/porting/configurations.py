@@ -9,7 +9,7 @@ from det_lightning.porting.findings import Finding, Severity
 
 # The porting tool has advice of its own for these.
 _ELSEWHERE = {"optimizations.mixed_precision"}
-_INSTALL = "install what the code needs of the image, such as with pip in startup-hook.sh or before the run"
+_INSTALL = "install what the code needs of the image before the run, in a virtual environment of the project"
 _SEVERITIES: dict[str, Severity] = {"ignored": Severity.note, "warned": Severity.check}
 
 

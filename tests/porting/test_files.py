@@ -357,6 +357,24 @@ def test_variables_that_run_does_not_set_are_findings(name: str, text: str, line
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("startup-hook.sh", "# set up\nexport X=1\npip install timm\npip install einops\n", [(3, "pip")]),
+        ("startup-hook.sh", "sudo apt-get -y install git\n", [(1, "apt-get")]),
+        ("startup-hook.sh", "python3 -m pip install --upgrade timm\n", [(1, "pip")]),
+        ("startup-hook.sh", "export X=1\n# pip install timm\necho x # pip install timm\n", []),
+        ("setup.sh", "pip install timm\n", []),
+    ],
+)
+def test_a_startup_hook_that_installs_packages_is_a_finding(
+    name: str, text: str, expected: list[tuple[int, str]], tmp_path: Path
+) -> None:
+    ported = port_text(tmp_path, name, text)
+    assert ported.after == text
+    assert [(found.line, found.reason.split()[0]) for found in ported.findings] == expected
+
+
+@pytest.mark.parametrize(
     ("name", "before", "after"),
     [
         ("a.sh", "cd x && det e create c.yaml . -f\n", "cd x && det-lightning run c.yaml .\n"),
