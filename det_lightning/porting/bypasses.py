@@ -6,7 +6,8 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.findings import Finding, Need, Severity
+from det_lightning.porting.findings import Severity
+from det_lightning.porting.packages import package_finding
 from det_lightning.porting.python_syntax import PythonFile, dotted_name, is_keyword, last_name, methods_of, string_of
 
 _DEVICE = re.compile(r"cuda(:\d+)?")
@@ -40,37 +41,6 @@ _CLUSTER = (
     'configuration; latest_checkpoint="last" resumes from the newest one'
 )
 _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, scales and zeroes"
-
-
-# By the package, a part of one first: how much it matters, what it is, and what to do.
-_PACKAGES = {
-    "model_hub.mmdetection": (
-        Severity.problem,
-        "{name}: model-hub's trials of MMDetection are not covered",
-        "train with MMDetection 3 and its own Runner, or write a PyTorchTrial around a model of it",
-    ),
-    "model_hub": (
-        Severity.check,
-        "{name}: model-hub is built on determined",
-        "det-lightning run and pytest --trial give det_lightning.model_hub under this name, and need "
-        "pip install 'det-lightning[transformers]'; in other scripts import det_lightning.model_hub",
-    ),
-    "determined_common": (
-        Severity.problem,
-        "{name}: it is internal to Determined's tools",
-        "use the standard library; for check, use assert",
-    ),
-    "attrdict": (
-        Severity.check,
-        "attrdict does not import on Python 3.10 or later",
-        "pip install attrdict3, which has a module of that name, or write a small class",
-    ),
-    "pedl": (
-        Severity.problem,
-        "{name}: the package's name before Determined was one",
-        "import the same names from det_lightning.pytorch",
-    ),
-}
 
 
 def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
@@ -133,10 +103,8 @@ def _check_module(file: PythonFile, node: cst.CSTNode, module: str) -> None:
         file.note(node, Severity.check, "your own use of Horovod", advice)
     elif module.startswith("apex.amp") or (module == "apex" and _needs_apex(file, node)):
         file.note(node, Severity.check, "apex.amp is gone from apex", _APEX)
-    elif (package := next((name for name in _PACKAGES if f"{module}.".startswith(f"{name}.")), None)) is not None:
-        severity, reason, advice = _PACKAGES[package]
-        need = Need.file if severity is Severity.problem else Need.nothing
-        file.findings.append(Finding(file.line(node), severity, reason.format(name=module.rstrip(".")), advice, need))
+    elif (finding := package_finding(module.rstrip("."), file.line(node))) is not None:
+        file.findings.append(finding)
 
 
 def _needs_apex(file: PythonFile, node: cst.CSTNode) -> bool:
