@@ -46,6 +46,20 @@ _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, s
 def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
     """Note what does not work with det_lightning though it is not a name of Determined."""
     torch_names = _names_from_torch(file)
+    for statement in file.find(cst.Import, cst.ImportFrom):
+        for module in _imported(statement):
+            _check_module(file, statement, module)
+    for trial in trials:
+        for method in methods_of(trial):
+            if method.name.value == "train_batch":
+                _check_steps(file, method, _wrapped_optimizers(file, trial))
+            if method.name.value in _LOADERS:
+                _check_loader(file, method, torch_names)
+
+
+def note_devices(file: PythonFile) -> None:
+    """Note devices and processes that code sets up by itself, where a trial's context does so."""
+    torch_names = _names_from_torch(file)
     for call in file.find(cst.Call):
         _check_call(file, call, torch_names)
     for argument in file.find(cst.Arg):
@@ -57,15 +71,6 @@ def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
         if "environ" in targets and "CUDA_VISIBLE_DEVICES" in targets:
             reason = "GPUs are chosen in the code (CUDA_VISIBLE_DEVICES)"
             file.note(assign, Severity.check, reason, "set it where the run is started")
-    for statement in file.find(cst.Import, cst.ImportFrom):
-        for module in _imported(statement):
-            _check_module(file, statement, module)
-    for trial in trials:
-        for method in methods_of(trial):
-            if method.name.value == "train_batch":
-                _check_steps(file, method, _wrapped_optimizers(file, trial))
-            if method.name.value in _LOADERS:
-                _check_loader(file, method, torch_names)
 
 
 def _check_call(file: PythonFile, node: cst.Call, torch_names: set[str]) -> None:

@@ -450,6 +450,24 @@ def test_a_script_that_needs_a_cluster_is_to_be_started_with_run(line: str, repo
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "device = torch.device(f'cuda:{rank}')",
+        "torch.cuda.set_device(0)",
+        "model = torch.nn.parallel.DistributedDataParallel(model.cuda())",
+        "sampler = torch.utils.data.DistributedSampler(data)",
+        "x = torch.zeros(1, device='cuda')",
+    ],
+)
+def test_a_script_for_the_core_api_sets_up_devices_by_itself(line: str) -> None:
+    imports = "import torch\nimport determined as det\n"
+    core = f"{imports}with det.core.init() as core_context:\n    {line}\n"
+    assert findings_of(core, Severity.check) == findings_of(ported(core), Severity.check) == []
+    trainer = f"{imports}with det.pytorch.init() as context:\n    {line}\n"
+    assert len(findings_of(trainer, Severity.check)) >= 1
+
+
 def test_a_script_for_the_core_api_is_ported_without_findings() -> None:
     before = """
         import determined as det
