@@ -230,7 +230,7 @@ def _check_info(file: PythonFile, node: cst.CSTNode, name: str) -> None:
     text = re.sub(rf"\bassert\s+{variable}\b[^\n;]*", "", file.edits.text)  # it fails here
     tests = rf"\b(?:if|elif|not|and|or|while)\s+{variable}\b|\b{variable}\s+is\b|get_cluster_info\(\)\s+is\b"
     if re.search(rf"\b{variable}\.\w", text) and not re.search(tests, text):
-        reason = f"get_cluster_info() is None outside of det-lightning run, and {name} is used as if it were not"
+        reason = f"get_cluster_info() is None outside of det-lightning run, and the code needs {name}"
         file.note(node, Severity.check, reason, _CLUSTER)
 
 

@@ -438,8 +438,8 @@ def test_a_script_that_takes_its_length_from_a_searcher_is_to_be_started_with_ru
 @pytest.mark.parametrize(
     ("line", "reported"),
     [
-        ("info = get_cluster_info(); f(info.trial.hparams)", "and info is used as if it were not"),
-        ("info = get_cluster_info(); assert info is not None; f(info.trial)", "and info is used as if it were not"),
+        ("info = get_cluster_info(); f(info.trial.hparams)", "and the code needs info"),
+        ("info = get_cluster_info(); assert info is not None; f(info.trial)", "and the code needs info"),
         ("info = get_cluster_info(); f(info.trial.hparams if info is not None else {})", None),
         ("f(get_cluster_info().latest_checkpoint)", "and has no latest_checkpoint"),
     ],
