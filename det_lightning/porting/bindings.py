@@ -117,6 +117,13 @@ class Bindings:
 
     def uses_trial_api(self) -> bool:
         """Return whether the file uses a part of Determined's PyTorch API that det_lightning has."""
+        return any(path.startswith("determined.pytorch") and counterpart(path) for path in self._paths())
+
+    def uses_core_api(self) -> bool:
+        """Return whether the file uses Determined's Core API."""
+        return any(f"{path}.".startswith("determined.core.") for path in self._paths())
+
+    def _paths(self) -> list[str]:
+        """Return the dotted names of what the file imports and uses, as Determined has them."""
         paths = [binding.imported for binding in self.found] + [use.path for use in self.references]
-        paths += [self._path(dotted_name(star.module)) for star in self.stars]
-        return any(path.startswith("determined.pytorch") and counterpart(path) for path in paths)
+        return paths + [self._path(dotted_name(star.module)) for star in self.stars]

@@ -6,7 +6,8 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.findings import Finding, Need, Severity
+from det_lightning.porting.findings import Severity
+from det_lightning.porting.packages import package_finding
 from det_lightning.porting.python_syntax import PythonFile, dotted_name, is_keyword, last_name, methods_of, string_of
 
 _DEVICE = re.compile(r"cuda(:\d+)?")
@@ -42,39 +43,22 @@ _CLUSTER = (
 _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, scales and zeroes"
 
 
-# By the package, a part of one first: how much it matters, what it is, and what to do.
-_PACKAGES = {
-    "model_hub.mmdetection": (
-        Severity.problem,
-        "{name}: model-hub's trials of MMDetection are not covered",
-        "train with MMDetection 3 and its own Runner, or write a PyTorchTrial around a model of it",
-    ),
-    "model_hub": (
-        Severity.check,
-        "{name}: model-hub is built on determined",
-        "det-lightning run and pytest --trial give det_lightning.model_hub under this name, and need "
-        "pip install 'det-lightning[transformers]'; in other scripts import det_lightning.model_hub",
-    ),
-    "determined_common": (
-        Severity.problem,
-        "{name}: it is internal to Determined's tools",
-        "use the standard library; for check, use assert",
-    ),
-    "attrdict": (
-        Severity.check,
-        "attrdict does not import on Python 3.10 or later",
-        "pip install attrdict3, which has a module of that name, or write a small class",
-    ),
-    "pedl": (
-        Severity.problem,
-        "{name}: the package's name before Determined was one",
-        "import the same names from det_lightning.pytorch",
-    ),
-}
-
-
 def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
     """Note what does not work with det_lightning though it is not a name of Determined."""
+    torch_names = _names_from_torch(file)
+    for statement in file.find(cst.Import, cst.ImportFrom):
+        for module in _imported(statement):
+            _check_module(file, statement, module)
+    for trial in trials:
+        for method in methods_of(trial):
+            if method.name.value == "train_batch":
+                _check_steps(file, method, _wrapped_optimizers(file, trial))
+            if method.name.value in _LOADERS:
+                _check_loader(file, method, torch_names)
+
+
+def note_devices(file: PythonFile) -> None:
+    """Note devices and processes that code sets up by itself, where a trial's context does so."""
     torch_names = _names_from_torch(file)
     for call in file.find(cst.Call):
         _check_call(file, call, torch_names)
@@ -87,15 +71,6 @@ def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
         if "environ" in targets and "CUDA_VISIBLE_DEVICES" in targets:
             reason = "GPUs are chosen in the code (CUDA_VISIBLE_DEVICES)"
             file.note(assign, Severity.check, reason, "set it where the run is started")
-    for statement in file.find(cst.Import, cst.ImportFrom):
-        for module in _imported(statement):
-            _check_module(file, statement, module)
-    for trial in trials:
-        for method in methods_of(trial):
-            if method.name.value == "train_batch":
-                _check_steps(file, method, _wrapped_optimizers(file, trial))
-            if method.name.value in _LOADERS:
-                _check_loader(file, method, torch_names)
 
 
 def _check_call(file: PythonFile, node: cst.Call, torch_names: set[str]) -> None:
@@ -133,10 +108,8 @@ def _check_module(file: PythonFile, node: cst.CSTNode, module: str) -> None:
         file.note(node, Severity.check, "your own use of Horovod", advice)
     elif module.startswith("apex.amp") or (module == "apex" and _needs_apex(file, node)):
         file.note(node, Severity.check, "apex.amp is gone from apex", _APEX)
-    elif (package := next((name for name in _PACKAGES if f"{module}.".startswith(f"{name}.")), None)) is not None:
-        severity, reason, advice = _PACKAGES[package]
-        need = Need.file if severity is Severity.problem else Need.nothing
-        file.findings.append(Finding(file.line(node), severity, reason.format(name=module.rstrip(".")), advice, need))
+    elif (finding := package_finding(module.rstrip("."), file.line(node))) is not None:
+        file.findings.append(finding)
 
 
 def _needs_apex(file: PythonFile, node: cst.CSTNode) -> bool:
@@ -257,7 +230,7 @@ def _check_info(file: PythonFile, node: cst.CSTNode, name: str) -> None:
     text = re.sub(rf"\bassert\s+{variable}\b[^\n;]*", "", file.edits.text)  # it fails here
     tests = rf"\b(?:if|elif|not|and|or|while)\s+{variable}\b|\b{variable}\s+is\b|get_cluster_info\(\)\s+is\b"
     if re.search(rf"\b{variable}\.\w", text) and not re.search(tests, text):
-        reason = f"get_cluster_info() is None outside of det-lightning run, and {name} is used as if it were not"
+        reason = f"get_cluster_info() is None outside of det-lightning run, and the code needs {name}"
         file.note(node, Severity.check, reason, _CLUSTER)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from det_lightning.porting.bindings import Bindings
-from det_lightning.porting.bypasses import note_bypasses, note_cluster_uses
+from det_lightning.porting.bypasses import note_bypasses, note_cluster_uses, note_devices
 from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.findings import Finding
 from det_lightning.porting.imports import ImportRewriter
@@ -38,12 +38,16 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
     rewrite_started_commands(file)
     note_python_variables(file)
     classes = find_classes(file)
-    if imports.bindings.uses_trial_api() or ported.uses_trial_api():
+    uses_trials = imports.bindings.uses_trial_api() or ported.uses_trial_api()
+    if uses_trials:
         OlderReleases(file, classes["trial"], classes["callback"])
     if found := [*imports.bindings.found, *ported.found]:
         note_cluster_uses(file, {binding.name for binding in found if binding.path == "determined.pytorch.Trainer"})
         note_older_libraries(file)
     note_bypasses(file, classes["trial"])
+    # A script for the Core API has no context: it sets up devices and processes by itself, here as on Determined.
+    if uses_trials or not (imports.bindings.uses_core_api() or ported.uses_core_api()):
+        note_devices(file)
     return file.edits.result(), file.findings
 
 

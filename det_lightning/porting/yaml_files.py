@@ -19,6 +19,7 @@ from det_lightning.porting.configurations import class_that_run_trains, findings
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.missing_parts import missing
+from det_lightning.porting.packages import package_finding
 from det_lightning.porting.requirements import port_requirement
 
 _MODULE = re.compile(r"determined\.launch\.(\w+)")
@@ -111,6 +112,7 @@ class _YamlPort:
                 # A launcher that runs a class is what it should be in an entrypoint.
                 lines = range(_line(entrypoint), entrypoint.end_mark.line + 2)
                 self.findings = [f for f in self.findings if f.line not in lines or f.advice != RUN_AN_EXPERIMENT]
+                self._check_class(entrypoint, trial)
         precision = dict(_entries(entries.get("optimizations"))).get("mixed_precision")
         if precision is not None and precision.value != "O0":
             reason = f"optimizations.mixed_precision: {precision.value} was removed in Determined 0.13"
@@ -119,6 +121,12 @@ class _YamlPort:
                 "context.experimental.use_amp() in the trial; for one with build_model() nothing needs to be done"
             )
             self._note(precision, Severity.check, reason, advice)
+
+    def _check_class(self, entrypoint: yaml.Node, trial: str) -> None:
+        """Note a trial class of a package that is not covered."""
+        finding = package_finding(trial.partition(":")[0], _line(entrypoint))
+        if finding is not None and finding.severity is Severity.problem:
+            self.findings.append(finding)
 
     def _note(self, node: yaml.Node, severity: Severity, reason: str, advice: str) -> None:
         self.findings.append(Finding(_line(node), severity, reason, advice))

@@ -162,6 +162,20 @@ def test_the_code_of_any_entrypoint_is_found_and_keeps_it_where_it_must(entrypoi
     ]
 
 
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "model_hub.mmdetection:MMDetTrial",
+        "python3 -m determined.launch.torch_distributed --trial model_hub.mmdetection:MMDetTrial",
+    ],
+)
+def test_a_trial_of_a_package_that_is_not_covered_stays(entrypoint: str) -> None:
+    (entry,) = made(const_yaml=CONFIG.format(entrypoint)).entry_points
+    needs = "const.yaml:1 (model_hub.mmdetection: model-hub's trials of MMDetection are not covered)"
+    assert entry.sentence == f"still needs Determined because of {needs}"
+    assert entrypoint in Path("const.yaml").read_text()
+
+
 def test_a_trial_moves_though_its_file_submits_it_as_a_script() -> None:
     script = "from determined.experimental import client\n" + TRIAL + "if __name__ == '__main__':\n    client.login()\n"
     project = made(const_yaml=CONFIG.format("model:T"), model_py=script)

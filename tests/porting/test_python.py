@@ -464,8 +464,8 @@ def test_a_script_that_takes_its_length_from_a_searcher_is_to_be_started_with_ru
 @pytest.mark.parametrize(
     ("line", "reported"),
     [
-        ("info = get_cluster_info(); f(info.trial.hparams)", "and info is used as if it were not"),
-        ("info = get_cluster_info(); assert info is not None; f(info.trial)", "and info is used as if it were not"),
+        ("info = get_cluster_info(); f(info.trial.hparams)", "and the code needs info"),
+        ("info = get_cluster_info(); assert info is not None; f(info.trial)", "and the code needs info"),
         ("info = get_cluster_info(); f(info.trial.hparams if info is not None else {})", None),
         ("f(get_cluster_info().latest_checkpoint)", "and has no latest_checkpoint"),
     ],
@@ -474,6 +474,24 @@ def test_a_script_that_needs_a_cluster_is_to_be_started_with_run(line: str, repo
     found = findings_of(SCRIPT.format(line), Severity.check)
     expected = [] if reported is None else [f"4: get_cluster_info() is None outside of det-lightning run, {reported}"]
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "device = torch.device(f'cuda:{rank}')",
+        "torch.cuda.set_device(0)",
+        "model = torch.nn.parallel.DistributedDataParallel(model.cuda())",
+        "sampler = torch.utils.data.DistributedSampler(data)",
+        "x = torch.zeros(1, device='cuda')",
+    ],
+)
+def test_a_script_for_the_core_api_sets_up_devices_by_itself(line: str) -> None:
+    imports = "import torch\nimport determined as det\n"
+    core = f"{imports}with det.core.init() as core_context:\n    {line}\n"
+    assert findings_of(core, Severity.check) == findings_of(ported(core), Severity.check) == []
+    trainer = f"{imports}with det.pytorch.init() as context:\n    {line}\n"
+    assert len(findings_of(trainer, Severity.check)) >= 1
 
 
 def test_a_script_for_the_core_api_is_ported_without_findings() -> None:
