@@ -67,10 +67,6 @@ MISSING_PARTS = {
         "transformers.Trainer with DeepSpeed",
     ),
     "determined.launch.tensorflow": _KERAS,
-    "determined.launch.wrap_rank": (
-        "the launchers of det_lightning prefix no lines with ranks",
-        "remove it; torchrun has --log-dir, --redirects and --tee for the output of ranks",
-    ),
     "determined.layers": ("it is Determined's own training loop", "remove it"),
     "determined.lightning": (
         "a LightningModule needs no adapter here",
