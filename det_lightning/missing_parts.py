@@ -48,7 +48,6 @@ MISSING_PARTS = {
     "determined.estimator": _KERAS,
     "determined.exec": ("it runs inside of Determined's containers", "remove it"),
     "determined.experimental": _MASTER,
-    "determined.experimental.core_v2": _CORE_API,
     "determined.experimental.create": (
         "Determined's Native API is gone since 0.18",
         "train with det_lightning.pytorch.init() and Trainer",
