@@ -90,7 +90,8 @@ class _Opened:
         self.context: core.Context | None = None
 
     def close(self) -> None:
-        context, self.context = self.context, None
+        context = self.context
+        self.context = None
         if context is not None:
             context.close()
 
