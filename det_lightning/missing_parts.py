@@ -48,7 +48,6 @@ MISSING_PARTS = {
     "determined.estimator": _KERAS,
     "determined.exec": ("it runs inside of Determined's containers", "remove it"),
     "determined.experimental": _MASTER,
-    "determined.experimental.core_v2": _CORE_API,
     "determined.experimental.create": (
         "Determined's Native API is gone since 0.18",
         "train with det_lightning.pytorch.init() and Trainer",
@@ -67,10 +66,6 @@ MISSING_PARTS = {
         "transformers.Trainer with DeepSpeed",
     ),
     "determined.launch.tensorflow": _KERAS,
-    "determined.launch.wrap_rank": (
-        "the launchers of det_lightning prefix no lines with ranks",
-        "remove it; torchrun has --log-dir, --redirects and --tee for the output of ranks",
-    ),
     "determined.layers": ("it is Determined's own training loop", "remove it"),
     "determined.lightning": (
         "a LightningModule needs no adapter here",

@@ -40,13 +40,14 @@ _BLOCKED = (
     "determined.pytorch.deepspeed",
     "determined.pytorch.lightning",
 )
-_IN_BLOCKED = ("determined.experimental.test_one_batch",)
+_IN_BLOCKED = ("determined.experimental.core_v2", "determined.experimental.test_one_batch")
 
 
 @functools.cache
 def counterpart(path: str) -> str | None:
     """Return the dotted name in det_lightning of what Determined has at ``path``; None if there is nothing."""
-    if path not in _IN_BLOCKED and any(_is_in(path, prefix) for prefix in _BLOCKED):
+    is_there = any(_is_in(path, prefix) for prefix in _IN_BLOCKED)
+    if not is_there and any(_is_in(path, prefix) for prefix in _BLOCKED):
         return None
     for candidate in _candidates(path):
         for old, new in _RENAMED.items():

@@ -157,7 +157,6 @@ def test_what_is_missing_is_split_off_and_named() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("from determined.experimental import core_v2\ncore_v2.init()\n", "Core API"),
         ("from determined.experimental import client\nclient.login()\n", "talks to a Determined master"),
         ("from determined.experimental import Determined\n", "talks to a Determined master"),
         ("from determined.common import util\n", "Determined's tools"),

@@ -1,0 +1,234 @@
+"""The Core API without a ``with`` block: its parts are attributes of this module between ``init`` and ``close``.
+
+``train``, ``checkpoint``, ``distributed``, ``preempt``, ``searcher`` and ``info`` are those of the context that
+:func:`init` opened, and None where none is open.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from det_lightning import core
+from det_lightning.core import ClusterInfo, DistributedContext, PreemptMode, TensorboardMode, TrialInfo
+from det_lightning.missing_parts import attribute_error
+
+__all__ = [
+    "Config",
+    "DefaultConfig",
+    "DistributedContext",
+    "PreemptMode",
+    "TensorboardMode",
+    "UnmanagedConfig",
+    "checkpoint",
+    "close",
+    "distributed",
+    "info",
+    "init",
+    "init_context",
+    "preempt",
+    "searcher",
+    "train",
+    "url_reverse_webui_exp_view",
+]
+
+logger = logging.getLogger(__name__)
+
+# Found by __getattr__, in the context that is open.
+checkpoint: Any
+distributed: Any
+info: Any
+preempt: Any
+searcher: Any
+train: Any
+_PARTS = ("checkpoint", "distributed", "info", "preempt", "searcher", "train")
+
+
+@dataclasses.dataclass
+class Config:
+    """What a script that runs alone says of itself; in a trial of ``det-lightning run`` its configuration counts.
+
+    Args:
+        name, description, labels, workspace, project: of the experiment; kept in ``info.trial``, without effect.
+        hparams: what ``info.trial.hparams`` is.
+        data: what ``info.user_data`` is.
+        checkpoint_storage: a directory, a URL, or the section of an experiment configuration.
+        searcher: the section of an experiment configuration; without effect.
+        external_experiment_id: a name of the experiment; without effect.
+        external_trial_id: a name of the trial, with which Determined's master knew what to resume; warned of.
+    """
+
+    name: str | None = None
+    hparams: dict[str, Any] | None = None
+    data: dict[str, Any] | None = None
+    description: str | None = None
+    labels: list[str] | None = None
+    workspace: str | None = None
+    project: str | None = None
+    checkpoint_storage: str | dict[str, Any] | None = None
+    searcher: dict[str, Any] | None = None
+    external_experiment_id: str | None = None
+    external_trial_id: str | None = None
+
+
+class DefaultConfig(Config):
+    """The older name of :class:`Config`, for ``defaults``."""
+
+
+class UnmanagedConfig(Config):
+    """The older name of :class:`Config`, for ``unmanaged``."""
+
+
+class _Opened:
+    """The context that :func:`init` opened last, if it is still open."""
+
+    def __init__(self) -> None:
+        self.context: core.Context | None = None
+
+    def close(self) -> None:
+        context = self.context
+        self.context = None
+        if context is not None:
+            context.close()
+
+
+_opened = _Opened()
+
+
+def init_context(
+    *,
+    config: Config | None = None,
+    defaults: Config | None = None,
+    unmanaged: Config | None = None,
+    client: Any = None,
+    distributed: DistributedContext | None = None,
+    checkpoint_storage: str | Mapping[str, Any] | None = None,
+    preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
+    tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
+) -> core.Context:
+    """Return the Core API, to be used in a ``with`` block, as :func:`det_lightning.core.init` does.
+
+    Args:
+        config: what is known of the script; ignored in a trial of ``det-lightning run``.
+        defaults, unmanaged: older forms of ``config``.
+        client: accepted for compatibility; there is no master to talk to.
+        distributed, checkpoint_storage, preempt_mode, tensorboard_mode: as in :func:`det_lightning.core.init`.
+
+    Raises:
+        ValueError: the script runs alone, and there is neither ``config`` nor ``defaults``.
+    """
+    known = _merged(config, defaults, unmanaged)
+    info = core.get_cluster_info()
+    if info is None:
+        if known is None:
+            raise ValueError("Outside of det-lightning run, core_v2 needs config=core_v2.Config(...); got none.")
+        info = _info_alone(known)
+        checkpoint_storage = checkpoint_storage or known.checkpoint_storage
+    context = core.init(
+        distributed=distributed,
+        checkpoint_storage=checkpoint_storage,
+        preempt_mode=preempt_mode,
+        tensorboard_mode=tensorboard_mode,
+    )
+    context.info = info
+    return context
+
+
+def init(
+    *,
+    config: Config | None = None,
+    defaults: Config | None = None,
+    unmanaged: Config | None = None,
+    client: Any = None,
+    distributed: DistributedContext | None = None,
+    checkpoint_storage: str | Mapping[str, Any] | None = None,
+    preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
+    tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
+) -> None:
+    """Open the Core API for this module, until :func:`close` or the end of the process; one that is open is closed.
+
+    The arguments and errors are those of :func:`init_context`.
+    """
+    _opened.close()
+    context = init_context(
+        config=config,
+        defaults=defaults,
+        unmanaged=unmanaged,
+        client=client,
+        distributed=distributed,
+        checkpoint_storage=checkpoint_storage,
+        preempt_mode=preempt_mode,
+        tensorboard_mode=tensorboard_mode,
+    )
+    context.start()
+    _opened.context = context
+    atexit.unregister(close)
+    atexit.register(close)
+
+
+def close() -> None:
+    """Close what :func:`init` opened; calling it again changes nothing."""
+    _opened.close()
+
+
+def url_reverse_webui_exp_view() -> str:
+    """Return the directory of the TensorBoard files, which stands in for the page of the experiment.
+
+    Raises:
+        RuntimeError: :func:`init` was not called.
+    """
+    if _opened.context is None:
+        raise RuntimeError("core_v2.init() comes before url_reverse_webui_exp_view().")
+    return str(_opened.context.train.get_tensorboard_path())
+
+
+def _merged(config: Config | None, defaults: Config | None, unmanaged: Config | None) -> Config | None:
+    if defaults is not None or unmanaged is not None:
+        warnings.warn("defaults= and unmanaged= are older forms of config=.", FutureWarning, stacklevel=3)
+    if config is not None or defaults is None or unmanaged is None:
+        return config or defaults
+    names = ("project", "workspace", "external_experiment_id", "external_trial_id")
+    return dataclasses.replace(
+        defaults, **{name: getattr(defaults, name) or getattr(unmanaged, name) for name in names}
+    )
+
+
+def _info_alone(config: Config) -> ClusterInfo:
+    if config.external_trial_id is not None:
+        logger.warning(
+            "external_trial_id=%r: nothing is resumed where the script runs alone; det-lightning run CONFIG resumes.",
+            config.external_trial_id,
+        )
+    known = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
+    trial = TrialInfo(
+        trial_id=1,
+        experiment_id=1,
+        trial_seed=0,
+        hparams=known.get("hparams", {}),
+        config=known,
+        steps_completed=0,
+        trial_run_id=1,
+        debug=False,
+        inter_node_network_interface=None,
+    )
+    return ClusterInfo(
+        master_url="",
+        cluster_id="det-lightning",
+        agent_id="localhost",
+        slot_ids=[],
+        task_id="1.1",
+        allocation_id="1.1.1",
+        session_token="",
+        task_type="TRIAL",
+        trial_info=trial,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return None if _opened.context is None else getattr(_opened.context, name)
+    raise attribute_error(__name__, name)

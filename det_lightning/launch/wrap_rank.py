@@ -1,0 +1,78 @@
+"""``python -m det_lightning.launch.wrap_rank RANK COMMAND``: a process of a script's own launcher, its lines marked."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
+_RANK_HELP = "the rank, or the names of variables that hold it, separated by commas: the first that is set counts"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and begin each line that it writes with ``[rank=RANK]``; return the exit status of the command."""
+    parser = argparse.ArgumentParser(prog="python -m det_lightning.launch.wrap_rank", description=main.__doc__)
+    parser.add_argument(
+        "--no-redirect-stdio", action="store_true", help="accepted, without effect: there are no containers"
+    )
+    parser.add_argument("rank", metavar="RANK", help=_RANK_HELP)
+    parser.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER, help="the command and its arguments")
+    parsed = parser.parse_args(arguments)
+    command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
+    rank = _rank_of(parsed.rank)
+    if rank is None:
+        parser.error(f"RANK is a number, or names a variable that holds one; got {parsed.rank!r}, and none is set")
+    if not command:
+        parser.error("no command to run is given")
+    return _run(command, rank)
+
+
+def _rank_of(given: str) -> int | None:
+    names = [given, *(os.environ[name] for name in given.split(",") if name in os.environ)]
+    return next((int(text) for text in names if text.isascii() and text.isdigit()), None)
+
+
+def _run(command: list[str], rank: int) -> int:
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
+    )
+    with _signals_passed_to(process):
+        threads = [
+            threading.Thread(target=_copy_lines, args=(source, target, f"[rank={rank}] "))
+            for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        status = process.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _copy_lines(source: IO[str], target: IO[str], prefix: str) -> None:
+    # Opened as text, the pipe ends lines at carriage returns too, which progress bars write.
+    for line in source:
+        target.write(prefix + line.rstrip("\n") + "\n")
+        target.flush()
+
+
+@contextlib.contextmanager
+def _signals_passed_to(process: subprocess.Popen[str]) -> Iterator[None]:
+    numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
+    before = {number: signal.signal(number, lambda number, _: process.send_signal(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The Core API without a ``with`` block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from det_lightning import core
+from det_lightning.experimental import core_v2
+from det_lightning.porting.python_files import port_python
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    yield
+    core_v2.close()
+
+
+def test_the_parts_are_there_between_init_and_close() -> None:
+    core_v2.init(config=core_v2.Config(name="alone", hparams={"lr": 0.5}, data={"url": "x"}, checkpoint_storage="kept"))
+    assert core_v2.info.trial.hparams == {"lr": 0.5}
+    assert core_v2.info.user_data == {"url": "x"}
+    assert core_v2.info.latest_checkpoint is None
+    assert core_v2.distributed.rank == 0
+    core_v2.train.report_validation_metrics(steps_completed=1, metrics={"loss": 0.5})
+    with core_v2.checkpoint.store_path({"steps_completed": 1}) as (path, uuid):
+        (path / "state").write_text("1")
+    assert Path("kept", uuid, "state").read_text() == "1"
+    assert any(Path(core_v2.url_reverse_webui_exp_view()).iterdir())
+    core_v2.close()
+    core_v2.close()
+    assert [core_v2.train, core_v2.checkpoint, core_v2.info] == [None, None, None]
+
+
+def test_a_second_init_closes_the_first() -> None:
+    core_v2.init(config=core_v2.Config(hparams={"lr": 1}))
+    first = core_v2.train
+    core_v2.init(config=core_v2.Config(hparams={"lr": 2}))
+    assert core_v2.train is not first
+    assert core_v2.info.trial.hparams == {"lr": 2}
+
+
+def test_the_older_arguments_are_merged_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    defaults = core_v2.DefaultConfig(hparams={"lr": 3})
+    unmanaged = core_v2.UnmanagedConfig(external_experiment_id="e", external_trial_id="t")
+    with pytest.warns(FutureWarning, match="older forms of config="):
+        core_v2.init(defaults=defaults, unmanaged=unmanaged)
+    assert core_v2.info.trial.hparams == {"lr": 3}
+    assert "external_trial_id='t': nothing is resumed" in caplog.text
+
+
+def test_init_context_is_for_a_with_block() -> None:
+    with core_v2.init_context(config=core_v2.Config(hparams={"lr": 4})) as context:
+        assert isinstance(context, core.Context)
+        assert context.info is not None
+        assert context.info.trial.hparams == {"lr": 4}
+        assert core_v2.train is None
+
+
+def test_a_script_that_runs_alone_has_to_say_what_it_is() -> None:
+    with pytest.raises(ValueError, match="needs config="):
+        core_v2.init()
+    with pytest.raises(RuntimeError, match=r"core_v2\.init\(\) comes before"):
+        core_v2.url_reverse_webui_exp_view()
+
+
+def test_port_rewrites_its_import() -> None:
+    after, findings = port_python("from determined.experimental import core_v2\ncore_v2.train.report_progress(0.5)\n")
+    assert after == "from det_lightning.experimental import core_v2\ncore_v2.train.report_progress(0.5)\n"
+    assert not findings
