@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,6 +91,11 @@ def run(
     for field in field_effects(config):
         if field.effect in ("ignored", "warned"):
             warn(f"{'warning' if field.effect == 'warned' else 'note'}: {field.path} has no effect here. {field.note}")
+    if (code / "startup-hook.sh").is_file():
+        warn(
+            "warning: startup-hook.sh runs before each trial, here without a container: what it installs changes the "
+            f"Python environment in {sys.prefix}."
+        )
     demand = experiment.demand_of(config, slots, on_cpu=cpu)
     with experiment.machines_at(ray) as machines:
         machines.check(demand, experiments)

@@ -66,6 +66,14 @@ def test_a_failing_trial_is_started_again_as_often_as_configured(max_restarts: i
     assert f"it ended with status 3, after {max_restarts} restarts" in error
 
 
+def test_a_startup_hook_runs_before_the_trial_and_is_warned_of(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", entrypoint="test -f hooked")
+    (tmp_path / "project" / "startup-hook.sh").write_text("touch hooked\n")
+    error = run("run", config, tmp_path / "project", "--experiments", tmp_path).stderr
+    assert "startup-hook.sh runs before each trial, here without a container" in error
+    assert sys.prefix in error
+
+
 def test_a_log_policy_cancels_retries(tmp_path: Path) -> None:
     config = write_project(
         tmp_path / "project",
