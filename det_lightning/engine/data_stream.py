@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import sys
@@ -43,7 +44,7 @@ class TrialData:
         self.journal = PassJournal(journal)
         loader = trial.build_training_data_loader()
         if overfits:
-            _keep_first_batches(loader, limit, self._replicas)
+            loader = _with_first_batches(loader, limit, self._replicas)
             limit = 1.0
         training = self._build_training(loader)
         length: int | None = context.distributed.broadcast(_length(training))
@@ -102,8 +103,8 @@ def _limited(length: int, limit: float) -> int:
     return length if limit == 1.0 else int(length * limit)
 
 
-def _keep_first_batches(loader: Any, limit: float, replicas: int) -> None:
-    """Make every pass over ``loader`` that of the first batches for each of ``replicas`` ranks, without shuffling."""
+def _with_first_batches(loader: Any, limit: float, replicas: int) -> DataLoader:
+    """Return a loader of the first batches of ``loader`` for each of ``replicas`` ranks, without shuffling."""
     if not isinstance(loader, DataLoader):
         raise errors.UnsupportedTrainerFlags(
             f"overfit_batches={limit} needs a det_lightning.pytorch.DataLoader; build_training_data_loader() returned "
@@ -112,7 +113,15 @@ def _keep_first_batches(loader: Any, limit: float, replicas: int) -> None:
     batches = loader.batch_sampler
     if isinstance(loader.sampler, RandomSampler):
         batches = BatchSampler(SequentialSampler(cast("Sized", loader.dataset)), batches.batch_size, batches.drop_last)
-    loader.batch_sampler = FirstBatches(batches, replicas * _limited(math.ceil(len(batches) / replicas), limit))
+    length = math.ceil(len(batches) / replicas)
+    if _limited(length, limit) == 0:
+        raise errors.UnsupportedTrainerFlags(
+            f"overfit_batches={limit} of the {length} training batches is less than one batch. Give a larger share, or "
+            "a number of batches."
+        )
+    first = copy.copy(loader)  # the trial may return the same one for another run
+    first.batch_sampler = FirstBatches(batches, replicas * _limited(length, limit))
+    return first
 
 
 class FirstBatches(BatchSampler):

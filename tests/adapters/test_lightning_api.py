@@ -368,6 +368,27 @@ def test_overfit_batches_trains_on_the_first_batches_in_every_epoch(amount: floa
     assert module.trial.seen == first * 3
 
 
+def test_less_than_one_batch_cannot_be_overfitted() -> None:
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"overfit_batches=0\.1 of the 7 training batches is less"):
+        fit(TrialModule(SmallTrial), max_epochs=1, overfit_batches=0.1)
+
+
+def test_a_loader_that_a_trial_keeps_is_whole_in_the_next_run() -> None:
+    class Trial(ShowingTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.loader = super().build_training_data_loader()
+
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            return self.loader
+
+    module = TrialModule(Trial)
+    fit(module, max_epochs=1, overfit_batches=2)
+    fit(module, max_epochs=1)
+    assert isinstance(module.trial, Trial)
+    assert len(module.trial.seen) == 2 + EPOCH_LEN
+
+
 def test_overfit_batches_needs_a_loader_of_ours() -> None:
     class Trial(SmallTrial):
         def build_training_data_loader(self) -> Any:
