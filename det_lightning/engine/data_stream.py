@@ -56,17 +56,18 @@ class TrialData:
         self.validation = ValidationStream(self.validation_loader)
 
     def _build_training(self, loader: Any) -> Any:
-        initial_batch = self._context.position.initial_batch
-        if isinstance(loader, DataLoader):
-            loader = loader.get_resumable_loader(self.journal, initial_batch, self._replicas, self._rank)
-        else:
+        if not isinstance(loader, DataLoader):
             self._require_allowed("build_training_data_loader", loader)
+        # The batches of all ranks: a rank whose share of one pass is empty has one in a later pass.
         if _length(loader) == 0:
             raise RuntimeError(
                 "The training loader is empty: its dataset has no samples, or fewer than one batch with "
                 "drop_last=True. See build_training_data_loader()."
             )
-        return loader
+        if not isinstance(loader, DataLoader):
+            return loader
+        initial_batch = self._context.position.initial_batch
+        return loader.get_resumable_loader(self.journal, initial_batch, self._replicas, self._rank)
 
     def _build_validation(self, loader: Any, sharded: bool) -> Any:
         if not isinstance(loader, DataLoader):

@@ -16,6 +16,7 @@ EQUAL: dict[str, Case] = {
     "epochs": ("drawing", {"max_length": ["Epoch", 2], "reporting_period": ["Batch", 2]}),
     "full dataset": ("full_dataset", PERIODS),
     "uneven validation": ("uneven", PERIODS),
+    "fewer batches than ranks": ("one_batch", PERIODS),
     "reducers": ("reducing", PERIODS),
     "step zero": ("basic", {**PERIODS, "step_zero_validation": True}),
     "test mode": ("basic", {"max_length": ["Batch", 9], "test_mode": True}),

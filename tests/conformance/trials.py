@@ -127,6 +127,16 @@ def uneven(api: Any) -> type:
     return Uneven
 
 
+def one_batch(api: Any) -> type:
+    """A pass over the training data is one batch, less than one for each rank."""
+
+    class OneBatch(basic(api)):  # type: ignore[misc]
+        def build_training_data_loader(self) -> Any:
+            return api.DataLoader(make_data(BATCH), batch_size=BATCH, shuffle=True)
+
+    return OneBatch
+
+
 def reducing(api: Any) -> type:
     """Metrics over all batches and ranks together, whose order shows."""
 
