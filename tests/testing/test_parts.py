@@ -11,11 +11,12 @@ import hypothesis.strategies as st
 import pytest
 
 from det_lightning.hyperparameters import chosen_hparams
+from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.observation.source_scan import devices_in, hparams_in, process_groups_in
 from det_lightning.testing.options import read_config
 from det_lightning.testing.outcomes import BadTrial
 from det_lightning.testing.records.record import RunSettings
-from det_lightning.testing.training.execution import RunPlan
+from det_lightning.testing.training.execution import RunPlan, train_under_lightning
 from det_lightning.testing.training.runs import Boundaries
 from det_lightning.testing.training.trial_source import ImportedTrial
 
@@ -187,3 +188,25 @@ def test_a_module_that_can_be_imported_only_once_is_kept(tmp_path: Path, monkeyp
         pass
     with trial.imported() as second:
         assert first is second
+
+
+def test_ctrl_c_ends_a_run_by_lightnings_api_too(tmp_path: Path) -> None:
+    (tmp_path / "model_def.py").write_text(
+        "import torch\n"
+        "from det_lightning import pytorch\n"
+        "class MyTrial(pytorch.PyTorchTrial):\n"
+        "    def __init__(self, context):\n"
+        "        self.model = context.wrap_model(torch.nn.Linear(1, 1))\n"
+        "        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), 0.1))\n"
+        "    def build_training_data_loader(self):\n"
+        "        return pytorch.DataLoader(torch.ones(8, 1), batch_size=2)\n"
+        "    build_validation_data_loader = build_training_data_loader\n"
+        "    def train_batch(self, batch, epoch_idx, batch_idx):\n"
+        "        raise KeyboardInterrupt\n"
+        "    def evaluate_batch(self, batch):\n"
+        "        return {}\n"
+    )
+    trial = ImportedTrial("model_def:MyTrial", tmp_path)
+    settings = RunSettings(batches=2)
+    with pytest.raises(KeyboardInterrupt):
+        train_under_lightning(trial, RunPlan("pl.Trainer", settings, tmp_path / "run" / "checkpoints"), Observer())

@@ -19,6 +19,7 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
+from det_lightning.adapters.lightning_internals import interrupts_come_through
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.pytorch import Batch
 from det_lightning.pytorch._random_state import isolated_rng
@@ -136,7 +137,8 @@ def train_under_lightning(source: TrialSource, plan: RunPlan, observer: Observer
             code_dir=_empty_directory(plan.storage),
             async_write=False,
         )
-        _trainer(max_epochs=-1, callbacks=[checkpoints], **plan.limits).fit(module)
+        with interrupts_come_through():
+            _trainer(max_epochs=-1, callbacks=[checkpoints], **plan.limits).fit(module)
         observer.end(observer.trial)
 
     return _observe(source, plan, observer, fit_trial)
@@ -146,7 +148,8 @@ def validate(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     """Validate with the weights of the checkpoint to resume from; see :func:`train`."""
 
     def validate_trial(trial_class: type) -> None:
-        _trainer().validate(_module(trial_class, plan), ckpt_path=plan.resume_from, verbose=False)
+        with interrupts_come_through():
+            _trainer().validate(_module(trial_class, plan), ckpt_path=plan.resume_from, verbose=False)
 
     return _observe(source, plan, observer, validate_trial)
 
