@@ -10,6 +10,6 @@ from torch.distributed.fsdp import FSDPModule
 #: ``trial_fsdp`` works from torch 2.13.
 SHARDS = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 needs_shards = pytest.mark.skipif(not SHARDS, reason="trial_fsdp needs torch 2.13")
-from_lightning_2_6 = pytest.mark.skipif(
-    Version(lightning_version) < Version("2.6"), reason="it is new in Lightning 2.6"
-)
+_IS_LIGHTNING_2_6 = Version(lightning_version) >= Version("2.6")
+from_lightning_2_6 = pytest.mark.skipif(not _IS_LIGHTNING_2_6, reason="it is new in Lightning 2.6")
+before_lightning_2_6 = pytest.mark.skipif(_IS_LIGHTNING_2_6, reason="it is new in Lightning 2.6")
