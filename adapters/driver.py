@@ -16,6 +16,7 @@ from det_lightning import errors
 from det_lightning.adapters import lightning_internals, lightning_loops
 from det_lightning.adapters.hooks import WatchedHooks
 from det_lightning.adapters.reporting import BarRefresh
+from det_lightning.adapters.validation_timer import ValidationTimer
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.schedule import Action
@@ -60,9 +61,15 @@ class RunDriver:
     """Runs a trial from Lightning's hooks: ends steps, and does what is due at the boundaries."""
 
     def __init__(
-        self, trainer: pl.Trainer, run: TrialRun, checkpoints: RunCheckpoints | None, hooks: WatchedHooks
+        self,
+        trainer: pl.Trainer,
+        run: TrialRun,
+        checkpoints: RunCheckpoints | None,
+        hooks: WatchedHooks,
+        validation_timer: ValidationTimer | None = None,
     ) -> None:
         self.run = run
+        self._validation_timer = validation_timer
         self._hooks = hooks
         self._shows_each_training_batch = hooks.needs_each_batch("train")
         self._shows_each_validation_batch = hooks.needs_each_batch("validation")
@@ -102,6 +109,8 @@ class RunDriver:
         lightning_internals.move_to(trainer, run.state, run.context.optimizer_steps)
         lightning_internals.move_to_epoch(trainer, run.state.epochs_trained)
         lightning_internals.allow_validation(trainer, due=False)
+        if self._validation_timer is not None:
+            self._validation_timer.restart()
         step_zero = step_zero_validation and run.state.batches_trained == 0
         if (step_zero and trainer.enable_validation) or self.act():
             lightning_internals.run_validation(trainer)
@@ -213,6 +222,8 @@ class RunDriver:
         # Lightning's validation is not over yet. A checkpoint by policy belongs to it, the others do not.
         with torch.enable_grad():
             self.act()
+        if self._validation_timer is not None:
+            self._validation_timer.restart()
 
     @_invalid_hp_ends_the_run()
     def finish(self) -> None:

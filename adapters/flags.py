@@ -22,8 +22,10 @@ from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.building import TRIAL_PRECISIONS
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
 from det_lightning.adapters.strategies.taking import TAKEN_STRATEGIES
+from det_lightning.adapters.validation_timer import ValidationTimer
 from det_lightning.engine.schedule import Schedule
 from det_lightning.pytorch._position import TrainingPosition
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 logger = logging.getLogger(__name__)
@@ -70,7 +72,6 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
     if is_compiled:
         to_uncompiled(module)  # so that it can be used as it is
     flags: Any = trainer  # mypy does not see the attributes that Lightning's connectors set
-    time_based = not hasattr(trainer, "val_check_interval")
     of_call = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)
     wrong = {
         f"accumulate_grad_batches={trainer.accumulate_grad_batches}": (
@@ -81,7 +82,6 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             flags.reload_dataloaders_every_n_epochs > 0,
             "leave it out: the training data are one endless stream",
         ),
-        "a time as val_check_interval": (time_based, "use TrialModule(..., validation_period=Batch(n) or Epoch(n))"),
         f"{trainer.state.fn.value if trainer.state.fn else None}() without data": (
             of_call and not before_launch and not lightning_internals.has_data(trainer),
             "pass dataloaders=, or use validate(): a trial has training and validation data only",
@@ -116,7 +116,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
 
 
 class TakenFlags:
-    """Flags that a trial obeys, and Lightning refuses with manual optimization; until :meth:`restore` they are off.
+    """Flags that a trial obeys, and Lightning would refuse or obey by itself; until :meth:`restore` they are off.
 
     Attributes:
         accumulated_batches: number of batches whose gradients make one update; 1 if the trainer was not given it.
@@ -130,13 +130,23 @@ class TakenFlags:
         self.accumulated_batches = trainer.accumulate_grad_batches
         self.clip_val = self._clip_val or None
         self.clip_algorithm = trainer.gradient_clip_algorithm
+        self._validation_interval_s = lightning_internals.take_validation_interval(trainer)
         trainer.gradient_clip_val = None
         trainer.accumulate_grad_batches = 1
+
+    def validation_timer(self, context: PyTorchTrialContext) -> ValidationTimer | None:
+        """Return what says when a validation is due, where ``val_check_interval`` is a time; None where it is none."""
+        if self._validation_interval_s is None:
+            return None
+        every_epochs = self._trainer.check_val_every_n_epoch
+        return ValidationTimer(self._validation_interval_s, every_epochs, context.position, context.distributed)
 
     def restore(self) -> None:
         """Leave the trainer's flags as the user had set them."""
         self._trainer.gradient_clip_val = self._clip_val
         self._trainer.accumulate_grad_batches = self.accumulated_batches
+        if self._validation_interval_s is not None:
+            lightning_internals.restore_validation_interval(self._trainer, self._validation_interval_s)
 
 
 class _InEpochSchedule:
@@ -163,10 +173,12 @@ def complete_schedule(
     configured: Schedule,
     position: TrainingPosition,
     checkpoint_period: TrainUnit | None,
+    timer: ValidationTimer | None = None,
 ) -> Schedule:
     """Return the schedule of a run.
 
-    For what is not ``given`` the flags of ``trainer`` decide, and before their defaults what is ``configured``.
+    For what is not ``given`` the flags of ``trainer`` decide, and before their defaults what is ``configured``. Where
+    ``val_check_interval`` is a time, ``timer`` has it.
     """
     max_length = given.max_length or (None if _limits_training(trainer) else configured.max_length)
     if max_length is None and trainer.state.fn is TrainerFn.FITTING:
@@ -177,7 +189,7 @@ def complete_schedule(
         reporting_period = configured.reporting_period
     return Schedule(
         max_length=max_length,
-        validation_period=validation_period or _validation_period_of(trainer, position),
+        validation_period=validation_period or _validation_period_of(trainer, position, timer),
         checkpoint_period=checkpoint_period,
         reporting_period=reporting_period or Batch(max(1, trainer.log_every_n_steps)),
         test_mode=given.test_mode,
@@ -204,10 +216,14 @@ def _sets_validation(trainer: pl.Trainer) -> bool:
     return not trainer.enable_validation or trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch != 1
 
 
-def _validation_period_of(trainer: pl.Trainer, position: TrainingPosition) -> TrainUnit | None:
+def _validation_period_of(
+    trainer: pl.Trainer, position: TrainingPosition, timer: ValidationTimer | None
+) -> TrainUnit | None:
     """Return the period of validations by the flags of ``trainer``; None for no validations."""
     if not trainer.enable_validation:
         return None
+    if timer is not None:
+        return Batch(timer)
     interval = trainer.val_check_interval
     every_epochs = trainer.check_val_every_n_epoch
     if every_epochs is None:

@@ -62,6 +62,25 @@ def allow_validation(trainer: pl.Trainer, due: bool) -> None:
     trainer.check_val_every_n_epoch = None if due else sys.maxsize
 
 
+def take_validation_interval(trainer: Any) -> float | None:
+    """Return the time, in seconds, that is the ``val_check_interval`` of ``trainer``; None if it is none.
+
+    From now on the fit loop does not look at the clock, and validates after each step that :func:`allow_validation`
+    lets it. Lightning leaves ``trainer.val_check_interval`` unset, where its ``EarlyStopping`` looks for it.
+    """
+    interval_s: float | None = getattr(trainer, "_val_check_time_interval", None)  # from Lightning 2.6 on
+    if interval_s is not None:
+        trainer._val_check_time_interval = 0.0
+        trainer.val_check_interval = None
+    return interval_s
+
+
+def restore_validation_interval(trainer: Any, interval_s: float) -> None:
+    """Leave a trainer as it was before :func:`take_validation_interval`."""
+    trainer._val_check_time_interval = interval_s
+    del trainer.val_check_interval
+
+
 def run_validation(trainer: pl.Trainer) -> None:
     """Run Lightning's validation loop from outside of a training step."""
     trainer.validating = True

@@ -321,14 +321,15 @@ class TrialModule(InferenceModule):
         trial, context = self.built()
         plan = self.checkpoint_plan
         period = None if plan is None else plan.period
+        assert self._taken is not None
+        timer = self._taken.validation_timer(context)
         schedule = flags.complete_schedule(
-            self.trainer, self._given_schedule, self._configured_schedule, context.position, period
+            self.trainer, self._given_schedule, self._configured_schedule, context.position, period, timer
         )
         reporters = [LightningReporter(self), *self.reporters]
         run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
-        assert self._taken is not None
         hooks = WatchedHooks(self.trainer, self, TrialModule, self._taken)
-        self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan), hooks)
+        self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan), hooks, timer)
         self.driver.start_up()
         self._latest_run = run
 

@@ -222,7 +222,7 @@ def _checked(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked_group(group: str) -> str:
-    reserved = ("checkpoint", "checkpoint_deleted", "early_exit", "preempted", "progress")
+    reserved = ("checkpoint", "checkpoint_deleted", "early_exit", "preempted", "progress", "startup_hook")
     if not group or "." in group or group in reserved:
         raise ValueError(
             f"A group of metrics must have a name without '.', and none of {', '.join(reserved)}; got {group!r}."

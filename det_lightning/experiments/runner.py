@@ -231,6 +231,8 @@ class ExperimentRunner:
             self.record("early_exit", trial=trial_id, lines=line, reason=record["metrics"]["reason"])
         elif record["group"] == "preempted":
             self.record("preempted", trial=trial_id, lines=line)
+        elif record["group"] == "startup_hook":
+            self.record("startup_hook_ended_the_run", trial=trial_id, lines=line)
 
     def _take_exit(self, trial: TrialRecord, status: int | None) -> None:
         """Decide what the end of a run means for its trial."""
@@ -261,6 +263,8 @@ class ExperimentRunner:
             is_done = status == 0 and not trial.preempted
             return (TrialStatus.COMPLETED if is_done or trial.stop_requested else None), None
         what = "its processes were killed" if status is None else f"it ended with status {status}"
+        if trial.ended_by_hook:
+            what = f"its startup-hook.sh failed with status {status}"
         if trial.stop_requested:
             return TrialStatus.ERROR, f"{what} when it was asked to stop"
         if policy := self._launcher.retries_cancelled_by(trial.trial_id):

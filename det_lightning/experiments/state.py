@@ -58,6 +58,7 @@ class TrialRecord:
         progress: of its latest run, which is not in the log.
         is_open: whether a run was started whose end is not known.
         preempted: whether its run said that it ends because it was asked to.
+        ended_by_hook: whether its run ended in ``startup-hook.sh``.
         reason: why it ended otherwise than complete.
     """
 
@@ -76,6 +77,7 @@ class TrialRecord:
     stop_error: str | None = None
     invalid_hp: bool = False
     preempted: bool = False
+    ended_by_hook: bool = False
     reason: str | None = None
     validations: dict[int, Validation] = dataclasses.field(default_factory=dict)
     checkpoints: dict[str, Checkpoint] = dataclasses.field(default_factory=dict)
@@ -146,6 +148,7 @@ class ExperimentState:
         trial.runs = event["run"]
         trial.is_open = True
         trial.preempted = False
+        trial.ended_by_hook = False
         trial.progress = Progress()
         trial.status = TrialStatus.STOPPING if trial.stop_requested else TrialStatus.RUNNING
         trial.started_at = trial.started_at or event["time"]
@@ -170,6 +173,9 @@ class ExperimentState:
 
     def on_preempted(self, event: Mapping[str, Any]) -> None:
         self.trials[event["trial"]].preempted = True
+
+    def on_startup_hook_ended_the_run(self, event: Mapping[str, Any]) -> None:
+        self.trials[event["trial"]].ended_by_hook = True
 
     def on_stop_requested(self, event: Mapping[str, Any]) -> None:
         trial = self.trials[event["trial"]]

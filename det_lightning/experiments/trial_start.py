@@ -20,6 +20,20 @@ from det_lightning.experiments.trial_process import RecordReader, TrialProcess
 
 _GRACE_S = 600.0
 
+# As in Determined's containers, a command of the hook that fails ends the run. If the hook does, a record says so.
+_WITH_HOOK = """
+det_lightning_records=$1
+shift
+det_lightning_report() {
+    echo '{"group": "startup_hook", "steps_completed": null, "metrics": {}}' >> "$det_lightning_records"
+}
+set -e
+trap det_lightning_report EXIT
+. ./startup-hook.sh
+trap - EXIT
+exec "$@"
+"""
+
 
 @dataclasses.dataclass(frozen=True)
 class TrialStart:
@@ -51,7 +65,7 @@ class TrialStart:
         workdir = workdir_of(self.task)
         command = command_of(self.task.config["entrypoint"], len(self.task.slots))
         if (workdir / "startup-hook.sh").is_file():
-            command = ["bash", "-c", '. ./startup-hook.sh && exec "$@"', "startup-hook.sh", *command]
+            command = ["bash", "-c", _WITH_HOOK, "startup-hook.sh", str(self.task.metrics_file), *command]
         return TrialProcess(
             self.task.directory,
             command,

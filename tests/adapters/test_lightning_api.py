@@ -403,7 +403,6 @@ def test_overfit_batches_needs_a_loader_of_ours() -> None:
     ("flags", "names"),
     [
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs=1"),
-        pytest.param({"val_check_interval": "00:00:01:00"}, "validation_period", marks=from_lightning_2_6),
         pytest.param(
             {"callbacks": [StochasticWeightAveraging(0.1)]},
             "StochasticWeightAveraging: .* the callback WeightAveraging",

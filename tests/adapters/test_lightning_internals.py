@@ -16,12 +16,13 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 from packaging.version import Version
 from pytorch_lightning.__version__ import version as lightning_version
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 
 from det_lightning.adapters import lightning_internals, lightning_loops, lightning_strategies
 from det_lightning.checkpoint.format.content import TrialState
+from tests.versions import from_lightning_2_6
 
 
 class Watched(BoringModel):
@@ -76,6 +77,23 @@ def test_allow_validation() -> None:
     module = Module()
     make_trainer(num_sanity_val_steps=0).fit(module)
     assert module.validations == [2, 5]
+
+
+@from_lightning_2_6
+def test_take_validation_interval_and_restore_validation_interval() -> None:
+    class Module(Watched):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            lightning_internals.allow_validation(self.trainer, due=self.steps in (2, 3))
+
+    module = Module()
+    stopping = EarlyStopping("loss", strict=False)  # it looks for val_check_interval
+    trainer = make_trainer(val_check_interval="00:01:00:00", callbacks=[stopping], num_sanity_val_steps=0)
+    assert lightning_internals.take_validation_interval(trainer) == 3600
+    trainer.fit(module)
+    assert module.validations == [2, 3]
+    lightning_internals.restore_validation_interval(trainer, 3600)
+    assert lightning_internals.take_validation_interval(trainer) == 3600
+    assert lightning_internals.take_validation_interval(make_trainer()) is None
 
 
 def test_run_validation() -> None:

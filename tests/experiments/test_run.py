@@ -74,6 +74,23 @@ def test_a_startup_hook_runs_before_the_trial_and_is_warned_of(tmp_path: Path) -
     assert sys.prefix in error
 
 
+@pytest.mark.parametrize("hook", ["false\ntouch hooked\n", "exit 7\n", "missing-program --install\n"])
+def test_a_startup_hook_that_fails_is_named_as_the_cause(hook: str, tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", entrypoint="touch trained", max_restarts=0)
+    (tmp_path / "project" / "startup-hook.sh").write_text(f"export SET_BY=hook\n{hook}")
+    error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=1).stderr
+    status = {"exit 7\n": 7, "false\ntouch hooked\n": 1}.get(hook, 127)
+    assert f"its startup-hook.sh failed with status {status}, after 0 restarts" in error
+    assert not list(tmp_path.rglob("hooked")) + list(tmp_path.rglob("trained"))
+
+
+def test_a_program_that_fails_after_its_hook_is_not_blamed_on_it(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", entrypoint='test "$SET_BY" = hook && exit 7', max_restarts=0)
+    (tmp_path / "project" / "startup-hook.sh").write_text("export SET_BY=hook\n")
+    error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=1).stderr
+    assert "it ended with status 7, after 0 restarts" in error
+
+
 def test_a_log_policy_cancels_retries(tmp_path: Path) -> None:
     config = write_project(
         tmp_path / "project",

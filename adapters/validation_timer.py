@@ -1,0 +1,45 @@
+"""A time as ``val_check_interval`` of ``pl.Trainer``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container
+
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.pytorch._position import TrainingPosition
+
+#: What an interval is measured by, in seconds.
+clock = time.monotonic
+
+
+class ValidationTimer(Container[int]):
+    """The batches after which ``interval_s`` has passed since the latest validation, or since training began.
+
+    The clock of the chief decides, so all ranks ask after each batch. ``every_epochs`` leaves out all epochs but every
+    n-th, as Lightning does; None or 1 for no such limit.
+    """
+
+    def __init__(
+        self,
+        interval_s: float,
+        every_epochs: int | None,
+        position: TrainingPosition,
+        distributed: DistributedContext,
+    ) -> None:
+        self._interval_s = interval_s
+        self._every_epochs = every_epochs or 1
+        self._position = position
+        self._distributed = distributed
+        self._since = clock()
+
+    def restart(self) -> None:
+        """Measure from now on."""
+        self._since = clock()
+
+    def __contains__(self, batches_trained: object) -> bool:
+        if not isinstance(batches_trained, int):
+            return False
+        epoch = (batches_trained - 1) // self._position.epoch_length()
+        if (epoch + 1) % self._every_epochs != 0:
+            return False
+        return bool(self._distributed.broadcast(clock() - self._since >= self._interval_s))

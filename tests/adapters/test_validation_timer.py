@@ -1,0 +1,165 @@
+"""A time as ``val_check_interval``, with a clock that training and validation move."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+
+from det_lightning import pytorch
+from det_lightning.adapters import TrialModule, validation_timer
+from tests.trials import EPOCH_LEN, SmallTrial, seed_everything
+from tests.versions import before_lightning_2_6, from_lightning_2_6
+
+THREE_SECONDS = datetime.timedelta(seconds=3)
+
+
+class Clock:
+    """Counts seconds that somebody adds."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class SlowTrial(SmallTrial):
+    """Takes a second for each batch, and ten for each validation; notes after which batches it was validated."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext, clock: Clock) -> None:
+        super().__init__(context)
+        self.clock = clock
+        self.trained = context.get_initial_batch()
+        self.validated: list[int] = []
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.clock.seconds += 1
+        self.trained = batch_idx + 1
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == 0:
+            self.clock.seconds += 10
+            self.validated.append(self.trained)
+        return super().evaluate_batch(batch)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(validation_timer, "clock", made)
+    return made
+
+
+def trainer(**flags: Any) -> pl.Trainer:
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return pl.Trainer(**{"accelerator": "cpu", **dict.fromkeys(off, False), **flags})
+
+
+def validated_after(clock: Clock, ckpt_path: Path | None = None, **flags: Any) -> list[int]:
+    """Return after which batches a run validates."""
+    arguments = {name: flags.pop(name) for name in ("validation_period", "max_length") if name in flags}
+    module = TrialModule(SlowTrial, trial_kwargs={"clock": clock}, **arguments)
+    seed_everything()
+    trainer(**flags).fit(module, ckpt_path=ckpt_path)
+    assert isinstance(module.trial, SlowTrial)
+    return module.trial.validated
+
+
+@from_lightning_2_6
+@pytest.mark.parametrize(
+    ("flags", "validated"),
+    [
+        ({"val_check_interval": "00:00:00:03"}, [3, 6, 9, 12]),
+        ({"val_check_interval": {"seconds": 3}}, [3, 6, 9, 12]),
+        ({"val_check_interval": THREE_SECONDS, "check_val_every_n_epoch": None}, [3, 6, 9, 12]),
+        ({"val_check_interval": datetime.timedelta(seconds=3.5)}, [4, 8, 12]),
+        ({"val_check_interval": "00:00:01:00"}, []),
+        ({"val_check_interval": "00:00:01:00", "max_length": pytorch.Batch(9)}, [9]),
+        ({"val_check_interval": THREE_SECONDS, "check_val_every_n_epoch": 2}, [8, 11, 14]),
+        ({"val_check_interval": THREE_SECONDS, "validation_period": pytorch.Batch(5)}, [5, 10]),
+        ({"val_check_interval": THREE_SECONDS, "limit_val_batches": 0}, []),
+        ({"val_check_interval": THREE_SECONDS, "fast_dev_run": True}, [1]),
+    ],
+)
+def test_the_next_batch_after_the_time_is_followed_by_a_validation(
+    clock: Clock, flags: dict[str, Any], validated: list[int]
+) -> None:
+    assert EPOCH_LEN == 7
+    assert validated_after(clock, **{"max_epochs": 2, **flags}) == validated
+
+
+@from_lightning_2_6
+def test_a_resumed_run_measures_from_its_beginning(clock: Clock, tmp_path: Path) -> None:
+    every_epoch = ModelCheckpoint(tmp_path, filename="{epoch}", save_on_train_epoch_end=True)
+    flags: dict[str, Any] = {"val_check_interval": THREE_SECONDS, "enable_checkpointing": True}
+    assert validated_after(clock, max_epochs=1, callbacks=[every_epoch], **flags) == [3, 6]
+    clock.seconds += 3600
+    resumed = validated_after(clock, ckpt_path=tmp_path / "epoch=0.ckpt", max_epochs=2, **flags)
+    assert resumed == [10, 13]
+
+
+@from_lightning_2_6
+def test_callbacks_look_after_each_validation(clock: Clock, tmp_path: Path) -> None:
+    best = ModelCheckpoint(tmp_path, monitor="validation_loss", save_top_k=-1)
+    patience = EarlyStopping("validation_loss", patience=1, min_delta=1e6)
+    flags: dict[str, Any] = {"val_check_interval": THREE_SECONDS, "enable_checkpointing": True}
+    assert validated_after(clock, max_epochs=3, callbacks=[best, patience], **flags) == [3, 6]
+    assert len(list(tmp_path.glob("*.ckpt"))) == 2
+
+
+@from_lightning_2_6
+def test_a_trainer_keeps_its_time(clock: Clock) -> None:
+    lightning = trainer(max_epochs=1, val_check_interval=THREE_SECONDS)
+    for _ in range(2):
+        lightning.fit_loop.epoch_progress.reset()
+        module = TrialModule(SlowTrial, trial_kwargs={"clock": clock})
+        lightning.fit(module)
+        assert isinstance(module.trial, SlowTrial)
+        assert module.trial.validated == [3, 6]
+
+
+@before_lightning_2_6
+def test_an_older_lightning_takes_no_time() -> None:
+    with pytest.raises(TypeError, match="not supported between instances"):
+        trainer(val_check_interval=THREE_SECONDS)
+
+
+RANKS = """
+import datetime
+from det_lightning.adapters import TrialModule, validation_timer
+from tests.adapters.test_validation_timer import Clock, SlowTrial, trainer
+
+validation_timer.clock = clock = Clock()
+
+class RankTrial(SlowTrial):
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        self.clock.seconds += 100 * self.context.distributed.rank
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+module = TrialModule(RankTrial, trial_kwargs={"clock": clock})
+interval = datetime.timedelta(seconds=3)
+trainer(max_epochs=2, strategy="trial_ddp", devices=2, val_check_interval=interval).fit(module)
+print("rank", module.context.distributed.rank, "validated", module.trial.validated, flush=True)
+"""
+
+
+@pytest.mark.slow
+@from_lightning_2_6
+def test_the_clock_of_the_chief_decides_for_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "ranks.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 validated [3, 6]" in done.stdout
+    assert "rank 1 validated [3, 6]" in done.stdout
