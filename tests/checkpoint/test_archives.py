@@ -7,6 +7,7 @@ import struct
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.safe_load import read_state
+from det_lightning.checkpoint.safe_load.archive import read_entries
+from det_lightning.checkpoint.safe_load.plain_archive import PlainArchive, UnknownOrderError
 from tests.soak import mutations
 from tests.soak.mutations import call, name_of, number, storage_ref, text, tuple_of
 
@@ -133,6 +136,59 @@ def test_storages_beyond_the_first_megabyte_and_empty_ones_are_read(tmp_path: Pa
     torch.save(state, tmp_path / "state.pth")
     found = read_state(tmp_path / "state.pth")
     assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def write_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Write tensors of many sizes, one a view of another, and return them."""
+    state = {f"w{size}": torch.randn(size) for size in (0, 1, 10_000, 300_000, 700_000)}
+    state["view"] = state["w300000"][100:200]
+    torch.save(state, path)
+    return state
+
+
+@pytest.mark.parametrize("rest", [{}, {"sparse": torch.eye(3).to_sparse()}], ids=["later", "at once"])
+@pytest.mark.parametrize("map_location", ["cpu", None, lambda storage, _: storage], ids=["cpu", "same", "function"])
+def test_tensors_are_the_same_whether_they_are_read_at_once_or_later(
+    rest: dict[str, torch.Tensor], map_location: object, tmp_path: Path
+) -> None:
+    state = {**write_tensors(tmp_path / "other.pth"), **rest}
+    torch.save(state, tmp_path / "state.pth")
+    found = read_state(tmp_path / "state.pth", map_location=map_location)
+    assert all(torch.equal(found[name].to_dense(), state[name].to_dense()) for name in state)
+    assert found["view"].untyped_storage().data_ptr() == found["w300000"].untyped_storage().data_ptr()
+
+
+def test_a_wrong_checksum_is_noticed_in_each_part_of_a_large_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "state.pth"
+    torch.save({"w": torch.zeros(700_000)}, path)
+    for position in (100_000, 1_500_000, 2_700_000):
+        content = bytearray(path.read_bytes())
+        content[position] ^= 1
+        assert "checksum" in refused(tmp_path / "other.pth", bytes(content))
+
+
+def test_torch_asks_where_to_load_each_storage_right_after_it_has_read_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise reading is slower: one tensor after another."""
+    write_tensors(tmp_path / "state.pth")
+    with caplog.at_level("DEBUG"):
+        read_state(tmp_path / "state.pth")
+    assert "one after another" not in caplog.text
+
+
+def test_memory_that_was_not_filled_is_never_returned(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "state.pth")
+    with (tmp_path / "state.pth").open("rb", buffering=0) as file:
+        entries = read_entries(file)
+        contents = {name: b"" for name in entries if not name.startswith("data")}
+        for name in {*contents, "data.pkl"}:
+            file.seek(entries[name].begin)
+            contents[name] = file.read(entries[name].size)
+        with PlainArchive(file, entries, contents, fills_later=True) as archive:
+            torch.load(cast(IO[bytes], archive), map_location="cpu", weights_only=True)
+            with pytest.raises(UnknownOrderError, match="has not asked where to load 'data/"):
+                archive.find_damage()
 
 
 def test_a_refused_storage_is_named(tmp_path: Path) -> None:

@@ -245,3 +245,12 @@ CALLS: dict[str, Callable[..., Any]] = {
         ("torch._tensor._rebuild_from_type_v2", "function kind args state", _from_type),
     )
 }
+
+#: Those that read the values of tensors when they are called, or may do so.
+READ_VALUES = frozenset(
+    {
+        "torch._utils._rebuild_qtensor",
+        "torch._utils._rebuild_sparse_tensor",
+        "torch._tensor._rebuild_from_type_v2",
+    }
+)

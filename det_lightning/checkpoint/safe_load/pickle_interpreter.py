@@ -47,7 +47,8 @@ class Interpreter:
     """Interprets the pickle at the position of ``file``, after which at most ``size`` bytes follow.
 
     It may call ``safe_names`` with any arguments; ``calls`` check their arguments, and describe their result; ``names``
-    may not be called. ``claim`` returns whether there is a storage with a key and a number of bytes.
+    may not be called. ``claim`` returns whether there is a storage with a key and a number of bytes. ``named`` are the
+    names that the pickle has referred to.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Interpreter:
         self.stack: list[Any] = []
         self._outer: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
+        self.named: set[str] = set()
         self._large_keys: set[str] = set()
         self._hashes: Counter[int] = Counter()
 
@@ -114,6 +116,7 @@ class Interpreter:
         if not known and full not in self.safe_names:
             # In torch's words, which the caller parses.
             raise pickle.UnpicklingError(f"Unsupported global: GLOBAL {full.removeprefix('builtins.')}")
+        self.named.add(full)
         self.stack.append(NamedGlobal(full))
 
     # Containers

@@ -12,6 +12,7 @@ import logging
 import pathlib
 import pickle
 import re
+import sys
 import zlib
 from collections.abc import Mapping
 from typing import IO, Any
@@ -19,11 +20,12 @@ from typing import IO, Any
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.safe_load.allowed_calls import CALLS, NAMES
-from det_lightning.checkpoint.safe_load.archive import Entry, PlainArchive, read_entries
+from det_lightning.checkpoint.safe_load.allowed_calls import CALLS, NAMES, READ_VALUES
+from det_lightning.checkpoint.safe_load.archive import Entry, read_entries
 from det_lightning.checkpoint.safe_load.descriptions import require_bounded
 from det_lightning.checkpoint.safe_load.numpy_values import STAND_INS, allow_safe_values, finish
 from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
+from det_lightning.checkpoint.safe_load.plain_archive import PlainArchive, UnknownOrderError
 
 logger = logging.getLogger(__name__)
 
@@ -32,17 +34,20 @@ _OLD_MAGIC = 0x1950A86A20F9469CFC6C
 _OLD_PROTOCOL = 1001
 
 
-def check_archived_pickle(pickled: bytes, storage_sizes: Mapping[str, int]) -> None:
+def check_archived_pickle(pickled: bytes, storage_sizes: Mapping[str, int]) -> bool:
     """Raise unless ``torch.save`` can have written the pickle of an archive, or reading it is cheap anyway.
 
-    An ``UnpicklingError`` names a reference that is not known to be safe; any other error means damage.
+    Return whether the values of tensors may be read while it is unpickled. An ``UnpicklingError`` names a reference
+    that is not known to be safe; any other error means damage.
     """
 
     def claim(key: str, nbytes: int) -> bool:
         return storage_sizes.get(key) == nbytes
 
-    interpreter = Interpreter(io.BytesIO(pickled), len(pickled), claim, _allowed_names(), CALLS, NAMES)
+    safe_names = _allowed_names()
+    interpreter = Interpreter(io.BytesIO(pickled), len(pickled), claim, safe_names, CALLS, NAMES)
     require_bounded(interpreter.run())
+    return not interpreter.named.isdisjoint(READ_VALUES | (safe_names - STAND_INS.keys()))
 
 
 def _allowed_names() -> frozenset[str]:
@@ -157,28 +162,48 @@ def _load(source: Any, kwargs: dict[str, Any]) -> Any:
 def _read_archive(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]) -> Any:
     """Read the format of torch since 1.6. torch does not compare checksums, and gets the checked bytes."""
     entries = read_entries(file)
-    pickled = _read_pickle(file, entries)
+    contents = {_PICKLE: _read_entry(file, entries, _PICKLE)}
+    fills_later = False
     if kwargs["weights_only"]:
         storages = {name: entry for name, entry in entries.items() if name.startswith(_STORAGES)}
-        check_archived_pickle(pickled, {name.removeprefix(_STORAGES): entry.size for name, entry in storages.items()})
-        entries = {name: entries[name] for name in (_PICKLE, *_SMALL_ENTRIES) if name in entries} | storages
-    with PlainArchive(file, entries, {_PICKLE: pickled}) as archive:
+        sizes = {name.removeprefix(_STORAGES): entry.size for name, entry in storages.items()}
+        reads_values = check_archived_pickle(contents[_PICKLE], sizes)
+        contents |= {name: _read_entry(file, entries, name) for name in _SMALL_ENTRIES if name in entries}
+        entries = {name: entries[name] for name in contents} | storages
+        fills_later = not reads_values and _stays_as_it_is(contents, kwargs)
+    if fills_later:
+        with PlainArchive(file, entries, contents, fills_later=True) as archive:
+            try:
+                return _load_intact(archive, archive, {**kwargs, "map_location": archive.fill})
+            except UnknownOrderError as e:
+                logger.debug("Tensors are read one after another: %s.", e)
+    with PlainArchive(file, entries, contents, fills_later=False) as archive:
         # Mapping into memory needs the file itself, which was found to be unambiguous.
-        state = _load(path if kwargs["mmap"] else archive, kwargs)
-        damaged = archive.find_damage()
+        return _load_intact(archive, path if kwargs["mmap"] else archive, kwargs)
+
+
+def _load_intact(archive: PlainArchive, source: Any, kwargs: dict[str, Any]) -> Any:
+    state = _load(source, kwargs)
+    damaged = archive.find_damage()
     if damaged:
         raise ValueError(f"checksums of {len(damaged):,} entries differ, such as that of {damaged[0]!r:.100}")
     return state
 
 
-def _read_pickle(file: IO[bytes], entries: Mapping[str, Entry]) -> bytes:
-    entry = entries.get(_PICKLE)
+def _stays_as_it_is(contents: Mapping[str, bytes], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether torch does nothing with the content of storages but load it to the CPU."""
+    same_order = contents.get("byteorder", b"little") == sys.byteorder.encode()
+    return same_order and not kwargs["mmap"] and kwargs["map_location"] in ("cpu", torch.device("cpu"))
+
+
+def _read_entry(file: IO[bytes], entries: Mapping[str, Entry], name: str) -> bytes:
+    entry = entries.get(name)
     if entry is None:
-        raise ValueError(f"it holds no {_PICKLE}")
+        raise ValueError(f"it holds no {name}")
     file.seek(entry.begin)
     content = file.read(entry.size)
     if len(content) < entry.size or zlib.crc32(content) != entry.crc32:
-        raise ValueError(f"the checksum of {_PICKLE} differs")
+        raise ValueError(f"the checksum of {name} differs")
     return content
 
 
