@@ -143,7 +143,8 @@ class RunDriver:
             lightning_internals.end_training(self._trainer, early=True)
         if run.at_boundary() or self._lightning_ends_here():
             run.end_workload()
-        lightning_internals.show_batch_index(dataloader_iter, run.latest_batch_of_epoch())
+        if not self._shows_each_training_batch:
+            lightning_loops.show_batch_index(dataloader_iter, run.latest_batch_of_epoch())
         if run.at_epoch_end():
             lightning_internals.end_epoch(dataloader_iter)
         return outputs

@@ -68,9 +68,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
     call was given is not known ``before_launch``.
     """
     module = trainer.lightning_module
-    is_compiled = lightning_internals.is_compiled(module)
-    if is_compiled:
-        to_uncompiled(module)  # so that it can be used as it is
+    is_compiled = _uncompile(module)
     flags: Any = trainer  # mypy does not see the attributes that Lightning's connectors set
     of_call = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)
     wrong = {
@@ -113,6 +111,15 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         found += [f"{name}=...: {_OWN_DATA[name]}" for name in lightning_internals.given_data(trainer)]
     if found:
         raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")
+
+
+def _uncompile(module: pl.LightningModule) -> bool:
+    """Make a module that was passed through ``torch.compile`` as before; return whether it was."""
+    try:
+        to_uncompiled(module)
+    except ValueError:  # Lightning's word for one that was not
+        return False
+    return True
 
 
 class TakenFlags:

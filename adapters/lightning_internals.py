@@ -11,7 +11,6 @@ import contextlib
 import logging
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -43,6 +42,9 @@ warnings.filterwarnings("ignore", message=r"Using ModelCheckpoint with manual op
 
 #: A classmethod that cannot be called on an instance.
 restricted_classmethod = _restricted_classmethod
+
+# A module of automatic optimization, as any is by default.
+_AUTOMATIC = pl.LightningModule()
 
 # Loops
 
@@ -91,12 +93,6 @@ def run_validation(trainer: pl.Trainer) -> None:
 def end_epoch(dataloader_iter: Any) -> None:
     """Make the present step the last one of its epoch, or of its validation."""
     dataloader_iter.data_fetcher.done = True
-
-
-def show_batch_index(dataloader_iter: Any, batch_idx: int) -> None:
-    """Make ``batch_idx`` the index that Lightning passes to callbacks at the end of the present step."""
-    # An iterator that is not drawn from does not count.
-    dataloader_iter.data_fetcher._batch_idx = batch_idx
 
 
 def limit_epochs(trainer: pl.Trainer, epochs: int) -> None:
@@ -152,7 +148,7 @@ def given_data(trainer: pl.Trainer) -> list[str]:
         if fits
         else {"dataloaders": trainer.validate_loop}
     )
-    given = {name: loop._data_source.instance for name, loop in sources.items()}
+    given = {name: _data_source_of(loop).instance for name, loop in sources.items()}
     names = [
         "datamodule" if isinstance(instance, pl.LightningDataModule) else name
         for name, instance in given.items()
@@ -164,7 +160,12 @@ def given_data(trainer: pl.Trainer) -> list[str]:
 def has_data(trainer: pl.Trainer) -> bool:
     """Return whether there is data for ``test`` or ``predict``, from the call or from the module."""
     loop = trainer.test_loop if trainer.state.fn is TrainerFn.TESTING else trainer.predict_loop
-    return loop._data_source.is_defined()
+    return bool(_data_source_of(loop).is_defined())
+
+
+def _data_source_of(loop: Any) -> Any:
+    """Return what says where a loop gets its data from: the call, a data module, or the module."""
+    return loop._data_source
 
 
 # Hooks
@@ -180,15 +181,18 @@ def call_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
 
 
 def batch_size_of_step(module: pl.LightningModule, counts: bool) -> int | None:
-    """Return what Lightning wants to be told where a step takes its batches itself, which is in training only.
+    """Return what Lightning wants to know where a step takes its batches itself, which is in training only.
 
     That is the size of the batch that is shown to hooks, if it ``counts``; 1 if there is none.
     """
-    trainer = module._trainer
-    results = None if trainer is None or not trainer.training else trainer._results
-    if results is None:
+    try:
+        trainer = module.trainer
+    except RuntimeError:  # the module has none
         return None
-    return int(extract_batch_size(results.batch)) if counts and results.batch is not None else 1
+    if not isinstance(trainer, pl.Trainer) or not trainer.training:
+        return None
+    shown = getattr(trainer.fit_loop.epoch_loop, "shown", None)  # of lightning_loops.TrialEpochLoop
+    return 1 if shown is None or not counts else int(extract_batch_size(shown))
 
 
 def publish_metrics(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -206,26 +210,14 @@ def show_report(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor], scalar
 def save_by_time(trainer: pl.Trainer) -> None:
     """Let each ``ModelCheckpoint`` save whose ``train_time_interval`` has passed.
 
-    Lightning 2.6 does that after a batch of automatic optimization only.
+    Lightning 2.6 looks at it only for modules of automatic optimization.
     """
+    # No validation follows by Lightning's flags, for which a callback would wait with a metric that it has.
+    allow_validation(trainer, due=False)
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
-            _save_if_time_has_passed(trainer, callback, callback._train_time_interval.total_seconds())
-
-
-def _save_if_time_has_passed(trainer: pl.Trainer, callback: ModelCheckpoint, interval_s: float) -> None:
-    last = callback._last_time_checked
-    now = time.monotonic()
-    is_due = trainer.strategy.broadcast(last is not None and now - last >= interval_s)
-    if not is_due or callback._should_skip_saving_checkpoint(trainer):
-        return
-    callback._last_time_checked = now
-    metrics = callback._monitor_candidates(trainer)
-    if callback.monitor is not None and callback.monitor not in metrics:
-        callback._defer_save_until_validation = True
-        return
-    callback._save_topk_checkpoint(trainer, metrics)
-    callback._save_last_checkpoint(trainer, metrics)
+            # That of the class: a subclass has seen this step already.
+            ModelCheckpoint.on_train_batch_end(callback, trainer, _AUTOMATIC, None, None, 0)
 
 
 @contextlib.contextmanager
@@ -241,11 +233,6 @@ def quiet_hints() -> Iterator[None]:
 
 
 # Processes
-
-
-def is_compiled(module: pl.LightningModule) -> bool:
-    """Return whether a module was passed through ``torch.compile``."""
-    return module._compiler_ctx is not None
 
 
 def set_printing_rank(rank: int) -> None:

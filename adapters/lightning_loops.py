@@ -5,7 +5,7 @@ See ``lightning_internals``, which has all else that is of that kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -13,6 +13,7 @@ import torch
 from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
 from pytorch_lightning.loops.optimization.manual import ManualResult, _ManualOptimization
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 
 
 class TrialOutputs(ManualResult):
@@ -35,17 +36,36 @@ class TrialOptimization(_ManualOptimization):
     output_result_cls = TrialOutputs
 
 
+def _draw(dataloader_iter: Any, items: Iterator[tuple[Any, int, int]]) -> Any:
+    """Return the next batch of ``items``, which hooks get now, with its index; it does not count as fetched."""
+    fetcher = dataloader_iter.data_fetcher
+    counted = fetcher.iterator, fetcher.fetched, fetcher.done
+    fetcher.iterator = items
+    fetcher.done = False
+    try:
+        batch, *_ = next(dataloader_iter)
+        return batch
+    finally:
+        fetcher.iterator, fetcher.fetched, fetcher.done = counted
+
+
+def show_batch_index(dataloader_iter: Any, batch_idx: int) -> None:
+    """Make ``batch_idx`` the index that Lightning passes to callbacks at the end of the present step, with no batch."""
+    _draw(dataloader_iter, iter([(None, batch_idx, 0)]))
+
+
 class TrialEpochLoop(_TrainingEpochLoop):
     """Lightning's loop over an epoch, whose steps begin without an exchange between the ranks.
 
     Where ``next_batch`` is given it yields the batch of each step, and its index in the epoch, before the first hook
-    of the step.
+    of the step; ``shown`` is that batch, until the step is over.
     """
 
     def __init__(self, trainer: pl.Trainer, min_steps: int | None, max_steps: int) -> None:
         super().__init__(trainer, min_steps, max_steps)
         self.manual_optimization = TrialOptimization(trainer)
         self.next_batch: Callable[[], tuple[Any, int]] | None = None
+        self.shown: Any = None
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Do nothing: the ranks agree on a request to end at the trial's boundaries."""
@@ -55,13 +75,29 @@ class TrialEpochLoop(_TrainingEpochLoop):
         if self.next_batch is None:
             super().advance(data_fetcher)
             return
-        self._on_before_fetch()
-        data_fetcher._batch, data_fetcher._batch_idx = self.next_batch()
-        self._on_after_fetch()
+        items = ((batch, batch_idx, 0) for batch, batch_idx in iter(self.next_batch, None))
+        self.shown = _draw(data_fetcher.iterator_wrapper, items)
         try:
             super().advance(data_fetcher)
         finally:
-            data_fetcher._batch = None
+            self.shown = None
+            counted = data_fetcher.fetched, data_fetcher.done
+            data_fetcher.reset()  # the batch is needed no more, and may be large
+            data_fetcher.fetched, data_fetcher.done = counted
+
+
+class _Prepared(Iterator[tuple[Any, int, int]]):
+    """Prepares the batches of ``items``, which come with their index and that of their loader; keeps the latest."""
+
+    def __init__(self, items: Iterator[tuple[Any, int, int]], prepare: Callable[[Any], Any]) -> None:
+        self._items = items
+        self._prepare = prepare
+        self.latest: Any = None
+
+    def __next__(self) -> tuple[Any, int, int]:
+        batch, batch_idx, dataloader_idx = next(self._items)
+        self.latest = self._prepare(batch)
+        return self.latest, batch_idx, dataloader_idx
 
 
 class TrialEvaluationLoop(_EvaluationLoop):
@@ -74,16 +110,17 @@ class TrialEvaluationLoop(_EvaluationLoop):
 
     @classmethod
     def like(cls, loop: _EvaluationLoop) -> TrialEvaluationLoop:
-        """Return a loop for the same stage and the same source of data."""
-        made = cls(loop.trainer, loop._trainer_fn, loop._stage, loop.verbose, loop.inference_mode)
-        made._data_source = loop._data_source
+        """Return a loop with the state of another one: its stage, its source of data."""
+        made = cls(loop.trainer, TrainerFn.VALIDATING, RunningStage.VALIDATING)
+        vars(made).update(vars(loop))
         return made
 
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
         if self.prepare_batch is not None:
+            fetcher = dataloader_iter.data_fetcher
+            if not isinstance(fetcher.iterator, _Prepared):
+                fetcher.iterator = _Prepared(fetcher.iterator, self.prepare_batch)
             batch, batch_idx, dataloader_idx = next(dataloader_iter)  # at the end of the data a StopIteration
-            batch = self.prepare_batch(batch)
-            dataloader_iter.data_fetcher._batch = batch
             self.batch_progress.is_last_batch = dataloader_iter.done
         super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
 
@@ -116,5 +153,5 @@ def show_batches(
 
 
 def shown_batch(dataloader_iter: Any) -> Any:
-    """Return the batch that was shown to the hooks at the start of the present step."""
-    return dataloader_iter.data_fetcher._batch
+    """Return the batch of a validation that was shown to the hooks at the start of the present step."""
+    return dataloader_iter.data_fetcher.iterator.latest

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ParallelStrategy, Strategy
+from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from pytorch_lightning.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 # Launchers
@@ -33,29 +33,16 @@ class CheckingProcessLauncher(_CheckingLauncher, _MultiProcessingLauncher):
     """Lightning's launcher that forks or spawns processes."""
 
 
-def check_before_launch(strategy: ParallelStrategy) -> None:
-    """Make ``check_before_launch(trainer)`` of the module be called before the processes of a strategy are started."""
-    launcher = strategy.launcher
+def checking_launcher(strategy: DDPStrategy, start_method: Any) -> CheckingProcessLauncher | CheckingScriptLauncher:
+    """Return a launcher that calls ``check_before_launch(trainer)`` of the module before it starts processes."""
     environment = strategy.cluster_environment
-    if type(launcher) is _MultiProcessingLauncher:
-        strategy._launcher = CheckingProcessLauncher(strategy, start_method=launcher._start_method)
-    elif type(launcher) is _SubprocessScriptLauncher and environment is not None:
-        strategy._launcher = CheckingScriptLauncher(environment, launcher.num_processes, launcher.num_nodes)
+    if start_method != "popen":
+        return CheckingProcessLauncher(strategy, start_method=start_method)
+    assert environment is not None
+    return CheckingScriptLauncher(environment, strategy.num_processes, strategy.num_nodes)
 
 
 # Strategies
-
-
-def process_arguments(strategy: Strategy) -> dict[str, Any]:
-    """Return the arguments of a strategy of Lightning about its processes, for another one."""
-    given: Any = strategy
-    names = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin")
-    arguments = {name: getattr(given, f"_{name}", None) or getattr(given, name, None) for name in names}
-    arguments["process_group_backend"] = given._process_group_backend
-    arguments["timeout"] = given._timeout
-    if isinstance(strategy, DDPStrategy):
-        arguments["start_method"] = strategy._start_method
-    return arguments
 
 
 def ddp_options(strategy: DDPStrategy) -> tuple[dict[str, Any], list[str]]:
@@ -75,26 +62,24 @@ def fsdp_options(strategy: FSDPStrategy) -> tuple[dict[str, Any], list[str]]:
     policy = kwargs.pop("auto_wrap_policy", None)
     options: dict[str, Any] = {}
     if isinstance(policy, ModuleWrapPolicy):
-        options["policy"] = list(policy._module_classes)
-    used = {
-        "auto_wrap_policy": policy is not None and not options,
-        "cpu_offload": bool(strategy.cpu_offload and strategy.cpu_offload.offload_params),
-        "mixed_precision": strategy.mixed_precision is not None,
-        "activation_checkpointing": bool(strategy._activation_checkpointing_kwargs),
-        "sharding_strategy": strategy.sharding_strategy is not ShardingStrategy.FULL_SHARD,
-        "state_dict_type": strategy._state_dict_type != "full",
-    }
-    return options, [*(name for name, is_used in used.items() if is_used), *kwargs]
+        options["policy"] = functools.partial(policy, recurse=False)
+    by_default = vars(FSDPStrategy())
+    own = by_default.keys() - vars(DDPStrategy()).keys() - {"kwargs", "num_nodes"}
+    used = sorted(name for name, value in vars(strategy).items() if name in own and value != by_default[name])
+    names = [name.strip("_").removesuffix("_kwargs") for name in used]
+    if policy is not None and not options:
+        names.append("auto_wrap_policy")
+    return options, [*names, *kwargs]
 
 
-def replace_strategy(trainer: pl.Trainer, strategy: ParallelStrategy) -> None:
+def replace_strategy(trainer: pl.Trainer, strategy: DDPStrategy) -> None:
     """Make a trainer use another strategy, in the processes that were started for the present one."""
     given: Any = trainer.strategy
     module = trainer.lightning_module
-    new: Any = strategy
-    new._layer_sync = given._layer_sync
-    new._launcher = given._launcher
-    new.num_nodes = given.num_nodes
-    new.set_world_ranks()
+    # What all strategies for several processes have: devices, launcher, process group, plugins.
+    of_processes = vars(DDPStrategy()).keys() & vars(FSDPStrategy()).keys()
+    vars(strategy).update({name: value for name, value in vars(given).items() if name in of_processes})
+    strategy.num_nodes = given.num_nodes
+    strategy.set_world_ranks()
     trainer._accelerator_connector.strategy = strategy
     strategy.connect(module)

@@ -47,6 +47,7 @@ class PerModelStrategy(DDPStrategy):
                 f"DDPStrategy about processes: {', '.join(sorted(_OF_PROCESSES))}."
             )
         super().__init__(**kwargs)
+        self._starts_by = kwargs.get("start_method", "popen")
 
     def setup_environment(self) -> None:
         """Connect the processes.
@@ -65,8 +66,7 @@ class PerModelStrategy(DDPStrategy):
         super().setup_environment()
 
     def _configure_launcher(self) -> None:
-        super()._configure_launcher()
-        lightning_strategies.check_before_launch(self)
+        self._launcher = lightning_strategies.checking_launcher(self, self._starts_by)
 
     def configure_ddp(self) -> None:
         """Leave the module alone: the trial's models are wrapped one by one."""

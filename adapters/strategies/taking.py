@@ -34,17 +34,17 @@ def take_strategy(trainer: pl.Trainer) -> None:
         f"strategy={taken.strategy_name!r}."
     )
     lightning_strategies.replace_strategy(trainer, taken)
+    if isinstance(given, FSDPStrategy):
+        taken.precision_plugin = Precision()
 
 
 def counterpart_of(strategy: DDPStrategy | FSDPStrategy) -> PerModelStrategy:
     """Return the strategy for trials with the options of one of ``TAKEN_STRATEGIES``; see :func:`take_strategy`."""
-    processes = lightning_strategies.process_arguments(strategy)
     if isinstance(strategy, FSDPStrategy):
         options, others = lightning_strategies.fsdp_options(strategy)
-        processes["precision_plugin"] = Precision()
-        return _make(PerModelFSDPStrategy, strategy, others, **options, **processes)
+        return _make(PerModelFSDPStrategy, strategy, others, **options)
     options, others = lightning_strategies.ddp_options(strategy)
-    return _make(PerModelDDPStrategy, strategy, others, **options, **processes)
+    return _make(PerModelDDPStrategy, strategy, others, **options)
 
 
 def _make(kind: type[PerModelStrategy], given: Strategy, others: list[str], **arguments: Any) -> PerModelStrategy:

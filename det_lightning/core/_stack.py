@@ -64,15 +64,19 @@ def _stack_of(thread: int) -> list[FrameType]:
 
     Those inside an exchange of objects are left out, which looks for the other ranks again and again.
     """
-    innermost = sys._current_frames().get(thread)
+    innermost = _innermost_frames().get(thread)
     frames = [] if innermost is None else list(_outwards(innermost))
     exchanges = [index for index, frame in enumerate(frames) if _is_in(frame, _EXCHANGES)]
     return frames[exchanges[-1] :] if exchanges else frames
 
 
+def _innermost_frames() -> dict[int, FrameType]:
+    return sys._current_frames()
+
+
 def writes_a_checkpoint() -> bool:
     """Return whether a thread of this process is writing a checkpoint, and not waiting for another rank meanwhile."""
-    return any(_writes(list(_outwards(innermost))) for innermost in sys._current_frames().values())
+    return any(_writes(list(_outwards(innermost))) for innermost in _innermost_frames().values())
 
 
 def _writes(frames: list[FrameType]) -> bool:

@@ -247,7 +247,7 @@ class _Wrapped:
         def zero_grad(_: Any, set_to_none: bool = True) -> None:
             self.finish()
             # Passes that were counted but not exchanged count no more.
-            wrapped._handles.clear()
+            self._handles.clear()
             wrapped.set_backward_passes_per_step(wrapped.backward_passes_per_step)
             zero_grad_of_torch(wrapped, set_to_none)
 
@@ -259,8 +259,13 @@ class _Wrapped:
 
     def is_exchanging(self) -> bool:
         """Return whether the exchange of some gradient is under way."""
-        # Horovod has no public word for it.
-        return any(handle is not None for handle, _ in self.optimizer._handles.values())
+        return any(handle is not None for handle, _ in self._handles.values())
+
+    @property
+    def _handles(self) -> dict[Any, tuple[Any, Any]]:
+        """The exchanges of gradients that are under way, by parameter; Horovod has no public word for them."""
+        handles: dict[Any, tuple[Any, Any]] = self.optimizer._handles
+        return handles
 
     def describe_passes(self) -> str:
         """Return the class of the optimizer, its first parameters, and how many backward passes they may get."""

@@ -63,7 +63,7 @@ class ScaledGradients:
         halves, masters = self._pairs_of[optimizer]
         if halves:
             with torch.no_grad():
-                torch._foreach_copy_(_on_this_rank(halves), _on_this_rank(masters))
+                _copy(halves, masters)
 
     def of_masters(self) -> list[torch.Tensor | None]:
         """Return the gradient of each master, whole; see ``ModelStates.is_sharded``."""
@@ -89,7 +89,7 @@ class ScaledGradients:
         ]
         dense = [(to, of) for to, of in zip(wide, gradients, strict=True) if of.layout is torch.strided]
         if dense:
-            torch._foreach_copy_(_on_this_rank([to for to, _ in dense]), _on_this_rank([of for _, of in dense]))
+            _copy([to for to, _ in dense], [of for _, of in dense])
         for (half, master), gradient in zip(pairs, wide, strict=True):
             half.grad = None
             master.grad = gradient
@@ -108,6 +108,11 @@ class ScaledGradients:
             if found is not overflow:
                 overflow += found.to(overflow.device, non_blocking=True)
         return overflow
+
+
+def _copy(to: list[torch.Tensor], of: list[torch.Tensor]) -> None:
+    """Copy tensors, rounded to the type of their targets, in few kernels."""
+    torch._foreach_copy_(_on_this_rank(to), _on_this_rank(of))
 
 
 def _on_this_rank(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -108,10 +108,11 @@ class _Scaler(torch.amp.GradScaler):
         self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
         found = list(optimizer_state["found_inf_per_device"].values())
-        if args or kwargs or len(found) != 1:
-            return super()._maybe_opt_step(optimizer, optimizer_state, *args, **kwargs)
-        StepUnless(found[0]).step(optimizer)
-        return None
+        if len(found) == 1 and not args and not kwargs:
+            StepUnless(found[0]).step(optimizer)
+            return None
+        overflowed = sum(value.item() for value in found)
+        return None if overflowed else optimizer.step(*args, **kwargs)
 
 
 def make_scaler(like: torch.amp.GradScaler | None = None, device: str = "cuda") -> torch.amp.GradScaler:

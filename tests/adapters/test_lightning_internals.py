@@ -8,7 +8,7 @@ import logging
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
@@ -21,6 +21,7 @@ from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 
 from det_lightning.adapters import lightning_internals, lightning_loops, lightning_strategies
+from det_lightning.adapters.strategies.ddp import PerModelDDPStrategy
 from det_lightning.checkpoint.format.content import TrialState
 from tests.versions import from_lightning_2_6
 
@@ -140,7 +141,7 @@ def test_show_batch_index_and_move_to() -> None:
             self.train_one(next(dataloader_iter)[0])
             state.batches_trained += 2
             lightning_internals.move_to(self.trainer, state, state.batches_trained, extra_batches=1)
-            lightning_internals.show_batch_index(dataloader_iter, state.batches_trained - 1)
+            lightning_loops.show_batch_index(dataloader_iter, state.batches_trained - 1)
 
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             ended.append((batch_idx, self.trainer.fit_loop.batch_idx))
@@ -245,7 +246,7 @@ def test_show_batches_and_shown_batch() -> None:
 
     class Module(Watched):
         def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
-            batch = lightning_loops.shown_batch(dataloader_iter)
+            batch = loop.shown
             self.steps += 1
             self.train_one(batch)
             if self.steps == 2:
@@ -262,7 +263,9 @@ def test_show_batches_and_shown_batch() -> None:
     trainer = make_trainer(num_sanity_val_steps=0, limit_val_batches=2, callbacks=[watcher])
     lightning_loops.use_trial_loops(trainer)
     lightning_loops.show_batches(trainer, iter(batches).__next__, lambda batch: batch[:, :5])
+    loop: Any = trainer.fit_loop.epoch_loop
     trainer.fit(Module())
+    assert loop.shown is None
     first, second = (batch for batch, _ in batches)
     assert watcher.seen == [
         ("train", first, 3),
@@ -321,30 +324,17 @@ def test_has_data(arguments: dict[str, Any], found: bool) -> None:
 
 
 @pytest.mark.parametrize("start_method", ["popen", "spawn"])
-def test_check_before_launch(start_method: Any) -> None:
+def test_checking_launcher(start_method: Any) -> None:
     class Module(Watched):
         def check_before_launch(self, trainer: pl.Trainer) -> None:
             assert trainer.lightning_module is self
             raise NotImplementedError
 
-    strategy = DDPStrategy(start_method=start_method)
+    strategy = PerModelDDPStrategy(start_method=start_method)
     trainer = make_trainer(strategy=strategy, devices=2)
-    lightning_strategies.check_before_launch(strategy)
     with pytest.raises(NotImplementedError):
         trainer.fit(Module())
     assert getattr(strategy.launcher, "procs", None) == []
-
-
-def test_process_arguments() -> None:
-    given = DDPStrategy(process_group_backend="gloo", start_method="spawn", timeout=datetime.timedelta(seconds=5))
-    make_trainer(strategy=given, devices=2)
-    arguments = lightning_strategies.process_arguments(given)
-    assert arguments["process_group_backend"] == "gloo"
-    assert arguments["start_method"] == "spawn"
-    assert arguments["timeout"] == datetime.timedelta(seconds=5)
-    assert arguments["parallel_devices"] == [torch.device("cpu")] * 2
-    assert arguments["cluster_environment"] is given.cluster_environment
-    assert arguments["accelerator"] is given.accelerator
 
 
 def test_ddp_options() -> None:
@@ -355,54 +345,50 @@ def test_ddp_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "others"),
+    ("arguments", "others"),
     [
-        ({}, {}, []),
-        ({"auto_wrap_policy": {torch.nn.Linear}}, {"policy": [torch.nn.Linear]}, []),
-        ({"auto_wrap_policy": lambda **_: True}, {}, ["auto_wrap_policy"]),
-        ({"cpu_offload": True, "sharding_strategy": "NO_SHARD"}, {}, ["cpu_offload", "sharding_strategy"]),
-        ({"activation_checkpointing_policy": {torch.nn.Linear}}, {}, ["activation_checkpointing"]),
-        ({"state_dict_type": "sharded", "limit_all_gathers": True}, {}, ["state_dict_type", "limit_all_gathers"]),
+        ({}, []),
+        ({"auto_wrap_policy": lambda **_: True}, ["auto_wrap_policy"]),
+        ({"cpu_offload": True, "sharding_strategy": "NO_SHARD"}, ["cpu_offload", "sharding_strategy"]),
+        ({"activation_checkpointing_policy": {torch.nn.Linear}}, ["activation_checkpointing"]),
+        ({"state_dict_type": "sharded", "limit_all_gathers": True}, ["state_dict_type", "limit_all_gathers"]),
+        ({"timeout": datetime.timedelta(seconds=5), "process_group_backend": "gloo"}, []),
     ],
 )
-def test_fsdp_options(arguments: dict[str, Any], options: dict[str, Any], others: list[str]) -> None:
-    assert lightning_strategies.fsdp_options(FSDPStrategy(**arguments)) == (options, others)
+def test_fsdp_options(arguments: dict[str, Any], others: list[str]) -> None:
+    assert lightning_strategies.fsdp_options(FSDPStrategy(**arguments)) == ({}, others)
+
+
+def test_fsdp_options_with_a_policy_of_classes() -> None:
+    options, others = lightning_strategies.fsdp_options(FSDPStrategy(auto_wrap_policy={torch.nn.Linear}))
+    assert [options["policy"](module) for module in (torch.nn.Linear(1, 1), torch.nn.ReLU())] == [True, False]
+    assert others == []
 
 
 def test_replace_strategy() -> None:
-    trainer = make_trainer(strategy=DDPStrategy(start_method="spawn"), devices=2)
-    given = trainer.strategy
-    other = DDPStrategy(**lightning_strategies.process_arguments(given))
+    """The other strategy has the devices, the launcher and the process group of the given one, not its options."""
+    processes: dict[str, Any] = {"process_group_backend": "gloo", "timeout": datetime.timedelta(seconds=5)}
+    given: Any = PerModelDDPStrategy(start_method="spawn", **processes)
+    other: Any = DDPStrategy(static_graph=True)
 
     class Module(Watched):
-        def configure_callbacks(self) -> Any:
-            lightning_strategies.replace_strategy(self.trainer, other)
-            assert self.trainer.strategy is other
-            assert self.trainer.lightning_module is self
-            assert self.trainer.world_size == 2
-            assert other.launcher is given.launcher
-            raise NotImplementedError
-
         def check_before_launch(self, trainer: pl.Trainer) -> None:
-            self.trainer = trainer
-            self.configure_callbacks()
-
-    assert isinstance(given, DDPStrategy)
-    lightning_strategies.check_before_launch(given)
-    with pytest.raises(NotImplementedError):
-        trainer.fit(Module())
-
-
-def test_is_compiled() -> None:
-    class Module(Watched):
-        def configure_callbacks(self) -> Any:
-            assert lightning_internals.is_compiled(self)
+            lightning_strategies.replace_strategy(trainer, other)
             raise NotImplementedError
 
     module = Module()
-    assert not lightning_internals.is_compiled(module)
+    trainer = make_trainer(strategy=given, devices=2, sync_batchnorm=True)
     with pytest.raises(NotImplementedError):
-        make_trainer().fit(cast("Any", torch.compile(module)))
+        trainer.fit(module)
+    assert trainer.lightning_module is module
+    assert trainer.world_size == 2
+    for name in ("launcher", "accelerator", "parallel_devices", "cluster_environment", "precision_plugin"):
+        assert getattr(other, name) is getattr(given, name)
+    assert other.process_group_backend == "gloo"
+    assert vars(other)["_timeout"] == processes["timeout"]
+    assert lightning_internals.converts_batch_norms(other)
+    assert lightning_strategies.ddp_options(other)[0]["static_graph"]
+    assert trainer.strategy is other
 
 
 def test_restricted_classmethod() -> None:
@@ -431,7 +417,8 @@ def test_batch_size_of_step() -> None:
             sizes.append(lightning_internals.batch_size_of_step(self, counts=True))
 
         def training_step(self, dataloader_iter: Iterator[Any]) -> None:
-            self.train_one(lightning_loops.shown_batch(dataloader_iter))
+            loop: Any = self.trainer.fit_loop.epoch_loop
+            self.train_one(loop.shown)
 
     module = Module()
     assert lightning_internals.batch_size_of_step(module, counts=True) is None

@@ -189,7 +189,7 @@ def _strided(
 
 
 def _sparse(_interpreter: Interpreter, layout: NamedGlobal, parts: tuple[Any, ...]) -> DescribedTensor:
-    """The values of the indices are checked when they exist; see ``numpy_values.finish``."""
+    """The values of the indices are checked when they exist; see ``allow_safe_values``."""
     count = _LAYOUTS[layout.full]
     _require(len(parts) in (count, 4), "layout and parts")
     tensors, size, coalesced = (parts[:2], parts[2], parts[3:]) if count == 3 else (parts[:3], parts[3], ())

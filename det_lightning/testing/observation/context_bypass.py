@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -37,7 +37,7 @@ _WRAPPERS = (
 def _line_of_user(directory: Path) -> str | None:
     """Return ``file:line`` of the user's innermost frame; None if det_lightning called it."""
     line = None
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_PACKAGE) and file != __file__:
