@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from det_lightning.masking import mask
+from det_lightning.parts_of_determined import missing_part
 
 __all__ = [
     "PREEMPTED_EXIT_CODE",
@@ -37,6 +38,9 @@ __all__ = [
     "UnsupportedTrainerFlags",
 ]
 
+
+# Python then asks for a module of this name where a name cannot be imported, and what is missing says so.
+__path__: list[str] = []
 
 #: The exit code of a process that was preempted and has saved its run: ``EX_TEMPFAIL`` of Unix's ``sysexits.h``, "try
 #: again later". It is not 0, so that whatever restarts failed jobs restarts this one.
@@ -211,5 +215,15 @@ class UnsupportedPart(DetLightningError):
     """
 
 
+class UnsupportedAttribute(UnsupportedPart, AttributeError):
+    """A name of Determined that is not here was looked up; ``hasattr`` returns False."""
+
+
 class UnsupportedTrainerFlags(DetLightningError, ValueError):
     """A flag of ``pl.Trainer`` that cannot work with a trial; the message says what to use instead."""
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise UnsupportedAttribute(str(missing_part(f"determined.errors.{name}")))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from det_lightning.errors import UnsupportedPart
-from det_lightning.missing_parts import MISSING_PARTS, missing_part, topic_of
+from det_lightning.parts_of_determined import MISSING_PARTS, missing_part, topic_of
 from det_lightning.porting.python_files import port_python
 from tests.launching import ROOT
 
@@ -26,6 +26,9 @@ IMPORTS = {
     "from determined.pytorch import dsat": "determined.pytorch.dsat",
     "from determined.pytorch.deepspeed import DeepSpeedTrial": "determined.pytorch.deepspeed",
     "from determined.pytorch.lightning import LightningAdapter": "determined.pytorch.lightning",
+    "from determined.pytorch._lightning import PLAdapter": "determined.pytorch._lightning",
+    "from determined.experimental.pytorch_lightning import PTLAdapter": "determined.experimental.pytorch_lightning",
+    "from determined.errors import WorkerFinishedGracefully": "determined.errors.WorkerFinishedGracefully",
     "from determined import searcher": "determined.searcher",
     "import determined.estimator": "determined.estimator",
     "from determined import LegacyTrial": "determined.LegacyTrial",
@@ -39,6 +42,7 @@ USES = {
     "det.experimental.client.login()": "determined.experimental.client",
     "det.pytorch.deepspeed.DeepSpeedTrial": "determined.pytorch.deepspeed",
     "det.core.run_prepare()": "determined.core.run_prepare",
+    "det.errors.CheckpointStateException": "determined.errors.CheckpointStateException",
     "det.util.json_encode({})": "determined.util.json_encode",
     "det.tensorboard.build": "determined.tensorboard.build",
 }

@@ -6,6 +6,7 @@ import re
 
 import libcst as cst
 
+from det_lightning.porting.counterparts import trainer_methods
 from det_lightning.porting.findings import Severity
 from det_lightning.porting.packages import package_finding
 from det_lightning.porting.python_syntax import PythonFile, dotted_name, is_keyword, last_name, methods_of, string_of
@@ -208,16 +209,24 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
             reason = f"get_cluster_info() is None outside of det-lightning run, and has no {use.attr.value}"
             file.note(use, Severity.check, reason, _CLUSTER)
     for call in file.find(cst.Call):
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "fit":
+        if isinstance(call.func, cst.Attribute):
             owner = call.func.value
-            is_trainer = dotted_name(owner) in trainers or _is_trainer(owner, trainer_names)
-            if is_trainer and not _has_length(call):
-                advice = (
-                    "start the script with det-lightning run CONFIG; where it is started otherwise, pass "
-                    "max_length=Batch(...) or Epoch(...)"
-                )
-                reason = "fit() without max_length, which the searcher of an experiment provides"
-                file.note(call, Severity.check, reason, advice)
+            if dotted_name(owner) in trainers or _is_trainer(owner, trainer_names):
+                _check_trainer(file, call, call.func.attr.value)
+
+
+def _check_trainer(file: PythonFile, call: cst.Call, method: str) -> None:
+    """Note a call of Determined's ``Trainer`` that cannot work, or that only works in an experiment."""
+    if method == "fit" and not _has_length(call):
+        advice = (
+            "start the script with det-lightning run CONFIG; where it is started otherwise, pass "
+            "max_length=Batch(...) or Epoch(...)"
+        )
+        reason = "fit() without max_length, which the searcher of an experiment provides"
+        file.note(call, Severity.check, reason, advice)
+    elif method not in trainer_methods():
+        reason = f"Trainer has no method {method}(), neither here nor in Determined"
+        file.note(call, Severity.problem, reason, "call fit(max_length=...), which trains and validates")
 
 
 def _is_trainer(value: cst.BaseExpression, trainer_names: set[str]) -> bool:

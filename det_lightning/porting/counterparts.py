@@ -62,8 +62,19 @@ def counterpart(path: str) -> str | None:
 @functools.cache
 def callback_hooks() -> frozenset[str]:
     """Return the names of the methods of ``PyTorchCallback``."""
-    tree = ast.parse((_ROOT / "pytorch" / "_callback.py").read_text(encoding="utf-8"))
-    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return _methods_of("_callback.py", "PyTorchCallback")
+
+
+@functools.cache
+def trainer_methods() -> frozenset[str]:
+    """Return the names of the methods of ``Trainer``."""
+    return _methods_of("_trainer.py", "Trainer")
+
+
+def _methods_of(file: str, name: str) -> frozenset[str]:
+    tree = ast.parse((_ROOT / "pytorch" / file).read_text(encoding="utf-8"))
+    (definition,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return frozenset(node.name for node in definition.body if isinstance(node, ast.FunctionDef))
 
 
 def _is_in(path: str, prefix: str) -> bool:

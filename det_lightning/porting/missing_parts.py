@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from det_lightning import missing_parts
+from det_lightning import parts_of_determined
 from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.findings import Finding, Need, Severity
 
@@ -16,10 +16,10 @@ def missing_part(path: str) -> str:
 
 def missing(path: str, line: int, need: Need = Need.file) -> Finding:
     """Return the finding for a use of ``path``, a dotted name of Determined that det_lightning does not have."""
-    part = missing_parts.missing_part(path)
+    part = parts_of_determined.missing_part(path)
     return Finding(line, Severity.problem, f"{part.path}: {part.reason}", part.advice, need)
 
 
 def has_own_advice(path: str, use: str) -> bool:
     """Return whether there is other advice for ``use``, which begins with ``path``, than for all of ``path``."""
-    return missing_parts.topic_of(path) != missing_parts.topic_of(use)
+    return parts_of_determined.topic_of(path) != parts_of_determined.topic_of(use)

@@ -160,6 +160,8 @@ def test_the_program_is_installed_and_prints_its_version() -> None:
     program = Path(sys.executable).with_name("det-lightning")
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("det-lightning 0.")
+    module = subprocess.run([sys.executable, "-m", "det_lightning.cli", "--version"], capture_output=True, text=True)
+    assert module.stdout == done.stdout
 
 
 def test_the_help_of_every_command_lists_the_exit_codes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 
 import hypothesis
@@ -162,7 +163,7 @@ def test_what_is_missing_is_split_off_and_named() -> None:
         ("from determined.common import util\n", "Determined's tools"),
         ("from determined.pytorch.deepspeed import DeepSpeedTrial\n", "DeepSpeedTrial is not covered"),
         ("from determined import keras\nclass T(keras.TFKerasTrial): pass\n", "TensorFlow and Keras"),
-        ("from determined.pytorch.lightning import LightningAdapter\n", "LightningAdapter is not needed"),
+        ("from determined.pytorch.lightning import LightningAdapter\n", "a LightningModule needs no adapter here"),
         ("import determined.cli.cli\n", "talks to a Determined master"),
         ("run(['python', '-m', 'determined.launch.deepspeed'])\n", "DeepSpeed's launcher"),
         ("importlib.import_module('determined.keras')\n", "TensorFlow and Keras"),
@@ -458,6 +459,15 @@ def test_a_script_that_takes_its_length_from_a_searcher_is_to_be_started_with_ru
     found = findings_of(SCRIPT.format(line), Severity.check)
     assert len(found) == len(reported)
     assert all(reason.startswith(start) for reason, start in zip(found, reported, strict=True))
+
+
+@pytest.mark.parametrize(
+    "call", ["trainer = pytorch.Trainer(t, context); trainer.train()", "pytorch.Trainer(t, c).run(1)"]
+)
+def test_a_method_that_no_trainer_has_is_a_problem(call: str) -> None:
+    (found,) = findings_of(SCRIPT.format(call), Severity.problem)
+    assert re.fullmatch(r"4: Trainer has no method (train|run)\(\), neither here nor in Determined", found)
+    assert findings_of(SCRIPT.format("trainer = pl.Trainer(); trainer.train()"), Severity.problem) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""The parts of Determined that are not here: why each is not, and what to use in its place."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_THEIRS = "determined"
+_CORE_API = (
+    "it is not in the public Core API of Determined 0.38",
+    "use det_lightning.core.init() and what it returns, which need no master",
+)
+_MASTER = (
+    "it talks to a Determined master",
+    "remove it, or keep such scripts apart and run them with determined while there is a master; "
+    "det-lightning checkpoint lists, shows and exports checkpoints without one",
+)
+_INTERNAL = ("it is internal to Determined's harness", "remove it or replace it with your own code")
+_ADAPTER = ("a LightningModule needs no adapter here", "give the LightningModule that it wraps to pl.Trainer")
+_KERAS = ("it is for TensorFlow and Keras", "rewrite the trial in PyTorch, or run it with keras's own fit()")
+
+#: Why each part is not here, and what to use in its place; a row holds for what is below it, too.
+MISSING_PARTS = {
+    "determined": ("there is no counterpart", "remove it or replace it with your own code"),
+    "determined.EnvContext": _INTERNAL,
+    "determined.LegacyTrial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
+    "determined.Trial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
+    "determined.TrialController": _INTERNAL,
+    "determined._core": _CORE_API,
+    "determined._env_context": _INTERNAL,
+    "determined._generic": _CORE_API,
+    "determined._trial_controller": _INTERNAL,
+    "determined.cli": _MASTER,
+    "determined.common": (
+        "it is internal to Determined's tools, and most of it talks to a Determined master",
+        "keep scripts that need the master (api, experimental) apart, and run them with determined while there is one; "
+        "for the rest use the standard library, such as assert for check",
+    ),
+    "determined.constants": _INTERNAL,
+    "determined.core": _CORE_API,
+    "determined.deploy": _MASTER,
+    "determined.errors": (
+        "nothing here raises it",
+        "leave out the except clause; the errors that are raised are those of det_lightning.errors, and a "
+        "CheckpointError is any error of a checkpoint",
+    ),
+    "determined.estimator": _KERAS,
+    "determined.exec": ("it runs inside of Determined's containers", "remove it"),
+    "determined.experimental": _MASTER,
+    "determined.experimental.create": (
+        "Determined's Native API is gone since 0.18",
+        "train with det_lightning.pytorch.init() and Trainer",
+    ),
+    "determined.experimental.pytorch_lightning": _ADAPTER,
+    "determined.gpu": ("it looks for the GPUs of an agent", "ask torch.cuda"),
+    "determined.horovod": (
+        "Horovod is set up for the trial, not by it",
+        "use context.distributed for rank and size, and strategy='horovod' to train with Horovod",
+    ),
+    "determined.ipc": _INTERNAL,
+    "determined.keras": _KERAS,
+    "determined.launch": ("it is unknown", "python -m det_lightning.launch.torch_distributed"),
+    "determined.launch.deepspeed": (
+        "DeepSpeed's launcher is not covered",
+        "python -m det_lightning.launch.torch_distributed starts processes for DDP and FSDP, and those of a "
+        "transformers.Trainer with DeepSpeed",
+    ),
+    "determined.launch.tensorflow": _KERAS,
+    "determined.layers": ("it is Determined's own training loop", "remove it"),
+    "determined.lightning": (
+        "a LightningModule needs no adapter here",
+        "give the LightningModule itself to pl.Trainer; det_lightning.callbacks.DeterminedCheckpoint is for trials",
+    ),
+    "determined.load": ("it loads trials inside of Determined's containers", "import the trial's class"),
+    "determined.profiler": (
+        "its profiler reports to a Determined master",
+        "call context.set_profiler() in a trial, or core_context.profiler.on() in a script for the Core API",
+    ),
+    "determined.pytorch._lightning": _ADAPTER,
+    "determined.pytorch.deepspeed": (
+        "DeepSpeedTrial is not covered",
+        "write a PyTorchTrial (strategy='trial_fsdp' shards its models), or a LightningModule for "
+        "pl.Trainer(strategy='deepspeed')",
+    ),
+    "determined.pytorch.dsat": (
+        "DeepSpeed Autotune ran its trials on a Determined master",
+        "remove it; det-lightning run CONFIG searches over hyperparameters, such as those of a DeepSpeed configuration",
+    ),
+    "determined.pytorch.lightning": _ADAPTER,
+    "determined.searcher": (
+        "Determined 0.38 removed search methods of one's own",
+        "name a searcher in the experiment configuration, such as adaptive_asha, and start det-lightning run CONFIG",
+    ),
+    "determined.tensorboard": (
+        "it copies files for Determined's master",
+        "use context.get_tensorboard_writer(), or det_lightning.callbacks.DeterminedTensorBoard",
+    ),
+    "determined.util": ("it is internal to Determined's tools", "use the standard library"),
+    "determined.workload": _INTERNAL,
+}
+
+
+class MissingPart(NamedTuple):
+    """A part of Determined that is not here.
+
+    Args:
+        path: its dotted name, as Determined has it.
+        reason: why it is not here.
+        advice: what to use in its place.
+    """
+
+    path: str
+    reason: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}. What to do: {self.advice}."
+
+
+def missing_part(path: str) -> MissingPart:
+    """Return what there is to say of a dotted name of Determined, which det_lightning does not have."""
+    return MissingPart(path, *MISSING_PARTS[topic_of(path)])
+
+
+def topic_of(path: str) -> str:
+    """Return the row of the table that holds for a dotted name of Determined."""
+    prefix = path
+    while prefix not in MISSING_PARTS:
+        prefix = prefix.rpartition(".")[0] or _THEIRS
+    return prefix
