@@ -14,16 +14,16 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.retention.cleaning import BackgroundCleaning
 from det_lightning.checkpoint.retention.pruning import RunRetention
 from det_lightning.checkpoint.retention.rule import Retention
-from det_lightning.checkpoint.retention.run_claims import RunClaims
+from det_lightning.checkpoint.retention.run_claims import BackgroundCleaning, RunClaims
 from det_lightning.checkpoint.retention.trial_index import TrialIndex
 from det_lightning.checkpoint.storage.background import (
+    WORKER_DIED,
     BackgroundTask,
     Snapshotter,
     all_signals_deferred,
-    dead_workers_deferred,
+    signal_deferred,
     tensors_in,
 )
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
@@ -92,7 +92,7 @@ class CheckpointSaver:
         self._collect(wait=True)
         self._report_vanished()
         new = checkpoint_id or new_id()
-        with dead_workers_deferred():
+        with signal_deferred(WORKER_DIED):
             if self._in_background and report_written is None:
                 copied = self._copy(content, new)
                 self._begin(lambda: self._commit(copied, self._writer.write_files(copied, new), metric))
@@ -108,7 +108,7 @@ class CheckpointSaver:
         """Note the metric of a validation for the checkpoint that was written at the same batch, if there is one."""
         if self.retention is not None:
             self._collect(wait=True)
-            with dead_workers_deferred():
+            with signal_deferred(WORKER_DIED):
                 self._forget(self.retention.note_metric(steps_completed, metric))
 
     def is_under_way(self) -> bool:

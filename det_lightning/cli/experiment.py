@@ -178,13 +178,7 @@ def show(
     is_run_here = html is not None or (directory / "events.jsonl").exists()
     stored = [] if is_run_here else stored_experiments(experiment, parse_options(option))
     if stored:
-        if json:
-            print_json({"experiments": stored})
-        else:
-            for index, details in enumerate(stored):
-                if index > 0:
-                    print_lines([""])
-                _print_details(details)
+        _print_stored(stored, json)
         return
     if html is not None:
         from det_lightning.experiments.report import write_report
@@ -198,6 +192,16 @@ def show(
     if json:
         print_json(details)
     else:
+        _print_details(details)
+
+
+def _print_stored(stored: list[dict[str, Any]], json: bool) -> None:
+    if json:
+        print_json({"experiments": stored})
+        return
+    for index, details in enumerate(stored):
+        if index > 0:
+            print_lines([""])
         _print_details(details)
 
 

@@ -18,13 +18,13 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.checkpoint.storage.location import Location, checkpoint_path, new_id
 from det_lightning.checkpoint.storage.metadata import read_metadata
 from det_lightning.checkpoint.storage.staging import StagingDirectory
-from det_lightning.checkpoint.storage.transfer import download
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._shards import (
     Selector,
     abandoning,
     all_or_none,
     describe_conflicts,
+    fetch,
     list_files,
     merge_metadata,
     on_local_chief,
@@ -246,9 +246,8 @@ class CheckpointContext:
 
     def _sharing(self, mode: DownloadMode) -> DistributedContext:
         """Return the ranks that share a copy with this one."""
-        return (
-            self._distributed if DownloadMode(mode) is DownloadMode.LocalWorkersShareDownload else DistributedContext()
-        )
+        shares = DownloadMode(mode) is DownloadMode.LocalWorkersShareDownload
+        return self._distributed if shares else DistributedContext()
 
     def _begin(self, ranks: DistributedContext) -> tuple[StagingDirectory | None, Location]:
         """Return where a new checkpoint is written, on the chief, and where it will be."""
@@ -299,9 +298,4 @@ class CheckpointContext:
         return names if None in of_ranks else sorted({name for chosen in of_ranks for name in chosen})
 
     def _copy(self, storage_id: str, names: list[str], target: pathlib.Path) -> None:
-        target.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            if name.endswith("/"):
-                (target / name).mkdir(parents=True, exist_ok=True)
-        files = [name for name in names if not name.endswith("/")]
-        download(self._find(storage_id), files, target, self._storage.retry)
+        fetch(self._find(storage_id), names, target, self._storage)

@@ -16,7 +16,7 @@ from det_lightning.checkpoint.format.layout import METADATA_FILE
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.staging import StagingDirectory
-from det_lightning.checkpoint.storage.transfer import upload
+from det_lightning.checkpoint.storage.transfer import download, upload
 from det_lightning.core._distributed import DistributedContext
 
 Selector = Callable[[str], bool]
@@ -149,6 +149,15 @@ def put(directory: pathlib.Path, names: list[str], target: Location, storage: Ch
         else:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(directory / name, copy)
+
+
+def fetch(source: Location, names: list[str], directory: pathlib.Path, storage: CheckpointStorage) -> None:
+    """Copy files and directories of a checkpoint into a directory, which is made where there is none."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if name.endswith("/"):
+            (directory / name).mkdir(parents=True, exist_ok=True)
+    download(source, [name for name in names if not name.endswith("/")], directory, storage.retry)
 
 
 def shared_directory(ranks: DistributedContext, staging: StagingDirectory | None, target: Location) -> pathlib.Path:

@@ -16,6 +16,7 @@ from det_lightning.distributed.backend import (
     parameters_of,
 )
 from det_lightning.distributed.horovod_broadcast import share_state, share_tensors
+from det_lightning.distributed.horovod_optimizer import HorovodOptimizer
 from det_lightning.distributed.horovod_processes import connect_horovod
 
 # More backward passes than there will ever be, so that none of them exchanges gradients.
@@ -31,7 +32,7 @@ class HorovodPlacement(ModelPlacement):
         super().__init__(device)
         self.hvd = hvd
         self.models: list[torch.nn.Module] = []
-        self.optimizers: list[_Wrapped] = []
+        self.optimizers: list[HorovodOptimizer] = []
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
         model = super().wrap_model(model)
@@ -40,7 +41,7 @@ class HorovodPlacement(ModelPlacement):
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
         """Make Horovod's optimizer of ``optimizer``."""
-        wrapped = _Wrapped(
+        wrapped = HorovodOptimizer(
             self.hvd,
             optimizer,
             self._name_parameters(optimizer),
@@ -142,7 +143,7 @@ class HorovodGradients(GradientExchange):
         with self._wrapped(optimizer).optimizer.skip_synchronize():
             super().step(optimizer, scaler)
 
-    def _wrapped(self, optimizer: torch.optim.Optimizer) -> _Wrapped:
+    def _wrapped(self, optimizer: torch.optim.Optimizer) -> HorovodOptimizer:
         return next(wrapped for wrapped in self._placed.optimizers if wrapped.optimizer is optimizer)
 
 
@@ -174,134 +175,3 @@ class HorovodBackend(Backend):
             )
         placed = HorovodPlacement(device, hvd)
         super().__init__(device, placed, HorovodGradients(placed), HorovodStates(placed))
-
-
-class _Wrapped:
-    """One of Horovod's optimizers, made from one of torch's and corrected where it differs from that.
-
-    Attributes:
-        passes: how many backward passes add to a gradient before it is exchanged.
-    """
-
-    def __init__(
-        self,
-        hvd: Any,
-        optimizer: torch.optim.Optimizer,
-        named: dict[str, torch.nn.Parameter],
-        passes: int,
-        compresses: bool,
-    ) -> None:
-        self._hvd = hvd
-        self._named = named
-        self._name = f"{next(iter(named), 'nothing')}.used"
-        self.passes = passes
-        self.parameters = list(named.values())
-        for name, parameter in named.items():
-            if parameter.dtype is torch.bfloat16 and not compresses:
-                raise errors.InvalidExperimentException(
-                    f"{name} is of type bfloat16, which Horovod cannot exchange. Train in float32 with "
-                    "context.experimental.use_amp(), or call wrap_optimizer(..., fp16_compression=True)."
-                )
-        # Horovod would pass over what is frozen now for good, and ranks would part if it is trained later.
-        frozen = [p for p in self.parameters if not p.requires_grad and p.is_floating_point()]
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-        try:
-            self.optimizer: Any = hvd.DistributedOptimizer(
-                optimizer,
-                named_parameters=list(named.items()),
-                backward_passes_per_step=passes,
-                compression=hvd.Compression.fp16 if compresses else hvd.Compression.none,
-            )
-        except TypeError as e:
-            raise errors.InvalidExperimentException(
-                f"Horovod cannot wrap a {type(optimizer).__name__}: it makes a new one from the parameter groups "
-                f"alone ({e}). Give the other arguments of its __init__ default values."
-            ) from e
-        finally:
-            for parameter in frozen:
-                parameter.requires_grad_(False)
-        # State, defaults and hooks would be lost. A scheduler may have put a step of its own into the old one.
-        vars(self.optimizer).update({name: value for name, value in vars(optimizer).items() if name != "step"})
-        self._replace_methods()
-
-    def _replace_methods(self) -> None:
-        """Correct methods of the class that Horovod has made for this one optimizer."""
-        wrapped = self.optimizer
-        kind: Any = type(wrapped)
-        # Hooks around a step would run twice: around Horovod's, and around the one that it calls.
-        step_of_horovod = getattr(kind.step, "__wrapped__", kind.step)
-
-        def step(_: Any, closure: Any = None) -> Any:
-            if closure is not None:
-                raise errors.InvalidExperimentException(
-                    f"{kind.__name__}.step() got a closure: gradients that it computes would stay those of each rank. "
-                    "Call context.backward() and context.step_optimizer()."
-                )
-            return step_of_horovod(wrapped)
-
-        step.hooked = True  # type: ignore[attr-defined]
-        kind.step = step
-        zero_grad_of_torch = kind.__mro__[1].zero_grad
-
-        def zero_grad(_: Any, set_to_none: bool = True) -> None:
-            self.finish()
-            # Passes that were counted but not exchanged count no more.
-            self._handles.clear()
-            wrapped.set_backward_passes_per_step(wrapped.backward_passes_per_step)
-            zero_grad_of_torch(wrapped, set_to_none)
-
-        kind.zero_grad = zero_grad
-        # Lightning's optimizers derive from this class. Horovod's methods look for their parents from the class of
-        # self, so that they would find themselves, without an end, and keep their marks on the wrong object.
-        for name in ("load_state_dict", "synchronize", "skip_synchronize"):
-            setattr(kind, name, _always_of(getattr(wrapped, name)))
-
-    def is_exchanging(self) -> bool:
-        """Return whether the exchange of some gradient is under way."""
-        return any(handle is not None for handle, _ in self._handles.values())
-
-    @property
-    def _handles(self) -> dict[Any, tuple[Any, Any]]:
-        """The exchanges of gradients that are under way, by parameter; Horovod has no public word for them."""
-        handles: dict[Any, tuple[Any, Any]] = self.optimizer._handles
-        return handles
-
-    def describe_passes(self) -> str:
-        """Return the class of the optimizer, its first parameters, and how many backward passes they may get."""
-        names = ", ".join(list(self._named)[:3]) + (", ..." if len(self._named) > 3 else "")
-        # Horovod's class has the name of the one that it is made from.
-        return f"{type(self.optimizer).__name__} of {names}, with backward_passes_per_step={self.passes}"
-
-    def finish(self) -> None:
-        """Finish an exchange that is under way, if there is one."""
-        if self.is_exchanging():
-            self.synchronize()
-
-    def synchronize(self) -> None:
-        """Average all gradients; those of parameters that no rank has used are taken away again.
-
-        Horovod fills in zeros for them, by which weight decay and momentum would act.
-        """
-        if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self.parameters):
-            raise errors.InvalidExperimentException(
-                f"The {type(self.optimizer).__name__} has got parameters since wrap_optimizer(), which Horovod does "
-                "not know. Give it all of them before; those that are to be trained later may be frozen till then."
-            )
-        if self._hvd.size() == 1:
-            return
-        here = torch.tensor([parameter.grad is not None for parameter in self.parameters], dtype=torch.int32)
-        anywhere = self._hvd.allreduce_async(here, name=self._name, op=self._hvd.Sum)
-        self.optimizer.synchronize()
-        for parameter, ranks in zip(self.parameters, self._hvd.synchronize(anywhere).tolist(), strict=True):
-            if ranks == 0:
-                parameter.grad = None
-
-
-def _always_of(method: Any) -> Any:
-    """Return a method that calls ``method``, which is bound already, whatever object it is called on."""
-
-    def run(_: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(*args, **kwargs)
-
-    return run

@@ -21,11 +21,9 @@ def policy_against_retries(config: dict[str, Any], log: Path) -> str | None:
     if not patterns or not log.exists():
         return None
     with log.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            for pattern, name in patterns.items():
-                if re.search(pattern, line):
-                    return str(name)
-    return None
+        matching = (name for line in lines for pattern, name in patterns.items() if re.search(pattern, line))
+        found = next(matching, None)
+    return None if found is None else str(found)
 
 
 def _action_of(policy: dict[str, Any]) -> str | None:

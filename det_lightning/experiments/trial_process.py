@@ -37,9 +37,7 @@ class RecordReader:
         try:
             with self._file.open("rb") as file:
                 if self._offset is None:
-                    for _ in range(self.lines_read):
-                        file.readline()
-                    self._offset = file.tell()
+                    self._offset = sum(len(file.readline()) for _ in range(self.lines_read))
                 file.seek(self._offset)
                 content = file.read()
         except FileNotFoundError:

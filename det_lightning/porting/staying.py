@@ -47,12 +47,11 @@ class _Kept:
                 self._why[port.path] = needs[0]
         #: Whatever keeps the requirement of Determined in the directories above it.
         self._needs = [need for port in graph.ports.values() for need in needs_of(port, Need.file, Need.script)]
+        # A trial of ours is nothing that a class of Determined can train, nor the other way round.
         for port in graph.ports.values():
-            # A trial of ours is nothing that a class of Determined can train, nor the other way round.
             if port.path in self._why and port.facts.uses_trials:
-                for imported in graph.imported_by(port):
-                    if imported.facts.uses_trials:
-                        self._why.setdefault(imported.path, self._why[port.path])
+                for imported in [file for file in graph.imported_by(port) if file.facts.uses_trials]:
+                    self._why.setdefault(imported.path, self._why[port.path])
 
     def port(self, port: FilePort) -> FilePort:
         """Return a file with what stays of it as it was."""

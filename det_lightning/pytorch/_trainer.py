@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.strategies import Strategy
 
 from det_lightning import errors
@@ -21,15 +19,13 @@ from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint, choose_checkpoints
 from det_lightning.callbacks.experiment import ExperimentReporter, end_for_invalid_hp
 from det_lightning.callbacks.preemption import PreemptionHandler, choose_preemption, interrupts_in_one_line
-from det_lightning.callbacks.profiler import TorchProfiler
-from det_lightning.callbacks.progress import TrialProgressBar, is_watched
-from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._task import current_task
 from det_lightning.core._topology import elastic_job
 from det_lightning.pytorch._configuration import ExpConf, RunConfiguration
+from det_lightning.pytorch._lightning_trainer import callbacks_in, make_lightning_trainer
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import isolated_rng, seed_everything
@@ -255,7 +251,7 @@ class Trainer:
             self._fit(
                 self.checkpoints,
                 choose_checkpoints(self._context.distributed, self.checkpoints, latest_checkpoint, job, fall_back),
-                choose_preemption(self._users_callbacks(), preemption, save_on_interrupt),
+                choose_preemption(callbacks_in(self._lightning), preemption, save_on_interrupt),
                 test_mode=test_mode,
                 trusted=trusted,
                 **{**_DEFAULT_SCHEDULE, **schedule},
@@ -279,18 +275,17 @@ class Trainer:
         )
         # What Lightning imports when it is set up may draw random numbers.
         with isolated_rng(), quiet_hints():
-            trainer = self._lightning_trainer(checkpoints, preemption)
+            trainer = make_lightning_trainer(self._context, self._experiment, self._lightning, checkpoints, preemption)
         resumes_from = newest_first[0] if newest_first else None
         interrupts = interrupts_in_one_line(module, checkpoints, preemption, resumes_from)
         with interrupts, quiet_hints(), contextlib.suppress(errors.ShouldExit):
             trainer.fit(module, ckpt_path=resumes_from)
 
-    def _users_callbacks(self) -> list[pl.Callback]:
-        given = self._lightning.get("callbacks") or []
-        return list(given) if isinstance(given, list) else [given]
-
     def _checkpoint_callback(self, policy: str, **arguments: Any) -> DeterminedCheckpoint:
-        searcher = self._searcher()
+        try:
+            searcher = self._context.settings.get_experiment_config().get("searcher") or {}
+        except ValueError:
+            searcher = {}
         metric = searcher.get("metric")
         if policy == "best" and metric is None:
             if self._context.distributed.rank == 0:
@@ -306,48 +301,3 @@ class Trainer:
             **arguments,
             **({} if self._experiment is None else self._experiment.checkpoint_arguments()),
         )
-
-    def _searcher(self) -> dict[str, Any]:
-        try:
-            searcher: dict[str, Any] = self._context.settings.get_experiment_config().get("searcher") or {}
-        except ValueError:
-            return {}
-        return searcher
-
-    def _lightning_trainer(self, checkpoint: DeterminedCheckpoint, preemption: PreemptionHandler | None) -> pl.Trainer:
-        context = self._context
-        given = dict(self._lightning)
-        device = context.device
-        decided = {
-            "accelerator": "cuda" if device.type == "cuda" else "cpu",
-            "devices": [device.index or 0] if device.type == "cuda" else context.distributed.local_size,
-            "num_nodes": context.distributed.cross_size,
-            "strategy": TrainingProcesses(context.distributed, context.backend).make_strategy(),
-            "max_epochs": -1,
-            "num_sanity_val_steps": 0,
-            "inference_mode": False,
-        }
-        clashing = sorted(decided.keys() & given.keys())
-        if clashing:
-            raise errors.UnsupportedTrainerFlags(
-                f"Trainer() was given {', '.join(clashing)}, which fit() decides on. Use pl.Trainer with "
-                "det_lightning.adapters.TrialModule to choose them."
-            )
-        callbacks: list[pl.Callback] = [checkpoint, DeterminedTensorBoard(context.tensorboard)]
-        if self._experiment is not None:
-            callbacks[:0] = self._experiment.callbacks(context.tensorboard)
-            if "logger" not in given:
-                given["logger"] = self._experiment.make_loggers()
-        if context.profiler is not None:
-            callbacks.append(TorchProfiler(context.profiler))
-        given.pop("callbacks", None)
-        callbacks += self._users_callbacks()
-        if preemption is not None and preemption not in callbacks:
-            callbacks.append(preemption)
-        has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-        shows_bar = given.get("enable_progress_bar", has_bar or is_watched())
-        if shows_bar and not has_bar:
-            callbacks.append(TrialProgressBar())
-        defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
-        defaults["enable_progress_bar"] = shows_bar
-        return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)

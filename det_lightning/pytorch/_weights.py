@@ -37,9 +37,10 @@ def collect_rest(
         "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
         "rng_state": rng_state,
     }
-    if context.scaler is not None:
-        state["scaler_state_dict"] = context.scaler.state_dict()
-    return {**state, **context.precision.scaling.state_dict()}
+    precision = context.precision
+    if precision.scaler is not None:
+        state["scaler_state_dict"] = precision.scaler.state_dict()
+    return {**state, **precision.scaling.state_dict()}
 
 
 def collect_gradients(context: PyTorchTrialContext) -> list[dict[str, torch.Tensor]]:

@@ -13,7 +13,7 @@ import pytest
 
 from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage
-from det_lightning.checkpoint.retention.cleaning import BackgroundCleaning
+from det_lightning.checkpoint.retention.run_claims import BackgroundCleaning
 from det_lightning.checkpoint.storage.location import new_id
 from tests.launching import environment
 from tests.trials import SmallTrial

@@ -14,11 +14,11 @@ from det_lightning.engine.checkpointing import RunCheckpoints
 from tests.engine.test_batch_calls import OURS, CallRecorder, PlainTrial, profiled
 
 # Of a save, and of a resume up to the first batch. Python before 3.12 counts each comprehension as a call.
-MOST_CALLS = 126
-MOST_CALLS_INSIDE = 92
-MOST_FILES = 22
+MOST_CALLS = 122
+MOST_CALLS_INSIDE = 89
+MOST_FILES = 21
 MOST_FILES_OF_A_RESUME = 72
-MOST_FILES_INSIDE = 24
+MOST_FILES_INSIDE = 23
 
 
 class SaveRecorder(CallRecorder):

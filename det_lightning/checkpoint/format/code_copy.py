@@ -114,20 +114,26 @@ def _copy_file(source: pathlib.Path, target: pathlib.Path, name: str, rules: Cod
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise _CannotCopyError("it is not a file any more")
-        left = status.st_size
-        chunk = _read(reader, left)
+        chunk = _read(reader, status.st_size)
         if not is_imported and rules.holds_key(chunk, name):
             raise _SecretError
         _make_directory(target.parent)
-        try:
-            with _new_file(target, status.st_mode) as writer:
-                while chunk:
-                    writer.write(chunk)
-                    left -= len(chunk)
-                    chunk = _read(reader, left) if left else b""
-        except _CannotCopyError:
-            target.unlink(missing_ok=True)
-            raise
+        _copy_content(reader, status, chunk, target)
+
+
+def _copy_content(reader: IO[bytes], status: os.stat_result, chunk: bytes, target: pathlib.Path) -> None:
+    """Write a file with this status, of which ``chunk`` is read, to a new one; remove that if it cannot be read on."""
+    left = status.st_size
+    writer = _new_file(target, status.st_mode)
+    try:
+        with writer:
+            while chunk:
+                writer.write(chunk)
+                left -= len(chunk)
+                chunk = _read(reader, left) if left else b""
+    except _CannotCopyError:
+        target.unlink(missing_ok=True)
+        raise
 
 
 def _read(reader: IO[bytes], count: int) -> bytes:

@@ -98,6 +98,7 @@ class CodeRules:
     def __init__(self, source: pathlib.Path, with_secrets: bool = False) -> None:
         self.problems: list[str] = []
         self.detignore_failed = False
+        self._source = source
         self._with_secrets = with_secrets
         self._detignore = pathspec.GitIgnoreSpec([])
         path = source / ".detignore"
@@ -112,13 +113,15 @@ class CodeRules:
         """Return True if ``.detignore`` names a relative path, False if it does with a ``!``, and else None."""
         return self._detignore.check_file(name).include
 
-    def is_secret(self, name: str) -> bool:
-        """Return whether a path is a usual one of secrets, which are to be left out."""
-        return not self._with_secrets and _SECRETS_SPEC.match_file(name)
-
-    def is_never_needed(self, name: str) -> bool:
-        """Return whether no trial needs a path, such as those of caches and results."""
-        return _NEVER_NEEDED_SPEC.match_file(name)
+    def leaves_out(self, name: str, ignores: GitIgnores, secrets: list[str]) -> bool:
+        """Return whether a relative path is left out; ``secrets`` gets it if secrets have such names."""
+        by_detignore = self._detignore.check_file(name).include
+        if by_detignore is not None:
+            return by_detignore
+        if not self._with_secrets and _SECRETS_SPEC.match_file(name):
+            secrets.append(name)
+            return True
+        return _NEVER_NEEDED_SPEC.match_file(name) or ignores.name(f"{self._source}/{name}")
 
     def holds_key(self, beginning: bytes, name: str) -> bool:
         """Return whether a file with this beginning holds a private key, and is to be left out."""

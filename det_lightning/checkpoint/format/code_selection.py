@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 import os
 import pathlib
@@ -154,18 +155,19 @@ class CodeScan:
         found: list[os.DirEntry[str]] = []
         try:
             with os.scandir(self._source / folder) as entries:
-                for entry in entries:
-                    self._entries += 1
-                    if self._entries > self._limits.entries:
-                        self.partial_because = f"it holds more than {self._limits.entries:,} files and directories"
-                    elif time.monotonic() > self._ends_at:
-                        self.partial_because = f"looking through it took more than {self._limits.scan_s:g} s"
-                    if self.partial_because is not None:
-                        break
-                    found.append(entry)
+                found.extend(itertools.takewhile(self._is_within_limits, entries))
         except OSError as e:
             self.problems[folder or "."] = e.strerror or str(e)
         return found
+
+    def _is_within_limits(self, _entry: os.DirEntry[str]) -> bool:
+        """Count one more file or directory; return whether it may be looked at."""
+        self._entries += 1
+        if self._entries > self._limits.entries:
+            self.partial_because = f"it holds more than {self._limits.entries:,} files and directories"
+        elif time.monotonic() > self._ends_at:
+            self.partial_because = f"looking through it took more than {self._limits.scan_s:g} s"
+        return self.partial_because is None
 
     def _look_at(self, folder: str, ignores: GitIgnores, entries: list[os.DirEntry[str]]) -> list[str]:
         """Note the files and problems among the entries of a directory; return the directories in it."""
@@ -175,10 +177,10 @@ class CodeScan:
             try:
                 is_directory = entry.is_dir(follow_symlinks=False)
                 is_link = entry.is_symlink()
-                if self._leaves_out(f"{name}/" if is_directory else name, ignores):
+                if self._rules.leaves_out(f"{name}/" if is_directory else name, ignores, self.secrets):
                     continue
                 # A rule for a directory applies to a link to one too.
-                if is_link and self._leaves_out(f"{name}/", ignores):
+                if is_link and self._rules.leaves_out(f"{name}/", ignores, self.secrets):
                     continue
                 if is_link:
                     self.problems[name] = "it is a link"
@@ -193,15 +195,6 @@ class CodeScan:
             except OSError as e:  # it may have vanished since the directory was listed
                 self.problems[name] = e.strerror or str(e)
         return folders
-
-    def _leaves_out(self, name: str, ignores: GitIgnores) -> bool:
-        by_detignore = self._rules.detignore(name)
-        if by_detignore is not None:
-            return by_detignore
-        if self._rules.is_secret(name):
-            self.secrets.append(name)
-            return True
-        return self._rules.is_never_needed(name) or ignores.name(f"{self._source}/{name}")
 
     def _may_be_copied(self, name: str) -> bool:
         """Return whether a module's file is to be copied, unless the user wants it left out."""

@@ -163,9 +163,7 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
     for index, ids in plan.by_rule:
         gone: list[str] = []
         try:
-            for checkpoint_id in ids:
-                if _delete(storage, checkpoint_id):
-                    gone.append(checkpoint_id)
+            gone.extend(checkpoint_id for checkpoint_id in ids if _delete(storage, checkpoint_id))
         finally:
             if gone:
                 index.remove(gone)

@@ -1,4 +1,4 @@
-"""Claims of live runs that share a storage: on the names of trials, and on the checkpoints that they resume."""
+"""Claims of live runs that share a storage, on names of trials and on checkpoints; what dead runs have left there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import threading
 import uuid
 from typing import Any
 
@@ -16,12 +17,16 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.checkpoint.storage.leases import Lease, is_claimed
 from det_lightning.checkpoint.storage.location import Location, bookkeeping_path, explain_errors, is_name
 from det_lightning.checkpoint.storage.metadata import lineage_notes, read_metadata
+from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
 _TRIALS_DIR = "runs"
 _USES_DIR = "in_use"
 _DELETING = "deleting"
+
+# A run without leftovers to remove does not end in the middle of a request.
+_LAST_WAIT_S = 1.0
 
 
 class RunClaims:
@@ -166,10 +171,42 @@ def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: s
 def remove_dead_claims(root: Location) -> None:
     """Remove the claims of runs that were killed."""
     with explain_errors("looking for runs in", root):
-        for folder in (bookkeeping_path(root, name) for name in (_USES_DIR, _TRIALS_DIR, LOCKS_DIR)):
-            for file in (folder / name for name in folder.list_names()):
-                if not is_claimed(file) and not file.is_local:
-                    file.remove()
+        folders = [bookkeeping_path(root, name) for name in (_USES_DIR, _TRIALS_DIR, LOCKS_DIR)]
+        for file in [folder / name for folder in folders for name in folder.list_names()]:
+            if not is_claimed(file) and not file.is_local:
+                file.remove()
+
+
+class BackgroundCleaning:
+    """Removes, in a thread of its own, what killed runs of this user have left in a storage.
+
+    What an ending process leaves undone, the next one finishes.
+    """
+
+    def __init__(self, storage: CheckpointStorage) -> None:
+        self._storage = storage
+        self._thread = threading.Thread(target=self._clean, name="det_lightning-cleaning", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Wait for the end, but not for long."""
+        self._thread.join(_LAST_WAIT_S)
+
+    def _clean(self) -> None:
+        try:
+            storage = _with_own_connection(self._storage)
+            remove_dead_claims(storage.root)
+            storage.remove_abandoned(own_only=True)
+        except errors.StorageError as e:
+            logger.warning("What killed runs have left in %s stays there: %s", escape(self._storage), e)
+
+
+def _with_own_connection(storage: CheckpointStorage) -> CheckpointStorage:
+    """Return the same storage, usable in another thread: a connection such as SFTP's serves one at a time."""
+    if storage.is_local or storage.root.is_object_store:
+        return storage
+    options = {**storage.options, "skip_instance_cache": True}
+    return CheckpointStorage(storage.root.url, options=options, retry=storage.retry)
 
 
 def _use_file(root: Location, checkpoint_id: str, run_id: str) -> Location:

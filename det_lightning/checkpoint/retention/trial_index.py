@@ -172,13 +172,10 @@ def read_indexes(root: Location, experiment: str | None = None) -> list[TrialInd
     """Return the indexes of all trials in a storage, or of those of one experiment."""
     with explain_errors("reading the index in", root):
         folder = bookkeeping_path(root, _INDEX_DIR)
-        found = []
-        for name in filter(is_trial_name, folder.list_names() if experiment is None else [experiment]):
-            for file in (folder / name).list_names():
-                trial = file.removesuffix(".json")
-                if file.endswith(".json") and is_trial_name(trial):
-                    found.append(TrialIndex(root, name, trial))
-    return found
+        names = [name for name in (folder.list_names() if experiment is None else [experiment]) if is_trial_name(name)]
+        files = [(name, file) for name in names for file in (folder / name).list_names() if file.endswith(".json")]
+        trials = [(name, file.removesuffix(".json")) for name, file in files]
+        return [TrialIndex(root, name, trial) for name, trial in trials if is_trial_name(trial)]
 
 
 def _parse(content: bytes) -> _Content:

@@ -18,18 +18,22 @@ from det_lightning.checkpoint.format.resume_state import ResumeState
 
 _Result = TypeVar("_Result")
 
+#: By which torch raises the error of a loader's worker that dies, in its handler and so wherever the main thread is: a
+#: writer would take it for its own error. None on Windows.
+WORKER_DIED: int | None = getattr(signal, "SIGCHLD", None)
+
 # How long a signal waits for its handler while the main thread waits for another one.
 _POLL_S = 0.05
 
 
 @contextlib.contextmanager
-def signal_deferred(number: int) -> Iterator[None]:
+def signal_deferred(number: int | None) -> Iterator[None]:
     """Run the handler of a signal that arrives inside after the block, however that ends.
 
     Only handlers in Python can raise: without one, and outside of the main thread, nothing is deferred.
     """
-    handler: Any = signal.getsignal(number)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+    handler: Any = None if number is None else signal.getsignal(number)
+    if number is None or not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[tuple[int, FrameType | None]] = []
@@ -55,15 +59,6 @@ def all_signals_deferred() -> Iterator[None]:
             if callable(signal.getsignal(number)):
                 stack.enter_context(signal_deferred(number))
         yield
-
-
-def dead_workers_deferred() -> contextlib.AbstractContextManager[None]:
-    """Raise the error of a worker of a ``DataLoader`` that dies inside the block after it.
-
-    torch raises it in the handler of SIGCHLD, wherever the main thread is: a writer would take it for its own error.
-    """
-    number = getattr(signal, "SIGCHLD", None)  # not on Windows
-    return contextlib.nullcontext() if number is None else signal_deferred(number)
 
 
 class BackgroundTask(Generic[_Result]):

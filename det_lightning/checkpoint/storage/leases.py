@@ -120,13 +120,14 @@ class Lease:
     def release(self) -> None:
         """Give up the lease, and remove the directories that were made for it if they are empty."""
         _own_tokens.discard(self._content["token"])
+        path = self.file.local_path
         if self._lock is None:
             self.file.remove()
         else:
-            self.file.local_path.unlink(missing_ok=True)  # while the lock still protects it
+            path.unlink(missing_ok=True)  # while the lock still protects it
             self._lock.close()
         if self.file.is_local:
-            remove_if_empty(self.file.local_path.parent)
+            remove_if_empty(path.parent)
 
     def __enter__(self) -> Lease:
         return self

@@ -25,12 +25,12 @@ class ContextNames:
         """Add what a known name is assigned to; return whether there is more than before."""
         known = len(self._variables) + len(self.attributes)
         for statement in statements:
-            if statement.value is not None and self.include(statement.value):
-                for target in targets_of(statement):
-                    if isinstance(target, cst.Name):
-                        self._variables.add(target)
-                    elif name := attribute_of_self(target):
-                        self.attributes.add(name)
+            is_context = statement.value is not None and self.include(statement.value)
+            for target in targets_of(statement) if is_context else []:
+                if isinstance(target, cst.Name):
+                    self._variables.add(target)
+                elif name := attribute_of_self(target):
+                    self.attributes.add(name)
         return len(self._variables) + len(self.attributes) > known
 
     def include(self, node: cst.CSTNode) -> bool:

@@ -105,11 +105,6 @@ class ModuleFile(PythonFile):
         self.todos.append(text)
         return f"# TODO: {text}"
 
-    def has_todo(self, node: cst.CSTNode) -> bool:
-        """Return whether a comment above the statement of a node says what is left to the user."""
-        line = self.first_line(self.statement(node))
-        return any(noted == line for noted, _ in self._noted)
-
     def attribute_as_written(self, node: cst.CSTNode) -> str:
         """Return ``x`` for ``self.x``, by its new name if it has got one."""
         return self.render(node).removeprefix("self.") if attribute_of_self(node) else ""

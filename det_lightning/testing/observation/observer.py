@@ -117,13 +117,13 @@ class Observer(recorder.TrainingLog):
 
     def _start_training(self) -> None:
         optimized = {id(p) for o in self.context.optimizers for group in o.param_groups for p in group["params"]}
-        for prefix, model in recorder.named_models(self.trial).items():
-            for name, parameter in model.named_parameters(prefix):
-                if not recorder.is_lazy(parameter) and parameter.requires_grad and parameter.is_leaf:
-                    self.trainable[name] = id(parameter) in optimized
-                    if self._keeps_parameters:
-                        self.initial_parameters[name] = parameter.detach().cpu().clone()
-                    parameter.register_post_accumulate_grad_hook(functools.partial(self._note_gradient, name))
+        models = recorder.named_models(self.trial).items()
+        for name, parameter in (named for prefix, model in models for named in model.named_parameters(prefix)):
+            if not recorder.is_lazy(parameter) and parameter.requires_grad and parameter.is_leaf:
+                self.trainable[name] = id(parameter) in optimized
+                if self._keeps_parameters:
+                    self.initial_parameters[name] = parameter.detach().cpu().clone()
+                parameter.register_post_accumulate_grad_hook(functools.partial(self._note_gradient, name))
         if self._modules is not None:
             content = {**collect_weights(self.context), **collect_rest(self.context, self.callbacks, {})}
             self.loaded = recorder.describe(content)

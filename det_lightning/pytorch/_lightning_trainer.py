@@ -1,0 +1,73 @@
+"""The ``pl.Trainer`` of a ``Trainer.fit``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import ProgressBar
+
+from det_lightning import errors
+from det_lightning.adapters.strategies.processes import TrainingProcesses
+from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
+from det_lightning.callbacks.experiment import ExperimentReporter
+from det_lightning.callbacks.preemption import PreemptionHandler
+from det_lightning.callbacks.profiler import TorchProfiler
+from det_lightning.callbacks.progress import TrialProgressBar, is_watched
+from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+
+
+def callbacks_in(arguments: Mapping[str, Any]) -> list[pl.Callback]:
+    """Return the callbacks among the arguments of a ``pl.Trainer``, where a single one need not be a list."""
+    given = arguments.get("callbacks") or []
+    return list(given) if isinstance(given, list) else [given]
+
+
+def make_lightning_trainer(
+    context: PyTorchTrialContext,
+    experiment: ExperimentReporter | None,
+    arguments: Mapping[str, Any],
+    checkpoint: DeterminedCheckpoint,
+    preemption: PreemptionHandler | None,
+) -> pl.Trainer:
+    """Return the trainer of a run, with the ``arguments`` of ``Trainer``, its callbacks, and defaults for the rest.
+
+    Raise an ``UnsupportedTrainerFlags`` that names arguments on which ``fit`` decides.
+    """
+    given = dict(arguments)
+    device = context.device
+    decided = {
+        "accelerator": "cuda" if device.type == "cuda" else "cpu",
+        "devices": [device.index or 0] if device.type == "cuda" else context.distributed.local_size,
+        "num_nodes": context.distributed.cross_size,
+        "strategy": TrainingProcesses(context.distributed, context.backend).make_strategy(),
+        "max_epochs": -1,
+        "num_sanity_val_steps": 0,
+        "inference_mode": False,
+    }
+    clashing = sorted(decided.keys() & given.keys())
+    if clashing:
+        raise errors.UnsupportedTrainerFlags(
+            f"Trainer() was given {', '.join(clashing)}, which fit() decides on. Use pl.Trainer with "
+            "det_lightning.adapters.TrialModule to choose them."
+        )
+    callbacks: list[pl.Callback] = [checkpoint, DeterminedTensorBoard(context.tensorboard)]
+    if experiment is not None:
+        callbacks[:0] = experiment.callbacks(context.tensorboard)
+        if "logger" not in given:
+            given["logger"] = experiment.make_loggers()
+    if context.profiler is not None:
+        callbacks.append(TorchProfiler(context.profiler))
+    given.pop("callbacks", None)
+    callbacks += callbacks_in(arguments)
+    if preemption is not None and preemption not in callbacks:
+        callbacks.append(preemption)
+    has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+    shows_bar = given.get("enable_progress_bar", has_bar or is_watched())
+    if shows_bar and not has_bar:
+        callbacks.append(TrialProgressBar())
+    defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+    defaults["enable_progress_bar"] = shows_bar
+    return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)
