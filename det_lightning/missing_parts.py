@@ -45,7 +45,6 @@ MISSING_PARTS = {
     "determined.constants": _INTERNAL,
     "determined.core": _CORE_API,
     "determined.deploy": _MASTER,
-    "determined.estimator": _KERAS,
     "determined.exec": ("it runs inside of Determined's containers", "remove it"),
     "determined.experimental": _MASTER,
     "determined.experimental.create": (

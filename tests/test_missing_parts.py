@@ -27,7 +27,6 @@ IMPORTS = {
     "from determined.pytorch.deepspeed import DeepSpeedTrial": "determined.pytorch.deepspeed",
     "from determined.pytorch.lightning import LightningAdapter": "determined.pytorch.lightning",
     "from determined import searcher": "determined.searcher",
-    "import determined.estimator": "determined.estimator",
     "from determined import LegacyTrial": "determined.LegacyTrial",
     "from determined.core import run_prepare": "determined.core.run_prepare",
     "from determined.util import write_user_code": "determined.util.write_user_code",
