@@ -43,7 +43,6 @@ MISSING_PARTS = {
         "leave out the except clause; the errors that are raised are those of det_lightning.errors, and a "
         "CheckpointError is any error of a checkpoint",
     ),
-    "determined.estimator": _KERAS,
     "determined.exec": ("it runs inside of Determined's containers", "remove it"),
     "determined.experimental": _MASTER,
     "determined.experimental.create": (

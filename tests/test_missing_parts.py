@@ -30,7 +30,6 @@ IMPORTS = {
     "from determined.experimental.pytorch_lightning import PTLAdapter": "determined.experimental.pytorch_lightning",
     "from determined.errors import WorkerFinishedGracefully": "determined.errors.WorkerFinishedGracefully",
     "from determined import searcher": "determined.searcher",
-    "import determined.estimator": "determined.estimator",
     "from determined import LegacyTrial": "determined.LegacyTrial",
     "from determined.core import run_prepare": "determined.core.run_prepare",
     "from determined.util import write_user_code": "determined.util.write_user_code",

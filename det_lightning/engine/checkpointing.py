@@ -21,6 +21,7 @@ from det_lightning.core._metrics import is_numerical_scalar
 from det_lightning.engine.run import TrialRun
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
 from det_lightning.pytorch._random_state import capture_rng
 from det_lightning.pytorch._weights import collect_gradients, collect_rest, collect_weights
 from det_lightning.units import TrainUnit
@@ -97,12 +98,17 @@ class RunContent:
         chief = context.distributed.rank == 0
         sharded = context.backend.states.is_sharded
         weights = collect_weights(context) if chief or sharded else {}
+        files = run.trial.collect_files() if isinstance(run.trial, SelfSavingTrial) else None
         if not chief:
             return None
         copies = list(tensors_in(weights)) if sharded else []
         state = {**weights, **collect_rest(context, run.events.callbacks, capture_rng(context.device))}
         run.events.emit("on_checkpoint_save_start", state)
-        return CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume, copies=copies)
+        content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume, copies=copies)
+        if isinstance(run.trial, SelfSavingTrial):
+            content.files = files
+            content.notes.update(run.trial.describe_files())
+        return content
 
     def collect_without_weights(self) -> CheckpointContent:
         """Return callbacks, random state and position in the data, which Lightning's own files lack."""
@@ -137,10 +143,13 @@ class RunContent:
         trial_class = type(original_trial(self._run.trial))
         # Determined wants both hyperparameters and configuration, or neither.
         complete = None not in self._settings.values()
-        return make_load_data(
+        load_data = make_load_data(
             **(self._settings if complete else dict.fromkeys(self._settings)),
             trial_cls_spec=f"{trial_class.__module__}:{trial_class.__qualname__}",
         )
+        if isinstance(self._run.trial, SelfSavingTrial):
+            load_data["trial_type"] = self._run.trial.trial_type
+        return load_data
 
 
 def _gradients_of_ranks(context: PyTorchTrialContext) -> Any:

@@ -28,7 +28,7 @@ from det_lightning.engine.trainable import require_trainable
 from det_lightning.engine.validation import Evaluation
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._random_state import capture_rng
 
 
@@ -101,6 +101,10 @@ class TrialRun:
         for callback in self.events.callbacks.values():
             callback.on_trial_startup(self.state.batches_trained, None if self._resume is None else self._resume.name)
             self._at_end.callback(callback.on_trial_shutdown)
+        if isinstance(self.trial, SelfSavingTrial):
+            files = None if self._resume is None else self._resume.directory
+            exact = self._resume is not None and self._resume.resume is not None
+            self.trial.begin_run(files, self.state.batches_trained, exact)
         journal = journal_of(self._resume, self.context.distributed.rank)
         self.data = TrialData(self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit, overfits)
         self._at_end.callback(self.data.training.close)

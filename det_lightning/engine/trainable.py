@@ -9,7 +9,7 @@ from det_lightning import errors
 from det_lightning.engine.validation import takes_batch_idx
 from det_lightning.pytorch._legacy_trial import interface_mistakes, original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 
 
 def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
@@ -24,6 +24,8 @@ def _of_interface(trial: PyTorchTrial) -> list[str]:
 
 
 def _of_wrapping(trial: PyTorchTrial, context: PyTorchTrialContext) -> Iterator[str]:
+    if isinstance(trial, SelfSavingTrial):
+        return
     name = type(original_trial(trial)).__name__
     if not context.models:
         yield f"{name} has no wrapped model; pass each model through context.wrap_model() in __init__"

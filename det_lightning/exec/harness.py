@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import det_lightning
 from det_lightning import compat
 from det_lightning.core._task import current_task
 from det_lightning.importing import load_class
-from det_lightning.pytorch._trainer import Trainer, init
+from det_lightning.pytorch import _trainer
 
 
 def main(entrypoint: str) -> int:
@@ -25,10 +26,20 @@ def main(entrypoint: str) -> int:
     logging.basicConfig(level=level, format=det_lightning.LOG_FORMAT)
     compat.install()
     trial_class = load_class(entrypoint)
-    with init() as context:
-        trainer = Trainer(trial_class(context), context, enable_progress_bar=False)
+    api = _api_of(trial_class)
+    with api.init() as context:
+        trainer = api.Trainer(trial_class(context), context, enable_progress_bar=False)
         trainer.fit(latest_checkpoint=task.latest_checkpoint)
     return 0
+
+
+def _api_of(trial_class: type) -> Any:
+    """Return the module with ``init`` and ``Trainer`` for a kind of trials."""
+    # TensorFlow is slow to import, and only the class itself shows that it is needed.
+    estimator = sys.modules.get("det_lightning.estimator")
+    if estimator is not None and issubclass(trial_class, estimator.EstimatorTrial):
+        return estimator
+    return _trainer
 
 
 if __name__ == "__main__":

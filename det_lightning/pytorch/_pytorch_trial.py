@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+import pathlib
+from typing import Any, ClassVar
 
 import torch.utils.data
 
@@ -77,3 +78,34 @@ class PyTorchTrial(abc.ABC):
     def get_batch_length(self, batch: Any) -> int:
         """Return the number of records in a batch; override it for batches of unusual types."""
         return data_length(batch)
+
+
+class SelfSavingTrial(PyTorchTrial):
+    """A trial of another library: it wraps nothing, and keeps its weights as files of its checkpoints.
+
+    Attributes:
+        trial_type: its entry in ``load_data.json``.
+    """
+
+    trial_type: ClassVar[str]
+
+    @abc.abstractmethod
+    def begin_run(self, files: pathlib.Path | None, batches_trained: int, exact: bool) -> None:
+        """Prepare a run; every rank calls it, before the loaders are built.
+
+        Args:
+            files: directory of the checkpoint that the run resumes from, if any.
+            batches_trained: number of batches that the run resumes after.
+            exact: the checkpoint is one of det_lightning, and has the position in the data.
+        """
+
+    @abc.abstractmethod
+    def collect_files(self) -> pathlib.Path | None:
+        """Return a new directory with the files of a checkpoint, whose content is moved; None except on the chief.
+
+        Every rank calls it.
+        """
+
+    @abc.abstractmethod
+    def describe_files(self) -> dict[str, str]:
+        """Return ``framework`` and ``format`` for ``metadata.json``."""

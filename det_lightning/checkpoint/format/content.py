@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 import reprlib
@@ -57,6 +58,8 @@ class CheckpointContent:
         source: path or URL of the file with the state, for messages.
         directory: the directory that it was read from; None if there was none.
         copies: tensors of ``state`` that nothing else uses, so that they need not be copied to be written later.
+        files: a directory whose content becomes part of the checkpoint, and is moved there; None if there is none.
+        opened: keeps ``directory`` from being removed, if it is a copy of files elsewhere.
     """
 
     state: dict[str, Any]
@@ -71,6 +74,8 @@ class CheckpointContent:
     source: str = ""
     directory: pathlib.Path | None = None
     copies: Sequence[torch.Tensor] = ()
+    files: pathlib.Path | None = None
+    opened: contextlib.ExitStack | None = None
 
     @property
     def trial_class(self) -> str | None:

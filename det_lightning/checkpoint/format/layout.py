@@ -18,6 +18,8 @@ STATE_FILE = "state_dict.pth"
 TRIAL_STATE_FILE = "trial_state.pkl"
 LOAD_DATA_FILE = "load_data.json"
 METADATA_FILE = "metadata.json"
+#: In checkpoints of TensorFlow Estimators, whose weights are in the files that it names.
+TENSORFLOW_FILE = "checkpoint"
 CODE_DIR = "code"
 
 #: det_lightning's own: what an exact resume needs beyond Determined's format.
@@ -35,7 +37,7 @@ MASTER_KEY = "master"
 WRITTEN_KEY = "written_before_s"
 
 #: Where releases put the state, the newest first.
-STATE_FILES = (STATE_FILE, f"determined/{STATE_FILE}", f"pedl/{STATE_FILE}", "checkpoint.pt")
+STATE_FILES = (STATE_FILE, f"determined/{STATE_FILE}", f"pedl/{STATE_FILE}", "checkpoint.pt", TENSORFLOW_FILE)
 #: The name of ``trial_state.pkl`` in older releases.
 WORKLOAD_FILE = "workload_sequencer.pkl"
 
@@ -56,6 +58,12 @@ def find_state_file(directory: pathlib.Path) -> pathlib.Path:
     raise errors.CheckpointNotFound(
         f"{escape(directory)} holds no checkpoint: {' and '.join(STATE_FILES)} are missing."
     )
+
+
+def find_files_of_tensorflow(directory: pathlib.Path) -> list[str]:
+    """Return the names of the files directly in ``directory`` that TensorFlow has written, or may read."""
+    ours = {*FILES_READ, METADATA_FILE} - {TENSORFLOW_FILE}
+    return sorted(path.name for path in directory.iterdir() if path.is_file() and path.name not in ours)
 
 
 def require_complete(directory: pathlib.Path) -> None:

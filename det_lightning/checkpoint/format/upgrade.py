@@ -80,6 +80,8 @@ def read_load_data(directory: pathlib.Path) -> LoadData:
     path = directory / LOAD_DATA_FILE
     if path.is_file():
         content = read_json(path)
+        if content.get("trial_type") == "EstimatorTrial":  # of which Determined writes nothing else
+            content = {**make_load_data(None, None, is_trainer=False), **content}
         missing = [name for name in ("hparams", "experiment_config", "trial_cls_spec") if name not in content]
         if missing:
             raise errors.IncompleteCheckpointError(

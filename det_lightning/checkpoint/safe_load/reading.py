@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import logging
@@ -119,8 +120,11 @@ def load_checkpoint(
         StorageError: the storage cannot be read.
         IncompleteCheckpointError, UnsafeCheckpointError: see :func:`read_checkpoint`.
     """
-    with open_checkpoint(url, options) as directory:
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(open_checkpoint(url, options))
         content = read_checkpoint(directory, trusted=trusted)
+        if (directory / layout.TENSORFLOW_FILE).is_file():  # which the trial reads later
+            content.opened = stack.pop_all()
     location = Location.parse(url, options)
     if location.is_local:
         return content
@@ -143,7 +147,7 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Checkp
     state_file = layout.find_state_file(directory)
     trial_state, epochs_known = read_trial_state(directory, trusted=trusted)
 
-    state = read_state(state_file, trusted=trusted)
+    state = _read_state(state_file, trusted)
     warn_of_nan(state, str(state_file))
     lightning = directory / layout.LIGHTNING_FILE
     content = CheckpointContent(
@@ -160,9 +164,17 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Checkp
     # Last, because an exchanged file may be unsafe, which the readers report.
     if not trusted:
         require_unchanged(directory, layout.FILES_READ)
+        if (directory / layout.TENSORFLOW_FILE).is_file():
+            require_unchanged(directory, layout.find_files_of_tensorflow(directory))
     elif damage := find_damage(directory, layout.FILES_READ):
         logger.warning("The trusted checkpoint %s differs from its manifest: %s.", directory, "; ".join(damage))
     return content
+
+
+def _read_state(state_file: pathlib.Path, trusted: bool) -> dict[str, Any]:
+    if state_file.name == layout.TENSORFLOW_FILE:  # Determined writes nothing else for Estimators
+        return {"models_state_dict": [], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
+    return read_state(state_file, trusted=trusted)
 
 
 def read_resume(directory: pathlib.Path, *, trusted: bool = False) -> ResumeState | None:

@@ -143,3 +143,7 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
     if content.lightning is not None:
         torch.save(content.lightning, directory / layout.LIGHTNING_FILE)
     torch.save(content.state, directory / layout.STATE_FILE)
+    if content.files is not None:
+        for path in sorted(content.files.iterdir()):
+            shutil.move(path, directory / path.name)
+        content.files.rmdir()

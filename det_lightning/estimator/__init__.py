@@ -1,0 +1,61 @@
+"""Trials of TensorFlow Estimators, at the path that they have in Determined.
+
+With TensorFlow installed, importing this package gives it the behaviour of version 1, which Estimators have.
+"""
+
+import contextlib
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from det_lightning.estimator._reducer import MetricReducer
+from det_lightning.estimator._trial import EstimatorTrial
+from det_lightning.missing_parts import attribute_error
+
+if TYPE_CHECKING:
+    from det_lightning.estimator._callback import RunHook
+    from det_lightning.estimator._context import (
+        EstimatorContext,
+        EstimatorExperimentalContext,
+        EstimatorTrialContext,
+    )
+    from det_lightning.estimator._load import load_estimator_from_checkpoint_path
+    from det_lightning.estimator._module import EstimatorModule
+    from det_lightning.estimator._native import EstimatorNativeContext
+    from det_lightning.estimator._trainer import Trainer, init
+
+#: What needs TensorFlow, by the module that has it.
+_WITH_TENSORFLOW = {
+    "EstimatorContext": "_context",
+    "EstimatorExperimentalContext": "_context",
+    "EstimatorModule": "_module",
+    "EstimatorNativeContext": "_native",
+    "EstimatorTrialContext": "_context",
+    "RunHook": "_callback",
+    "Trainer": "_trainer",
+    "init": "_trainer",
+    "load_estimator_from_checkpoint_path": "_load",
+}
+
+__all__ = [
+    "EstimatorContext",
+    "EstimatorExperimentalContext",
+    "EstimatorModule",
+    "EstimatorNativeContext",
+    "EstimatorTrial",
+    "EstimatorTrialContext",
+    "MetricReducer",
+    "RunHook",
+    "Trainer",
+    "init",
+    "load_estimator_from_checkpoint_path",
+]
+
+# Now, before the trial that imports this makes any graph. What is missing is said where it is needed.
+with contextlib.suppress(ModuleNotFoundError):
+    importlib.import_module("det_lightning.estimator._tensorflow")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WITH_TENSORFLOW:
+        return getattr(importlib.import_module(f"{__name__}.{_WITH_TENSORFLOW[name]}"), name)
+    raise attribute_error(__name__, name)

@@ -1,0 +1,267 @@
+"""A trial of Estimators behind the interface that the engine trains."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from det_lightning import errors
+from det_lightning.core._metrics import is_numerical_scalar
+from det_lightning.estimator import _files
+from det_lightning.estimator._context import EstimatorTrialContext
+from det_lightning.estimator._graph import TrainingGraph, call_with_offered
+from det_lightning.estimator._parts import (
+    EstimatorParts,
+    require_wrapped_dataset,
+    require_wrapped_optimizer,
+)
+from det_lightning.estimator._session import TrainingSession
+from det_lightning.estimator._tensorflow import tf
+from det_lightning.estimator._trial import EstimatorTrial
+from det_lightning.pytorch._callback import PyTorchCallback
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
+
+logger = logging.getLogger(__name__)
+
+
+class EstimatorAdapter(SelfSavingTrial):
+    """Trains the Estimator of a trial: each batch is one run of its session.
+
+    Args:
+        context: the context of the run.
+        trial: the trial, if it is built already.
+        own_context: the context that it was built with.
+
+    Attributes:
+        trial_class: the class of the trial.
+        single_batch: validate on one batch.
+    """
+
+    trial_type = "EstimatorTrial"
+    trial_class: ClassVar[type[EstimatorTrial]]
+
+    def __init__(
+        self,
+        context: PyTorchTrialContext,
+        trial: EstimatorTrial | None = None,
+        own_context: EstimatorTrialContext | None = None,
+    ) -> None:
+        context.experimental.disable_dataset_reproducibility_checks()
+        self._run = context
+        self._context = own_context or EstimatorTrialContext(context)
+        self._trial = self.trial_class(self._context) if trial is None else trial
+        self.single_batch = False
+        self._parts: EstimatorParts | None = None
+        self._estimator: Any = None
+        self._session: TrainingSession | None = None
+        self._files: pathlib.Path | None = None
+        self._batches_trained = 0
+        self._exact = False
+        self._directories = contextlib.ExitStack()
+
+    # Runs
+
+    def begin_run(self, files: pathlib.Path | None, batches_trained: int, exact: bool) -> None:
+        parts = self._parts_of_trial()
+        directory = self._directories.enter_context(tempfile.TemporaryDirectory(prefix="det_lightning-estimator-"))
+        self._root = pathlib.Path(directory)
+        self._estimator = parts.replaced_estimator(self._root / "model", self._seed())
+        self._files = files
+        self._batches_trained = batches_trained
+        self._exact = exact
+        if files is not None:
+            _files.find_model(files)
+            if not exact:
+                _files.restore_rng(files)
+            for hook in parts.run_hooks():
+                hook.on_checkpoint_load(str(files))
+
+    def _parts_of_trial(self) -> EstimatorParts:
+        if self._parts is None:
+            self._parts = EstimatorParts.of_trial(self._trial)
+        return self._parts
+
+    def _seed(self) -> int | None:
+        try:
+            return self._run.get_trial_seed()
+        except errors.InternalException:  # the trial has none
+            return None
+
+    def begin_training(self) -> None:
+        """Build the graph, and begin the session, from the checkpoint if there is one."""
+        parts = self._parts_of_trial()
+        training = TrainingGraph(self._estimator, self._input_fn(parts))
+        require_wrapped_optimizer(self._context)
+        restore_from = None if self._files is None else _files.find_model(self._files)
+        hooks = parts.training_hooks(self._context, training.spec)
+        self._session = TrainingSession(training, hooks, restore_from, self._run.distributed)
+        if self._files is not None and self._exact:
+            of_rank = self._files / _files.RANKS_DIR / str(self._run.distributed.rank)
+            same_ranks = len([*of_rank.parent.glob("*")]) == self._run.distributed.size
+            self._session.restore_rank(of_rank if same_ranks else None, self._batches_trained)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether there is a session."""
+        return self._session is not None
+
+    def _input_fn(self, parts: EstimatorParts) -> Any:
+        input_fn = parts.train_spec.input_fn
+        context = self._context
+
+        def make_dataset(mode: Any, params: Any, config: Any) -> Any:
+            dataset = call_with_offered(input_fn, {"mode": mode, "params": params, "config": config})
+            require_wrapped_dataset(context)
+            return dataset
+
+        return make_dataset
+
+    def end_run(self) -> None:
+        """End the session, and remove its files."""
+        session = self._session
+        self._session = None
+        try:
+            if session is not None:
+                session.close()
+        finally:
+            for hook in self._parts_of_trial().run_hooks():
+                hook.on_trial_close()
+            self._directories.close()
+
+    # Training
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        """Train on the next batch of the dataset; ``batch`` only counts."""
+        assert self._session is not None
+        try:
+            metrics = self._session.train()
+        except tf.errors.OutOfRangeError as e:
+            raise RuntimeError("The training dataset is empty. See build_train_spec().") from e
+        self._run.optimizer_steps = (batch_idx + 1) // self._run.aggregation_frequency
+        return metrics
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Evaluate this rank's share of the validation data in a graph of its own; ``batch`` only counts."""
+        spec = self._parts_of_trial().eval_spec
+        self._context.reduced.begin_graph()
+        with contextlib.ExitStack() as stack:
+            path = None if self._files is None else _files.find_model(self._files)
+            if self._session is not None:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=self._root))
+                path = self._session.save_model(pathlib.Path(folder), with_graph=False)
+            metrics = self._estimator.evaluate(
+                spec.input_fn,
+                steps=1 if self.single_batch else spec.steps,
+                hooks=self._parts_of_trial().evaluation_hooks(self._context),
+                checkpoint_path=path,
+                name=spec.name,
+            )
+        unused = sorted(name for name, value in metrics.items() if not is_numerical_scalar(value))
+        if unused:
+            logger.warning("These validation metrics are no numbers, and are left out: %s.", ", ".join(unused))
+        return {name: value for name, value in metrics.items() if name not in unused}
+
+    def build_training_data_loader(self) -> Any:
+        return _Batches(self._batches_of_epoch())
+
+    def build_validation_data_loader(self) -> Any:
+        return [{}]
+
+    def _batches_of_epoch(self) -> int | None:
+        """Return the length of an epoch, which only the configuration may know."""
+        try:
+            records = self._run.get_experiment_config().get("records_per_epoch")
+            return None if not records else max(1, records // self._run.get_global_batch_size())
+        except ValueError:  # there is no configuration, or no batch size
+            return None
+
+    def get_batch_length(self, batch: Any) -> int:
+        try:
+            return self._run.get_per_slot_batch_size()
+        except ValueError:
+            return 1
+
+    # Checkpoints
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {"det_lightning.estimator": _AdapterEvents(self)}
+
+    def collect_files(self) -> pathlib.Path | None:
+        if self._session is None:
+            self.begin_training()
+        assert self._session is not None
+        own = pathlib.Path(tempfile.mkdtemp(dir=self._root))
+        self._session.save_rank(own)
+        of_ranks = self._run.distributed.allgather(_files.read_all(own))
+        if self._run.distributed.rank != 0:
+            return None
+        directory = pathlib.Path(tempfile.mkdtemp(dir=self._root))
+        path = self._session.save_model(directory, with_graph=True)
+        for rank, files in enumerate(of_ranks):
+            _files.write_all(directory / _files.RANKS_DIR / str(rank), files)
+        _files.write_rng(directory, self._estimator.config.tf_random_seed)
+        for name, function in self._parts_of_trial().serving_input_receiver_fns.items():
+            self._estimator.export_saved_model(str(directory / name), function, checkpoint_path=path)
+        return directory
+
+    def describe_files(self) -> dict[str, str]:
+        return {"framework": f"tensorflow-{tf.__version__}", "format": "saved_model"}
+
+    def report_checkpoint(self, directory: str) -> None:
+        """Notify the hooks of the trial of a checkpoint that is written, and may get further files."""
+        for hook in self._parts_of_trial().run_hooks():
+            hook.on_checkpoint_end(directory)
+
+
+class _AdapterEvents(PyTorchCallback):
+    """Notifies an adapter of the events of its run."""
+
+    def __init__(self, adapter: EstimatorAdapter) -> None:
+        self._adapter = adapter
+
+    def on_training_start(self) -> None:
+        self._adapter.begin_training()
+
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+        self._adapter.report_checkpoint(checkpoint_dir)
+
+    def on_trial_shutdown(self) -> None:
+        self._adapter.end_run()
+
+
+class _Batches:
+    """Counts batches without end; the batches themselves are in the graph. ``length`` is that of an epoch, if known."""
+
+    def __init__(self, length: int | None) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError(
+                "The number of batches of an epoch is not known: the configuration has no records_per_epoch."
+            )
+        return self._length
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while True:
+            yield {}
+
+
+def adapter_of(trial_class: type[EstimatorTrial]) -> type[EstimatorAdapter]:
+    """Return the class under which the engine trains a trial; it has the name of the trial's class."""
+    adapter: type[EstimatorAdapter] = type(
+        trial_class.__name__,
+        (EstimatorAdapter,),
+        {
+            "trial_class": trial_class,
+            "__module__": trial_class.__module__,
+            "__qualname__": trial_class.__qualname__,
+            "__doc__": trial_class.__doc__,
+        },
+    )
+    return adapter

@@ -1,0 +1,177 @@
+"""Datasets that are kept on disk, so that a later run need not make them again."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import pathlib
+import pickle
+import shutil
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import platformdirs
+
+from det_lightning import errors
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+
+logger = logging.getLogger(__name__)
+
+_SPEC = "element_spec.pkl"
+_COUNT = "elements.txt"
+
+MakeDataset = Callable[..., Any]
+
+
+class DatasetCache:
+    """The caches of a trial's datasets. Directory: ``data_layer.container_storage_path`` of the configuration.
+
+    By default it is a directory of the user's cache.
+    """
+
+    def __init__(self, run: PyTorchTrialContext) -> None:
+        self._run = run
+        self.caches_training = False
+
+    def cache_train_dataset(
+        self, dataset_id: str, dataset_version: str, shuffle: bool = False, skip_shuffle_at_epoch_end: bool = False
+    ) -> Callable[[MakeDataset], MakeDataset]:
+        """Return a decorator for the function that makes the training dataset, of single samples.
+
+        Its elements are written to disk at the first call; later ones read them, in this run or another, with the
+        share of each rank. The dataset must not be wrapped.
+
+        Args:
+            dataset_id: name of the dataset.
+            dataset_version: its version; another one is made anew.
+            shuffle: give the samples in a random order, by the trial's seed.
+            skip_shuffle_at_epoch_end: in the same order in each epoch.
+
+        Raises:
+            InternalException: ``shuffle`` is wanted and the trial has no seed.
+        """
+        self.caches_training = True
+        shuffles = functools.partial(_shuffled, seed=self._seed(shuffle), reshuffles=not skip_shuffle_at_epoch_end)
+        return self._decorator(dataset_id, f"{dataset_version}_train", shuffles if shuffle else None, even=True)
+
+    def cache_validation_dataset(
+        self, dataset_id: str, dataset_version: str, shuffle: bool = False
+    ) -> Callable[[MakeDataset], MakeDataset]:
+        """Return a decorator for the function that makes the validation dataset; see :meth:`cache_train_dataset`."""
+        shuffles = functools.partial(_shuffled, seed=self._seed(shuffle), reshuffles=False)
+        return self._decorator(dataset_id, f"{dataset_version}_val", shuffles if shuffle else None, even=False)
+
+    def _seed(self, shuffle: bool) -> int:
+        return self._run.get_trial_seed() if shuffle else 0
+
+    def _decorator(
+        self, dataset_id: str, version: str, shuffle: Callable[[Any, int], Any] | None, even: bool
+    ) -> Callable[[MakeDataset], MakeDataset]:
+        def decorate(make: MakeDataset) -> MakeDataset:
+            @functools.wraps(make)
+            def make_cached(*args: Any, **kwargs: Any) -> Any:
+                directory = self._directory(dataset_id, version)
+                self._fill(directory, lambda: make(*args, **kwargs))
+                dataset, count = _read(directory)
+                if shuffle is not None:
+                    dataset = shuffle(dataset, count)
+                return self._share(dataset, count, even)
+
+            return make_cached
+
+        return decorate
+
+    def _directory(self, dataset_id: str, version: str) -> pathlib.Path:
+        try:
+            layer = self._run.get_experiment_config().get("data_layer") or {}
+        except ValueError:  # there is no configuration
+            layer = {}
+        if layer.get("type", "shared_fs") != "shared_fs":
+            raise errors.InvalidExperimentException(
+                f"Datasets are cached on disk; the experiment configuration has data_layer.type={layer['type']!r}. Use "
+                "shared_fs, with container_storage_path."
+            )
+        given = layer.get("container_storage_path")
+        root = pathlib.Path(given) if given else pathlib.Path(platformdirs.user_cache_dir("det_lightning")) / "datasets"
+        # Names may hold slashes, and two must not become one.
+        name = f"{dataset_id}-{version}"
+        readable = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
+        return root / f"{readable[:80]}-{hashlib.sha256(repr((dataset_id, version)).encode()).hexdigest()[:8]}"
+
+    def _fill(self, directory: pathlib.Path, make: Callable[[], Any]) -> None:
+        """Let one rank of each node write the dataset, unless it is there."""
+        distributed = self._run.distributed
+        if distributed.local_rank == 0 and not (directory / _COUNT).is_file():
+            logger.info("The dataset is written to %s.", directory)
+            temporary = directory.with_name(f"{directory.name}.{uuid.uuid4().hex}")
+            temporary.mkdir(parents=True)
+            try:
+                _write(temporary, make)
+                temporary.rename(directory)
+            except OSError:
+                if not (directory / _COUNT).is_file():  # otherwise another process was faster
+                    raise
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+        if distributed.size > 1:
+            distributed.allgather(None)
+
+    def _share(self, dataset: Any, count: int, even: bool) -> Any:
+        distributed = self._run.distributed
+        if distributed.size == 1:
+            return dataset
+        if even:
+            dataset = dataset.take(count - count % distributed.size)
+        return dataset.shard(distributed.size, distributed.rank)
+
+
+def _write(directory: pathlib.Path, make: Callable[[], Any]) -> None:
+    """Write the elements of the dataset that ``make`` returns, in their order."""
+    from det_lightning.estimator._tensorflow import tf
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        dataset = make()
+        if not isinstance(dataset, tf.data.Dataset):
+            raise TypeError(f"A cached function must return a tf.data.Dataset; got a {type(dataset).__name__}.")
+        (directory / _SPEC).write_bytes(pickle.dumps(dataset.element_spec))
+        flat = dataset.map(_serialized)
+        element = tf.compat.v1.data.make_one_shot_iterator(flat).get_next()
+        count = 0
+        writer = tf.io.TFRecordWriter(str(directory / "elements.tfrecord"))
+        with writer, contextlib.suppress(tf.errors.OutOfRangeError):
+            while True:
+                writer.write(session.run(element))
+                count += 1
+        (directory / _COUNT).write_text(str(count))
+
+
+def _serialized(*parts: Any) -> Any:
+    """Return the tensors of an element as one string."""
+    from det_lightning.estimator._tensorflow import tf
+
+    return tf.io.serialize_tensor(tf.stack([tf.io.serialize_tensor(part) for part in tf.nest.flatten(parts)]))
+
+
+def _read(directory: pathlib.Path) -> tuple[Any, int]:
+    """Return the cached dataset, and its number of elements."""
+    from det_lightning.estimator._tensorflow import tf
+
+    spec = pickle.loads((directory / _SPEC).read_bytes())
+    specs = tf.nest.flatten(spec)
+
+    def parse(record: Any) -> Any:
+        parts = tf.io.parse_tensor(record, tf.string)
+        values = [tf.io.parse_tensor(parts[index], one.dtype) for index, one in enumerate(specs)]
+        for value, one in zip(values, specs, strict=True):
+            value.set_shape(one.shape)
+        return tf.nest.pack_sequence_as(spec, values)
+
+    dataset = tf.data.TFRecordDataset([str(directory / "elements.tfrecord")]).map(parse)
+    return dataset, int((directory / _COUNT).read_text())
+
+
+def _shuffled(dataset: Any, count: int, *, seed: int, reshuffles: bool) -> Any:
+    return dataset.shuffle(max(count, 1), seed=seed, reshuffle_each_iteration=reshuffles)

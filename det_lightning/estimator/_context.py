@@ -1,0 +1,106 @@
+"""The context of a trial of Estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from det_lightning.estimator._cache import DatasetCache
+from det_lightning.estimator._optimizer import wrap_optimizer
+from det_lightning.estimator._reducer import MetricReducer, ReducedMetrics
+from det_lightning.pytorch._forwarding import forward
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._settings import TrialSettings
+
+
+class EstimatorContext:
+    """Wraps optimizers and datasets.
+
+    Args:
+        run: what the run of the trial is built on.
+
+    Attributes:
+        distributed: rank and size.
+        experimental: caches of datasets, and :meth:`make_metric` under its older name.
+        reduced: the metrics of the present evaluation.
+        wrapped_optimizer, wrapped_dataset: whether the trial has wrapped one.
+    """
+
+    def __init__(self, run: PyTorchTrialContext) -> None:
+        self.run = run
+        self.distributed = run.distributed
+        self.reduced = ReducedMetrics(run.distributed.allgather)
+        self.experimental = EstimatorExperimentalContext(self)
+        self.wrapped_optimizer = False
+        self.wrapped_dataset = False
+
+    make_metric = forward("reduced", ReducedMetrics.make_metric)
+
+    def wrap_optimizer(self, optimizer: Any) -> Any:
+        """Return the optimizer to use in place of one that was just made.
+
+        It exchanges gradients between the ranks, and aggregates those of ``aggregation_frequency`` batches; then
+        ``global_step`` still counts batches. Otherwise it is the optimizer itself.
+
+        Args:
+            optimizer: a ``tf.compat.v1.train.Optimizer`` or a ``tf.keras.optimizers.legacy.Optimizer``.
+
+        Raises:
+            TypeError: it has to be wrapped and is a name, or an object of another kind.
+        """
+        self.wrapped_optimizer = True
+        settings = self.run.settings
+        return wrap_optimizer(
+            optimizer, self.distributed.size, settings.aggregation_frequency, settings.average_aggregated_gradients
+        )
+
+    def wrap_dataset(self, dataset: Any, shard_dataset: bool = True) -> Any:
+        """Return the dataset to use in place of one that was just made.
+
+        Args:
+            dataset: a ``tf.data.Dataset``.
+            shard_dataset: give each rank its own share of the elements; otherwise the trial has to.
+        """
+        self.wrapped_dataset = True
+        if self.distributed.size == 1 or not shard_dataset:
+            return dataset
+        return dataset.shard(self.distributed.size, self.distributed.rank)
+
+
+class EstimatorTrialContext(EstimatorContext):
+    """Handed to a trial's ``__init__``: hyperparameters and configuration, and what wraps optimizers and datasets."""
+
+    get_hparams = forward("run.settings", TrialSettings.get_hparams)
+    get_hparam = forward("run.settings", TrialSettings.get_hparam)
+    get_experiment_config = forward("run.settings", TrialSettings.get_experiment_config)
+    get_data_config = forward("run.settings", TrialSettings.get_data_config)
+    get_global_batch_size = forward("run.settings", TrialSettings.get_global_batch_size)
+    get_per_slot_batch_size = forward("run.settings", TrialSettings.get_per_slot_batch_size)
+    get_trial_seed = forward("run.settings", TrialSettings.get_trial_seed)
+    get_experiment_id = forward("run", PyTorchTrialContext.get_experiment_id)
+    get_trial_id = forward("run", PyTorchTrialContext.get_trial_id)
+    get_tensorboard_path = forward("run", PyTorchTrialContext.get_tensorboard_path)
+    get_initial_batch = forward("run", PyTorchTrialContext.get_initial_batch)
+    set_stop_requested = forward("run", PyTorchTrialContext.set_stop_requested)
+    get_stop_requested = forward("run", PyTorchTrialContext.get_stop_requested)
+
+
+class EstimatorExperimentalContext:
+    """The object ``context.experimental``.
+
+    Args:
+        context: the context that it belongs to.
+    """
+
+    def __init__(self, context: EstimatorContext) -> None:
+        self._context = context
+        self.cache = DatasetCache(context.run)
+
+    def make_metric(
+        self, metric: Any, reducer: Callable[[list[Any]], Any] | MetricReducer, numpy_dtype: Any
+    ) -> tuple[Any, Any]:
+        """Return a metric for ``eval_metric_ops``; see :meth:`ReducedMetrics.make_metric`."""
+        return self._context.make_metric(metric, reducer, numpy_dtype)
+
+    cache_train_dataset = forward("cache", DatasetCache.cache_train_dataset)
+    cache_validation_dataset = forward("cache", DatasetCache.cache_validation_dataset)

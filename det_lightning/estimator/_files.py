@@ -1,0 +1,90 @@
+"""The files of a checkpoint that TensorFlow and Determined's releases for Estimators have."""
+
+from __future__ import annotations
+
+import io
+import logging
+import pathlib
+import pickle
+import random
+from typing import Any
+
+import numpy as np
+
+from det_lightning import errors
+from det_lightning.checkpoint.format.layout import TENSORFLOW_FILE
+from det_lightning.estimator._tensorflow import tf
+
+logger = logging.getLogger(__name__)
+
+RNG_FILE = "rng_state.pkl"
+#: det_lightning's own: what each rank has of its own, in a subdirectory for each.
+RANKS_DIR = "ranks"
+
+_ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+}
+
+
+def find_model(directory: pathlib.Path) -> str:
+    """Return the path of the newest model in a checkpoint, without the suffixes of its files.
+
+    Raise an ``IncompleteCheckpointError`` if there is none.
+    """
+    state = tf.train.get_checkpoint_state(str(directory), TENSORFLOW_FILE)
+    # Releases of Determined left the path of the machine that wrote it.
+    name = "" if state is None else pathlib.PurePosixPath(state.model_checkpoint_path).name
+    if not name or not (directory / f"{name}.index").is_file():
+        raise errors.IncompleteCheckpointError(
+            f"{directory} is no complete checkpoint of an Estimator: its file {TENSORFLOW_FILE!r} names "
+            f"{name or 'no model'}, of which there is no index."
+        )
+    return str(directory / name)
+
+
+def write_rng(directory: pathlib.Path, seed: int | None) -> None:
+    """Write the random states of Python and numpy as Determined does; ``seed`` is that of the graph."""
+    state = {"np_rng_state": np.random.get_state(), "random_rng_state": random.getstate(), "tf_rng_global_seed": seed}
+    (directory / RNG_FILE).write_bytes(pickle.dumps(state, protocol=4))
+
+
+def restore_rng(directory: pathlib.Path) -> None:
+    """Restore the random states that Determined has written, if it has."""
+    path = directory / RNG_FILE
+    if not path.is_file():
+        logger.warning("The checkpoint %s has no random state; that of the process stays.", directory)
+        return
+    try:
+        state = _NumpyUnpickler(io.BytesIO(path.read_bytes())).load()
+        np.random.set_state(state["np_rng_state"])
+        random.setstate(state["random_rng_state"])
+    except errors.CheckpointError:
+        raise
+    except Exception as e:  # unpickling damaged bytes may raise anything
+        raise errors.IncompleteCheckpointError(f"{path} cannot be read, it may be damaged: {e}") from e
+
+
+class _NumpyUnpickler(pickle.Unpickler):
+    """Unpickles containers, numbers, strings and arrays of numbers."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if (module_name, global_name) not in _ALLOWED:
+            raise errors.UnsafeCheckpointError(
+                f"{RNG_FILE} refers to {module_name}.{global_name}, and reading that could run code."
+            )
+        return super().find_class(module_name, global_name)
+
+
+def read_all(directory: pathlib.Path) -> dict[str, bytes]:
+    """Return the content of the files in ``directory`` by name."""
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+def write_all(directory: pathlib.Path, files: dict[str, bytes]) -> None:
+    """Write files into a new directory."""
+    directory.mkdir(parents=True)
+    for name, content in files.items():
+        (directory / name).write_bytes(content)

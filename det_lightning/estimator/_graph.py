@@ -1,0 +1,157 @@
+"""The graph of a training: input, model and train operation, made as ``tf.estimator`` makes them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.estimator._optimizer import AGGREGATION
+from det_lightning.estimator._tensorflow import tf
+
+# Where TensorFlow's own hooks look for the tensor that reads the global step.
+_STEP_READER = "global_step_read_op_cache"
+# Summaries that are read at every batch.
+_SCALARS = ("ScalarSummary", "TensorSummary")
+
+
+class TrainingGraph:
+    """A graph, in which the operations that seeds depend on come in the same order as in ``Estimator.train``.
+
+    Args:
+        estimator: the estimator; its configuration has the seed.
+        input_fn: returns the ``tf.data.Dataset``.
+
+    Attributes:
+        graph: the graph.
+        spec: what the ``model_fn`` returned.
+        initialize_input: operation that begins the dataset, repeated without end.
+        next_batch: the tensors of the next batch.
+        scalars: the scalar summaries of a batch, as one string.
+        saver: of the model.
+        input_saver, aggregation_saver: of the position in the dataset, and of gradients under aggregation; the
+            latter is None if there are none.
+    """
+
+    def __init__(self, estimator: Any, input_fn: Callable[..., Any]) -> None:
+        self.config = estimator.config
+        self.graph = tf.Graph()
+        with self.graph.as_default(), self.graph.device(self.config.device_fn):
+            tf.compat.v1.set_random_seed(self.config.tf_random_seed)
+            self.global_step = tf.compat.v1.train.create_global_step()
+            self.global_step_value = _read_step(self.global_step)
+            dataset = _call_input_fn(input_fn, estimator)
+            iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+            self.next_batch = iterator.get_next()
+            features, labels = _split(self.next_batch)
+            self.spec = estimator.model_fn(features, labels, tf.estimator.ModeKeys.TRAIN, self.config)
+            # From here on no operation changes a seed.
+            self.initialize_input = iterator.make_initializer(dataset.repeat())
+            _warm_start(estimator)
+            self.scalars = _add_summaries(self.spec.loss)
+            tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.LOSSES, self.spec.loss)
+            self.saver = self._model_saver()
+            saveable = tf.data.experimental.make_saveable_from_iterator(iterator)
+            self.input_saver = tf.compat.v1.train.Saver([saveable])
+            variables = tf.compat.v1.get_collection(AGGREGATION)
+            self.aggregation_saver = tf.compat.v1.train.Saver(variables) if variables else None
+
+    def _model_saver(self) -> Any:
+        savers = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SAVERS)
+        if self.spec.scaffold.saver is not None:
+            return self.spec.scaffold.saver
+        if not savers:
+            saver = tf.compat.v1.train.Saver(sharded=True, defer_build=True, save_relative_paths=True)
+            tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.SAVERS, saver)
+            return saver
+        return savers[0]
+
+    @functools.cached_property
+    def random_tensors(self) -> list[Any]:
+        """What to fetch so that all random operations of a batch run: their outputs; empty if there are none."""
+        used = _operations_before([self.spec.train_op, self.spec.loss])
+        found = [op for op in used if _is_random(op, self.graph)]
+        fetchable = [op.outputs[0] for op in found if self.graph.is_fetchable(op) and op.outputs]
+        return fetchable if len(fetchable) == len(found) else [*fetchable, self.spec.loss]
+
+
+def _read_step(global_step: Any) -> Any:
+    graph = tf.compat.v1.get_default_graph()
+    with graph.name_scope(f"{global_step.op.name}/"):
+        value = tf.compat.v1.cond(
+            tf.compat.v1.is_variable_initialized(global_step),
+            global_step.read_value,
+            lambda: global_step.initial_value,
+        )
+        read = value + 0
+    tf.compat.v1.add_to_collection(_STEP_READER, read)
+    return read
+
+
+def _call_input_fn(input_fn: Callable[..., Any], estimator: Any) -> Any:
+    offered = {"mode": tf.estimator.ModeKeys.TRAIN, "params": estimator.params, "config": estimator.config}
+    with tf.device("/cpu:0"):
+        dataset = call_with_offered(input_fn, offered)
+    if not isinstance(dataset, tf.data.Dataset):
+        raise errors.InvalidExperimentException(
+            "The input_fn of build_train_spec() must return a tf.data.Dataset; it returned a "
+            f"{type(dataset).__name__}: tuples of features and labels are not supported."
+        )
+    return dataset
+
+
+def call_with_offered(function: Callable[..., Any], offered: dict[str, Any]) -> Any:
+    """Call a function with those of the ``offered`` arguments that it takes."""
+    names = inspect.signature(function).parameters
+    return function(**{name: value for name, value in offered.items() if name in names})
+
+
+def _split(batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, list | tuple):
+        return batch, None
+    if len(batch) != 2:
+        raise errors.InvalidExperimentException(
+            f"The elements of the training dataset must be pairs of features and labels; they have {len(batch)} parts."
+        )
+    return batch[0], batch[1]
+
+
+def _warm_start(estimator: Any) -> None:
+    # There is no public way to ask an estimator for it.
+    settings = getattr(estimator, "_warm_start_settings", None)
+    if settings is not None:
+        tf.compat.v1.train.warm_start(*settings)
+
+
+def _add_summaries(loss: Any) -> Any:
+    summaries = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SUMMARIES)
+    if not any(summary.op.name == "loss" for summary in summaries):
+        tf.compat.v1.summary.scalar("loss", loss)
+    summaries = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SUMMARIES)
+    return tf.compat.v1.summary.merge([summary for summary in summaries if summary.op.type in _SCALARS])
+
+
+def _operations_before(ends: list[Any]) -> list[Any]:
+    """Return the operations that run if the tensors or operations ``ends`` are fetched."""
+    waiting = [getattr(end, "op", end) for end in ends]
+    found = dict.fromkeys(waiting)
+    while waiting:
+        op = waiting.pop()
+        for before in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
+            if before not in found:
+                found[before] = None
+                waiting.append(before)
+    return list(found)
+
+
+def _is_random(op: Any, graph: Any) -> bool:
+    """Return whether an operation draws random numbers, itself or in a function that it calls."""
+    if op.op_def is not None and op.op_def.is_stateful and "seed" in op.node_def.attr:
+        return True
+    functions = {value.func.name for value in op.node_def.attr.values() if value.func.name}
+    if not functions:
+        return False
+    library = graph.as_graph_def().library.function
+    return any("seed" in node.attr for one in library if one.signature.name in functions for node in one.node_def)

@@ -1,0 +1,94 @@
+"""A trial of Estimators as a ``LightningModule``."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import tempfile
+from typing import Any
+
+import torch
+
+from det_lightning import errors
+from det_lightning.adapters.module import TrialModule
+from det_lightning.estimator._adapter import EstimatorAdapter, adapter_of
+from det_lightning.estimator._trial import EstimatorTrial
+
+# The entry of Lightning's checkpoints with the files of TensorFlow.
+_FILES = "estimator_files"
+
+
+class EstimatorModule(TrialModule):
+    """A trial of Estimators as a ``LightningModule``: fit it, validate it, log it, like any other.
+
+    TensorFlow trains and evaluates; schedule, loggers, callbacks and checkpoints are those of any trial.
+
+    Args:
+        trial: a subclass of ``EstimatorTrial``.
+        hparams: hyperparameters for the trial's context.
+        **options: those of ``TrialModule``, except ``trial_kwargs`` and ``context``.
+
+    Raises:
+        TypeError: ``trial`` is not such a class.
+    """
+
+    def __init__(self, trial: type[EstimatorTrial], hparams: dict[str, Any] | None = None, **options: Any) -> None:
+        if not (isinstance(trial, type) and issubclass(trial, EstimatorTrial)):
+            raise TypeError(
+                f"EstimatorModule takes a subclass of det_lightning.estimator.EstimatorTrial; got {trial!r}."
+            )
+        super().__init__(adapter_of(trial), hparams, **options)
+        self._validates_one_batch = bool(options.get("test_mode"))
+        self._final_files: dict[str, torch.Tensor] = {}
+        self._unpacked: tempfile.TemporaryDirectory[str] | None = None
+
+    def _adapter(self) -> EstimatorAdapter:
+        adapter, _ = self.built()
+        assert isinstance(adapter, EstimatorAdapter)
+        return adapter
+
+    def configure_model(self) -> None:
+        """Build the trial."""
+        super().configure_model()
+        self._adapter().single_batch = self._validates_one_batch
+
+    def on_train_end(self) -> None:
+        """Report and save what is left; keep the files of TensorFlow for a checkpoint that is saved after the run."""
+        super().on_train_end()
+        self._final_files = self._read_files()
+
+    def _read_files(self) -> dict[str, torch.Tensor]:
+        """Return the files of a checkpoint by name, as bytes; none except on the chief."""
+        directory = self._adapter().collect_files()
+        if directory is None:
+            return {}
+        files = {path.relative_to(directory).as_posix(): path.read_bytes() for path in _files_below(directory)}
+        shutil.rmtree(directory)
+        return {
+            name: torch.frombuffer(bytearray(content), dtype=torch.uint8) for name, content in files.items() if content
+        }
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the files of TensorFlow, too."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[_FILES] = self._read_files() if self._adapter().is_training else self._final_files
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the trial's part of a checkpoint, and its files, until the run begins."""
+        files: dict[str, torch.Tensor] | None = checkpoint.pop(_FILES, None)
+        super().on_load_checkpoint(checkpoint)
+        if files is None or self.resume_content is None:
+            return
+        self._unpacked = tempfile.TemporaryDirectory(prefix="det_lightning-estimator-")
+        directory = pathlib.Path(self._unpacked.name).resolve()
+        for name, content in files.items():
+            path = (directory / name).resolve()
+            if directory not in path.parents:
+                raise errors.UnsafeCheckpointError(f"The checkpoint holds a file whose name leads out of it: {name!r}.")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.numpy().tobytes())
+        self.resume_content.directory = directory
+
+
+def _files_below(directory: pathlib.Path) -> list[pathlib.Path]:
+    return [path for path in sorted(directory.rglob("*")) if path.is_file()]

@@ -1,0 +1,168 @@
+"""What a trial has built: its estimator, its specs, its functions for serving."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.estimator._callback import RunHook
+from det_lightning.estimator._context import EstimatorContext
+from det_lightning.estimator._session import StopWatch
+from det_lightning.estimator._tensorflow import tf
+
+# What TensorFlow logs for an estimator without a RunConfig, which looks like one with the default values.
+_DEFAULT_CONFIG = "Using default config."
+
+
+class InvalidEstimatorTrial(errors.InvalidExperimentException, RuntimeError):
+    """The trial uses the API for Estimators in a way that cannot work. A ``RuntimeError`` too, as in Determined."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EstimatorParts:
+    """The parts of a trial; see :class:`EstimatorTrial`."""
+
+    estimator: Any
+    train_spec: Any
+    eval_spec: Any
+    serving_input_receiver_fns: dict[str, Callable[..., Any]]
+
+    @classmethod
+    def of_trial(cls, trial: Any) -> EstimatorParts:
+        """Return the parts that a trial builds; raise an InvalidEstimatorTrial that names all that is wrong."""
+        with _noticing_default_config() as has_default_config:
+            estimator = trial.build_estimator()
+        parts = cls(
+            estimator,
+            trial.build_train_spec(),
+            trial.build_validation_spec(),
+            trial.build_serving_input_receiver_fns(),
+        )
+        parts.require_valid(has_config=not has_default_config)
+        return parts
+
+    def require_valid(self, has_config: bool = True) -> None:
+        """Raise an InvalidEstimatorTrial that names all that keeps the parts from being trained.
+
+        ``has_config`` is False if the estimator is known to have no ``RunConfig``.
+        """
+        mistakes = [
+            f"{method}() must return a tf.estimator.{kind.__name__}; got a {type(value).__name__}"
+            for method, kind, value in (
+                ("build_estimator", tf.compat.v1.estimator.Estimator, self.estimator),
+                ("build_train_spec", tf.estimator.TrainSpec, self.train_spec),
+                ("build_validation_spec", tf.estimator.EvalSpec, self.eval_spec),
+            )
+            if not isinstance(value, kind)
+        ]
+        fns = self.serving_input_receiver_fns
+        if not isinstance(fns, dict) or not all(isinstance(name, str) and callable(fn) for name, fn in fns.items()):
+            mistakes.append(f"build_serving_input_receiver_fns() must return a dict of functions by name; got {fns!r}")
+        if isinstance(self.estimator, tf.compat.v1.estimator.Estimator):
+            mistakes += _mistakes_of_config(self.estimator.config, has_config)
+        if mistakes:
+            raise InvalidEstimatorTrial("; ".join(mistakes) + ".")
+
+    def replaced_estimator(self, model_dir: pathlib.Path, seed: int | None) -> Any:
+        """Return an estimator with the same model that writes below ``model_dir``; a ``seed`` replaces its own."""
+        estimator = self.estimator
+        changes: dict[str, Any] = {
+            "model_dir": str(model_dir),
+            "save_checkpoints_steps": None,
+            "save_checkpoints_secs": None,
+        }
+        if seed is not None:
+            changes["tf_random_seed"] = seed
+
+        def model_fn(features: Any, labels: Any, mode: Any, params: Any, config: Any) -> Any:
+            return estimator.model_fn(features, labels, mode, config)
+
+        return tf.estimator.Estimator(model_fn, config=estimator.config.replace(**changes), params=estimator.params)
+
+    def training_hooks(self, context: EstimatorContext, spec: Any) -> list[Any]:
+        """Return the hooks of a training: those of the trial, and those of its ``model_fn``."""
+        own = [*self.train_spec.hooks, *spec.training_hooks]
+        if context.distributed.rank == 0:
+            own += spec.training_chief_hooks
+        return [StopWatch(hook, _stopper(context)) for hook in own]
+
+    def evaluation_hooks(self, context: EstimatorContext) -> list[Any]:
+        """Return the hooks of an evaluation."""
+        return [StopWatch(hook, _stopper(context)) for hook in self.eval_spec.hooks]
+
+    def run_hooks(self) -> list[RunHook]:
+        """Return those hooks of the trial that want its events."""
+        return [hook for hook in self.train_spec.hooks if isinstance(hook, RunHook)]
+
+
+def require_wrapped_dataset(context: EstimatorContext) -> None:
+    """Raise an InvalidEstimatorTrial unless the trial has wrapped or cached its training dataset, and not both."""
+    caches = context.experimental.cache.caches_training
+    if caches and context.wrapped_dataset:
+        raise InvalidEstimatorTrial(
+            "The trial caches its training dataset with context.experimental.cache_train_dataset(), and passes it to "
+            "context.wrap_dataset() too, which would share it out twice. Leave out one of them."
+        )
+    if not caches and not context.wrapped_dataset:
+        raise InvalidEstimatorTrial(
+            "The dataset was not wrapped: pass each dataset, for training and for validation, through "
+            "context.wrap_dataset(dataset) right after it is made."
+        )
+
+
+def require_wrapped_optimizer(context: EstimatorContext) -> None:
+    """Raise an InvalidEstimatorTrial unless the trial has wrapped its optimizer."""
+    if not context.wrapped_optimizer:
+        raise InvalidEstimatorTrial(
+            "The optimizer was not wrapped: pass it through context.wrap_optimizer(optimizer) right after it is made."
+        )
+
+
+def _stopper(context: EstimatorContext) -> Callable[[], None]:
+    return lambda: context.run.set_stop_requested(True)
+
+
+def _mistakes_of_config(config: Any, has_config: bool) -> list[str]:
+    mistakes = []
+    if not has_config:
+        mistakes.append(
+            "the estimator has no RunConfig; give it config=tf.estimator.RunConfig(), for example with "
+            "tf_random_seed=context.get_trial_seed()"
+        )
+    distributed = {
+        "train_distribute": config.train_distribute,
+        "eval_distribute": config.eval_distribute,
+    }
+    mistakes += [
+        f"the RunConfig of the estimator has {name}={value!r}; leave it out, because wrap_optimizer() and "
+        "wrap_dataset() distribute the training"
+        for name, value in distributed.items()
+        if value is not None
+    ]
+    return mistakes
+
+
+@contextlib.contextmanager
+def _noticing_default_config() -> Iterator[list[bool]]:
+    """Yield a list that is not empty once an estimator was made without a ``RunConfig`` in the ``with`` block."""
+    found: list[bool] = []
+    tensorflow = logging.getLogger("tensorflow")
+    level = tensorflow.level
+
+    def notice(record: logging.LogRecord) -> bool:
+        if record.getMessage() == _DEFAULT_CONFIG:
+            found.append(True)
+        return record.levelno >= level
+
+    tensorflow.addFilter(notice)
+    tensorflow.setLevel(min(logging.INFO, level))
+    try:
+        yield found
+    finally:
+        tensorflow.removeFilter(notice)
+        tensorflow.setLevel(level)

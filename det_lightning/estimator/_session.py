@@ -1,0 +1,218 @@
+"""The monitored session of a training, which lives as long as the run."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.estimator._graph import TrainingGraph
+from det_lightning.estimator._tensorflow import tf
+
+logger = logging.getLogger(__name__)
+
+#: The beginning of the names of the files with the model.
+MODEL = "model.ckpt"
+# The beginnings of the names of those with a rank's position in its data, and with its gradients.
+_INPUT = "input.ckpt"
+_AGGREGATION = "aggregation.ckpt"
+# A replay that takes longer is announced.
+_LONG_REPLAY_S = 5.0
+
+
+class StopWatch(tf.estimator.SessionRunHook):
+    """Passes everything on to a hook of the trial, and turns its request to stop into one of the trial."""
+
+    def __init__(self, hook: Any, request_stop: Callable[[], None]) -> None:
+        self._hook = hook
+        self._request_stop = request_stop
+
+    def begin(self) -> None:
+        self._hook.begin()
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self._hook.after_create_session(session, coord)
+
+    def before_run(self, run_context: Any) -> Any:
+        return self._watched(run_context, self._hook.before_run)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self._watched(run_context, self._hook.after_run, run_values)
+
+    def _watched(self, run_context: Any, method: Callable[..., Any], *args: Any) -> Any:
+        # A request in the context of the session would end it before the boundary.
+        own = tf.estimator.SessionRunContext(run_context.original_args, run_context.session)
+        result = method(own, *args)
+        if own.stop_requested:
+            self._request_stop()
+        return result
+
+    def end(self, session: Any) -> None:
+        self._hook.end(session)
+
+
+class TrainingSession:
+    """Trains batch after batch, and saves and restores what is trained.
+
+    Args:
+        training: the graph.
+        hooks: those of the trial.
+        restore_from: path of a checkpoint of TensorFlow, without the suffixes of its files; None to begin anew.
+        distributed: rank and size; all begin with the weights of the chief.
+    """
+
+    def __init__(
+        self, training: TrainingGraph, hooks: Sequence[Any], restore_from: str | None, distributed: DistributedContext
+    ) -> None:
+        self._training = training
+        config = training.config
+        spec = training.spec
+        with training.graph.as_default():
+            creator = tf.compat.v1.train.ChiefSessionCreator(
+                scaffold=spec.scaffold,
+                master=config.master,
+                config=config.session_config,
+                checkpoint_filename_with_path=restore_from,
+            )
+            self._session = tf.compat.v1.train.MonitoredSession(
+                creator, hooks=[_InputBeginner(training), *hooks, tf.estimator.NanTensorHook(spec.loss)]
+            )
+        if distributed.size > 1 and restore_from is None:
+            self._share_weights(distributed)
+
+    def train(self) -> dict[str, Any]:
+        """Train on the next batch; return its loss, and its scalar summaries by tag."""
+        training = self._training
+        fetched = self._session.run(
+            {"train_op": training.spec.train_op, "loss": training.spec.loss, "scalars": training.scalars}
+        )
+        return {**_values_in(fetched["scalars"]), "loss": fetched["loss"]}
+
+    def global_step(self) -> int:
+        """Return the value of ``global_step``."""
+        return int(self._run(self._training.global_step))
+
+    def save_model(self, directory: pathlib.Path, with_graph: bool) -> str:
+        """Write the model; return the path without the suffixes of its files."""
+
+        def save(step_context: Any) -> str:
+            path: str = self._training.saver.save(
+                step_context.session,
+                str(directory / MODEL),
+                global_step=self._training.global_step,
+                write_meta_graph=False,
+                write_state=False,
+            )
+            return path
+
+        path: str = self._session.run_step_fn(save)
+        tf.compat.v1.train.update_checkpoint_state(str(directory), pathlib.Path(path).name)
+        if with_graph:
+            with self._training.graph.as_default():
+                self._training.saver.export_meta_graph(f"{path}.meta")
+            tf.io.write_graph(self._training.graph.as_graph_def(add_shapes=True), str(directory), "graph.pbtxt")
+        return path
+
+    def save_rank(self, directory: pathlib.Path) -> None:
+        """Write what only this rank has: its position in the data, if that can be written, and its gradients."""
+        training = self._training
+
+        def save(saver: Any, name: str) -> None:
+            self._session.run_step_fn(lambda step_context: _save(saver, step_context.session, str(directory / name)))
+
+        if training.aggregation_saver is not None:
+            save(training.aggregation_saver, _AGGREGATION)
+        try:
+            save(training.input_saver, _INPUT)
+        except (tf.errors.OpError, ValueError) as e:
+            # A dataset of a Python function; a resumed run goes through the batches again.
+            logger.debug("The position in the dataset cannot be written: %s", e)
+
+    def restore_rank(self, directory: pathlib.Path | None, batches_trained: int) -> None:
+        """Bring data and random operations to where they were after ``batches_trained`` batches.
+
+        Args:
+            directory: what :meth:`save_rank` has written; None if there is nothing for this rank.
+            batches_trained: number of batches.
+        """
+        training = self._training
+        has_input = directory is not None and (directory / f"{_INPUT}.index").is_file()
+        if training.random_tensors or not has_input:
+            self._replay(batches_trained)
+        if directory is None:
+            return
+        if has_input:
+            self._restore(training.input_saver, directory / _INPUT)
+        if training.aggregation_saver is not None and (directory / f"{_AGGREGATION}.index").is_file():
+            self._restore(training.aggregation_saver, directory / _AGGREGATION)
+
+    def _restore(self, saver: Any, path: pathlib.Path) -> None:
+        self._session.run_step_fn(lambda step_context: saver.restore(step_context.session, str(path)))
+
+    def _replay(self, batches: int) -> None:
+        """Take batches from the data, and draw their random numbers, without training on them."""
+        fetches = [*tf.nest.flatten(self._training.next_batch), *self._training.random_tensors]
+        since = time.monotonic()
+        announced = False
+        for batch in range(batches):
+            self._run(fetches)
+            if not announced and time.monotonic() - since > _LONG_REPLAY_S:
+                announced = True
+                logger.warning(
+                    "The run goes through the %d batches before its checkpoint again, without training on them, "
+                    "because their data or random operations cannot be restored; %d are done.",
+                    batches,
+                    batch + 1,
+                )
+
+    def _run(self, fetches: Any) -> Any:
+        """Fetch values without the hooks."""
+        return self._session.run_step_fn(lambda step_context: step_context.session.run(fetches))
+
+    def _share_weights(self, distributed: DistributedContext) -> None:
+        with self._training.graph.as_default():
+            variables = tf.compat.v1.global_variables()
+        values = distributed.broadcast(self._run(variables) if distributed.rank == 0 else None)
+        if distributed.rank == 0:
+            return
+
+        def load(step_context: Any) -> None:
+            for variable, value in zip(variables, values, strict=True):
+                variable.load(value, step_context.session)
+
+        self._session.run_step_fn(load)
+
+    def close(self) -> None:
+        """End the session; the hooks of the trial are notified."""
+        self._session.close()
+
+
+class _InputBeginner(tf.estimator.SessionRunHook):
+    """Begins the dataset."""
+
+    def __init__(self, training: TrainingGraph) -> None:
+        self._initialize = training.initialize_input
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        try:
+            session.run(self._initialize)
+        except tf.errors.OpError as e:
+            raise errors.InvalidExperimentException(f"The training dataset cannot be read: {e.message}") from e
+
+
+def _save(saver: Any, session: Any, path: str) -> None:
+    saver.save(session, path, write_meta_graph=False, write_state=False)
+
+
+def _values_in(serialized: bytes) -> dict[str, Any]:
+    summary = tf.compat.v1.Summary()
+    summary.ParseFromString(serialized)
+    return {
+        value.tag: tf.make_ndarray(value.tensor) if value.HasField("tensor") else value.simple_value
+        for value in summary.value
+        if value.HasField("tensor") or value.HasField("simple_value")
+    }

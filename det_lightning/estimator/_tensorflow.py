@@ -1,0 +1,28 @@
+"""TensorFlow with the behaviour of version 1, which Estimators have; an error names the command that installs it."""
+
+from __future__ import annotations
+
+from det_lightning.extras import how_to_install
+
+try:
+    import tensorflow as tf
+except ModuleNotFoundError as e:
+    if e.name != "tensorflow":
+        raise
+    raise ModuleNotFoundError(
+        "Estimators need TensorFlow 2.15, the last release that has them, which runs on Python 3.9 to 3.11: "
+        f"{how_to_install('estimator')}.",
+        name="tensorflow",
+    ) from None
+
+__all__ = ["tf"]
+
+if not hasattr(tf, "estimator"):
+    raise ModuleNotFoundError(
+        f"TensorFlow {tf.__version__} has no Estimators; 2.15 is the last release that has them: "
+        f"{how_to_install('estimator')}.",
+        name="tensorflow_estimator",
+    )
+
+# As in Determined. Before any trial is imported, because graphs and random numbers depend on it.
+tf.compat.v1.disable_v2_behavior()

@@ -1,0 +1,45 @@
+"""``init`` and ``Trainer``, as for other trials."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from det_lightning.estimator._adapter import adapter_of
+from det_lightning.estimator._context import EstimatorTrialContext
+from det_lightning.estimator._trial import EstimatorTrial
+from det_lightning.pytorch import _trainer
+
+
+@contextlib.contextmanager
+def init(**options: Any) -> Iterator[EstimatorTrialContext]:
+    """Make the context for a trial; use it in a ``with`` statement.
+
+    Args:
+        **options: those of ``det_lightning.pytorch.init``, which says what is raised. ``trial_seed`` is the seed of the
+            graphs, too; without it they have that of the trial's ``RunConfig``.
+    """
+    with _trainer.init(**options) as run:
+        yield EstimatorTrialContext(run)
+
+
+class Trainer(_trainer.Trainer):
+    """Trains a trial of Estimators on PyTorch Lightning.
+
+    Args:
+        trial: the trial, built with ``context``.
+        context: from :func:`init`.
+        **lightning: arguments of ``pl.Trainer``; see ``det_lightning.pytorch.Trainer``.
+    """
+
+    def __init__(self, trial: EstimatorTrial, context: EstimatorTrialContext, **lightning: Any) -> None:
+        self.adapter = adapter_of(type(trial))(context.run, trial, context)
+        super().__init__(self.adapter, context.run, **lightning)
+
+    def fit(self, *args: Any, **kwargs: Any) -> None:
+        """Train, validate and checkpoint; see ``det_lightning.pytorch.Trainer.fit``, which takes the same arguments."""
+        given = inspect.signature(_trainer.Trainer.fit).bind(self, *args, **kwargs).arguments
+        self.adapter.single_batch = bool(given.get("test_mode"))
+        super().fit(*args, **kwargs)

@@ -1,0 +1,53 @@
+"""Scripts that train an Estimator without a trial class, at the path that this had in Determined up to 0.14.6."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from det_lightning.core._task import current_task
+from det_lightning.missing_parts import attribute_error, missing_part
+
+if TYPE_CHECKING:
+    from det_lightning.estimator import EstimatorNativeContext
+
+__all__ = ["init"]
+
+
+def init(
+    config: dict[str, Any] | None = None,
+    local: bool = False,
+    test: bool = False,
+    context_dir: str = "",
+    command: Sequence[str] | None = None,
+    master_url: str | None = None,
+) -> EstimatorNativeContext:
+    """Return the context of a script, whose ``train_and_evaluate(estimator, train_spec, eval_spec)`` trains.
+
+    Args:
+        config: experiment configuration; it says how long to train, unless ``test``.
+        local: train in this process. Under ``det-lightning run`` that is always so, with the configuration of the
+            experiment.
+        test: train on one batch, validate on one, save, and end.
+        context_dir: becomes the working directory, unless it is empty.
+        command: not used; it was for a cluster.
+        master_url: not used; it was for a cluster.
+
+    Raises:
+        ValueError: ``local`` is False outside of an experiment: there is no cluster to submit to.
+        ConfigError: Determined's master would refuse ``config``; all mistakes are named.
+        ModuleNotFoundError: TensorFlow is not installed; names the command that does it.
+    """
+    if not local and current_task() is None:
+        raise ValueError(
+            "estimator.init(local=False) submits an experiment to a Determined master, and there is none. Use "
+            "init(local=True), or start the script as the entrypoint of a configuration: det-lightning run CONFIG. "
+            f"({missing_part('determined.experimental')})"
+        )
+    from det_lightning.estimator import EstimatorNativeContext
+
+    return EstimatorNativeContext.of_call(config, test, context_dir)
+
+
+def __getattr__(name: str) -> Any:
+    raise attribute_error(__name__, name)

@@ -1,0 +1,90 @@
+"""Trials of other libraries, which wrap nothing and keep their weights as files of their own in the checkpoints."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import tempfile
+from typing import Any
+
+import pytest
+
+from det_lightning import pytorch
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
+
+
+class Counter(SelfSavingTrial):
+    """Its only weight is a number, which each batch increments and the file ``number.txt`` keeps."""
+
+    trial_type = "CounterTrial"
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        context.experimental.disable_dataset_reproducibility_checks()
+        self.number = 0
+        self.began_with: list[Any] = []
+
+    def begin_run(self, files: pathlib.Path | None, batches_trained: int, exact: bool) -> None:
+        self.began_with = [batches_trained, exact]
+        if files is not None:
+            self.number = int((files / "number.txt").read_text())
+
+    def collect_files(self) -> pathlib.Path:
+        directory = pathlib.Path(tempfile.mkdtemp())
+        (directory / "number.txt").write_text(str(self.number))
+        return directory
+
+    def describe_files(self) -> dict[str, str]:
+        return {"framework": "counting-1.0", "format": "text"}
+
+    def get_batch_length(self, batch: Any) -> int:
+        return 1
+
+    def build_training_data_loader(self) -> Any:
+        return [{}] * 1000
+
+    def build_validation_data_loader(self) -> Any:
+        return [{}]
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.number += 1
+        return {"loss": float(self.number)}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {"number": self.number}
+
+
+def fit(storage: pathlib.Path, batches: int, **options: Any) -> Counter:
+    code = storage / "code"
+    code.mkdir(parents=True, exist_ok=True)
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        trial = Counter(context)
+        trainer = pytorch.Trainer(trial, context)
+        trainer.fit(
+            max_length=pytorch.Batch(batches),
+            checkpoint_storage=storage / "checkpoints",
+            checkpoint_policy="none",
+            code_dir=code,
+            **options,
+        )
+    return trial
+
+
+@pytest.mark.parametrize("async_write", [False, True])
+def test_a_checkpoint_holds_the_files_of_the_trial_and_says_what_they_are(
+    tmp_path: pathlib.Path, async_write: bool
+) -> None:
+    fit(tmp_path, 3, async_write=async_write)
+    (checkpoint_id,) = CheckpointStorage(tmp_path / "checkpoints").newest_first()
+    directory = pathlib.Path(checkpoint_id)
+    assert (directory / "number.txt").read_text() == "3"
+    metadata = json.loads((directory / "metadata.json").read_text())
+    assert (metadata["framework"], metadata["format"]) == ("counting-1.0", "text")
+    assert json.loads((directory / "load_data.json").read_text())["trial_type"] == "CounterTrial"
+
+
+def test_a_resumed_run_begins_with_the_files_of_its_checkpoint(tmp_path: pathlib.Path) -> None:
+    fit(tmp_path, 3)
+    resumed = fit(tmp_path, 5, latest_checkpoint="last")
+    assert resumed.began_with == [3, True]
+    assert resumed.number == 5

@@ -1,0 +1,198 @@
+"""Trials of Estimators train as TensorFlow alone trains their Estimators, and resume exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed; run tox -e estimator")
+
+import pytorch_lightning as pl
+import tensorflow as tf
+
+from det_lightning import estimator
+from det_lightning.adapters.module import TrialModule
+from det_lightning.callbacks import DeterminedCheckpoint
+from det_lightning.pytorch import Batch
+from tests.estimator.small_trials import (
+    EPOCH,
+    SEED,
+    Reports,
+    SmallTrial,
+    Trained,
+    custom,
+    premade,
+    premade_of_version_1,
+    repeated_training_data,
+    small_trial,
+    train_with_tensorflow_alone,
+    training_data,
+)
+
+pytestmark = pytest.mark.slow
+
+ESTIMATORS = [custom, premade, premade_of_version_1]
+
+
+@pytest.mark.parametrize("make", ESTIMATORS)
+@pytest.mark.parametrize(("data", "batches"), [(training_data, EPOCH), (repeated_training_data, 2 * EPOCH + 3)])
+def test_every_loss_and_every_metric_is_that_of_train_and_evaluate(
+    make: Callable[..., Any], data: Callable[..., Any], batches: int, tmp_path: Path
+) -> None:
+    losses, metrics = train_with_tensorflow_alone(make, data, batches)
+    ours = Trained(small_trial(make=make, training_data=data), tmp_path, batches)
+    assert ours.reports.losses == losses
+    assert {name: ours.reports.validations[-1][name] for name in metrics} == metrics
+
+
+@pytest.mark.parametrize("make", ESTIMATORS)
+@pytest.mark.parametrize("split", [3, EPOCH, EPOCH + 5])
+def test_an_interrupted_and_resumed_run_equals_a_whole_one(
+    make: Callable[..., Any], split: int, tmp_path: Path
+) -> None:
+    trial = small_trial(make=make)
+    whole = Trained(trial, tmp_path / "whole", 2 * EPOCH + 3)
+    first = Trained(trial, tmp_path / "parts", split)
+    second = Trained(trial, tmp_path / "parts", 2 * EPOCH + 3, latest_checkpoint=first.checkpoint)
+    assert first.reports.losses + second.reports.losses == whole.reports.losses
+    assert second.reports.validations[-1] == whole.reports.validations[-1]
+
+
+def test_data_whose_position_cannot_be_written_are_gone_through_again(tmp_path: Path) -> None:
+    def generated(wrap: Callable[..., Any]) -> Any:
+        def numbers() -> Any:
+            for number in range(20):
+                yield {"x": [float(number)] * 4}, number % 2
+
+        types = ({"x": tf.float32}, tf.int32)
+        return wrap(tf.data.Dataset.from_generator(numbers, types, ({"x": (4,)}, ()))).batch(3)
+
+    trial = small_trial(make=premade, training_data=generated)
+    whole = Trained(trial, tmp_path / "whole", 17)
+    first = Trained(trial, tmp_path / "parts", 9)
+    second = Trained(trial, tmp_path / "parts", 17, latest_checkpoint="last")
+    assert first.reports.losses + second.reports.losses == whole.reports.losses
+
+
+def test_the_seed_of_the_trial_replaces_that_of_the_run_config(tmp_path: Path) -> None:
+    as_configured = Trained(SmallTrial, tmp_path / "a", 3).reports.losses
+    assert Trained(SmallTrial, tmp_path / "b", 3, init={"trial_seed": SEED}).reports.losses == as_configured
+    assert Trained(SmallTrial, tmp_path / "c", 3, init={"trial_seed": SEED + 1}).reports.losses != as_configured
+
+
+def test_validations_between_the_batches_change_nothing(tmp_path: Path) -> None:
+    without = Trained(SmallTrial, tmp_path / "a", 10)
+    among = Trained(SmallTrial, tmp_path / "b", 10, validation_period=Batch(3), step_zero_validation=True)
+    assert among.reports.losses == without.reports.losses
+    assert [metrics["global_step"] for metrics in among.reports.validations] == [0, 3, 6, 9, 10]
+
+
+def test_aggregated_gradients_are_those_of_a_larger_batch(tmp_path: Path) -> None:
+    def in_order(wrap: Callable[..., Any], size: int) -> Any:
+        from tests.estimator.small_trials import samples
+
+        return wrap(samples(0, 64)).batch(size)
+
+    def linear(wrap: Callable[..., Any]) -> Any:
+        optimizer = wrap(tf.compat.v1.train.GradientDescentOptimizer(0.5))
+        column = tf.feature_column.numeric_column("x", shape=(4,))
+        # The loss of a batch is the mean over its samples, so that means of gradients are gradients of means.
+        return tf.compat.v1.estimator.LinearClassifier(
+            [column],
+            optimizer=optimizer,
+            config=tf.estimator.RunConfig(),
+            loss_reduction=tf.compat.v1.losses.Reduction.SUM_OVER_BATCH_SIZE,
+        )
+
+    small = small_trial(make=linear, training_data=lambda wrap: in_order(wrap, 8))
+    large = small_trial(make=linear, training_data=lambda wrap: in_order(wrap, 16))
+    aggregated = Trained(small, tmp_path / "a", 8, init={"aggregation_frequency": 2})
+    at_once = Trained(large, tmp_path / "b", 4)
+    names = ("loss", "average_loss", "accuracy")
+    assert [aggregated.reports.validations[-1][name] for name in names] == pytest.approx(
+        [at_once.reports.validations[-1][name] for name in names], rel=1e-6
+    )
+    assert aggregated.reports.validations[-1]["global_step"] == 8
+
+
+def test_a_run_that_stops_within_an_aggregation_resumes_in_it(tmp_path: Path) -> None:
+    init = {"aggregation_frequency": 3}
+    whole = Trained(SmallTrial, tmp_path / "whole", 10, init=init)
+    first = Trained(SmallTrial, tmp_path / "parts", 4, init=init)
+    second = Trained(SmallTrial, tmp_path / "parts", 10, init=init, latest_checkpoint="last")
+    assert first.reports.losses + second.reports.losses == whole.reports.losses
+
+
+class StopAfter(tf.estimator.SessionRunHook):
+    def __init__(self, batches: int) -> None:
+        self.left = batches
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.left -= 1
+        if not self.left:
+            run_context.request_stop()
+
+
+def test_a_hook_that_asks_to_stop_ends_the_run_at_the_next_boundary(tmp_path: Path) -> None:
+    trial = small_trial(hooks=(StopAfter(4),))
+    assert len(Trained(trial, tmp_path, 20, reporting_period=Batch(3)).reports.losses) == 6
+
+
+def test_test_mode_trains_and_validates_on_one_batch(tmp_path: Path) -> None:
+    class CountEvaluations(tf.estimator.SessionRunHook):
+        runs = 0
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            CountEvaluations.runs += 1
+
+    class Counting(SmallTrial):
+        def build_validation_spec(self) -> Any:
+            spec = super().build_validation_spec()
+            return tf.estimator.EvalSpec(spec.input_fn, steps=None, hooks=[CountEvaluations()])
+
+    trained = Trained(Counting, tmp_path, 20, test_mode=True)
+    assert len(trained.reports.losses) == 1
+    assert CountEvaluations.runs == 1
+
+
+def fit_module(folder: Path, ckpt_path: str | None = None, **flags: Any) -> tuple[Reports, pl.Trainer]:
+    reports = Reports()
+    module = estimator.EstimatorModule(SmallTrial, {}, max_length=flags.pop("max_length"))
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        default_root_dir=folder,
+        callbacks=[reports, *flags.pop("callbacks", [])],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=False,
+        check_val_every_n_epoch=None,
+        val_check_interval=1000,
+        **flags,
+    )
+    trainer.fit(module, ckpt_path=ckpt_path)
+    return reports, trainer
+
+
+def test_a_module_is_trained_by_a_trainer_of_lightning_and_resumes_from_both_kinds_of_checkpoints(
+    tmp_path: Path,
+) -> None:
+    whole, _ = fit_module(tmp_path, max_length=Batch(9), enable_checkpointing=False)
+    assert whole.losses == Trained(SmallTrial, tmp_path / "ours", 9).reports.losses
+    checkpoints = DeterminedCheckpoint(tmp_path / "checkpoints", policy="none", code_dir=tmp_path / "ours" / "code")
+    first, trainer = fit_module(tmp_path, max_length=Batch(4), callbacks=[checkpoints])
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    for path in (checkpoints.last_checkpoint_path, str(tmp_path / "last.ckpt")):
+        second, _ = fit_module(tmp_path, path, max_length=Batch(9), enable_checkpointing=False)
+        assert first.losses + second.losses == whole.losses
+
+
+def test_a_checkpoint_is_validated_without_training(tmp_path: Path) -> None:
+    trained = Trained(SmallTrial, tmp_path, 5)
+    module = estimator.EstimatorModule(SmallTrial, {})
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    (metrics,) = trainer.validate(module, ckpt_path=str(trained.checkpoint), verbose=False)
+    assert metrics["loss"] == trained.reports.validations[-1]["loss"]
+    assert isinstance(module, TrialModule)
