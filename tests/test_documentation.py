@@ -13,7 +13,14 @@ import pytest
 
 from tests.launching import ROOT, environment
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks" / "README.md"])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/**/*.md"),
+        ROOT / "benchmarks" / "README.md",
+    ]
+)
 #: Examples that the tests in tests/testing run.
 TESTED_ELSEWHERE = ROOT / "docs" / "testing.md"
 #: The trial that the examples import: any with the metric "validation_loss".

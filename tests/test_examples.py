@@ -60,6 +60,7 @@ def test_digits_checkpoint_holds_the_code_of_the_example_only(run_example: Run, 
 
     (code,) = tmp_path.glob("out/run-1/checkpoints/*/code")
     assert sorted(path.name for path in code.rglob("*")) == [
+        "README.md",
         "history.py",
         "model_def.py",
         "train.py",
@@ -92,13 +93,14 @@ def test_digits_under_either_trainer_gives_the_same_numbers(run_example: Run, tm
     assert len(logged) == 2
 
 
-def test_gan_comes_close_to_the_real_points(run_example: Run) -> None:
-    printed = run_example("gan/train.py", "--batches", "500")
+def test_gan_comes_close_to_the_real_points_and_draws_them(run_example: Run, tmp_path: pathlib.Path) -> None:
+    printed = run_example("gan/train.py", "--batches", "500", "--picture", "points.png")
 
     labels = ("before training", "after training", "at best")
     before, after, at_best = (float(re.search(rf"{label} +([\d.]+)", printed).group(1)) for label in labels)
     assert before > 1
     assert at_best < after < before / 10
+    assert (tmp_path / "points.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("stop_after", ["45", "77", "90"], ids=["end of an epoch", "inside an aggregation", "update"])

@@ -59,7 +59,7 @@ class History(pytorch.PyTorchCallback):
         right.set_title("Accuracy (images classified correctly)", loc="left")
         right.yaxis.set_major_formatter(ticker.PercentFormatter(1, decimals=0))
         right.legend(loc="lower right", frameon=False)
-        figure.savefig(path, dpi=150)
+        figure.savefig(path, dpi=90)
         pyplot.close(figure)
 
     def _draw_curves(self, axes: Any, column: int) -> None:

@@ -1,0 +1,168 @@
+"""The examples that are projects: experiment files, a trial, a script; and readers for the data that they stand for."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from PIL import Image
+
+from det_lightning.config import read_config
+from tests.experiments.running import events_of
+from tests.experiments.running import run as run_command
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+CONFIGURATIONS = sorted(EXAMPLES.glob("*/*.yaml"))
+#: The file that train.py draws, and the metric of the search.
+PROJECTS = {
+    "mnist": ("mistakes.png", "validation_loss"),
+    "cifar10": ("classes.png", "accuracy"),
+    "detection": ("detections.png", "average_precision"),
+}
+
+
+def module_of(path: str) -> ModuleType:
+    """Import a file of the examples that imports no other file."""
+    spec = importlib.util.spec_from_file_location(path.replace("/", "_").removesuffix(".py"), EXAMPLES / path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("file", CONFIGURATIONS, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_a_configuration_is_valid_as_it_stands(file: Path) -> None:
+    config = read_config(file)
+    module, _, trial = str(config.entrypoint).partition(":")
+    # The file of the search has its code in the directory of another example.
+    folder = EXAMPLES / "digits" if file.parent.name == "search" else file.parent
+    assert f"class {trial}(" in (folder / f"{module}.py").read_text()
+
+
+def test_the_index_names_every_example_and_each_has_a_page() -> None:
+    index = (EXAMPLES / "README.md").read_text()
+    folders = {file.parent for file in EXAMPLES.glob("*/*.*") if file.suffix in (".py", ".yaml", ".ipynb")}
+    assert [folder.name for folder in sorted(folders) if f"({folder.name}/README.md)" not in index] == []
+    assert [folder.name for folder in sorted(folders) if not (folder / "README.md").exists()] == []
+
+
+def test_the_pictures_in_the_documentation_are_small() -> None:
+    pictures = [file for file in (EXAMPLES.parent / "docs" / "images").iterdir() if file.suffix in (".png", ".svg")]
+    assert len(pictures) >= len(PROJECTS)
+    assert {file.name: file.stat().st_size for file in pictures if file.stat().st_size > 50_000} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("project", PROJECTS)
+def test_a_project_is_run_as_an_experiment(project: str, tmp_path: Path) -> None:
+    overrides = ["--config", "searcher.max_length.epochs=1", "--config", "max_restarts=0"]
+    arguments = [EXAMPLES / project / "const.yaml", EXAMPLES / project, "--experiments", tmp_path, *overrides]
+    run_command("run", *arguments, timeout_s=300)
+
+    (validation,) = events_of(tmp_path / f"{project}-1", "validation")
+    assert validation["metrics"][PROJECTS[project][1]] >= 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("project", PROJECTS)
+def test_a_project_is_run_as_a_script_that_draws(project: str, tmp_path: Path) -> None:
+    script = str(EXAMPLES / project / "train.py")
+    command = [sys.executable, script, "--epochs", "1", "--output", "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    with Image.open(tmp_path / "out" / PROJECTS[project][0]) as picture:
+        assert picture.width > 300
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+
+
+@pytest.mark.slow
+def test_a_project_is_run_in_two_processes(tmp_path: Path) -> None:
+    overrides = ["--config", "searcher.max_length.epochs=1", "--config", "max_restarts=0", "--cpu"]
+    folder = EXAMPLES / "mnist"
+    run_command("run", folder / "distributed.yaml", folder, "--experiments", tmp_path, *overrides, timeout_s=300)
+
+    # Of 1437 images two processes train on 719 each, in batches of 32.
+    (validation,) = events_of(tmp_path / "mnist-distributed-1", "validation")
+    assert validation["metrics"]["batches"] == 23
+
+
+def write_idx(file: Path, values: torch.Tensor) -> None:
+    header = bytes([0, 0, 8, values.dim()]) + b"".join(size.to_bytes(4, "big") for size in values.shape)
+    content = header + bytes(values.flatten().tolist())
+    file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_mnist_is_read_from_its_directory(tmp_path: Path, suffix: str) -> None:
+    pixels = torch.arange(3 * 28 * 28).view(3, 28, 28) % 256
+    for part, count in (("train", 3), ("t10k", 2)):
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte{suffix}", pixels[:count])
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte{suffix}", torch.arange(count) + 5)
+
+    training, validation = module_of("mnist/data.py").load(str(tmp_path))
+
+    assert (len(training), len(validation)) == (3, 2)
+    image, label = training[2]
+    assert torch.equal((255 * image).round().long(), pixels[2:])
+    assert label == 7
+
+
+def test_a_damaged_or_missing_file_of_mnist_is_named(tmp_path: Path) -> None:
+    data = module_of("mnist/data.py")
+    with pytest.raises(FileNotFoundError, match="has neither train-images-idx3-ubyte nor"):
+        data.load(str(tmp_path))
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 9, 0, 0, 0, 28, 0, 0, 0, 28, 1]))
+    with pytest.raises(ValueError, match="train-images-idx3-ubyte is not a whole IDX file"):
+        data.load(str(tmp_path))
+
+
+def test_cifar10_is_read_from_its_directory(tmp_path: Path) -> None:
+    data = module_of("cifar10/data.py")
+    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    for number, name in enumerate(names):
+        (tmp_path / name).write_bytes(bytes([number]) + bytes([10] * 1024 + [20] * 1024 + [30] * 1024))
+
+    training, validation, classes = data.load(str(tmp_path))
+
+    assert training.tensors[1].tolist() == [0, 1, 2, 3, 4]
+    assert validation[0][0].shape == (3, 32, 32)
+    assert validation[0][0].float().mean(dim=(1, 2)).tolist() == [10, 20, 30]
+    assert classes[int(validation[0][1])] == "dog"
+    (tmp_path / "data_batch_2.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no data_batch_2\.bin"):
+        data.load(str(tmp_path))
+
+
+def test_coco_is_read_from_its_directory(tmp_path: Path) -> None:
+    data = module_of("detection/data.py")
+    content = {
+        "categories": [{"id": 7, "name": "train"}, {"id": 44, "name": "bottle"}],
+        "images": [{"id": 1, "file_name": "1.jpg"}, {"id": 2, "file_name": "2.jpg"}],
+        "annotations": [
+            {"image_id": 1, "category_id": 44, "bbox": [20, 10, 40, 30], "iscrowd": 0},
+            {"image_id": 1, "category_id": 7, "bbox": [0, 0, 100, 50], "iscrowd": 1},
+            {"image_id": 2, "category_id": 7, "bbox": [0, 0, 100, 50], "iscrowd": 1},
+        ],
+    }
+    (tmp_path / "annotations").mkdir()
+    for part in ("train2017", "val2017"):
+        (tmp_path / "annotations" / f"instances_{part}.json").write_text(json.dumps(content))
+        (tmp_path / part).mkdir()
+        Image.new("RGB", (100, 50), (200, 100, 0)).save(tmp_path / part / "1.jpg")
+
+    training, validation, classes = data.load(str(tmp_path), size=64)
+
+    assert (len(training), len(validation), classes) == (1, 1, ["train", "bottle"])
+    image, boxes, numbers = training[0]
+    assert image.shape == (3, 64, 64)
+    assert image[0, :32].min() > 190 and image[:, 32:].max() == 0
+    assert torch.allclose(boxes, torch.tensor([[12.8, 6.4, 38.4, 25.6]]))
+    assert numbers.tolist() == [2]
