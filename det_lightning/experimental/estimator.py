@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from det_lightning.core._task import current_task
-from det_lightning.missing_parts import attribute_error, missing_part
+from det_lightning.missing_parts import attribute_error
+from det_lightning.parts_of_determined import missing_part
 
 if TYPE_CHECKING:
     from det_lightning.estimator import EstimatorNativeContext
