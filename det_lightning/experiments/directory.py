@@ -102,3 +102,9 @@ def find_experiments(parent: Path) -> list[ExperimentDirectory]:
     """Return the experiments in a directory, the oldest first."""
     found = [ExperimentDirectory(path) for path in parent.glob("*-*") if (path / "events.jsonl").is_file()]
     return sorted(found, key=lambda directory: directory.experiment_id)
+
+
+def is_experiment(path: Path) -> bool:
+    """Return whether a directory holds an experiment."""
+    directory = ExperimentDirectory(path)
+    return directory.events.is_file() and directory.config_file.is_file()

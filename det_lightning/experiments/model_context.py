@@ -10,6 +10,7 @@ from pathlib import Path
 import pathspec
 
 from det_lightning import errors
+from det_lightning.experiments.directory import is_experiment
 
 #: What Determined's command line leaves out besides the patterns of ``.detignore``.
 _NEVER = (
@@ -21,7 +22,7 @@ MOST_BYTES = 95 * 1024 * 1024
 
 
 def copy_model_context(source: Path, target: Path) -> None:
-    """Copy what a trial needs of a directory, without what ``.detignore`` names.
+    """Copy what a trial needs of a directory, without what ``.detignore`` names, and without experiments.
 
     Links are copied as what they lead to.
 
@@ -63,7 +64,11 @@ def _files(source: Path) -> Iterator[str]:
             continue
         visited.add(real)
         relative = Path(folder).relative_to(source)
-        folders[:] = sorted(name for name in folders if not ignored.match_file(f"{(relative / name).as_posix()}/"))
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not ignored.match_file(f"{(relative / name).as_posix()}/") and not is_experiment(Path(folder, name))
+        )
         for name in sorted(names):
             path = (relative / name).as_posix()
             if not ignored.match_file(path) and (source / path).is_file():

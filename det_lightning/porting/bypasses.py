@@ -7,7 +7,7 @@ import re
 import libcst as cst
 
 from det_lightning.porting.counterparts import trainer_methods
-from det_lightning.porting.findings import Severity
+from det_lightning.porting.findings import Premise, Severity
 from det_lightning.porting.packages import package_finding
 from det_lightning.porting.python_syntax import PythonFile, dotted_name, is_keyword, last_name, methods_of, string_of
 
@@ -207,7 +207,7 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
     for use in file.find(cst.Attribute):
         if isinstance(use.value, cst.Call) and last_name(use.value.func) == "get_cluster_info":
             reason = f"get_cluster_info() is None outside of det-lightning run, and has no {use.attr.value}"
-            file.note(use, Severity.check, reason, _CLUSTER)
+            file.note(use, Severity.check, reason, _CLUSTER, Premise.by_hand)
     for call in file.find(cst.Call):
         if isinstance(call.func, cst.Attribute):
             owner = call.func.value
@@ -223,7 +223,7 @@ def _check_trainer(file: PythonFile, call: cst.Call, method: str) -> None:
             "max_length=Batch(...) or Epoch(...)"
         )
         reason = "fit() without max_length, which the searcher of an experiment provides"
-        file.note(call, Severity.check, reason, advice)
+        file.note(call, Severity.check, reason, advice, Premise.by_hand)
     elif method not in trainer_methods():
         reason = f"Trainer has no method {method}(), neither here nor in Determined"
         file.note(call, Severity.problem, reason, "call fit(max_length=...), which trains and validates")
@@ -240,7 +240,7 @@ def _check_info(file: PythonFile, node: cst.CSTNode, name: str) -> None:
     tests = rf"\b(?:if|elif|not|and|or|while)\s+{variable}\b|\b{variable}\s+is\b|get_cluster_info\(\)\s+is\b"
     if re.search(rf"\b{variable}\.\w", text) and not re.search(tests, text):
         reason = f"get_cluster_info() is None outside of det-lightning run, and the code needs {name}"
-        file.note(node, Severity.check, reason, _CLUSTER)
+        file.note(node, Severity.check, reason, _CLUSTER, Premise.by_hand)
 
 
 def _has_length(call: cst.Call) -> bool:

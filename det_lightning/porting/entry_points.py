@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 import pathlib
 import shlex
 from collections.abc import Iterable
@@ -120,8 +121,8 @@ def _entry_point(graph: FileGraph, port: FilePort) -> EntryPoint:
         if finding.severity is Severity.problem and finding.needs_determined is Need.nothing
     ]
     directory = graph.code_directory(port) if _is_configuration(port) else None
-    if _is_configuration(port) and directory is None and (reason := _not_found(port)) is not None:
-        others.append(reason)
+    if _is_configuration(port):
+        others += _not_found(port) if directory is None else _not_startable(graph, port)
     outcome = Outcome.stays if needs else Outcome.waits if others else Outcome.moves
     checks = sum(finding.severity is Severity.check for file in files for finding in file.findings)
     project = port.path.parent if directory is None else _shown(directory)
@@ -129,16 +130,29 @@ def _entry_point(graph: FileGraph, port: FilePort) -> EntryPoint:
     return EntryPoint(port, project, outcome, command, _one_per_line(needs or others), checks, files)
 
 
-def _not_found(port: FilePort) -> Reason | None:
+def _not_startable(graph: FileGraph, port: FilePort) -> list[Reason]:
+    """Return what a configuration starts and cannot be started."""
+    reasons = []
+    for name, module in graph.missing_classes(port):
+        reason = f"there is no class {name} in {_shown(module.path)}"
+        reasons.append(Reason(port.path, Finding(0, Severity.problem, reason, "correct its entrypoint")))
+    script = graph.executed_by(port)
+    if script is not None and not os.access(script.path, os.X_OK):
+        advice = f"make it executable, as with chmod +x {script.path.name}, or name the program that runs it"
+        reasons.append(Reason(script.path, Finding(0, Severity.problem, "it is not executable", advice)))
+    return reasons
+
+
+def _not_found(port: FilePort) -> list[Reason]:
     """Return why the code of a configuration is not known, if it should be."""
     names = [*(f"module {name}" for name in port.facts.imports), *(f"file {name}" for name in port.facts.starts)]
     if names:
         reason = f"there is no {names[0]} in the directories that were given"
-        return Reason(port.path, Finding(0, Severity.problem, reason, "name the directory of the code, too"))
+        return [Reason(port.path, Finding(0, Severity.problem, reason, "name the directory of the code, too"))]
     if not port.facts.has_entrypoint:
         advice = "name the class of the trial, as entrypoint: module:Class"
-        return Reason(port.path, Finding(0, Severity.problem, "it has no entrypoint", advice))
-    return None
+        return [Reason(port.path, Finding(0, Severity.problem, "it has no entrypoint", advice))]
+    return []
 
 
 def _one_per_line(reasons: list[Reason]) -> list[Reason]:

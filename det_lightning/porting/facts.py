@@ -8,14 +8,14 @@ import enum
 import itertools
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 _OF_DETERMINED = ("determined", "det_lightning", "determined_common", "model_hub", "pedl")
 _COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 _WORD = re.compile(r"[^\s\"'`,;&|()\[\]]+")
 _FILE = re.compile(r"[\w./-]+\.(?:py|sh|ya?ml)")
-_CLASS = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
+_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _DET = re.compile(r"(?:^|[\s;&|(`@!\"'])(?:det|det-lightning)[\"']?[\s,]+[\"']?[a-z]")
 _LAUNCHED = re.compile(r"-m[\"']?[\s,]+[\"']?(?:determined|det_lightning)\b")
 
@@ -42,6 +42,10 @@ class Facts:
         kind: what the file is.
         imports: modules by their dotted names; a name with dots before it is relative.
         starts: files that commands in it name.
+        executes: the file that the command of a configuration begins with, if it is named with a directory.
+        classes: classes that commands in it name, as ``module:Class``.
+        names: what a module of Python binds; with ``*`` if that is not known.
+        sets: variables that a configuration sets for the processes of a trial.
         uses_determined: whether it imports or starts a part of Determined, or of det_lightning.
         uses_trials: whether it imports Determined's PyTorch API, or ours.
         imports_determined: whether it imports Determined under that name once it is ported.
@@ -55,6 +59,10 @@ class Facts:
     uses_trials: bool = False
     imports_determined: bool = False
     has_entrypoint: bool = False
+    executes: str = ""
+    classes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
 
     def as_list(self) -> list[Any]:
         """Return what :meth:`of_list` makes the same facts of, to be written as JSON."""
@@ -62,8 +70,9 @@ class Facts:
 
     @classmethod
     def of_list(cls, values: list[Any]) -> Facts:
-        kind, imports, starts, *flags = values
-        return cls(Kind(kind), tuple(imports), tuple(starts), *flags)
+        kind, *others = values
+        plain: list[Any] = [tuple(value) if isinstance(value, list) else value for value in others]
+        return cls(Kind(kind), *plain)
 
 
 def facts_of(path: pathlib.Path, text: str) -> Facts:
@@ -99,6 +108,7 @@ def _of_python(text: str, kind: Kind) -> Facts:
         bool(ours or starts),
         bool(ours) and _PYTORCH.search(text) is not None,
         any(name.split(".")[0] == "determined" for name in ours),
+        names=tuple(sorted(set(_bound(tree.body)))),
     )
 
 
@@ -111,6 +121,22 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield module
             # A name may be a module of the package.
             yield from (f"{module}{'' if module.endswith('.') else '.'}{alias.name}" for alias in node.names)
+
+
+def _bound(statements: Iterable[ast.stmt]) -> Iterator[str]:
+    """Yield the names that the statements of a module bind; ``*`` where others may be bound, too."""
+    for statement in statements:
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield "*" if statement.name == "__getattr__" else statement.name
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name).split(".")[0] for alias in statement.names)
+        else:
+            stored = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+            yield from (node.id for node in stored if isinstance(node.ctx, ast.Store))
+            yield from ("*" for node in stored if node.id in ("exec", "globals", "setattr"))
+            yield from _bound(child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt))
+            handlers = [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.ExceptHandler)]
+            yield from (name for handler in handlers for name in _bound(handler.body))
 
 
 def _does_something(statement: ast.stmt) -> bool:
@@ -151,15 +177,35 @@ def _of_yaml(text: str) -> Facts:
     entrypoint = content.get("entrypoint") or ""
     command = " ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
     started = _of_commands(command, Kind.configuration)
-    return dataclasses.replace(started, uses_determined=True, has_entrypoint=bool(command))
+    words = _WORD.findall(command)
+    return dataclasses.replace(
+        started,
+        uses_determined=True,
+        has_entrypoint=bool(command),
+        executes=words[0] if words and "/" in words[0] and _FILE.fullmatch(words[0]) else "",
+        sets=_variables_in(content),
+    )
+
+
+def _variables_in(config: dict[Any, Any]) -> tuple[str, ...]:
+    """Return the names of the variables that the section ``environment`` of a configuration sets."""
+    environment = config.get("environment")
+    given = environment.get("environment_variables") if isinstance(environment, dict) else None
+    lists = list(given.values()) if isinstance(given, dict) else [given]
+    names = {str(item).partition("=")[0] for items in lists if isinstance(items, list) for item in items}
+    return tuple(sorted(names))
 
 
 def _of_commands(text: str, kind: Kind) -> Facts:
     text = _COMMENT.sub("", text)
     words = _WORD.findall(text)
     modules = [module for option, module in itertools.pairwise(words) if option == "-m"]
-    classes = [found.group(1) for word in words if (found := _CLASS.fullmatch(word))]
-    own = [name for name in (*modules, *classes) if name.split(".")[0] not in _OF_DETERMINED]
+    classes = [word for word in words if _CLASS.fullmatch(word)]
+    own = [
+        name
+        for name in (*modules, *(word.partition(":")[0] for word in classes))
+        if name.split(".")[0] not in _OF_DETERMINED
+    ]
     starts = [word for word in words if _FILE.fullmatch(word)]
     uses = _DET.search(text) is not None or _LAUNCHED.search(text) is not None
-    return Facts(kind, tuple(own), tuple(starts), uses)
+    return Facts(kind, tuple(own), tuple(starts), uses, classes=tuple(classes))

@@ -41,6 +41,21 @@ class FileGraph:
         }
         return {name: self.ports[path] for name, path in found.items() if path is not None}
 
+    def missing_classes(self, port: FilePort) -> list[tuple[str, FilePort]]:
+        """Return the classes that commands in a file name, and that their modules do not have, with these."""
+        missing = []
+        for given in port.facts.classes:
+            module, _, name = given.partition(":")
+            found = self._module(port, module)
+            if found is not None and not {name, "*"} & set(self.ports[found].facts.names):
+                missing.append((name, self.ports[found]))
+        return missing
+
+    def executed_by(self, port: FilePort) -> FilePort | None:
+        """Return the file of the project that the command of a configuration begins with, if it does."""
+        found = self._file(port, port.facts.executes) if port.facts.executes else None
+        return None if found is None else self.ports[found]
+
     def code_directory(self, port: FilePort) -> pathlib.Path | None:
         """Return the directory that a configuration is to be run with; None if its code is not here."""
         for name in port.facts.imports:

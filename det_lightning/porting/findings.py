@@ -27,6 +27,16 @@ class Need(str, enum.Enum):
     file = "file"  #: the file, and whatever imports or starts it
 
 
+class Premise(str, enum.Enum):
+    """What a finding in one file takes for granted, and the whole project may show to be otherwise."""
+
+    nothing = ""
+    changed = "changed"  #: the file is written as it was ported
+    by_hand = "by hand"  #: no configuration starts the file
+    in_trial = "in trial"  #: the file is used beside the context of a trial
+    variable_unset = "variable unset"  #: no configuration sets the variable that the reason begins with
+
+
 @dataclasses.dataclass(frozen=True, order=True)
 class Finding:
     """Something that the porting tool leaves to its user."""
@@ -36,6 +46,7 @@ class Finding:
     reason: str  # what is there, and why it cannot stay
     advice: str
     needs_determined: Need = Need.nothing
+    premise: Premise = Premise.nothing
 
 
 def line_at(text: str, offset: int, first_line: int = 1) -> int:

@@ -10,7 +10,7 @@ import libcst as cst
 
 from det_lightning.porting.bindings import Binding, Bindings, Reference
 from det_lightning.porting.counterparts import counterpart
-from det_lightning.porting.findings import Need, Severity
+from det_lightning.porting.findings import Need, Premise, Severity
 from det_lightning.porting.missing_parts import has_own_advice, missing, missing_part
 from det_lightning.porting.python_syntax import PythonFile, dotted_name
 
@@ -237,7 +237,7 @@ class ImportRewriter:
         uses = self._uses(binding)
         if not uses and self._is_movable(binding):
             reason = f"{binding.path} is imported and not used; the import is removed"
-            self.file.note(binding.alias, Severity.note, reason, "nothing to do")
+            self.file.note(binding.alias, Severity.note, reason, "nothing to do", Premise.changed)
             return
         advised = [use for use in uses if has_own_advice(binding.imported, use.path)]
         for use in advised:

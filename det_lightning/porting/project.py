@@ -13,6 +13,7 @@ from det_lightning.porting.facts import Kind
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import FilePort, is_portable
 from det_lightning.porting.findings import Finding, Severity
+from det_lightning.porting.premises import without_pointless_findings
 from det_lightning.porting.separate_process import PortingFailed, PortingProcess
 from det_lightning.porting.staying import keep_what_stays
 
@@ -99,7 +100,7 @@ def port_project(paths: Iterable[pathlib.Path]) -> ProjectPort:
         ported = [_port(process, file) for file in find_files(paths)]
     if not any(_is_of_determined(port) for port in ported):
         return ProjectPort([], [])
-    kept = keep_what_stays(ported)
+    kept = without_pointless_findings(FileGraph(keep_what_stays(ported)))
     files = [port for port in kept if port.changed or port.findings]
     return ProjectPort(files, find_entry_points(FileGraph(kept)))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from det_lightning.porting.bindings import Bindings
 from det_lightning.porting.bypasses import note_bypasses, note_cluster_uses, note_devices
 from det_lightning.porting.counterparts import counterpart
-from det_lightning.porting.findings import Finding
+from det_lightning.porting.findings import Finding, Premise
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.missing_parts import missing, missing_part
 from det_lightning.porting.older_libraries import note_older_libraries
@@ -46,8 +47,13 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
         note_older_libraries(file)
     note_bypasses(file, classes["trial"])
     # A script for the Core API has no context: it sets up devices and processes by itself, here as on Determined.
-    if uses_trials or not (imports.bindings.uses_core_api() or ported.uses_core_api()):
+    if uses_trials:
         note_devices(file)
+    elif not (imports.bindings.uses_core_api() or ported.uses_core_api()):
+        others = file.findings
+        file.findings = []
+        note_devices(file)
+        file.findings = others + [replace(finding, premise=Premise.in_trial) for finding in file.findings]
     return file.edits.result(), file.findings
 
 

@@ -11,7 +11,7 @@ import libcst as cst
 from libcst import metadata
 
 from det_lightning.porting.edits import Edits
-from det_lightning.porting.findings import Finding, Severity
+from det_lightning.porting.findings import Finding, Premise, Severity
 
 Statement = cst.BaseSmallStatement | cst.BaseCompoundStatement
 _Node = TypeVar("_Node", bound=cst.CSTNode)
@@ -102,8 +102,15 @@ class PythonFile:
         is_between = around < start and not (self.edits.text[around:start] + self.edits.text[end:after]).strip()
         self.edits.replace(start, after if is_between and end < after else end, "")
 
-    def note(self, node: cst.CSTNode, severity: Severity, reason: str, advice: str) -> None:
-        self.findings.append(Finding(self.line(node), severity, reason, advice))
+    def note(
+        self,
+        node: cst.CSTNode,
+        severity: Severity,
+        reason: str,
+        advice: str,
+        premise: Premise = Premise.nothing,
+    ) -> None:
+        self.findings.append(Finding(self.line(node), severity, reason, advice, premise=premise))
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
         return self._walk.parents.get(node)

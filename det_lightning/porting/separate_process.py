@@ -18,7 +18,7 @@ from typing import Any
 import det_lightning
 from det_lightning.porting.facts import Facts
 from det_lightning.porting.file_port import FilePort, port_file
-from det_lightning.porting.findings import Finding, Need, Severity
+from det_lightning.porting.findings import Finding, Need, Premise, Severity
 
 _CODE = "import sys; sys.path[:] = {path!r}; from det_lightning.porting.separate_process import serve; serve({limit})"
 _TOO_LATE = 1  # the exit code of a process that its watchdog ended
@@ -54,8 +54,8 @@ class PortingProcess:
         if "error" in reply:
             raise PortingFailed(reply["error"])
         findings = [
-            Finding(line, Severity(severity), reason, advice, Need(needs))
-            for line, severity, reason, advice, needs in reply["findings"]
+            Finding(line, Severity(severity), reason, advice, Need(needs), Premise(premise))
+            for line, severity, reason, advice, needs, premise in reply["findings"]
         ]
         facts = Facts.of_list(reply["facts"])
         return FilePort(path, reply["before"], reply["after"], findings, reply["encoding"], facts=facts)

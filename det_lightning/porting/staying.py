@@ -11,7 +11,7 @@ from det_lightning.porting.entry_points import Reason, needs_of
 from det_lightning.porting.facts import Kind
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import FilePort
-from det_lightning.porting.findings import Finding, Need, Severity, line_at
+from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 
 _LOGICAL_LINE = re.compile(r"(?:[^\r\n]*\\\r?\n)*[^\r\n]*(?:\r\n|\r|\n|\Z)")
 # A requirement, as opposed to a command of the same name.
@@ -97,7 +97,8 @@ def _paths(files: dict[str, FilePort]) -> list[pathlib.Path]:
 def _restored(port: FilePort, why: Reason) -> FilePort:
     finding = Finding(0, Severity.note, f"stays as it is, for Determined: {why}", "port again when that is changed")
     facts = dataclasses.replace(port.facts, imports_determined=True)
-    return dataclasses.replace(port, after=port.before, findings=[finding, *port.findings], facts=facts)
+    others = [found for found in port.findings if found.premise is not Premise.changed]
+    return dataclasses.replace(port, after=port.before, findings=[finding, *others], facts=facts)
 
 
 def _lines(text: str) -> list[str]:

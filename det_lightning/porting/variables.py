@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.findings import Finding, Severity, line_at
+from det_lightning.porting.findings import Finding, Premise, Severity, line_at
 from det_lightning.porting.python_syntax import PythonFile, string_of
 
 #: What ``det-lightning run`` sets for the processes of a trial; DET_CHIEF_IP is set by its launcher.
@@ -22,6 +22,20 @@ SET_BY_RUN = frozenset(
         "DET_TRIAL_ID",
         "DET_TRIAL_RUN_ID",
         "DET_TRIAL_SEED",
+    }
+)
+#: What a project may set for Determined's own tools, to no end here.
+_READ_BY_DETERMINED = frozenset(
+    {
+        "DET_MASTER",
+        "DET_MASTER_ADDR",
+        "DET_MASTER_CERT_FILE",
+        "DET_MASTER_CERT_NAME",
+        "DET_MASTER_PORT",
+        "DET_PASS",
+        "DET_SESSION_TOKEN",
+        "DET_USER",
+        "DET_USER_TOKEN",
     }
 )
 _READ_HERE = SET_BY_RUN | {"DET_CHIEF_IP"}
@@ -47,4 +61,6 @@ def note_python_variables(file: PythonFile) -> None:
 
 
 def _not_set(name: str, line: int) -> Finding:
-    return Finding(line, Severity.check, f"{name}: det-lightning run does not set it", _ADVICE)
+    premise = Premise.nothing if name in _READ_BY_DETERMINED else Premise.variable_unset
+    reason = f"{name}: det-lightning run does not set it"
+    return Finding(line, Severity.check, reason, _ADVICE, premise=premise)

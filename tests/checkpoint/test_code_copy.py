@@ -352,6 +352,12 @@ def test_modules_of_an_environment_in_the_working_directory_are_left_out(copied:
 # What else no trial needs
 
 
+def test_experiments_are_left_out(copied: Any) -> None:
+    touch("model.py", "experiments/readme.py", "config.json")
+    touch(*(f"experiments/first-1/{name}" for name in ("events.jsonl", "config.json", "code/model.py")))
+    assert copied() == ["config.json", "experiments/readme.py", "model.py"]
+
+
 @pytest.mark.parametrize(
     "name",
     ["wandb/run-1/log", "deep/wandb/x", "runs/events", "mlruns/0/meta.yaml", ".pytest_cache/x", ".ruff_cache/x",

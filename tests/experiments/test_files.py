@@ -55,9 +55,11 @@ def test_records_are_read_once_and_whole(tmp_path: Path) -> None:
     assert RecordReader(file, lines_read=2).new_records() == [(3, {"a": 3})]
 
 
-def test_the_code_is_copied_without_what_detignore_names(tmp_path: Path) -> None:
+def test_the_code_is_copied_without_what_detignore_names_and_without_experiments(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    for name in ("model.py", "data/images.bin", "package/module.py", "package/__pycache__/module.pyc", ".git/HEAD"):
+    experiment = [f"experiments/first-1/{name}" for name in ("events.jsonl", "config.json", "code/model.py")]
+    files = ("model.py", "data/images.bin", "package/module.py", "package/__pycache__/module.pyc", ".git/HEAD")
+    for name in (*files, *experiment):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(name)
     (source / ".detignore").write_text("data/\n")

@@ -106,8 +106,8 @@ def test_what_a_notebook_asks_the_master_for_stays_and_the_experiment_that_it_st
 
 def test_findings_in_the_files_of_an_entry_point_are_counted() -> None:
     assert sentences(given("core_api")) == {
-        "const.yaml": "runs with `det-lightning run const.yaml`; 1 finding to look at",
-        "search.yaml": "runs with `det-lightning run search.yaml`; 2 findings to look at",
+        "const.yaml": "runs with `det-lightning run const.yaml`",
+        "search.yaml": "runs with `det-lightning run search.yaml`; 1 finding to look at",
     }
 
 
@@ -254,3 +254,76 @@ def test_a_configuration_that_is_said_to_run_does(name: str, config: str, tmp_pa
     run(*arguments, "--cpu", cwd=tmp_path)
     (experiment,) = json.loads(run("experiment", "ls", "--json", cwd=tmp_path).stdout)
     assert experiment["state"] == "COMPLETED"
+
+
+@pytest.mark.parametrize(
+    ("model", "is_there"),
+    [
+        (TRIAL, True),
+        (TRIAL.replace("class T(", "class Other("), False),
+        ("from base import T\nfrom determined.pytorch import PyTorchTrial\n", True),
+        ("import determined\nfrom base import *\n", True),
+        ("import determined\ntry:\n    import a\nexcept ImportError:\n    def T(): pass\n", True),
+    ],
+)
+def test_an_entrypoint_whose_class_is_not_in_its_module_says_so(model: str, is_there: bool) -> None:
+    (entry,) = made(const_yaml=CONFIG.format("model:T"), model_py=model).entry_points
+    said = "once this is changed: const.yaml (there is no class T in model.py)"
+    assert (entry.outcome is Outcome.moves, said in entry.sentence) == (is_there, not is_there)
+
+
+def test_an_entrypoint_that_is_not_executable_says_so() -> None:
+    project = made(const_yaml=CONFIG.format("./train.py --x 1"), train_py=SCRIPT)
+    (entry,) = project.entry_points
+    assert entry.sentence.endswith("once this is changed: train.py (it is not executable)")
+    Path("train.py").chmod(0o755)
+    assert ported().entry_points[0].outcome is Outcome.moves
+
+
+SCRIPT = "#!/usr/bin/env python3\nfrom determined import core\nwith core.init() as context: pass\n"
+
+
+def reasons(project: ProjectPort, path: str) -> list[str]:
+    return [found.reason for port in project.files if str(port.path) == path for found in port.findings]
+
+
+def test_what_stays_has_no_findings_of_changes() -> None:
+    model = f"from determined.experimental import client, Determined\nfrom determined import keras\n{TRIAL}"
+    project = made(
+        const_yaml=CONFIG.format("model:T"),
+        model_py=f"import sdk\n{model}",
+        sdk_py="import determined.deploy as x\nx()\n",
+    )
+    assert "still needs Determined" in sentences(project)["const.yaml"]
+    assert not [reason for reason in reasons(project, "model.py") if "is removed" in reason]
+
+
+def test_variables_that_the_configuration_sets_are_set() -> None:
+    variables = "environment:\n  environment_variables: [DET_DATA=/data, 'DET_MASTER=http://x']\n"
+    read = "import os\nos.environ['DET_DATA'], os.environ['DET_MASTER'], os.environ['DET_OTHER']\n"
+    script = f"from determined import core\n{read}with core.init() as context: pass\n"
+    project = made(const_yaml=CONFIG.format("python3 train.py") + variables, train_py=script)
+    named = [reason.partition(":")[0] for reason in reasons(project, "train.py")]
+    assert named == ["DET_MASTER", "DET_OTHER"]
+    assert [reason for reason in reasons(project, "const.yaml") if "DET_" in reason] == [
+        "DET_MASTER: det-lightning run does not set it"
+    ]
+    # Another configuration that starts the script, and does not set it.
+    Path("other.yaml").write_text(CONFIG.format("python3 train.py"))
+    assert "DET_DATA" in [reason.partition(":")[0] for reason in reasons(ported(), "train.py")]
+
+
+def test_a_script_that_a_configuration_starts_has_what_only_run_provides() -> None:
+    script = (
+        "from determined import get_cluster_info, pytorch\ninfo = get_cluster_info()\nprint(info.trial.hparams)\n"
+        "with pytorch.init() as c: pytorch.Trainer(T(c), c).fit()\n"
+    )
+    alone = made(train_py=script)
+    assert len(reasons(alone, "train.py")) == 2
+    assert reasons(made(const_yaml=CONFIG.format("python3 train.py")), "train.py") == []
+
+
+@pytest.mark.parametrize(("script", "expected"), [(SCRIPT, 0), (f"import helper\n{TRIAL}", 1)])
+def test_advice_about_a_context_is_for_what_trials_use(script: str, expected: int) -> None:
+    project = made(train_py=f"import helper\n{script}", helper_py="def f(model): return model.cuda()\n")
+    assert len(reasons(project, "helper.py")) == expected

@@ -59,6 +59,8 @@ _SOURCE_SUFFIXES = (".py", ".pyi")
 _ODD_NAME = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
 # A directory that holds one of these is an environment or a cache.
 _MARKERS = {"pyvenv.cfg", "conda-meta", "CACHEDIR.TAG", layout.STAGING_MARK}
+# One that holds all of these is an experiment of det-lightning run.
+_OF_EXPERIMENT = {"events.jsonl", "config.json"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +120,7 @@ class CodeScan:
         while folders and self.partial_because is None:
             folder, ignores = folders.popleft()
             entries = self._entries_of(folder)
-            if folder and _is_environment_or_checkpoint(self._source / folder, entries):
+            if folder and _is_environment_or_result(self._source / folder, entries):
                 continue
             self.directories.append(folder)
             names = {entry.name for entry in entries}
@@ -202,9 +204,7 @@ class CodeScan:
             return False
         # The working directory itself may be the storage.
         folders = [self._source / parent for parent in pathlib.PurePosixPath(name).parents if parent.name]
-        return not any(
-            _identity(folder) in self._apart or _holds_environment_or_checkpoint(folder) for folder in folders
-        )
+        return not any(_identity(folder) in self._apart or _holds_environment_or_result(folder) for folder in folders)
 
 
 def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
@@ -215,18 +215,19 @@ def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _is_environment_or_checkpoint(folder: pathlib.Path, entries: list[os.DirEntry[str]]) -> bool:
-    if any(entry.name in _MARKERS for entry in entries):
+def _is_environment_or_result(folder: pathlib.Path, entries: list[os.DirEntry[str]]) -> bool:
+    names = {entry.name for entry in entries}
+    if names & _MARKERS or names >= _OF_EXPERIMENT:
         return True
     descriptions = (layout.METADATA_FILE, layout.LOAD_DATA_FILE)
     described = any(entry.name in descriptions and entry.is_file() for entry in entries)
     return described and any(os.path.lexists(folder / name) for name in (*layout.STATE_FILES, layout.CODE_DIR))
 
 
-def _holds_environment_or_checkpoint(folder: pathlib.Path) -> bool:
+def _holds_environment_or_result(folder: pathlib.Path) -> bool:
     try:
         with os.scandir(folder) as entries:
-            return _is_environment_or_checkpoint(folder, list(entries))
+            return _is_environment_or_result(folder, list(entries))
     except OSError:  # the module's file cannot be read either
         return False
 
