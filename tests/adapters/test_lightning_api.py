@@ -422,6 +422,7 @@ def test_unsupported_flags_are_refused_with_what_to_use_instead(flags: dict[str,
         fit(TrialModule(SmallTrial), max_epochs=1, **flags)
 
 
+@pytest.mark.slow
 def test_a_compiled_module_is_refused_and_can_be_used_as_it_is() -> None:
     module = TrialModule(SmallTrial)
     for _ in range(2):

@@ -260,6 +260,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_any_change_to_an_output_is_read_or_refused_with_the_name_of_the_file(data: st.DataObject) -> None:
     trial = describe_trial(7, {UNKNOWN: (10, 0.5)})

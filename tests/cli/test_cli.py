@@ -762,7 +762,7 @@ ODD_METADATA: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("by_determined", [True, False])
+@pytest.mark.parametrize("by_determined", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ODD_METADATA)
 def test_odd_metadata_ends_no_command(name: str, by_determined: bool, tmp_path: Path) -> None:
     odd, fine = (write_checkpoint(tmp_path / "storage", steps, by_determined=by_determined) for steps in (5, 9))

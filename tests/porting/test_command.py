@@ -46,10 +46,10 @@ def contents(directory: Path) -> dict[str, bytes]:
     "files",
     [
         ["metadata.json", "state_dict.pth"],
-        ["load_data.json", "state_dict.pth"],
-        ["metadata.json", "checkpoint.pt"],
-        ["determined/state_dict.pth"],
-        ["events.jsonl", "config.json"],
+        pytest.param(["load_data.json", "state_dict.pth"], marks=pytest.mark.slow),
+        pytest.param(["metadata.json", "checkpoint.pt"], marks=pytest.mark.slow),
+        pytest.param(["determined/state_dict.pth"], marks=pytest.mark.slow),
+        pytest.param(["events.jsonl", "config.json"], marks=pytest.mark.slow),
     ],
     ids="-".join,
 )

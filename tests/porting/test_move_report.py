@@ -63,6 +63,7 @@ def test_the_page_says_what_was_done_and_what_is_left_in_each_project(projects: 
     assert "http" not in page
 
 
+@pytest.mark.slow
 def test_as_markdown_it_says_the_same(projects: Path) -> None:
     port(".", "--report", "move.md", "--checks", "checks.xml")
     lines = Path("move.md").read_text().splitlines()
@@ -73,6 +74,7 @@ def test_as_markdown_it_says_the_same(projects: Path) -> None:
     assert r"| failed | resumes exactly: batch 3 differs \| \<b\> | model_def:PriceTrial |" in lines
 
 
+@pytest.mark.slow
 def test_a_page_without_checks_says_how_they_are_made(projects: Path) -> None:
     port("classic", "--report", "move.md")
     assert "`pytest --trial MODULE:CLASS --junitxml checks.xml`" in Path("move.md").read_text()

@@ -67,6 +67,7 @@ def test_each_entry_point_of_a_project_is_named_with_what_runs_it() -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_deepspeed_trains_stays_with_all_that_it_is_handed_and_the_rest_moves() -> None:
     project = given("deepspeed")
     assert sentences(project) == {
@@ -92,6 +93,7 @@ def differs(original: Path) -> bool:
     return original.read_bytes() != Path(original.name).read_bytes()
 
 
+@pytest.mark.slow
 def test_what_a_notebook_asks_the_master_for_stays_and_the_experiment_that_it_starts_moves() -> None:
     assert sentences(given("demo")) == {
         "determined_files/const.yaml": "runs with `det-lightning run determined_files/const.yaml determined_files`",
@@ -104,6 +106,7 @@ def test_what_a_notebook_asks_the_master_for_stays_and_the_experiment_that_it_st
     assert cells[2].startswith("from determined.experimental import client\n")
 
 
+@pytest.mark.slow
 def test_findings_in_the_files_of_an_entry_point_are_counted() -> None:
     assert sentences(given("core_api")) == {
         "const.yaml": "runs with `det-lightning run const.yaml`",
@@ -115,6 +118,7 @@ CONFIG = "entrypoint: {}\nsearcher: {{name: single, metric: loss, max_length: {{
 TRIAL = "from determined.pytorch import PyTorchTrial\nclass T(PyTorchTrial): pass\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [

@@ -87,7 +87,7 @@ class Configured:
         return scales
 
 
-@pytest.mark.parametrize("make_optimizer", [adam, fused_momentum])
+@pytest.mark.parametrize("make_optimizer", [pytest.param(adam, marks=pytest.mark.slow), fused_momentum])
 @pytest.mark.parametrize(
     ("level", "scale", "rules"),
     [
@@ -268,6 +268,7 @@ def test_a_model_may_be_copied_when_it_is_configured() -> None:
     assert model.eval()(BATCHES[0][0]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiles", ["before wrapping", "before configuring", "after"])
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_a_model_may_be_compiled_before_or_after(level: str, compiles: str) -> None:
