@@ -46,7 +46,7 @@ def list_checkpoints(
 
     listed = open_storage(storage, parse_options(option))
     recorded = {record.id: (index, record) for index in read_indexes(listed.root) for record in index.records}
-    described = listed.describe(listed.list_ids(complete=False))
+    described = listed.survey(complete=False)
     found = [_entry(info, recorded.get(info.id)) for info in described]
     found.sort(key=lambda entry: (-(entry["written_s"] or 0.0), entry["uuid"]))
     if best:

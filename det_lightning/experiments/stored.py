@@ -37,7 +37,7 @@ def stored_experiments(url: str, options: Mapping[str, Any]) -> list[dict[str, A
     """
     storage = CheckpointStorage(url, options=options)
     by_experiment: dict[str, list[_Noted]] = {}
-    for info in storage.describe(storage.list_ids()):
+    for info in storage.survey():
         notes = notes_in(info.metadata)
         if notes.experiment is not None and notes.trial is not None:
             by_experiment.setdefault(notes.experiment, []).append(_Noted(info, notes))

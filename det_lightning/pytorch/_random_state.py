@@ -239,11 +239,13 @@ class ResumableBatchSampler(BatchSampler):
                 self.journal.record(index, self.batch_sampler)
                 batches = iter(self.batch_sampler)
                 skip = max(self.first_batch - index, 0)
+                skipped = 0
                 ready: list[Any] = []
             else:
-                batches, ready, skip = self._begin_again(recorded)
+                batches, ready, skipped = self._begin_again(recorded)
+                skip = 0
             begun_at = index
-            numbers = itertools.count(begun_at)
+            numbers = itertools.count(begun_at + skipped)
             numbered = zip(itertools.chain(ready, batches), numbers)  # noqa: B905 (the batches end, the numbers do not)
             yield map(operator.itemgetter(0), itertools.islice(numbered, skip, None))
             index = next(numbers)
@@ -254,13 +256,17 @@ class ResumableBatchSampler(BatchSampler):
                 )
 
     def _begin_again(self, start: PassStart) -> tuple[Iterator[Any], list[Any], int]:
-        """Return the pass, its batches up to the one to go on with, and how many of those were trained already."""
+        """Return the rest of the pass, the batch before that to go on with, and the number of those that were skipped.
+
+        Those were trained already. They are drawn, but neither kept nor loaded.
+        """
         for sampler, state in zip(_samplers_of(self.batch_sampler), start.samplers, strict=True):
             _restore_sampler(sampler, state)
         skip = max(self.first_batch - start.first_batch, 0)
         with isolated_rng():
             restore_rng(start.rng)
             batches = iter(self.batch_sampler)
-            # One more than is skipped: samplers draw with their first batch.
-            ready = list(itertools.islice(batches, skip + 1))
-        return batches, ready, skip
+            skipped = sum(1 for _ in itertools.islice(batches, skip))
+            # Samplers draw with their first batch.
+            ready = list(itertools.islice(batches, 1))
+        return batches, ready, skipped

@@ -14,10 +14,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, Dataset, RandomSampler, Sampler, SequentialSampler, WeightedRandomSampler
 
 from det_lightning.pytorch import samplers
-from det_lightning.pytorch._data import adapt_batch_sampler
+from det_lightning.pytorch._data import DataLoader, adapt_batch_sampler
 from det_lightning.pytorch._random_state import (
     PassJournal,
     ResumableBatchSampler,
@@ -176,6 +176,55 @@ def test_without_an_interruption_the_sampler_is_just_repeated(kind: str) -> None
         seed_everything(2)
         batches = iter(samplers.RepeatBatchSampler(BATCH_SAMPLERS[kind](10, 3)))
         assert resumable == [next(batches) for _ in range(12)]
+
+
+class CountedBatch(list[int]):
+    """A batch of indices; ``alive`` counts those that exist, ``most`` how many did at a time."""
+
+    alive = 0
+    most = 0
+
+    def __init__(self, *indices: int) -> None:
+        super().__init__(indices)
+        CountedBatch.alive += 1
+        CountedBatch.most = max(CountedBatch.most, CountedBatch.alive)
+
+    def __del__(self) -> None:
+        CountedBatch.alive -= 1
+
+
+class CountedPass(Sampler[Any]):
+    """Yields a million batches in a pass."""
+
+    def __iter__(self) -> Iterator[CountedBatch]:
+        return map(CountedBatch, range(1_000_000))
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+
+class CountedData(Dataset[int]):
+    """As many samples; counts those that are read."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.reads += 1
+        return index
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+
+@pytest.mark.parametrize("first_batch", [999_990, 2_999_990], ids=["first pass", "third pass"])
+def test_a_resume_after_a_million_batches_reads_and_keeps_none_of_them(first_batch: int) -> None:
+    data = CountedData()
+    start = {"first_batch": first_batch // 1_000_000 * 1_000_000, "rng": capture_rng(), "samplers": [{}]}
+    loader = DataLoader(data, batch_sampler=CountedPass())
+    batches = iter(loader.get_resumable_loader(PassJournal([start]), first_batch))
+    assert next(batches).tolist() == [999_990]
+    assert data.reads == 1
+    assert CountedBatch.most <= 4
 
 
 def test_the_length_is_that_of_one_pass() -> None:

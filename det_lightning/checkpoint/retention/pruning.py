@@ -6,14 +6,15 @@ import contextlib
 import dataclasses
 import logging
 import time
+from collections.abc import Iterable
 
 from det_lightning import errors
 from det_lightning.checkpoint.retention.rule import CheckpointRecord, Retention
-from det_lightning.checkpoint.retention.run_claims import delete_unless_used, is_trial_live, is_used
+from det_lightning.checkpoint.retention.run_claims import delete_unless_used, find_used, is_trial_live
 from det_lightning.checkpoint.retention.trial_index import TrialIndex, is_trial_name, read_indexes, record_from_metadata
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import explain_errors
-from det_lightning.checkpoint.storage.metadata import notes_in
+from det_lightning.checkpoint.storage.metadata import CheckpointInfo, notes_in
 from det_lightning.checkpoint.storage.staging import find_writers
 from det_lightning.escaping import escape
 
@@ -102,6 +103,7 @@ class PrunePlan:
 
     Those that a live run has written or resumed are ``in_use``. Incomplete ones that may still be being written are
     ``maybe_unfinished``. The trial of those that are ``unknown`` is named neither by an index nor by their metadata.
+    ``surveyed`` is what was known of those that the rule has chosen among.
     """
 
     by_rule: list[tuple[TrialIndex, list[str]]]
@@ -110,6 +112,7 @@ class PrunePlan:
     maybe_unfinished: list[str]
     unknown: list[str]
     in_use: list[str]
+    surveyed: list[CheckpointInfo] = dataclasses.field(default_factory=list)
 
     @property
     def to_delete(self) -> list[str]:
@@ -124,14 +127,15 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
     known and wrote nothing for an hour. Raise a ``ValueError`` if the trials of an experiment do not agree on which
     metrics are better.
     """
-    complete = storage.list_ids()
-    there = set(complete)
+    infos = {info.id: info for info in storage.survey()}
+    there = set(infos)
     by_experiment: dict[str, list[TrialIndex]] = {}
-    for index in _indexes_of(storage, complete):
+    for index in _indexes_of(storage, infos.values()):
         by_experiment.setdefault(index.experiment, []).append(index)
     by_rule: list[tuple[TrialIndex, list[str]]] = []
     kept: set[str] = set()
     in_use: list[str] = []
+    resumed = find_used(storage.root)
     for experiment, indexes in by_experiment.items():
         # An index may name directories that are gone, or never were checkpoints: those neither count nor are deleted.
         records = {index.trial: [r for r in index.records if r.id in there] for index in indexes}
@@ -142,7 +146,7 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
             unwanted = [name for name in ids if name in superfluous]
             # A live run counts on all of its own.
             is_live = bool(unwanted) and is_trial_live(storage.root, index.experiment, index.trial)
-            used = [name for name in unwanted if is_live or is_used(storage.root, name)]
+            used = [name for name in unwanted if is_live or name in resumed]
             in_use += used
             by_rule.append((index, [name for name in unwanted if name not in used]))
     known = kept.union(in_use, *(ids for _, ids in by_rule))
@@ -152,13 +156,20 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
         kept=sorted(kept),
         incomplete=[checkpoint_id for checkpoint_id in abandoned if checkpoint_id not in known],
         maybe_unfinished=maybe_unfinished,
-        unknown=[checkpoint_id for checkpoint_id in complete if checkpoint_id not in known],
+        unknown=[checkpoint_id for checkpoint_id in infos if checkpoint_id not in known],
         in_use=in_use,
+        surveyed=[info for info in infos.values() if info.id in known],
     )
 
 
 def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
-    """Delete the checkpoints that ``plan`` names, and remove them from the indexes; return the ids."""
+    """Delete the checkpoints that ``plan`` names, and remove them from the indexes; return the ids.
+
+    Raises:
+        StorageError: the storage refuses; or, in a bucket, the checkpoints have changed, and nothing was deleted.
+    """
+    if plan.by_rule:
+        storage.require_current(plan.surveyed)
     deleted = []
     for index, ids in plan.by_rule:
         gone: list[str] = []
@@ -174,13 +185,12 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
     return deleted
 
 
-def _indexes_of(storage: CheckpointStorage, complete: list[str]) -> list[TrialIndex]:
+def _indexes_of(storage: CheckpointStorage, complete: Iterable[CheckpointInfo]) -> list[TrialIndex]:
     """Return the indexes of all trials, with checkpoints that were written without retention and name their trial."""
     indexes = {(index.experiment, index.trial): index for index in read_indexes(storage.root)}
     indexed = {record.id for index in indexes.values() for record in index.records}
-    for checkpoint_id in complete:
-        metadata = {} if checkpoint_id in indexed else storage.read_metadata(checkpoint_id)
-        notes = notes_in(metadata)
+    for info in complete:
+        notes = notes_in({} if info.id in indexed else info.metadata)
         experiment = notes.experiment
         trial = notes.trial
         if experiment is None or trial is None or not (is_trial_name(experiment) and is_trial_name(trial)):
@@ -189,7 +199,7 @@ def _indexes_of(storage: CheckpointStorage, complete: list[str]) -> list[TrialIn
         if index is None:
             index = TrialIndex(storage.root, experiment, trial, notes.metric_name, notes.smaller_is_better)
             indexes[experiment, trial] = index
-        index.include(record_from_metadata(storage.root / checkpoint_id, trial, metadata))
+        index.include(record_from_metadata(info.id, trial, info.metadata, info.metadata_written))
     return list(indexes.values())
 
 

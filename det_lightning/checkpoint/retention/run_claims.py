@@ -154,6 +154,18 @@ def is_used(root: Location, checkpoint_id: str, by_others_than: str | None = Non
     return False
 
 
+def find_used(root: Location) -> set[str]:
+    """Return the ids of the checkpoints that live runs have resumed."""
+    folder = bookkeeping_path(root, _USES_DIR)
+    found = set()
+    with explain_errors("looking for runs in", root):
+        for name in folder.list_names():
+            used, _, run_id = name.removesuffix(".json").rpartition(".")
+            if run_id != _DELETING and is_claimed(folder / name):
+                found.add(used)
+    return found
+
+
 def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: str | None = None) -> bool:
     """Remove a checkpoint, unless a live run other than ``run_id`` has resumed it; return whether it was removed."""
     # A run that begins to use it meanwhile sees that it is being deleted; every earlier use is seen here.

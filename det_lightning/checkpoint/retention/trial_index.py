@@ -143,9 +143,10 @@ class TrialIndex:
     def _read(self) -> _Content:
         """Return the content of the file; rebuild it if it is damaged."""
         with explain_errors("reading", self._file):
-            if not self._file.exists():
+            try:
+                content = self._file.read()
+            except (FileNotFoundError, NotADirectoryError):
                 return _Content(None, True, {})
-            content = self._file.read()
         try:
             return _parse(content)
         except (ValueError, TypeError, KeyError, RecursionError) as e:
@@ -161,7 +162,8 @@ class TrialIndex:
             metadata = read_metadata(checkpoint)
             notes = notes_in(metadata)
             if (notes.experiment, notes.trial) == (self.experiment, self.trial):
-                records[checkpoint.name] = record_from_metadata(checkpoint, self.trial, metadata)
+                written = modified(checkpoint / METADATA_FILE)
+                records[checkpoint.name] = record_from_metadata(checkpoint.name, self.trial, metadata, written)
                 if notes.metric_name is not None:
                     metric_name = notes.metric_name
                     smaller_is_better = notes.smaller_is_better
@@ -203,13 +205,14 @@ def _checked(record: CheckpointRecord) -> CheckpointRecord:
     return record
 
 
-def record_from_metadata(checkpoint: Location, trial: str, metadata: dict[str, Any]) -> CheckpointRecord:
-    """Return the record of a checkpoint; impossible values in ``metadata.json`` count as missing."""
+def record_from_metadata(
+    checkpoint_id: str, trial: str, metadata: dict[str, Any], written: float | None
+) -> CheckpointRecord:
+    """Return the record of a checkpoint whose ``metadata.json`` was ``written`` then; impossible values are missing."""
     notes = notes_in(metadata)
-    written = modified(checkpoint / METADATA_FILE)
     time = plausible_time(notes.time_s, written)
     return CheckpointRecord(
-        id=checkpoint.name,
+        id=checkpoint_id,
         trial=trial,
         steps_completed=notes.steps_completed or 0,
         order=time if time is not None else written or 0.0,

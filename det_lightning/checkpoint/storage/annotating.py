@@ -13,6 +13,7 @@ from det_lightning.checkpoint.format.master_export import ExportedCheckpoint, Ma
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, checkpoint_path, explain_errors, is_name
 from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausible_time, time_written
+from det_lightning.checkpoint.storage.survey import remove_index
 from det_lightning.masking import mask
 
 # Older releases of Determined note these in what they download, and det_lightning the first two in other words.
@@ -88,6 +89,8 @@ def carry_out_annotation(plan: Annotation, storage: CheckpointStorage) -> None:
                 continue
         write = functools.partial(change.file.write, json.dumps(change.content).encode("utf-8"))
         storage.retry.call("writing", write, where=change.file)
+    if plan.changes and storage.root.is_object_store:
+        storage.retry.call("removing", lambda: remove_index(storage.root), where=storage)
 
 
 def _plan_one(

@@ -14,7 +14,7 @@ import platformdirs
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.storage import metadata, staging
+from det_lightning.checkpoint.storage import metadata, staging, survey
 from det_lightning.checkpoint.storage.location import (
     Location,
     bookkeeping_path,
@@ -129,11 +129,13 @@ class CheckpointStorage:
             with explain_errors("removing", directory):
                 staging.remove_tree(staging.move_aside(self.root, directory.local_path))
             return
+        mark = self.retry.call("removing", lambda: staging.mark_removal(self.root, checkpoint_id), where=directory)
         # In this order: without its metadata and weights, the rest of a checkpoint is never taken for one.
         for name in (layout.METADATA_FILE, *layout.STATE_FILES):
             if name in files:
                 self.retry.call("removing", (directory / name).remove, where=directory)
         self.retry.call("removing", directory.remove, where=directory)
+        self.retry.call("removing", mark.remove, where=directory)
 
     def replace(self, checkpoint_id: str, by: str) -> None:
         """Give the complete checkpoint ``by`` another id. A checkpoint or link that has that id is removed.
@@ -182,11 +184,12 @@ class CheckpointStorage:
         Args:
             complete: leave out incomplete ones.
         """
+        if self.root.is_object_store:
+            return [info.id for info in self.survey(complete)]
+        markers = [layout.METADATA_FILE, *([] if complete else [layout.LOAD_DATA_FILE, *layout.STATE_FILES])]
         with explain_errors("listing", self):
             names = [name for name in self.root.list_names() if is_name(name)]
-            markers = [layout.METADATA_FILE, *([] if complete else [layout.LOAD_DATA_FILE, *layout.STATE_FILES])]
-            known = self._in_parallel(lambda name: any((self.root / name / m).exists() for m in markers), names)
-        return [name for name, is_checkpoint in zip(names, known, strict=True) if is_checkpoint]
+            return [name for name in names if any((self.root / name / marker).exists() for marker in markers)]
 
     def list_links(self) -> dict[str, str]:
         """Return the links beside the checkpoints, such as ``latest``, and their targets."""
@@ -214,10 +217,14 @@ class CheckpointStorage:
         Args:
             job: look only at the checkpoints of a job of this name.
         """
-        ids = self.list_ids()
-        with explain_errors("reading", self):
-            known = self._in_parallel(lambda name: metadata.read_ancestry(self.root / name, job), ids)
-        for checkpoint_id in metadata.newest_first(ancestry for ancestry in known if ancestry is not None):
+        if self.root.is_object_store:
+            known = self.survey()
+        else:
+            with explain_errors("reading", self):
+                glances = [metadata.glance(self.root / name) for name in self.list_ids()]
+            known = [info for info in glances if info is not None]
+        of_job = [info for info in known if job is None or info.metadata.get("job") == job]
+        for checkpoint_id in metadata.newest_first(map(metadata.ancestry_of, of_job)):
             yield (self.root / checkpoint_id).url
 
     def find_missing(self, checkpoint_ids: Sequence[str]) -> list[str]:
@@ -268,6 +275,41 @@ class CheckpointStorage:
     def read_metadata(self, checkpoint_id: str) -> dict[str, Any]:
         """Return the content of ``metadata.json``; empty if it is missing or damaged."""
         return metadata.read_metadata(checkpoint_path(self.root, checkpoint_id))
+
+    def survey(self, complete: bool = True) -> list[metadata.CheckpointInfo]:
+        """Return what is known of all checkpoints, sorted by id, without reading their state. Links are left out.
+
+        In a bucket this takes the pages of a listing, and a read of each checkpoint that the bucket's index lacks;
+        their metadata have no manifest and no experiment configuration.
+
+        Args:
+            complete: leave out incomplete ones.
+        """
+        if not self.root.is_object_store:
+            return self.describe(self.list_ids(complete))
+        with explain_errors("listing", self):
+            found = survey.survey(self.root, self._in_parallel)
+        return [info for info in found if survey.is_checkpoint(info, complete)]
+
+    def require_current(self, infos: Sequence[metadata.CheckpointInfo]) -> None:
+        """Raise if the metadata of checkpoints are not as :meth:`survey` has found them.
+
+        Raises:
+            StorageError: the index of the bucket was out of date; it is removed.
+        """
+        if not self.root.is_object_store:
+            return
+        by_id = {info.id: survey.indexed_part(info.metadata) for info in infos}
+        with explain_errors("reading", self):
+            found = self._in_parallel(self.read_metadata, list(by_id))
+            changed = [one for one, now in zip(by_id, found, strict=True) if survey.indexed_part(now) != by_id[one]]
+            if changed:
+                survey.remove_index(self.root)
+        if changed:
+            raise errors.StorageError(
+                f"The index of {escape(self)} was out of date: the metadata of {len(changed)} checkpoints, such as "
+                f"{escape(changed[0])}, have changed or are gone. It was removed, and nothing was deleted. Try again."
+            )
 
     def describe(self, checkpoint_ids: list[str]) -> list[metadata.CheckpointInfo]:
         """Return what is known of checkpoints without reading their state."""

@@ -44,6 +44,8 @@ class CheckpointInfo:
         metadata: content of ``metadata.json``; empty if it is missing or cannot be read.
         size_bytes: size of all files.
         written: when its latest file was written, in seconds since 1970; None if the storage does not know.
+        metadata_written: the same of its ``metadata.json``; None also if there is none.
+        markers: the names of its files by which it is known to be a checkpoint.
     """
 
     id: str
@@ -51,6 +53,8 @@ class CheckpointInfo:
     metadata: dict[str, Any]
     size_bytes: int
     written: float | None
+    metadata_written: float | None = None
+    markers: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,19 +105,30 @@ def _count(value: Any) -> int:
     return value if type(value) is int and value >= 0 else 0
 
 
-def describe(checkpoint: Location) -> CheckpointInfo:
-    """Return what is known of the checkpoint in a directory."""
-    files = checkpoint.find_files()
+def describe(checkpoint: Location, files: Mapping[str, Mapping[str, Any]] | None = None) -> CheckpointInfo:
+    """Return what is known of the checkpoint in a directory, whose ``files`` may have been listed already."""
+    files = checkpoint.find_files() if files is None else files
     times = [time for entry in files.values() if (time := _time_of(entry)) is not None]
     return CheckpointInfo(
         id=checkpoint.name,
         # Up to 0.17.7 there was neither; see require_complete().
         complete=any(name in files for name in STATE_FILES)
         and (METADATA_FILE in files or not {LOAD_DATA_FILE, RESUME_FILE} & files.keys()),
-        metadata=read_metadata(checkpoint),
+        metadata=read_metadata(checkpoint) if METADATA_FILE in files else {},
         size_bytes=sum(entry.get("size") or 0 for entry in files.values()),
         written=max(times, default=None),
+        metadata_written=_time_of(files[METADATA_FILE]) if METADATA_FILE in files else None,
+        markers=frozenset({METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES} & files.keys()),
     )
+
+
+def glance(checkpoint: Location) -> CheckpointInfo | None:
+    """Return what is known of a complete checkpoint from its ``metadata.json`` alone; None if it is gone."""
+    file = checkpoint / METADATA_FILE
+    try:
+        return describe(checkpoint, {METADATA_FILE: file.fs.info(file.path)})
+    except FileNotFoundError:  # another run has just deleted it
+        return None
 
 
 def read_metadata(checkpoint: Location) -> dict[str, Any]:
@@ -200,21 +215,16 @@ class Ancestry:
         return self.steps_completed, self.written, self.time or 0.0
 
 
-def read_ancestry(checkpoint: Location, job: str | None = None) -> Ancestry | None:
-    """Read age and origin from ``metadata.json``; None if a job of another name wrote it."""
-    metadata = read_metadata(checkpoint)
-    if job is not None and metadata.get("job") != job:
-        return None
-    try:
-        written = time_written(metadata, modified(checkpoint / METADATA_FILE))
-    except FileNotFoundError:  # another run has just deleted it
-        written = None
+def ancestry_of(info: CheckpointInfo) -> Ancestry:
+    """Return age and origin of a checkpoint."""
+    metadata = info.metadata
+    written = time_written(metadata, info.metadata_written)
     link = metadata.get(_PARENT_KEY)
     parent: Mapping[str, Any] = link if isinstance(link, dict) else {}
     trial = _text(metadata.get("trial"))
-    own = ("checkpoint", checkpoint.name) if not trial else ("trial", _text(metadata.get("experiment")) or None, trial)
+    own = ("checkpoint", info.id) if not trial else ("trial", _text(metadata.get("experiment")) or None, trial)
     return Ancestry(
-        id=checkpoint.name,
+        id=info.id,
         run=_text(metadata.get(_RUN_KEY)) or own,
         steps_completed=_count(metadata.get("steps_completed")),
         written=written or 0.0,

@@ -51,6 +51,22 @@ def find_writers(root: Location) -> dict[str, bool]:
     return {name: not is_abandoned(marks / f"{name}{_MARK_SUFFIX}") for name in ids if is_name(name)}
 
 
+def find_marked(root: Location) -> set[str]:
+    """Return the ids of the checkpoints that are being written or removed, or whose writer was killed."""
+    names = bookkeeping_path(root, _MARKS_DIR).list_names()
+    return {name.removesuffix(_MARK_SUFFIX) for name in names if name.endswith(_MARK_SUFFIX)}
+
+
+def mark_removal(root: Location, checkpoint_id: str) -> Location:
+    """Mark a checkpoint of a remote storage that is going to be removed; return the mark, to be removed afterwards.
+
+    If that is interrupted, the rest is known to be incomplete, and is removed like that of a killed writer.
+    """
+    mark = bookkeeping_path(root, _MARKS_DIR) / f"{checkpoint_id}{_MARK_SUFFIX}"
+    mark.write(_to_json(new_content()))
+    return mark
+
+
 def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
     """Remove the incomplete checkpoints of writers that are gone: killed, or cut off. Return the ids.
 

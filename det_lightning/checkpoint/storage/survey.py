@@ -1,0 +1,167 @@
+"""What is known of all checkpoints of a bucket, with few requests: its index, a listing, and what the index lacks.
+
+Reading costs one request per checkpoint. The index is an object beside the checkpoints that holds what was read. It may
+be missing, damaged or out of date, and need not be written by those who write checkpoints: the listing shows which are
+there, and those that it lacks are read. Several processes may write it; what one overwrites is read again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from det_lightning.checkpoint.format.layout import (
+    BOOKKEEPING_DIR,
+    LOAD_DATA_FILE,
+    METADATA_FILE,
+    STATE_FILES,
+    is_shallow,
+)
+from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, MANIFEST_KEY, find_metadata_damage, with_checksum
+from det_lightning.checkpoint.storage.location import Location, bookkeeping_path, is_name, is_own_id
+from det_lightning.checkpoint.storage.metadata import CheckpointInfo, describe
+from det_lightning.checkpoint.storage.staging import find_marked
+
+logger = logging.getLogger(__name__)
+
+InParallel = Callable[[Callable[[str], Any], list[str]], list[Any]]
+
+_INDEX_FILE = "checkpoints.json"
+_VERSION = 1
+# Large entries of metadata.json that only those who open a checkpoint need.
+_LEFT_OUT = {MANIFEST_KEY, CHECKSUM_KEY, "experiment_config"}
+# So many checkpoints are read each time before the index is written again.
+_FEW = 4
+
+
+def survey(root: Location, in_parallel: InParallel) -> list[CheckpointInfo]:
+    """Return what is known of all checkpoints below ``root``, sorted by id, incomplete ones included.
+
+    The metadata of those of the index lack what only those who open a checkpoint need.
+    """
+    known = read_index(root)
+    names = [name for name in root.list_names() if is_name(name) or name == BOOKKEEPING_DIR] if known else []
+    indexed = {name: known[name] for name in _trusted(root, names, known)}
+    missing = [name for name in names if name not in indexed and name != BOOKKEEPING_DIR]
+    if len(names) <= 2 * len(missing):
+        # The pages of one listing are fewer than a listing of each.
+        files = _files_by_directory(root)
+        has_bookkeeping = BOOKKEEPING_DIR in files
+        missing = [name for name in files if name not in indexed and is_name(name)]
+        read = in_parallel(lambda name: describe(root / name, files[name]), missing)
+    else:
+        has_bookkeeping = BOOKKEEPING_DIR in names
+        read = in_parallel(lambda name: describe(root / name), missing)
+    found = {**indexed, **{info.id: info for info in read if info is not None}}
+    new = sum(_can_be_indexed(info) for info in read)
+    # Another program's bucket is left as it is.
+    if has_bookkeeping and (new > _FEW or len(known) > 2 * len(indexed) + _FEW):
+        _write_index(root, found.values())
+    return [found[name] for name in sorted(found)]
+
+
+def _trusted(root: Location, names: Collection[str], known: Mapping[str, Any]) -> list[str]:
+    """Return the names of the directories that the index may describe: they exist, and none is just changed."""
+    if BOOKKEEPING_DIR not in names:
+        return []
+    marked = find_marked(root)
+    return [name for name in names if name in known and name not in marked]
+
+
+def _files_by_directory(root: Location) -> dict[str, dict[str, dict[str, Any]]]:
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    try:
+        files = root.find_files()
+    except FileNotFoundError:  # there is no such bucket
+        return found
+    for path, info in files.items():
+        name, _, rest = path.partition("/")
+        if rest:
+            found.setdefault(name, {})[rest] = info
+    return found
+
+
+def is_checkpoint(info: CheckpointInfo, complete: bool) -> bool:
+    """Return whether a directory is a checkpoint, or if not ``complete``, at least a part of one."""
+    markers = {METADATA_FILE} if complete else {METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES}
+    return not markers.isdisjoint(info.markers)
+
+
+def _can_be_indexed(info: CheckpointInfo) -> bool:
+    # Under another name something else may be found later; under such an id only what is there now.
+    return info.complete and METADATA_FILE in info.markers and bool(info.metadata) and is_own_id(info.id)
+
+
+def read_index(root: Location) -> dict[str, CheckpointInfo]:
+    """Return what the index says; empty if there is none, or it is damaged."""
+    file = bookkeeping_path(root, _INDEX_FILE)
+    try:
+        return _parse(file.read())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (ValueError, TypeError, KeyError, RecursionError) as e:
+        logger.warning("The index %s is damaged (%s). The checkpoints themselves are read.", file, e)
+        return {}
+
+
+def _parse(content: bytes) -> dict[str, CheckpointInfo]:
+    """Return the content of the index; raise an error if it is something else."""
+    parsed = json.loads(content)
+    if not isinstance(parsed, dict) or CHECKSUM_KEY not in parsed or find_metadata_damage(parsed) is not None:
+        raise ValueError("its checksum differs")
+    if parsed["version"] != _VERSION:
+        return {}  # of another release
+    return {entry["id"]: _info_of(entry) for entry in parsed["checkpoints"]}
+
+
+def _info_of(entry: dict[str, Any]) -> CheckpointInfo:
+    info = CheckpointInfo(
+        id=entry["id"],
+        complete=True,
+        metadata=entry["metadata"],
+        size_bytes=entry["size_bytes"],
+        written=entry["written"],
+        metadata_written=entry["metadata_written"],
+        markers=frozenset({METADATA_FILE}),
+    )
+    times = [time for time in (info.written, info.metadata_written) if time is not None]
+    if (
+        not (isinstance(info.id, str) and isinstance(info.metadata, dict) and type(info.size_bytes) is int)
+        or not is_shallow(info.metadata)
+        or not all(isinstance(time, int | float) and math.isfinite(time) for time in times)
+    ):
+        raise TypeError(f"an entry is {info!r:.200}")
+    return info
+
+
+def _write_index(root: Location, infos: Iterable[CheckpointInfo]) -> None:
+    """Write the index; where that is not allowed, reading takes longer the next time, and no more."""
+    entries = [
+        {
+            "id": info.id,
+            "metadata": indexed_part(info.metadata),
+            "size_bytes": info.size_bytes,
+            "written": info.written,
+            "metadata_written": info.metadata_written,
+        }
+        for info in infos
+        if _can_be_indexed(info)
+    ]
+    file = bookkeeping_path(root, _INDEX_FILE)
+    try:
+        file.write(json.dumps(with_checksum({"version": _VERSION, "checkpoints": entries})).encode("ascii"))
+    except Exception as e:  # each file system has errors of its own
+        logger.info("The index %s cannot be written, so each checkpoint is read the next time: %s", file, e)
+
+
+def indexed_part(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of ``metadata.json`` that the index holds."""
+    return {name: value for name, value in metadata.items() if name not in _LEFT_OUT}
+
+
+def remove_index(root: Location) -> None:
+    """Remove the index, because checkpoints of it are changed; the next survey reads all of them."""
+    bookkeeping_path(root, _INDEX_FILE).remove()

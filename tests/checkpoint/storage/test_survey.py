@@ -1,0 +1,228 @@
+"""How many requests it takes to know all checkpoints of a bucket, with and without its index."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from det_lightning import errors
+from det_lightning.checkpoint import CheckpointStorage, Retention
+from det_lightning.checkpoint.format.manifest import with_checksum
+from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
+from det_lightning.checkpoint.storage.location import new_id
+from det_lightning.checkpoint.storage.staging import mark_removal
+from tests.checkpoint.storage.backends import QUICK, new_bucket
+
+INDEX = ".det_lightning/checkpoints.json"
+PAGE = 1000
+
+
+@dataclasses.dataclass
+class Bucket:
+    """A bucket of the S3 server, which counts the requests that are made through ``storage``."""
+
+    name: str
+    storage: CheckpointStorage
+
+    def put(self, key: str, content: bytes) -> None:
+        """Store an object without a request."""
+        from moto.s3.models import s3_backends
+
+        s3_backends["123456789012"]["aws"].put_object(self.name, key, content)
+
+    def put_checkpoint(self, steps: int, trial: str = "t", checkpoint_id: str = "", **notes: Any) -> str:
+        checkpoint_id = checkpoint_id or new_id()
+        metric = {"name": "loss", "value": 1.0 / (steps + 1), "smaller_is_better": True}
+        notes = {"experiment": "e", "trial": trial, "metric": metric, "time": float(steps), **notes}
+        metadata = {"steps_completed": steps, **notes, "files": {"state_dict.pth": {"bytes": 5, "crc32c": "0"}}}
+        self.put(f"{checkpoint_id}/state_dict.pth", b"state")
+        self.put(f"{checkpoint_id}/metadata.json", json.dumps(with_checksum(metadata)).encode())
+        return checkpoint_id
+
+    def fill(self, count: int) -> list[str]:
+        """Put as many checkpoints, and the directory that shows that this library writes into the bucket."""
+        self.put(".det_lightning/index/e/note", b"")
+        return sorted(self.put_checkpoint(steps) for steps in range(count))
+
+    def read(self, key: str) -> bytes:
+        content: bytes = (self.storage.root / key).read()
+        return content
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[Counter[str]]:
+        """Yield a counter of the requests inside: by operation, and those of the checkpoints' metadata."""
+        counted: Counter[str] = Counter()
+
+        def count(request: Any, **_: Any) -> None:
+            counted["all"] += 1
+            counted["metadata"] += request.url.endswith("/metadata.json") and request.method == "GET"
+            counted["list"] += "list-type=2" in request.url
+
+        self.storage.root.exists()  # a client exists from the first request on
+        events = self.storage.root.fs.s3.meta.events
+        events.register("before-send.s3", count)
+        try:
+            yield counted
+        finally:
+            events.unregister("before-send.s3", count)
+
+
+@pytest.fixture
+def bucket(s3_options: dict[str, Any]) -> Bucket:
+    name = new_bucket("s3", s3_options)
+    return Bucket(name, CheckpointStorage(f"s3://{name}", options=s3_options, retry=QUICK))
+
+
+def test_without_an_index_each_checkpoint_is_read_once(bucket: Bucket) -> None:
+    ids = bucket.fill(60)
+    with bucket.counting() as counted:
+        assert [info.id for info in bucket.storage.survey()] == ids
+    assert counted["metadata"] == 60
+    # All objects are on one page; the index is looked for, which may take two requests, and then written.
+    assert counted["list"] <= 2
+    assert counted["all"] <= 60 + 5
+
+
+def test_with_an_index_no_checkpoint_is_read(bucket: Bucket) -> None:
+    ids = bucket.fill(60)
+    before = bucket.storage.survey()
+    with bucket.counting() as counted:
+        after = bucket.storage.survey()
+    assert [info.id for info in after] == ids
+    assert [dataclasses.replace(info, markers=frozenset()) for info in after] == [
+        dataclasses.replace(
+            info,
+            metadata={name: value for name, value in info.metadata.items() if name not in ("files", "metadata_crc32c")},
+            markers=frozenset(),
+        )
+        for info in before
+    ]
+    assert counted["metadata"] == 0
+    # The index, the bucket, the marks of writers; s3fs looks twice for what is missing.
+    assert counted["all"] <= 5
+
+
+@pytest.mark.slow
+def test_listing_and_retention_of_5000_checkpoints_take_at_most_20_requests(bucket: Bucket) -> None:
+    ids = bucket.fill(5000)
+    # Written as the first survey would write it, whose 5,000 reads would only take time here.
+    entries = [
+        {
+            "id": one,
+            "metadata": {"steps_completed": steps, "experiment": "e", "trial": f"t{steps % 2}", "time": float(steps)},
+            "size_bytes": 500,
+            "written": 1e9,
+            "metadata_written": 1e9,
+        }
+        for steps, one in enumerate(ids)
+    ]
+    bucket.put(INDEX, json.dumps(with_checksum({"version": 1, "checkpoints": entries})).encode())
+    with bucket.counting() as listing:
+        assert bucket.storage.list_ids() == ids
+    with bucket.counting() as newest:
+        assert bucket.storage.newest() == f"s3://{bucket.name}/{ids[-1]}"
+    with bucket.counting() as retention:
+        plan = plan_pruning(bucket.storage, Retention())
+    assert sorted(plan.kept) == sorted(ids[-2:])
+    assert len(plan.to_delete) == 4998
+    for counted in (listing, newest, retention):
+        assert counted["all"] <= 20
+    assert listing["list"] == newest["list"] == 5000 // PAGE + 1 + 2
+
+
+def test_checkpoints_that_were_written_without_the_index_are_noticed(bucket: Bucket) -> None:
+    ids = bucket.fill(20)
+    bucket.storage.survey()
+    new = [bucket.put_checkpoint(100), bucket.put_checkpoint(101)]
+    with bucket.counting() as counted:
+        assert bucket.storage.list_ids() == sorted([*ids, *new])
+    assert counted["metadata"] == 2
+    assert bucket.storage.newest() == f"s3://{bucket.name}/{new[1]}"
+
+
+def test_the_index_is_written_again_when_it_lacks_more_than_a_few(bucket: Bucket) -> None:
+    bucket.fill(20)
+    bucket.storage.survey()
+    for steps in range(100, 106):
+        bucket.put_checkpoint(steps)
+    bucket.storage.survey()
+    with bucket.counting() as counted:
+        assert len(bucket.storage.list_ids()) == 26
+    assert counted["metadata"] == 0
+
+
+def test_checkpoints_that_were_removed_without_the_index_are_not_listed(bucket: Bucket) -> None:
+    ids = bucket.fill(10)
+    bucket.storage.survey()
+    bucket.storage.root.fs.rm(f"{bucket.name}/{ids[3]}", recursive=True)
+    assert bucket.storage.list_ids() == [*ids[:3], *ids[4:]]
+    bucket.storage.delete(ids[0])
+    assert bucket.storage.list_ids() == [*ids[1:3], *ids[4:]]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 1, "checkpoints": []}'])
+def test_a_damaged_index_is_reported_and_rebuilt(
+    bucket: Bucket, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = bucket.fill(10)
+    bucket.storage.survey()
+    good = bucket.read(INDEX)
+    bucket.put(INDEX, content)
+    assert bucket.storage.list_ids() == ids
+    assert "checkpoints.json is damaged" in caplog.text
+    assert bucket.read(INDEX) == good
+
+
+def test_a_changed_entry_is_noticed_by_the_checksum(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    bucket.fill(10)
+    bucket.storage.survey()
+    bucket.put(INDEX, bucket.read(INDEX).replace(b'"steps_completed": 3', b'"steps_completed": 9'))
+    assert sorted(info.metadata["steps_completed"] for info in bucket.storage.survey()) == list(range(10))
+    assert "its checksum differs" in caplog.text
+
+
+def test_the_rest_of_an_interrupted_removal_is_not_listed_as_complete(bucket: Bucket) -> None:
+    ids = bucket.fill(10)
+    bucket.storage.survey()
+    # As far as a process gets that is killed in the middle of delete().
+    mark_removal(bucket.storage.root, ids[4])
+    (bucket.storage.root / ids[4] / "metadata.json").remove()
+    assert bucket.storage.list_ids() == [*ids[:4], *ids[5:]]
+    assert bucket.storage.list_ids(complete=False) == ids
+
+
+def test_nothing_is_deleted_by_an_index_that_is_out_of_date(bucket: Bucket) -> None:
+    """Metrics that another program adds can change which checkpoints are the best."""
+    ids = [bucket.put_checkpoint(steps) for steps in range(10)]
+    bucket.put(".det_lightning/index/e/note", b"")
+    bucket.storage.survey()
+    best = {"name": "loss", "value": -1.0, "smaller_is_better": True}
+    bucket.put_checkpoint(2, checkpoint_id=ids[2], metric=best)
+    plan = plan_pruning(bucket.storage, Retention())
+    assert ids[2] in plan.to_delete
+    with pytest.raises(errors.StorageError, match="was out of date"):
+        carry_out(plan, bucket.storage)
+    plan = plan_pruning(bucket.storage, Retention())
+    assert sorted(plan.kept) == sorted([ids[2], ids[9]])
+    assert carry_out(plan, bucket.storage) == plan.to_delete
+    assert bucket.storage.list_ids() == sorted([ids[2], ids[9]])
+
+
+def test_a_bucket_of_another_program_gets_no_index(bucket: Bucket) -> None:
+    ids = sorted(bucket.put_checkpoint(steps) for steps in range(10))
+    assert bucket.storage.list_ids() == ids
+    assert not (bucket.storage.root / INDEX).exists()
+
+
+def test_a_name_that_can_be_used_again_is_read_each_time(bucket: Bucket) -> None:
+    bucket.fill(10)
+    bucket.put_checkpoint(50, checkpoint_id="last")
+    bucket.storage.survey()
+    bucket.put_checkpoint(60, checkpoint_id="last")
+    assert {info.id: info.metadata["steps_completed"] for info in bucket.storage.survey()}["last"] == 60
