@@ -183,8 +183,10 @@ class RunDriver:
             batch = lightning_loops.shown_batch(dataloader_iter)
             over = run.evaluation.evaluate(iter([batch]), _always) or dataloader_iter.done
         else:
-            batches = map(run.to_device, (batch for batch, *_ in dataloader_iter))
-            run.evaluation.evaluate(batches, self._draw_validation_bar)
+            # Not from Lightning's iterator, which costs more than all else done for a batch.
+            batches = itertools.islice(run.data.validation, lightning_loops.validation_limit(dataloader_iter))
+            run.evaluation.evaluate(map(run.to_device, batches), self._draw_validation_bar)
+            lightning_internals.show_batch_index(dataloader_iter, run.evaluation.batches_evaluated - 1)
         if over:
             if run.evaluation.by_batch and not run.schedule.test_mode:
                 run.data.validation.run_out()

@@ -5,6 +5,7 @@ See ``lightning_internals``, which has all else that is of that kind.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -155,3 +156,9 @@ def show_batches(
 def shown_batch(dataloader_iter: Any) -> Any:
     """Return the batch of a validation that was shown to the hooks at the start of the present step."""
     return dataloader_iter.data_fetcher.iterator.latest
+
+
+def validation_limit(dataloader_iter: Any) -> int | None:
+    """Return the most batches that the present validation takes from its loader; None for all of them."""
+    (limit,) = dataloader_iter.data_fetcher.combined_loader.limits
+    return None if math.isinf(limit) else limit

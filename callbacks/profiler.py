@@ -25,7 +25,7 @@ class TorchProfiler(pl.Callback):
         Raises:
             TypeError: the module is not a :class:`TrialModule`.
         """
-        require_trial_module(self, pl_module).trial_run.profile(self._profiler.step)
+        require_trial_module(self, pl_module).trial_run.training.profile(self._profiler.step)
         self._profiler.start()
         self._runs = True
 

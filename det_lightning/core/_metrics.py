@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+# The kinds of dtype below np.number: int, unsigned int, float, complex, and timedelta, which counts as an integer.
+_NUMBER_KINDS = "iufcm"
+
 
 def scalars_of(metrics: dict[str, Any], leave_out: Iterable[str] = ()) -> dict[str, float]:
     """Return the metrics that are single numbers, which loggers can show, as floats."""
@@ -18,5 +21,5 @@ def scalars_of(metrics: dict[str, Any], leave_out: Iterable[str] = ()) -> dict[s
 def is_numerical_scalar(value: Any) -> bool:
     """Return whether ``value`` is a number, or a numpy array of shape ``()`` that holds one."""
     if isinstance(value, np.ndarray):
-        return value.ndim == 0 and np.issubdtype(value.dtype, np.number)
+        return value.ndim == 0 and value.dtype.kind in _NUMBER_KINDS
     return isinstance(value, int | float | np.number)

@@ -16,7 +16,7 @@ import google_crc32c
 from tensorboard.compat.proto import event_pb2
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from det_lightning.core._metrics import scalars_of
+from det_lightning.core._metrics import is_numerical_scalar, scalars_of
 
 
 class TensorBoardOutput:
@@ -66,7 +66,11 @@ class TensorBoardOutput:
         of_batches: set[str] = set()
         for step, metrics in enumerate(batch_metrics, start=first):
             of_batches.update(metrics)
-            scalars += _tagged(metrics, step)
+            scalars += [
+                (f"Determined/{name}", float(value), step)
+                for name, value in metrics.items()
+                if is_numerical_scalar(value)
+            ]
         reduced = {name: value for name, value in avg_metrics.items() if name not in of_batches}
         self.add_scalars(scalars + _tagged(reduced, steps_completed))
 
@@ -148,8 +152,13 @@ class EventFile:
 
 def _as_record(data: bytes) -> bytes:
     """Frame an event as a TFRecord: length, its checksum, data, their checksum (tensorflow.org, "TFRecord")."""
-    length = struct.pack("<Q", len(data))
-    return length + _masked_checksum(length) + data + _masked_checksum(data)
+    return _record_start(len(data)) + data + _masked_checksum(data)
+
+
+@functools.lru_cache(maxsize=64)  # events of the same metric have few different lengths
+def _record_start(length: int) -> bytes:
+    packed = struct.pack("<Q", length)
+    return packed + _masked_checksum(packed)
 
 
 def _masked_checksum(data: bytes) -> bytes:

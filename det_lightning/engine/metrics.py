@@ -46,11 +46,15 @@ class MetricWindow:
         kept = {}
         for name, value in metrics.items():
             if isinstance(value, torch.Tensor):
-                if value.is_cpu and value.dtype in _NUMPY_TYPES:
-                    value = _as_numpy(value)
-                else:
+                numpy_type = _NUMPY_TYPES.get(value.dtype) if value.is_cpu else None
+                if numpy_type is None:
                     value = value.detach().clone()
                     self._on_device = True
+                elif value.ndim == 0:
+                    # Several times faster than a detached copy.
+                    value = np.array(value.item(), numpy_type)
+                else:
+                    value = value.detach().numpy().copy()
             kept[name] = value
         self._batches.append(kept)
         if self.keeps_latest:
@@ -95,13 +99,6 @@ class MetricWindow:
         return _transfer(batches) if on_device else batches
 
 
-def _as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    if tensor.ndim == 0:
-        # Several times faster than a detached copy.
-        return np.array(tensor.item(), _NUMPY_TYPES[tensor.dtype])
-    return cast("np.ndarray[Any, Any]", tensor.detach().numpy().copy())
-
-
 def _transfer(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Convert tensors to numpy values, with one transfer for all of the same device, dtype and shape."""
     kinds: dict[tuple[Any, ...], list[tuple[dict[str, Any], str]]] = {}
@@ -126,9 +123,9 @@ def to_numpy(metrics: dict[str, Any]) -> dict[str, Any]:
 
 def average_metrics(batches: list[dict[str, Any]]) -> dict[str, float | None]:
     """Return the mean of each metric over a window; None for a metric whose values have no mean."""
-    names = list(batches[0]) if batches else []
+    names = batches[0].keys() if batches else {}.keys()
     for index, batch in enumerate(batches):
-        if batch.keys() != set(names):
+        if batch.keys() != names:
             raise ValueError(
                 "train_batch() must return the same metrics for every batch; for batch "
                 f"{index} of the workload it returned {sorted(batch)}, for those before {sorted(names)}."
@@ -139,7 +136,9 @@ def average_metrics(batches: list[dict[str, Any]]) -> dict[str, float | None]:
 def _mean(values: list[Any]) -> float | None:
     try:
         array = np.array(values)
-        return cast("float", np.mean(array[array != None]).item())  # noqa: E711 (element by element)
+        # Where there are only numbers none is missing, and all need not be compared.
+        present = array.ravel() if array.dtype.kind in "biuf" else array[array != None]  # noqa: E711 (by element)
+        return cast("float", np.mean(present).item())
     except (TypeError, ValueError):
         return None
 

@@ -7,13 +7,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import torch
-
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.engine.data_stream import TrialData
 from det_lightning.engine.events import TrialEvents
 from det_lightning.engine.metrics import (
-    MetricWindow,
     average_metrics,
     average_over_ranks,
     reduce_validation_metrics,
@@ -25,6 +22,7 @@ from det_lightning.engine.run_warnings import RunWarnings
 from det_lightning.engine.schedule import Action, Boundary, BoundaryActions, Schedule
 from det_lightning.engine.stopping import EarlyEnd, StopRequest
 from det_lightning.engine.trainable import require_trainable
+from det_lightning.engine.training import Training
 from det_lightning.engine.validation import Evaluation
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -69,10 +67,10 @@ class TrialRun:
         self._at_end = contextlib.ExitStack()
         self._resume = resume
         self._reporters = reporters
-        self.window = MetricWindow()
         self._name = type(original_trial(trial)).__name__
         self._log = RunLog(trial, context)
-        self._count_records = self._log.counter()
+        self.training = Training(trial, context, self._log.counter())
+        self.window = self.training.window
         self._in_workload = False
         self._due: list[Boundary] = []
         self._step_end = sys.maxsize
@@ -80,7 +78,6 @@ class TrialRun:
         self.early_end = EarlyEnd(context, stop_request)
         self._actions = BoundaryActions(schedule, self.state, self.early_end.agree)
         self._validates_in_step = False
-        self._profiled_train_batch: Callable[..., Any] | None = None
         self.events = TrialEvents(trial.build_callbacks())
         self._warnings = RunWarnings(self._name, context, schedule)
         require_trainable(trial, context)
@@ -146,13 +143,14 @@ class TrialRun:
             self._begin_workload()
         state = self.state
         position = self.context.position
-        train_batch = self._train_batch
+        train_batch = self.training.train_batch
         stop = self._step_end
         first = state.batches_trained
         epoch_idx, into_epoch = divmod(first, self.data.epoch_len)
+        epoch_begin = None if into_epoch else first
         for batch in batches:
             position.batch_idx = batch_idx = state.batches_trained
-            if into_epoch == 0 and batch_idx == first:
+            if batch_idx == epoch_begin:
                 self.events.start_epoch(epoch_idx)
             train_batch(batch, epoch_idx, batch_idx)
             state.batches_trained = batch_idx + 1
@@ -171,16 +169,6 @@ class TrialRun:
         self._step_end = self._next_step_end()
         return state.batches_trained - first
 
-    def profile(self, step: Callable[[], Any]) -> None:
-        """Call ``step`` right after each ``train_batch``."""
-
-        def train_batch(**arguments: Any) -> Any:
-            metrics = self.trial.train_batch(**arguments)
-            step()
-            return metrics
-
-        self._profiled_train_batch = train_batch
-
     def _next_step_end(self) -> int:
         """Return the number of batches after which a boundary may lie or the epoch ends."""
         trained = self.state.batches_trained
@@ -195,36 +183,6 @@ class TrialRun:
         if self._log.enabled:
             self._log.begin_workload()
         self._in_workload = True
-
-    def _train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
-        context = self.context
-        precision = context.precision
-        if precision.path.exchanges:
-            precision.path.begin_batch(context.is_update_batch())
-        call_trial = self._profiled_train_batch or self.trial.train_batch
-        metrics: Any = call_trial(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
-        if precision.scales_losses:
-            precision.scaling.end_batch()
-        if isinstance(metrics, torch.Tensor):
-            metrics = {"loss": metrics}
-        elif not isinstance(metrics, dict):
-            raise TypeError(
-                f"{type(self.trial).__name__}.train_batch() must return a dict of metrics or one tensor; it returned "
-                f"{metrics!r} for batch {batch_idx}."
-            )
-        if context.lr_schedulers:
-            self._step_lr_schedulers(batch_idx)
-        self.window.add(metrics)
-        if self._count_records is not None:
-            self._count_records(batch)
-
-    def _step_lr_schedulers(self, batch_idx: int) -> None:
-        context = self.context
-        if not context.is_update_batch():
-            return
-        for scheduler in context.lr_schedulers:
-            for _ in range(scheduler.steps_after(batch_idx, self.data.epoch_len, context.aggregation_frequency)):
-                scheduler.step()
 
     # Boundaries
 
@@ -286,7 +244,7 @@ class TrialRun:
         for hook in self.events.overriding("on_validation_step_start"):
             hook()
         self.events.emit("on_validation_start")
-        self.evaluation.begin()
+        self.evaluation.begin(self._log.length_of_batch())
         if self.evaluation.by_batch:
             self.events.emit("on_validation_epoch_start")
 

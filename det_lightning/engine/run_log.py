@@ -51,12 +51,17 @@ class RunLog:
 
     def counter(self) -> Callable[[Any], Any] | None:
         """Return what to call with each batch that was trained on; None for nothing."""
+        length_of = self.length_of_batch()
+        if not self.enabled or length_of is None:
+            return length_of
+        return lambda batch: self._lengths.append(length_of(batch))
+
+    def length_of_batch(self) -> Callable[[Any], Any] | None:
+        """Return what counts the records of a batch; None if nobody wants to know."""
         # A trial may count its records in it.
-        counts_itself = type(original_trial(self._trial)).get_batch_length is not PyTorchTrial.get_batch_length
-        if self.enabled:
-            length_of = self._trial.get_batch_length if counts_itself else _length_if_known
-            return lambda batch: self._lengths.append(length_of(batch))
-        return self._trial.get_batch_length if counts_itself else None
+        if type(original_trial(self._trial)).get_batch_length is not PyTorchTrial.get_batch_length:
+            return self._trial.get_batch_length
+        return _length_if_known if self.enabled else None
 
     def end_workload(self, batches_trained: int, metrics: dict[str, Any], batches: int) -> None:
         """Log the averages of a workload of ``batches`` batches."""

@@ -24,15 +24,17 @@ class Evaluation:
         self._single_batch = single_batch
         self._takes_batch_idx = takes_batch_idx(trial.evaluate_batch)
         self.window = MetricWindow()
-        #: What ``get_batch_length`` returned for the batches of the present validation.
+        #: Numbers of records in the batches of the present validation, if they are counted.
         self.lengths: list[Any] = []
-        self._names: list[str] | None = None
+        self._length_of: Callable[[Any], Any] | None = None
+        self._names: set[str] | None = None
         self.full_metrics: dict[str, Any] = {}
 
-    def begin(self) -> None:
-        """Forget the previous validation."""
+    def begin(self, length_of: Callable[[Any], Any] | None = None) -> None:
+        """Forget the previous validation; ``length_of`` is called with each batch of this one, for ``lengths``."""
         self.window.clear()
         self.lengths = []
+        self._length_of = length_of
         self._names = None
 
     @property
@@ -51,19 +53,21 @@ class Evaluation:
         return True
 
     def _evaluate_batch(self, batch: Any) -> None:
-        # A trial may count its records in it.
-        self.lengths.append(self._trial.get_batch_length(batch))
+        if self._length_of is not None:
+            self.lengths.append(self._length_of(batch))
         index = len(self.window)
-        kwargs = {"batch": batch, "batch_idx": index} if self._takes_batch_idx else {"batch": batch}
-        metrics = self._trial.evaluate_batch(**kwargs)
+        if self._takes_batch_idx:
+            metrics: Any = self._trial.evaluate_batch(batch=batch, batch_idx=index)
+        else:
+            metrics = self._trial.evaluate_batch(batch=batch)
         if not isinstance(metrics, dict):
             raise TypeError(
                 f"{self._trial_name}.evaluate_batch() must return a dict of metrics; it returned "
                 f"{metrics!r} for validation batch {index}."
             )
         if self._names is None:
-            self._names = list(metrics)
-        elif metrics.keys() != set(self._names):
+            self._names = set(metrics)
+        elif metrics.keys() != self._names:
             raise ValueError(
                 "evaluate_batch() must return the same metrics for every batch; for validation batch "
                 f"{index} it returned {sorted(metrics)}, for those before {sorted(self._names)}."

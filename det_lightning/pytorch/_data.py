@@ -203,21 +203,31 @@ def to_device(data: Any, device: torch.device | str, warned_types: set[type] | N
     """
     if not isinstance(device, torch.device):
         device = torch.device(device)
+    return move(data, device, set() if warned_types is None else warned_types)
+
+
+def move(data: Any, device: torch.device, warned_types: set[type]) -> Any:
+    """Move a batch to ``device``; see :func:`to_device`."""
+    # Most batches are containers of tensors, often of such as are on the device already: no call for each of those.
+    if isinstance(data, dict):
+        return {
+            key: value if type(value) is torch.Tensor and value.device == device else move(value, device, warned_types)
+            for key, value in data.items()
+        }
+    if isinstance(data, list | tuple):
+        moved = [
+            value if type(value) is torch.Tensor and value.device == device else move(value, device, warned_types)
+            for value in data
+        ]
+        return moved if isinstance(data, list) else tuple(moved)
     if isinstance(data, torch.Tensor):
         # A copy to a device is not waited for, since work on the device comes after it anyway; one from there is.
         return data if data.device == device else data.to(device, non_blocking=device.type != "cpu")
-    warned_types = set() if warned_types is None else warned_types
-    if isinstance(data, dict):
-        return {key: to_device(value, device, warned_types) for key, value in data.items()}
-    if isinstance(data, list):
-        return [to_device(value, device, warned_types) for value in data]
-    if isinstance(data, tuple):
-        return tuple(to_device(value, device, warned_types) for value in data)
     if isinstance(data, np.ndarray):
         if data.dtype.kind in _TENSOR_KINDS:
             return torch.from_numpy(data).to(device, non_blocking=device.type != "cpu")
-    elif callable(move := getattr(data, "to", None)):
-        return move(device)
+    elif callable(to := getattr(data, "to", None)):
+        return to(device)
     if type(data) not in warned_types:
         warned_types.add(type(data))
         name = type(data).__name__

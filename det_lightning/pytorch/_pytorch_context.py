@@ -18,7 +18,7 @@ from det_lightning.distributed.backend import Backend, LocalBackend, parameters_
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.precision import ChosenPrecision
 from det_lightning.pytorch._configuration import RunConfiguration, require_usable
-from det_lightning.pytorch._data import to_device
+from det_lightning.pytorch._data import move
 from det_lightning.pytorch._experimental import PyTorchExperimentalContext
 from det_lightning.pytorch._forwarding import ForwardedAttribute, forward
 from det_lightning.pytorch._position import TrainingPosition
@@ -262,7 +262,7 @@ class PyTorchTrialContext:
 
     def to_device(self, data: Any) -> Any:
         """Move data that the trial made itself to the device; batches of the loader are moved already."""
-        return to_device(data, self.device, self._warned_types)
+        return move(data, self.device, self._warned_types)
 
     def set_stop_requested(self, stop_requested: bool) -> None:
         """Ask for the run to end, with a checkpoint, at the next boundary.
