@@ -18,7 +18,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry, from_lightning, split_models
 from det_lightning.checkpoint.format.manifest import find_damage
 from det_lightning.checkpoint.format.upgrade import modernize
-from det_lightning.checkpoint.safe_load import allow_safe_values, finish, load_checkpoint, read_state
+from det_lightning.checkpoint.safe_load import allow_safe_values, finish, load_checkpoint, read_all_parts, read_state
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, checkpoint_path, explain_errors, new_id
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, download, open_checkpoint
@@ -49,6 +49,7 @@ def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitti
     if content is not None:
         require_resumable(content)
         if not fitting:
+            content = read_all_parts(content) if content.is_sharded else content
             modernize(content.state, content.source)
             load_models(context, content.state, content.source, content.trial_class)
         return content
@@ -141,7 +142,7 @@ class TrialCheckpointIO(CheckpointIO):
         for candidate, before in itertools.pairwise([path, *self._newest_first[position + 1 :], None]):
             assert candidate is not None
             try:
-                return load_checkpoint(candidate, self.options, trusted=trusted)
+                return load_checkpoint(candidate, self.options, trusted=trusted, in_parts=True)
             except errors.CheckpointError as e:
                 failures.append(e)
                 if before is None or not self._is_damaged(candidate, e):

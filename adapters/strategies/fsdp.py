@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import StrategyRegistry
 from pytorch_lightning.trainer.states import TrainerFn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
@@ -27,11 +27,14 @@ class PerModelFSDPStrategy(PerModelStrategy):
     than ``forward`` there is ``torch.distributed.fsdp.register_fsdp_forward_method``. If some ranks get more validation
     batches than others, the models are whole on every rank during validations.
 
-    Checkpoints hold whole tensors, gathered on the chief, and are those of any other strategy.
+    Checkpoints hold whole tensors, gathered on the chief, and are those of any other strategy, unless they are sharded.
 
     Args:
         policy: modules that are units of their own, gathered one by one: classes, or a function of a module that
             returns a bool. By default a model is one unit.
+        mixed_precision: in which types FSDP2 gathers the parameters and reduces the gradients; by default in their own.
+        sharded_checkpoints: write into the checkpoints of ``DeterminedCheckpoint`` what each rank holds, and gather
+            nothing. ``det-lightning checkpoint merge`` makes Determined's files from them.
         **kwargs: those of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``, ``start_method``,
             ``cluster_environment``.
 
@@ -41,7 +44,14 @@ class PerModelFSDPStrategy(PerModelStrategy):
 
     strategy_name = "trial_fsdp"
 
-    def __init__(self, policy: Policy | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        *,
+        mixed_precision: MixedPrecisionPolicy | None = None,
+        sharded_checkpoints: bool = False,
+        **kwargs: Any,
+    ) -> None:
         if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
             raise errors.UnsupportedTrainerFlags(
                 f"strategy='trial_fsdp' needs torch 2.13 or later; this is torch {torch.__version__}, which trains "
@@ -50,9 +60,10 @@ class PerModelFSDPStrategy(PerModelStrategy):
             )
         super().__init__(**kwargs)
         self._policy = policy
+        self._options: dict[str, Any] = {"mixed_precision": mixed_precision, "sharded_checkpoints": sharded_checkpoints}
 
     def make_backend(self, device: torch.device) -> Backend:
-        return FSDPBackend(device, self._policy)
+        return FSDPBackend(device, self._policy, **self._options)
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Prepare a run.

@@ -19,6 +19,7 @@ _checkpoint.command("show", epilog=EXIT_CODES)(checkpoint_reading.show)
 _checkpoint.command("verify", epilog=EXIT_CODES)(checkpoint_reading.verify)
 _checkpoint.command("export", epilog=EXIT_CODES)(checkpoint_writing.export)
 _checkpoint.command("import", epilog=EXIT_CODES)(checkpoint_writing.import_file)
+_checkpoint.command("merge", epilog=EXIT_CODES)(checkpoint_writing.merge)
 _checkpoint.command("annotate", epilog=EXIT_CODES)(checkpoint_writing.annotate)
 _checkpoint.command("prune", epilog=EXIT_CODES)(checkpoint_writing.prune)
 

@@ -1,4 +1,4 @@
-"""``det-lightning checkpoint export``, ``import``, ``annotate`` and ``prune``; torch is imported when one runs."""
+"""``det-lightning checkpoint export``, ``import``, ``merge``, ``annotate``, ``prune``; they import torch when run."""
 
 from __future__ import annotations
 
@@ -106,6 +106,36 @@ def import_file(
     # The file has no code of the trial, and the working directory is not that code.
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as empty:
         checkpoint_id = CheckpointWriter(target, pathlib.Path(empty)).write(files)
+    if json:
+        print_json({"uuid": checkpoint_id, "path": str(target.root / checkpoint_id)})
+    else:
+        print_lines([checkpoint_id])
+
+
+@report_errors()
+def merge(
+    checkpoint: Checkpoint,
+    storage: Annotated[
+        str | None,
+        typer.Argument(help="Storage of the new checkpoint; by default that of the sharded one.", show_default=False),
+    ] = None,
+    trusted: TrustedFlag = False,
+    option: Options = None,
+    json: JsonFlag = False,
+) -> None:
+    """Write a sharded checkpoint as a new one in Determined's format, and print its id.
+
+    It has the same code, metadata and state for an exact resume. The whole state must fit into main memory.
+    """
+    from det_lightning.checkpoint.merging import merge_checkpoint
+    from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+    from det_lightning.cli.checkpoint_locations import locate_checkpoint, opened
+
+    options = parse_options(option)
+    location = locate_checkpoint(checkpoint, options)
+    target = CheckpointStorage(storage or location.parent.url, options=options)
+    with opened(location, options, with_code=True) as directory:
+        checkpoint_id = merge_checkpoint(directory, target, trusted=trusted)
     if json:
         print_json({"uuid": checkpoint_id, "path": str(target.root / checkpoint_id)})
     else:

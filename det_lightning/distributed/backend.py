@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -94,6 +95,13 @@ class ModelStates:
     """
 
     is_sharded = False
+    #: Checkpoints are sharded: they get what each rank holds.
+    writes_shards = False
+
+    @contextlib.contextmanager
+    def in_shards(self) -> Iterator[None]:
+        """If it ``writes_shards``, gather nothing inside: every rank gets sharded tensors as they are."""
+        yield
 
     def model_state(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the whole state of a wrapped model."""

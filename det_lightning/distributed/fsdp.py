@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from det_lightning import errors
@@ -42,8 +43,9 @@ class ShardedPlacement(ModelPlacement):
     units in the same order.
     """
 
-    def __init__(self, device: torch.device, policy: Policy | None) -> None:
+    def __init__(self, device: torch.device, policy: Policy | None, mixed_precision: MixedPrecisionPolicy) -> None:
         super().__init__(device)
+        self._mixed_precision = mixed_precision
         self._is_unit = _as_predicate(policy)
         self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         self.models: list[torch.nn.Module] = []
@@ -70,7 +72,7 @@ class ShardedPlacement(ModelPlacement):
         units = [module for module in model.modules() if module is not model and self._is_unit(module)]
         for module in (*reversed(units), model):  # the inner ones first
             # So what the trial sees of a model outside of its passes are always the same, sharded parameters.
-            fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
+            fully_shard(module, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._mixed_precision)
         cast(FSDPModule, model).set_reduce_scatter_unused_params(True)
         self.whole.add(model)
         clear_first(model, lambda: self.whole.clear(model.parameters()))
@@ -215,19 +217,29 @@ def share_buffers(models: list[torch.nn.Module]) -> None:
 
 
 class ShardedStates(ModelStates):
-    """The states of models and optimizers that are sharded: gathered on the chief, loaded in shards."""
+    """The states of models and optimizers that are sharded: gathered on the chief or left as they are, and loaded."""
 
     is_sharded = True
 
-    def __init__(self, placed: ShardedPlacement, gradients: ShardedGradients) -> None:
+    def __init__(self, placed: ShardedPlacement, gradients: ShardedGradients, writes_shards: bool) -> None:
         self._placed = placed
         self._gradients = gradients
+        self._gathers = True
+        self.writes_shards = writes_shards
+
+    @contextlib.contextmanager
+    def in_shards(self) -> Iterator[None]:
+        self._gathers = not self.writes_shards
+        try:
+            yield
+        finally:
+            self._gathers = True
 
     def model_state(self, model: torch.nn.Module) -> dict[str, Any]:
-        return gather_tensors(model.state_dict())
+        return self.gather(model.state_dict())
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return gather_optimizer(optimizer)
+        return gather_optimizer(optimizer) if self._gathers else optimizer.state_dict()
 
     def load_model(self, model: torch.nn.Module, weights: dict[str, Any]) -> None:
         current = model.state_dict()
@@ -243,14 +255,14 @@ class ShardedStates(ModelStates):
         kept = torch.tensor(held, dtype=torch.int32, device=self._placed.device)
         if self._gradients.keeps_gradients and named:
             dist.all_reduce(kept)
-        gathered: dict[str, torch.Tensor] = {}
+        found: dict[str, torch.Tensor] = {}
         for (name, parameter), is_kept in zip(named.items(), kept.tolist(), strict=True):
-            whole = [] if parameter.grad is None else list(gather_tensors({name: parameter.grad}).values())
+            parts = [] if parameter.grad is None else [parameter.grad]
             if is_kept:
-                whole.append(self._gradients.average_kept(parameter).cpu())
-            if whole and dist.get_rank() == 0:
-                gathered[name] = whole[0] if len(whole) == 1 else whole[0] + whole[1]
-        return gathered
+                parts.append(shard_like(self._gradients.average_kept(parameter), cast(DTensor, parameter)))
+            if parts:
+                found[name] = sum(parts[1:], parts[0])
+        return self.gather(found)
 
     def load_gradients(self, model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
         self._placed.whole.find()
@@ -260,7 +272,7 @@ class ShardedStates(ModelStates):
             parameter.grad = None if grad is None else self.place_like(parameter, grad)
 
     def gather(self, tensors: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
-        return gather_tensors(tensors)
+        return gather_tensors(tensors) if self._gathers else tensors
 
     def place_like(self, parameter: torch.nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
         return shard_like(whole, cast(DTensor, parameter))
@@ -269,10 +281,17 @@ class ShardedStates(ModelStates):
 class FSDPBackend(Backend):
     """Trains models that are sharded by FSDP2."""
 
-    def __init__(self, device: torch.device, policy: Policy | None = None) -> None:
-        placed = ShardedPlacement(device, policy)
+    def __init__(
+        self,
+        device: torch.device,
+        policy: Policy | None = None,
+        *,
+        mixed_precision: MixedPrecisionPolicy | None = None,
+        sharded_checkpoints: bool = False,
+    ) -> None:
+        placed = ShardedPlacement(device, policy, mixed_precision or MixedPrecisionPolicy())
         gradients = ShardedGradients(placed)
-        super().__init__(device, placed, gradients, ShardedStates(placed, gradients))
+        super().__init__(device, placed, gradients, ShardedStates(placed, gradients, sharded_checkpoints))
 
 
 def _as_predicate(policy: Policy | None) -> Callable[[torch.nn.Module], bool]:

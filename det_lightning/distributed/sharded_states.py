@@ -8,6 +8,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
+from det_lightning.checkpoint.safe_load import StoredTensor
+from det_lightning.distributed.shard_files import read_shard
+
+# What a loaded state may hold in place of a sharded tensor.
+_TENSORS = (torch.Tensor, StoredTensor)
+
 
 def gather_tensors(values: dict[Any, Any]) -> dict[Any, Any]:
     """Return a dict with whole tensors in main memory on the chief, and an empty one elsewhere; all ranks call it.
@@ -41,8 +47,10 @@ def gather_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {**state, "state": gathered} if dist.get_rank() == 0 else {}
 
 
-def shard_like(whole: torch.Tensor, parameter: DTensor) -> DTensor:
-    """Return a copy of this rank's part of a tensor that every rank holds, sharded as ``parameter`` is."""
+def shard_like(whole: torch.Tensor | StoredTensor, parameter: DTensor) -> DTensor:
+    """Return a copy of this rank's part of a tensor that every rank holds or can read, sharded as ``parameter`` is."""
+    if isinstance(whole, StoredTensor):
+        return read_shard(whole, parameter)
     # What an optimizer keeps in another shape, every rank needs as a whole.
     placements = parameter.placements if whole.shape == parameter.shape else [Replicate()] * parameter.device_mesh.ndim
     sharded = distribute_tensor(whole.detach(), parameter.device_mesh, placements, src_data_rank=None)
@@ -51,9 +59,9 @@ def shard_like(whole: torch.Tensor, parameter: DTensor) -> DTensor:
 
 def shard_if_alike(value: Any, target: Any) -> Any:
     """Return a whole tensor sharded as ``target`` is, if that is sharded and has the same shape; else ``value``."""
-    if isinstance(target, DTensor) and isinstance(value, torch.Tensor) and value.shape == target.shape:
+    if isinstance(target, DTensor) and isinstance(value, _TENSORS) and value.shape == target.shape:
         return shard_like(value, target)
-    return value
+    return value.read() if isinstance(value, StoredTensor) else value
 
 
 def load_into_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -70,6 +78,6 @@ def load_into_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any])
 
 
 def _fit(value: Any, parameter: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.dim() > 0 and isinstance(parameter, DTensor):
+    if isinstance(value, _TENSORS) and value.dim() > 0 and isinstance(parameter, DTensor):
         return shard_like(value, parameter)
-    return value
+    return value.read() if isinstance(value, StoredTensor) else value

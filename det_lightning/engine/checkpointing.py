@@ -6,8 +6,11 @@ import dataclasses
 import functools
 import logging
 import math
+import pathlib
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
@@ -19,6 +22,7 @@ from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._metrics import is_numerical_scalar
 from det_lightning.engine.run import TrialRun
+from det_lightning.engine.shard_writing import SharedCheckpoint, take_shards_of_run
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
@@ -91,24 +95,33 @@ class RunContent:
         self._run = run
 
     def collect(self) -> CheckpointContent | None:
-        """Return the content of a checkpoint, as the trial's callbacks leave it; None except on the chief."""
+        """Return the content of a checkpoint, as the trial's callbacks leave it.
+
+        Ranks other than the chief get None, or only their part of a sharded checkpoint.
+        """
         run = self._run
         context = run.context
-        resume = self._resume_state()
         chief = context.distributed.rank == 0
-        sharded = context.backend.states.is_sharded
-        weights = collect_weights(context) if chief or sharded else {}
+        states = context.backend.states
+        with states.in_shards():
+            resume = self._resume_state()
+            weights = collect_weights(context) if chief or states.is_sharded else {}
         files = run.trial.collect_files() if isinstance(run.trial, SelfSavingTrial) else None
-        if not chief:
+        shards: dict[str, torch.Tensor] = {}
+        if states.writes_shards:
+            weights, resume = take_shards_of_run(weights, resume, shards)
+        copies = list(tensors_in(weights)) if states.is_sharded and not states.writes_shards else []
+        state = {}
+        if chief:
+            state = {**weights, **collect_rest(context, run.events.callbacks, capture_rng(context.device))}
+            run.events.emit("on_checkpoint_save_start", state)
+        elif not states.writes_shards:
             return None
-        copies = list(tensors_in(weights)) if sharded else []
-        state = {**weights, **collect_rest(context, run.events.callbacks, capture_rng(context.device))}
-        run.events.emit("on_checkpoint_save_start", state)
         content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume, copies=copies)
         if isinstance(run.trial, SelfSavingTrial):
             content.files = files
             content.notes.update(run.trial.describe_files())
-        return content
+        return dataclasses.replace(content, is_sharded=states.writes_shards, shards=shards)
 
     def collect_without_weights(self) -> CheckpointContent:
         """Return callbacks, random state and position in the data, which Lightning's own files lack."""
@@ -187,16 +200,25 @@ class RunCheckpoints:
         # Before it is written: it may be complete although an error is raised, as that of a loader's dead worker.
         self._batches_of[checkpoint_id] = batches_trained
         content = self._content.collect()
-        if content is not None:
-            if content.resume is not None:
-                content.resume.best_value = self._plan.best_value
-            steps, value = self._validated or (-1, None)
-            metric = value if steps == batches_trained else None
-            self._plan.run_storage.save(content, checkpoint_id, metric, run.events.report_written)
-            logger.info("Checkpoint %s after %d batches.", checkpoint_id, batches_trained)
+        if content is not None and content.is_sharded:
+            shared = SharedCheckpoint(self._distributed, self._plan.run_storage.storage, checkpoint_id, content)
+            shared.write(functools.partial(self._write, content, checkpoint_id), run.events.report_written)
+        elif content is not None:
+            self._write(content, checkpoint_id, run.events.report_written)
         self._unreported += 1
         self._plan.last_id = checkpoint_id
         self.report_complete()
+
+    def _write(
+        self, content: CheckpointContent, checkpoint_id: str, report_written: Callable[[pathlib.Path], None] | None
+    ) -> None:
+        batches_trained = content.trial_state.batches_trained
+        if content.resume is not None:
+            content.resume.best_value = self._plan.best_value
+        steps, value = self._validated or (-1, None)
+        metric = value if steps == batches_trained else None
+        self._plan.run_storage.save(content, checkpoint_id, metric, report_written)
+        logger.info("Checkpoint %s after %d batches.", checkpoint_id, batches_trained)
 
     def save_unless_current(self) -> None:
         """Write a checkpoint if anything was trained since the latest one."""

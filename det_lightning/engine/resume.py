@@ -10,6 +10,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import RESUME_FILE
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.upgrade import modernize
+from det_lightning.checkpoint.safe_load import read_all_parts
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.engine.events import TrialEvents
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -79,8 +80,11 @@ def adapt_to(content: CheckpointContent, size: int) -> None:
 
 def apply(content: CheckpointContent, context: PyTorchTrialContext, events: TrialEvents) -> None:
     """Load everything into the trial; raise an InvalidCheckpointException that names what does not fit."""
-    state = content.state
-    resume = content.resume
+    loaded = content
+    if content.is_sharded and not context.backend.states.is_sharded:
+        loaded = read_all_parts(content)
+    state = loaded.state
+    resume = loaded.resume
     source = content.source
     if resume is None and "rng_state" in state:
         require_rng(state["rng_state"], source)
@@ -94,6 +98,8 @@ def apply(content: CheckpointContent, context: PyTorchTrialContext, events: Tria
         restore_rng(state["rng_state"], context.device)
     # The state may be large, and is no longer needed.
     content.state = {}
+    if content.is_sharded and content.kept is not None:
+        content.kept.close()
 
 
 def _apply_resume_state(resume: ResumeState, context: PyTorchTrialContext, source: str) -> None:

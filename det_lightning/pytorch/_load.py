@@ -15,7 +15,7 @@ from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.manifest import require_unchanged, require_unchanged_code, split_code
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.format.upgrade import LoadData, modernize, read_load_data
-from det_lightning.checkpoint.safe_load import read_resume, read_state, warn_of_nan
+from det_lightning.checkpoint.safe_load import read_models, read_resume, warn_of_nan
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.compat import answering_determined
 from det_lightning.importing import import_only, load_class
@@ -100,9 +100,9 @@ def load_trial_from_checkpoint_path(
         layout.require_complete(directory)
         state_file = layout.find_state_file(directory)
         load_data = _with_settings(read_load_data(directory), directory, hparams, exp_conf, trusted)
-        state = read_state(state_file, trusted=trusted, **torch_load_kwargs or {})
+        state, files_read = read_models(directory, trusted=trusted, **torch_load_kwargs or {})
         if not trusted:
-            require_unchanged(directory, [state_file.relative_to(directory).as_posix(), layout.LOAD_DATA_FILE])
+            require_unchanged(directory, [*files_read, layout.LOAD_DATA_FILE])
         modernize(state, str(state_file))
         warn_of_nan(state, str(state_file))
         with answering_determined():

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import pathlib
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,9 +57,12 @@ class CheckpointContent:
         name: the checkpoint's id; empty if it has none yet.
         source: path or URL of the file with the state, for messages.
         directory: the directory that it was read from; None if there was none.
+        is_sharded: ``state`` and ``resume`` lack the values of tensors that are stored in parts.
+        shards: for a checkpoint that is to be written, the sharded tensors by name; every rank writes its part.
+        described: size and checksum of the files that several ranks wrote, as in the manifest.
+        kept: keeps the files that are read later, where ``directory`` is a copy of files elsewhere.
         copies: tensors of ``state`` that nothing else uses, so that they need not be copied to be written later.
         files: a directory whose content becomes part of the checkpoint, and is moved there; None if there is none.
-        opened: keeps ``directory`` from being removed, if it is a copy of files elsewhere.
     """
 
     state: dict[str, Any]
@@ -73,9 +76,12 @@ class CheckpointContent:
     name: str = ""
     source: str = ""
     directory: pathlib.Path | None = None
+    is_sharded: bool = False
+    shards: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    described: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    kept: contextlib.ExitStack | None = None
     copies: Sequence[torch.Tensor] = ()
     files: pathlib.Path | None = None
-    opened: contextlib.ExitStack | None = None
 
     @property
     def trial_class(self) -> str | None:

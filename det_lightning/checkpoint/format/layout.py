@@ -2,7 +2,8 @@
 
 Determined 0.38 writes ``state_dict.pth``, ``trial_state.pkl``, ``load_data.json``, ``code/`` and, last of all,
 ``metadata.json``. det_lightning adds ``resume.pth``, with the rest of the state for an exact resume, and a manifest in
-``metadata.json``; Determined ignores both.
+``metadata.json``; Determined ignores both. A sharded checkpoint has ``shards/`` in place of ``state_dict.pth``, and
+Determined cannot read it; see ``det_lightning/checkpoint/format/shards.py``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ CODE_DIR = "code"
 RESUME_FILE = "resume.pth"
 #: det_lightning's own: what Lightning's checkpoints hold beyond a trial, such as the state of callbacks.
 LIGHTNING_FILE = "lightning.pth"
+#: det_lightning's own: the directory in a sharded checkpoint with what each rank held, and in it all that is whole.
+SHARDS_DIR = "shards"
+SHARDED_STATE_FILE = f"{SHARDS_DIR}/state.pth"
 #: det_lightning's own: the directory beside the checkpoints of a storage with indexes, marks and leases.
 BOOKKEEPING_DIR = ".det_lightning"
 #: In the staging directory of a writer to a remote storage; locked while the writer lives.
@@ -36,8 +40,15 @@ STAGING_MARK = ".det_lightning-writer.json"
 MASTER_KEY = "master"
 WRITTEN_KEY = "written_before_s"
 
-#: Where releases put the state, the newest first.
-STATE_FILES = (STATE_FILE, f"determined/{STATE_FILE}", f"pedl/{STATE_FILE}", "checkpoint.pt", TENSORFLOW_FILE)
+#: Where releases put the state, the newest first; at the end, where a sharded checkpoint has it.
+STATE_FILES = (
+    STATE_FILE,
+    f"determined/{STATE_FILE}",
+    f"pedl/{STATE_FILE}",
+    "checkpoint.pt",
+    TENSORFLOW_FILE,
+    SHARDED_STATE_FILE,
+)
 #: The name of ``trial_state.pkl`` in older releases.
 WORKLOAD_FILE = "workload_sequencer.pkl"
 

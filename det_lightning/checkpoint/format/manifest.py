@@ -21,18 +21,28 @@ from det_lightning.checkpoint.format.layout import CODE_DIR, METADATA_FILE, read
 MANIFEST_KEY = "files"
 CHECKSUM_KEY = "metadata_crc32c"
 
-_CHUNK_BYTES = 16 * 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
 
 
-def describe_files(directory: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """Return size and CRC-32C, the checksum of object stores, of every file below ``directory``, by its path there."""
-    found = {}
+def describe_files(
+    directory: pathlib.Path, known: Mapping[str, dict[str, Any]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return size and CRC-32C, the checksum of object stores, of every file below ``directory``, by its path there.
+
+    Those that are ``known`` are returned too, and not read.
+    """
+    found = dict(known or {})
     for folder, _, names in os.walk(directory, onerror=_raise):
         for path in map(pathlib.Path(folder).joinpath, names):
             name = path.relative_to(directory).as_posix()
-            if name != METADATA_FILE and path.is_file():
-                found[name] = {"bytes": path.stat().st_size, "crc32c": _checksum(path)}
+            if name != METADATA_FILE and name not in found and path.is_file():
+                found[name] = describe_file(path)
     return dict(sorted(found.items()))
+
+
+def describe_file(path: pathlib.Path) -> dict[str, Any]:
+    """Return size and CRC-32C of a file."""
+    return {"bytes": path.stat().st_size, "crc32c": _checksum(path)}
 
 
 def _raise(error: OSError) -> None:

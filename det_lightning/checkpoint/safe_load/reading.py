@@ -18,8 +18,15 @@ from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState, find_wrong_counts, short_text
 from det_lightning.checkpoint.format.manifest import find_damage, require_unchanged
 from det_lightning.checkpoint.format.resume_state import ResumeState
+from det_lightning.checkpoint.format.shards import RESUME_ROOT, SHARDED_RESUME_VALUES, STATE_ROOT, index_files
 from det_lightning.checkpoint.format.upgrade import read_load_data
 from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
+from det_lightning.checkpoint.safe_load.stored_tensors import (
+    find_stored,
+    is_sharded,
+    read_all_parts,
+    read_whole,
+)
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 
@@ -106,7 +113,11 @@ def _checked(values: dict[str, Any], path: pathlib.Path) -> TrialState:
 
 
 def load_checkpoint(
-    url: str | os.PathLike[str], options: Mapping[str, Any] | None = None, *, trusted: bool = False
+    url: str | os.PathLike[str],
+    options: Mapping[str, Any] | None = None,
+    *,
+    trusted: bool = False,
+    in_parts: bool = False,
 ) -> CheckpointContent:
     """Read the checkpoint at a path or URL; see :func:`read_checkpoint`.
 
@@ -114,6 +125,7 @@ def load_checkpoint(
         url: the checkpoint's own directory.
         options: see ``CheckpointStorage``.
         trusted: unpickle anything, and run any code that the files ask for.
+        in_parts: see :func:`read_checkpoint`; a copy of remote files is kept for as long as the content is.
 
     Raises:
         CheckpointNotFound: there is no checkpoint.
@@ -122,21 +134,23 @@ def load_checkpoint(
     """
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_checkpoint(url, options))
-        content = read_checkpoint(directory, trusted=trusted)
-        if (directory / layout.TENSORFLOW_FILE).is_file():  # which the trial reads later
-            content.opened = stack.pop_all()
+        content = read_checkpoint(directory, trusted=trusted, in_parts=in_parts)
+        # Both are read later.
+        if content.is_sharded or (directory / layout.TENSORFLOW_FILE).is_file():
+            content.kept = stack.pop_all()
     location = Location.parse(url, options)
     if location.is_local:
         return content
     return dataclasses.replace(content, source=f"{location}/{pathlib.Path(content.source).relative_to(directory)}")
 
 
-def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> CheckpointContent:
+def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False, in_parts: bool = False) -> CheckpointContent:
     """Read the checkpoint in ``directory``, of any release since 0.12.
 
     Args:
         directory: a checkpoint's own directory.
         trusted: unpickle anything, and run any code that the files ask for.
+        in_parts: do not read the parts of a sharded checkpoint: it has a ``StoredTensor`` for each sharded tensor.
 
     Raises:
         CheckpointNotFound: there is no checkpoint.
@@ -161,12 +175,16 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Checkp
         source=str(state_file),
         directory=directory,
     )
+    if is_sharded(directory, state_file):
+        content = _with_stored(content, directory, trusted)
+        content = content if in_parts else read_all_parts(content)
     # Last, because an exchanged file may be unsafe, which the readers report.
+    names = [*layout.FILES_READ, *index_files(directory)]
+    if (directory / layout.TENSORFLOW_FILE).is_file():
+        names += layout.find_files_of_tensorflow(directory)
     if not trusted:
-        require_unchanged(directory, layout.FILES_READ)
-        if (directory / layout.TENSORFLOW_FILE).is_file():
-            require_unchanged(directory, layout.find_files_of_tensorflow(directory))
-    elif damage := find_damage(directory, layout.FILES_READ):
+        require_unchanged(directory, names)
+    elif damage := find_damage(directory, names):
         logger.warning("The trusted checkpoint %s differs from its manifest: %s.", directory, "; ".join(damage))
     return content
 
@@ -175,6 +193,33 @@ def _read_state(state_file: pathlib.Path, trusted: bool) -> dict[str, Any]:
     if state_file.name == layout.TENSORFLOW_FILE:  # Determined writes nothing else for Estimators
         return {"models_state_dict": [], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
     return read_state(state_file, trusted=trusted)
+
+
+def _with_stored(content: CheckpointContent, directory: pathlib.Path, trusted: bool) -> CheckpointContent:
+    resume = content.resume
+    if resume is not None:
+        found = {name: getattr(resume, name) for name in SHARDED_RESUME_VALUES}
+        resume = dataclasses.replace(resume, **find_stored(directory, found, RESUME_ROOT, trusted=trusted))
+    state = find_stored(directory, content.state, STATE_ROOT, trusted=trusted)
+    return dataclasses.replace(content, state=state, resume=resume, is_sharded=True)
+
+
+def read_models(
+    directory: pathlib.Path, *, trusted: bool = False, **torch_load_kwargs: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the state of a checkpoint with the weights of its models, and the paths of the files that were read.
+
+    In a sharded checkpoint the other sharded tensors are not read. For the arguments and what is raised see
+    :func:`read_state`.
+    """
+    state_file = layout.find_state_file(directory)
+    state = read_state(state_file, trusted=trusted, **torch_load_kwargs)
+    names = [state_file.relative_to(directory).as_posix()]
+    if is_sharded(directory, state_file):
+        state = find_stored(directory, state, STATE_ROOT, trusted=trusted)
+        state["models_state_dict"] = read_whole(state.get("models_state_dict"))
+        names += index_files(directory)
+    return state, names
 
 
 def read_resume(directory: pathlib.Path, *, trusted: bool = False) -> ResumeState | None:

@@ -153,6 +153,24 @@ def read_state(
     return state
 
 
+def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: bool = False) -> torch.Tensor:
+    """Read a tensor that ``torch.save`` wrote into ``length`` bytes of a file, from ``offset`` on; see `read_state`."""
+    kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False}
+    try:
+        with path.open("rb", buffering=0) as file:
+            section: Any = _Section(file, offset, length)
+            tensor = _read_archive(path, section, kwargs)
+    except errors.CheckpointError:
+        raise
+    except Exception as e:  # reading damaged bytes may raise anything
+        raise _explain(e, f"{path} at byte {offset:,}") from e
+    if not isinstance(tensor, torch.Tensor):
+        raise errors.IncompleteCheckpointError(
+            f"{path} should hold a tensor at byte {offset:,}; it holds a {type(tensor).__name__}."
+        )
+    return tensor
+
+
 def _load(source: Any, kwargs: dict[str, Any]) -> Any:
     with allow_safe_values():
         state = torch.load(source, **kwargs)
@@ -225,6 +243,34 @@ class _Stream(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         count: int = self._file.readinto(buffer)  # type: ignore[attr-defined]  # of an unbuffered file
+        return count
+
+
+class _Section(_Stream):
+    """Some bytes of a file, as a file of their own."""
+
+    def __init__(self, file: IO[bytes], begin: int, length: int) -> None:
+        size = file.seek(0, io.SEEK_END)
+        if begin + length > size:
+            raise ValueError(f"it has {size:,} bytes; the tensor should end at byte {begin + length:,}")
+        super().__init__(file)
+        self._begin = begin
+        self._length = length
+        self._position = 0
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
+        self._position = max(0, origin + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        super().seek(self._begin + self._position)
+        room = memoryview(buffer)[: max(0, self._length - self._position)]
+        count = super().readinto(room)
+        self._position += count
         return count
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import CODE_DIR, LOAD_DATA_FILE, METADATA_FILE, STAGING_MARK
+from det_lightning.checkpoint.format.layout import CODE_DIR, LOAD_DATA_FILE, METADATA_FILE, SHARDS_DIR, STAGING_MARK
 from det_lightning.checkpoint.storage.leases import Lease, is_abandoned, new_content, remove_if_empty
 from det_lightning.checkpoint.storage.location import (
     Location,
@@ -111,7 +111,7 @@ def _is_own_partial(checkpoint: Location) -> bool:
     if not is_own_id(checkpoint.name) or checkpoint.link_target() is not None or not checkpoint.is_dir():
         return False
     names = {*checkpoint.list_names(), *checkpoint.list_links()}
-    return METADATA_FILE not in names and (LOAD_DATA_FILE in names or names <= {CODE_DIR})
+    return METADATA_FILE not in names and (LOAD_DATA_FILE in names or names <= {CODE_DIR, SHARDS_DIR})
 
 
 def move_aside(root: Location, directory: pathlib.Path) -> pathlib.Path:
@@ -199,10 +199,17 @@ class LocalStaging:
         self._mark.release()
 
 
+def announce(root: Location, checkpoint_id: str, retry: RetryPolicy) -> None:
+    """Mark a checkpoint in a remote storage as one that is being written, before its first file is."""
+    mark = bookkeeping_path(root, _MARKS_DIR) / f"{checkpoint_id}{_MARK_SUFFIX}"
+    retry.call("writing", lambda: mark.write(_to_json(new_content())), where=mark)
+
+
 class RemoteStaging:
     """A temporary directory, uploaded on :meth:`commit`. A lock on a file in it shows others that the writer lives."""
 
     def __init__(self, root: Location, checkpoint_id: str, retry: RetryPolicy) -> None:
+        self._root = root
         self._target = checkpoint_path(root, checkpoint_id)
         self._mark = bookkeeping_path(root, _MARKS_DIR) / f"{checkpoint_id}{_MARK_SUFFIX}"
         self._retry = retry
@@ -221,7 +228,7 @@ class RemoteStaging:
         in_order = sorted(names, key=lambda name: (name != LOAD_DATA_FILE, name))
         write_whole(self.directory / METADATA_FILE, _to_json(metadata))
         try:
-            self._retry.call("writing", lambda: self._mark.write(_to_json(new_content())), where=self._mark)
+            announce(self._root, self.directory.name, self._retry)
             upload(self.directory, [*in_order, METADATA_FILE], self._target, self._retry)
         except errors.StorageError as e:
             # Without its mark the directory is not taken for one that a killed writer left.

@@ -99,7 +99,7 @@ class CheckpointWriter:
         """Write the last file and bring the checkpoint into the storage; see :meth:`write`."""
         try:
             try:
-                files = describe_files(staging.directory)
+                files = describe_files(staging.directory, content.described)
                 entries = {
                     "determined_version": _FORMAT_VERSION,
                     "steps_completed": content.trial_state.batches_trained,
@@ -109,7 +109,8 @@ class CheckpointWriter:
                     **content.notes,
                     MANIFEST_KEY: files,
                 }
-                staging.commit(with_checksum(entries), files)
+                # What other ranks wrote they have also brought into a remote storage.
+                staging.commit(with_checksum(entries), [name for name in files if (staging.directory / name).exists()])
             except _WRITE_ERRORS as e:
                 raise _explain(e, staging.directory) from e
         except errors.StorageError:
@@ -142,7 +143,9 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
         torch.save(content.resume.to_dict(), directory / layout.RESUME_FILE)
     if content.lightning is not None:
         torch.save(content.lightning, directory / layout.LIGHTNING_FILE)
-    torch.save(content.state, directory / layout.STATE_FILE)
+    state_file = directory / (layout.SHARDED_STATE_FILE if content.is_sharded else layout.STATE_FILE)
+    state_file.parent.mkdir(exist_ok=True)
+    torch.save(content.state, state_file)
     if content.files is not None:
         for path in sorted(content.files.iterdir()):
             shutil.move(path, directory / path.name)

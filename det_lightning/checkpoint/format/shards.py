@@ -1,0 +1,152 @@
+"""Sharded checkpoints: the files with what each rank held, and how the tensors in them are named.
+
+``shards/state.pth`` and ``resume.pth`` have empty tensors, of the meta device, in place of those that were sharded. The
+values are in the files that ``torch.distributed.checkpoint`` wrote, one per rank. The *index* of each rank, in JSON,
+says where in its file they are. That library's own ``.metadata`` is a pickle, and is never read here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from det_lightning import errors
+from det_lightning.checkpoint.format.content import short_text
+from det_lightning.checkpoint.format.layout import SHARDS_DIR, read_json
+from det_lightning.escaping import escape
+
+#: What the names of tensors in a state, and in a resume state, begin with.
+STATE_ROOT = "state"
+RESUME_ROOT = "resume"
+#: What of a resume state may be sharded.
+SHARDED_RESUME_VALUES = ("gradients", "precision")
+
+_INDEX_VERSION = 1
+_INDEX_FILES = "index-*.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredPart:
+    """Where some rows of a tensor are stored.
+
+    Attributes:
+        dim: the dimension of the tensor that is divided.
+        begin: the first row in that dimension.
+        size: the number of rows.
+        file: the name of the file in ``shards/``.
+        offset: position of the first byte in it.
+        length: number of bytes.
+    """
+
+    dim: int
+    begin: int
+    size: int
+    file: str
+    offset: int
+    length: int
+
+
+def map_tensors(value: Any, convert: Callable[[str, Any], Any], name: str, kinds: tuple[type, ...]) -> Any:
+    """Return nested dicts, lists and tuples with ``convert(name, value)`` in place of each value of ``kinds``.
+
+    A name is the path to a value, such as ``"state.models_state_dict.0.weight"``.
+    """
+    if isinstance(value, kinds):
+        return convert(name, value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, convert, f"{name}.{key}", kinds) for key, item in value.items()}
+    if isinstance(value, list):
+        return [map_tensors(item, convert, f"{name}.{index}", kinds) for index, item in enumerate(value)]
+    if type(value) is tuple:
+        return tuple(map_tensors(item, convert, f"{name}.{index}", kinds) for index, item in enumerate(value))
+    return value
+
+
+def index_file(rank: int) -> str:
+    """Return the path in a checkpoint of the index of a rank."""
+    return f"{SHARDS_DIR}/index-{rank:05}.json"
+
+
+def write_index(path: pathlib.Path, parts: Mapping[str, StoredPart]) -> None:
+    """Write the index of a rank: where its part of each tensor is."""
+    rows = {name: dataclasses.astuple(part) for name, part in parts.items()}
+    path.write_text(json.dumps({"version": _INDEX_VERSION, "parts": rows}), encoding="utf-8")
+
+
+def index_files(directory: pathlib.Path) -> list[str]:
+    """Return the paths in a checkpoint of the indexes of all ranks."""
+    return sorted(path.relative_to(directory).as_posix() for path in (directory / SHARDS_DIR).glob(_INDEX_FILES))
+
+
+def read_indexes(directory: pathlib.Path) -> dict[str, list[StoredPart]]:
+    """Return where the parts of each tensor of a sharded checkpoint are.
+
+    Raise an ``IncompleteCheckpointError`` if an index is damaged, or there is none.
+    """
+    names = index_files(directory)
+    if not names:
+        raise errors.IncompleteCheckpointError(
+            f"{escape(directory / SHARDS_DIR)} has no {_INDEX_FILES}: only checkpoints that det_lightning wrote can be "
+            "read without running code that they contain. Others, torch.distributed.checkpoint.format_utils reads."
+        )
+    found: dict[str, list[StoredPart]] = {}
+    for name in names:
+        path = directory / name
+        content = read_json(path)
+        if content.get("version") != _INDEX_VERSION:
+            raise errors.IncompleteCheckpointError(
+                f"{escape(path)} has version {short_text(content.get('version'))}; this release of det_lightning reads "
+                f"version {_INDEX_VERSION}. It is damaged, or of a newer release."
+            )
+        rows = content.get("parts")
+        if not isinstance(rows, dict):
+            raise errors.IncompleteCheckpointError(f"{escape(path)} is damaged: 'parts' is {short_text(rows)}.")
+        for tensor, row in rows.items():
+            found.setdefault(tensor, []).append(_parsed(row, tensor, path))
+    return found
+
+
+def _parsed(row: Any, tensor: str, path: pathlib.Path) -> StoredPart:
+    if (
+        isinstance(row, list)
+        and len(row) == len(dataclasses.fields(StoredPart))
+        and all(type(value) is int and value >= 0 for index, value in enumerate(row) if index != _FILE)
+        and isinstance(row[_FILE], str)
+        and _FILE_NAME.fullmatch(row[_FILE]) is not None
+    ):
+        return StoredPart(*row)
+    raise errors.IncompleteCheckpointError(
+        f"{escape(path)} is damaged: the part of {tensor:.200} should be {_FORM}; got {short_text(row)}."
+    )
+
+
+_FORM = [field.name for field in dataclasses.fields(StoredPart)]
+_FILE = _FORM.index("file")
+_FILE_NAME = re.compile(r"__\d+_\d+\.distcp", re.ASCII)
+
+
+def require_tiling(parts: Iterable[StoredPart], name: str, shape: torch.Size) -> list[StoredPart]:
+    """Return the parts of a tensor in order; raise an ``IncompleteCheckpointError`` unless they make up all of it."""
+    in_order = sorted(parts, key=lambda part: part.begin)
+    dims = {part.dim for part in in_order}
+    end = 0
+    for part in in_order:
+        if part.begin != end:
+            break
+        end += part.size
+    if len(dims) != 1 or max(dims) >= len(shape) or end != shape[max(dims)] or sum(p.size for p in in_order) != end:
+        rows = ", ".join(f"{part.begin} to {part.begin + part.size}" for part in in_order[:_FEW])
+        raise errors.IncompleteCheckpointError(
+            f"The parts of {name:.200} do not make up a tensor of the shape {list(shape)}: there are rows {rows}. A "
+            "file of the checkpoint is missing or damaged; use another checkpoint."
+        )
+    return in_order
+
+
+_FEW = 5

@@ -1,0 +1,46 @@
+"""Making a checkpoint in Determined's format from a sharded one."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import tempfile
+
+from det_lightning.checkpoint.format import layout
+from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, require_unchanged_code, split_code
+from det_lightning.checkpoint.safe_load import read_checkpoint
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.writer import CheckpointWriter
+from det_lightning.escaping import escape
+
+
+def merge_checkpoint(directory: pathlib.Path, storage: CheckpointStorage, *, trusted: bool = False) -> str:
+    """Write a sharded checkpoint as a new one in Determined's format; return its id.
+
+    It has the same code, metadata and state for an exact resume. The whole state is in main memory meanwhile.
+
+    Args:
+        directory: the directory of the sharded checkpoint, with its code.
+        storage: gets the new one.
+        trusted: unpickle anything, and run any code that the files ask for.
+
+    Raises:
+        ValueError: the checkpoint is not sharded.
+        CheckpointError: it cannot be read, or the new one cannot be written.
+    """
+    if layout.find_state_file(directory) != directory / layout.SHARDED_STATE_FILE:
+        raise ValueError(f"{escape(directory)} is not sharded: it is in Determined's format already.")
+    content = read_checkpoint(directory, trusted=trusted)
+    if not trusted:
+        require_unchanged_code(directory)
+    metadata = layout.read_json(directory / layout.METADATA_FILE)
+    metadata.pop(CHECKSUM_KEY, None)
+    content.notes = {**metadata, "merged_from": directory.name}
+    with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
+        code = pathlib.Path(folder)
+        for name in split_code(directory)[0]:
+            copy = code / pathlib.PurePosixPath(name).relative_to(layout.CODE_DIR)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(directory / name, copy)
+        # What may be in a checkpoint was chosen when the sharded one was written.
+        return CheckpointWriter(storage, code, code_with_secrets=True).write(content)

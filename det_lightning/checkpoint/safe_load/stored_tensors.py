@@ -1,0 +1,113 @@
+"""Tensors of a sharded checkpoint, which are read when they are needed, and only as far as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from det_lightning import errors
+from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.layout import SHARDED_STATE_FILE, SHARDS_DIR
+from det_lightning.checkpoint.format.shards import (
+    SHARDED_RESUME_VALUES,
+    StoredPart,
+    map_tensors,
+    read_indexes,
+    require_tiling,
+)
+from det_lightning.checkpoint.safe_load.state_file import read_tensor_at
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredTensor:
+    """A tensor that lies in parts in the files of a sharded checkpoint.
+
+    Attributes:
+        shape: its whole shape.
+        dtype: its type.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    _name: str
+    _directory: pathlib.Path
+    _parts: Sequence[StoredPart]
+    _trusted: bool
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self.shape)
+
+    def read(self) -> torch.Tensor:
+        """Return the whole tensor, in main memory.
+
+        Raises:
+            IncompleteCheckpointError: a file is missing or damaged.
+            UnsafeCheckpointError: a file refers to code, and is not trusted.
+        """
+        dim = self._parts[0].dim
+        return self.read_rows(dim, 0, self.shape[dim])
+
+    def read_rows(self, dim: int, begin: int, count: int) -> torch.Tensor:
+        """Return ``count`` rows in a dimension, in main memory, reading only the parts that have some; see `read`."""
+        if dim != self._parts[0].dim:
+            return self.read().narrow(dim, begin, count).clone()
+        rows = torch.empty([*self.shape[:dim], count, *self.shape[dim + 1 :]], dtype=self.dtype)
+        for part in self._parts:
+            first = max(begin, part.begin)
+            last = min(begin + count, part.begin + part.size)
+            if first < last:
+                stored = self._read_part(part).narrow(dim, first - part.begin, last - first)
+                rows.narrow(dim, first - begin, last - first).copy_(stored)
+        return rows
+
+    def _read_part(self, part: StoredPart) -> torch.Tensor:
+        path = self._directory / SHARDS_DIR / part.file
+        tensor = read_tensor_at(path, part.offset, part.length, trusted=self._trusted)
+        expected = [*self.shape]
+        expected[part.dim] = part.size
+        if tensor.layout is not torch.strided or tensor.dtype is not self.dtype or [*tensor.shape] != expected:
+            raise errors.IncompleteCheckpointError(
+                f"{path} should hold {self._name:.200} at byte {part.offset:,}, in {self.dtype} and the shape "
+                f"{expected}; it holds a tensor in {tensor.dtype} of the shape {[*tensor.shape]:}."
+            )
+        return tensor.detach()
+
+
+def is_sharded(directory: pathlib.Path, state_file: pathlib.Path) -> bool:
+    """Return whether the state file of a checkpoint is that of a sharded one."""
+    return state_file == directory / SHARDED_STATE_FILE
+
+
+def find_stored(directory: pathlib.Path, values: Any, name: str, *, trusted: bool) -> Any:
+    """Return ``values`` with a :class:`StoredTensor` in place of each tensor that is stored in parts.
+
+    ``name`` is that of ``values``, such as ``"state"``. Raise an ``IncompleteCheckpointError`` if parts are missing.
+    """
+    parts = read_indexes(directory)
+
+    def find(path: str, value: torch.Tensor) -> Any:
+        if value.device.type != "meta" or path not in parts:
+            return value
+        in_order = require_tiling(parts[path], path, value.shape)
+        return StoredTensor(value.shape, value.dtype, path, directory, in_order, trusted)
+
+    return map_tensors(values, find, name, (torch.Tensor,))
+
+
+def read_whole(values: Any) -> Any:
+    """Return ``values``, of nested dicts and lists, with a whole tensor in place of each :class:`StoredTensor`."""
+    return map_tensors(values, lambda _, stored: stored.read(), "", (StoredTensor,))
+
+
+def read_all_parts(content: CheckpointContent) -> CheckpointContent:
+    """Return the content of a sharded checkpoint as that of one that was not: whole tensors, in main memory."""
+    resume = content.resume
+    if resume is not None:
+        whole = {name: read_whole(getattr(resume, name)) for name in SHARDED_RESUME_VALUES}
+        resume = dataclasses.replace(resume, **whole)
+    return dataclasses.replace(content, state=read_whole(content.state), resume=resume, is_sharded=False)

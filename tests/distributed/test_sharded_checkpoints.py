@@ -1,0 +1,284 @@
+"""Checkpoints into which each rank writes what it holds: resumed from in any world, merged, and read without trust."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from det_lightning import errors, pytorch
+from det_lightning.checkpoint import load_checkpoint
+from det_lightning.cli.app import app
+from tests.checkpoint.storage.backends import new_bucket, s3_server
+from tests.distributed.fsdp_trials import Plain
+from tests.distributed.test_fsdp import LARGE_STATE_BYTES, TOLERANCE, flat_weights, last_weights, reader, results
+from tests.versions import needs_shards
+
+pytestmark = [pytest.mark.slow, needs_shards]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def launch(command: str, folder: Path, ranks: int, *more: str) -> None:
+    """Run ``tests.distributed.sharded_ranks`` on several ranks."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "1000000"}
+    arguments = [sys.executable, *launcher, "-m", "tests.distributed.sharded_ranks", command, str(folder), *more]
+    working_directory = folder / "code"
+    working_directory.mkdir(exist_ok=True)
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, timeout=300, env={**os.environ, **environment}, cwd=working_directory
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What every scenario of ``tests.distributed.sharded_ranks`` left behind."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto.server", reason="no S3 server to test with; install moto[server]")
+    found = tmp_path_factory.mktemp("ranks")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        with s3_server() as options:
+            launch("two", found, 2, f"s3://{new_bucket('s3', options)}/trial", json.dumps(options))
+    launch("three", found, 3)
+    return found
+
+
+def test_the_documented_trial_trains_with_all_options_and_resumes(tmp_path: Path) -> None:
+    """Compiled without code for a processor, so that the test needs no C++ compiler."""
+    sizes = {"global_batch_size": 8, "layers": 2, "width": 64, "vocabulary": 50, "length": 16, "compile": "aot_eager"}
+    shutil.copy(ROOT / "docs" / "large_model.py", tmp_path)
+    for batches in (4, 6):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        arguments = ["large_model.py", "--batches", str(batches), "--hparams", json.dumps(sizes)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([*launcher, *arguments], capture_output=True, text=True, env=environment, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+    written = {load_checkpoint(path.parent).trial_state.batches_trained for path in tmp_path.glob("*/*/metadata.json")}
+    assert written == {4, 6}
+    state = load_checkpoint(next(tmp_path.glob("*/*/metadata.json")).parent).state
+    assert {value.dtype for value in state["models_state_dict"][0].values()} == {torch.float32}
+
+
+def checkpoint_in(folder: Path, name: str) -> Path:
+    return Path((folder / f"{name}-checkpoint.txt").read_text())
+
+
+def whole_checkpoint(folder: Path, name: str) -> Path:
+    (metadata,) = (folder / f"{name}-five-whole").glob("*/metadata.json")
+    return metadata.parent
+
+
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> Path:
+    """A copy of a sharded checkpoint, to be damaged."""
+    return Path(shutil.copytree(checkpoint_in(folder, "random"), tmp_path / "copied"))
+
+
+def test_each_rank_writes_its_files_and_nobody_holds_the_whole(folder: Path) -> None:
+    """A trial's callbacks see empty tensors of the whole shape, and the files of both ranks."""
+    files = ".metadata __0_0.distcp __1_0.distcp index-00000.json index-00001.json state.pth"
+    assert torch.load(folder / "seen-0.pt") == ["meta [6, 4]", files]
+    assert torch.load(folder / "seen-1.pt") == []
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path) -> None:
+    for resumed, straight in zip(results(folder, "random-trial_fsdp"), results(folder, "random-whole"), strict=True):
+        assert len(resumed["updates"]) == 7
+        assert torch.equal(resumed["updates"][-1], straight["updates"][-1])
+
+
+@pytest.mark.parametrize("strategy", ["trial_fsdp", "trial_ddp"])
+def test_a_run_stopped_within_an_aggregation_goes_on_under_either_strategy(folder: Path, strategy: str) -> None:
+    resumed, straight = (last_weights(folder, f"aggregated-{name}") for name in (strategy, "whole"))
+    torch.testing.assert_close(resumed, straight, **TOLERANCE)
+
+
+def test_ranks_write_into_a_bucket_together_and_resume_from_it(folder: Path) -> None:
+    for resumed, straight in zip(results(folder, "remote"), results(folder, "random-whole"), strict=True):
+        assert torch.equal(resumed["updates"][-1], straight["updates"][-1])
+
+
+@pytest.mark.parametrize("name", ["random", "aggregated", "gan"])
+def test_read_as_a_whole_it_is_what_the_chief_would_have_gathered(folder: Path, name: str) -> None:
+    sharded, whole = (load_checkpoint(path) for path in (checkpoint_in(folder, name), whole_checkpoint(folder, name)))
+    for key in ("models_state_dict", "optimizers_state_dict"):
+        torch.testing.assert_close(sharded.state[key], whole.state[key], rtol=0, atol=0)
+    assert sharded.resume is not None
+    assert whole.resume is not None
+    torch.testing.assert_close(sharded.resume.gradients, whole.resume.gradients, rtol=0, atol=0)
+
+
+def test_three_ranks_load_the_shards_of_two(folder: Path) -> None:
+    loaded = torch.load(folder / "three.pt", weights_only=True)
+    written = load_checkpoint(checkpoint_in(folder, "gan")).state
+    for key, states in loaded.items():
+        torch.testing.assert_close(states, written[key], rtol=0, atol=0)
+
+
+def test_one_process_resumes_from_the_shards_of_two(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    with pytorch.init(
+        hparams={"global_batch_size": 8}, exp_conf={"name": "one"}, enable_tensorboard_logging=False
+    ) as context:
+        trial = Plain(context)
+        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
+        trainer.fit(
+            max_length=pytorch.Batch(11),
+            checkpoint_policy="none",
+            checkpoint_storage=tmp_path / "storage",
+            latest_checkpoint=checkpoint_in(folder, "aggregated"),
+        )
+    assert len(trial.updates) == 1  # each of the two ranks had trained five batches, which are ten for one
+
+
+def run_cli(*arguments: str | Path, ends_with: int = 0) -> str:
+    """Run ``det-lightning checkpoint``; return what it printed."""
+    result = CliRunner().invoke(app, ["checkpoint", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == ends_with, result.output
+    return result.output
+
+
+def test_merge_writes_determineds_files(folder: Path, tmp_path: Path) -> None:
+    sharded = checkpoint_in(folder, "random")
+    merged = tmp_path / run_cli("merge", sharded, tmp_path).strip()
+    files = {path.name for path in merged.iterdir()}
+    assert files >= {"state_dict.pth", "trial_state.pkl", "load_data.json", "metadata.json", "resume.pth"}
+    assert "shards" not in files
+    metadata = [json.loads((path / "metadata.json").read_text()) for path in (sharded, merged)]
+    assert metadata[1]["merged_from"] == sharded.name
+    assert [one["steps_completed"] for one in metadata] == [5, 5]
+    assert metadata[0]["trial"] == metadata[1]["trial"]
+    assert "fine" in run_cli("verify", merged)
+    assert "fine" in run_cli("verify", sharded)
+    written, read = (load_checkpoint(path).state for path in (merged, sharded))
+    torch.testing.assert_close(written["models_state_dict"], read["models_state_dict"], rtol=0, atol=0)
+
+
+def test_a_whole_checkpoint_is_not_merged(folder: Path) -> None:
+    printed = run_cli("merge", whole_checkpoint(folder, "random"), ends_with=2)
+    assert "is not sharded: it is in Determined's format already" in " ".join(printed.split())
+
+
+def test_weights_are_exported_and_loaded_from_shards(folder: Path, tmp_path: Path) -> None:
+    sharded = checkpoint_in(folder, "aggregated")
+    run_cli("export", sharded, "--to", "weights", "-o", tmp_path / "weights.pt")
+    exported = torch.load(tmp_path / "weights.pt", weights_only=True)
+    trial = pytorch.load_trial_from_checkpoint_path(sharded, trial_class=reader(pytorch))
+    assert torch.equal(flat_weights(trial.model), torch.cat([value.reshape(-1) for value in exported.values()]))
+
+
+@pytest.mark.determined
+def test_the_real_one_loads_what_was_merged(folder: Path, tmp_path: Path) -> None:
+    real = importlib.import_module("determined.pytorch")
+    sharded = checkpoint_in(folder, "aggregated")
+    merged = tmp_path / run_cli("merge", sharded, tmp_path).strip()
+    trial = real.load_trial_from_checkpoint_path(
+        str(merged), trial_class=reader(real), torch_load_kwargs={"weights_only": False}
+    )
+    ours = pytorch.load_trial_from_checkpoint_path(sharded, trial_class=reader(pytorch))
+    assert torch.equal(flat_weights(trial.model), flat_weights(ours.model))
+
+
+class Attack:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self.file,)
+
+
+def replace_first_part(checkpoint: Path, value: Any) -> None:
+    """Put ``value``, as ``torch.save`` writes it, where the first part of a tensor is."""
+    shards = checkpoint / "shards"
+    torch.save(value, shards / "__9_0.distcp")
+    index = json.loads((shards / "index-00000.json").read_text())
+    part = next(iter(index["parts"].values()))
+    part[3:] = ["__9_0.distcp", 0, (shards / "__9_0.distcp").stat().st_size]
+    (shards / "index-00000.json").write_text(json.dumps(index))
+    # Whoever can exchange the files can exchange the manifest as well.
+    metadata = json.loads((checkpoint / "metadata.json").read_text())
+    (checkpoint / "metadata.json").write_text(json.dumps({"steps_completed": metadata["steps_completed"]}))
+
+
+def test_code_in_the_files_of_a_rank_is_not_run(copied: Path, tmp_path: Path) -> None:
+    attack = Attack(tmp_path / "attacked")
+    (copied / "shards" / ".metadata").write_bytes(pickle.dumps(attack))
+    replace_first_part(copied, attack)
+    with pytest.raises(errors.UnsafeCheckpointError, match=r"__9_0.distcp at byte 0 refers to"):
+        load_checkpoint(copied)
+    assert not attack.file.exists()
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(2, 4), torch.ones(3, 4, dtype=torch.float64), {"a": 1}])
+def test_a_part_of_another_shape_type_or_kind_is_refused(copied: Path, wrong: Any) -> None:
+    replace_first_part(copied, wrong)
+    with pytest.raises(errors.IncompleteCheckpointError, match="should hold"):
+        load_checkpoint(copied)
+
+
+def test_a_missing_rank_is_noticed(copied: Path) -> None:
+    (copied / "shards" / "index-00001.json").unlink()
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"do not make up a tensor of the shape \[6, 4\]"):
+        load_checkpoint(copied)
+
+
+def test_a_missing_file_is_noticed(copied: Path) -> None:
+    (copied / "shards" / "__1_0.distcp").unlink()
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"__1_0.distcp"):
+        load_checkpoint(copied)
+
+
+def test_a_flipped_bit_is_noticed_although_only_parts_are_read(copied: Path) -> None:
+    file = copied / "shards" / "__0_0.distcp"
+    index = json.loads((copied / "shards" / "index-00000.json").read_text())
+    name, part = next((n, p) for n, p in index["parts"].items() if n.startswith("state.models_state_dict.0.0"))
+    content = bytearray(file.read_bytes())
+    weight = load_checkpoint(copied).state["models_state_dict"][0][name.removeprefix("state.models_state_dict.0.")]
+    position = content.index(weight[:1].contiguous().numpy().tobytes(), part[4])
+    content[position] ^= 1
+    file.write_bytes(content)
+    stored = load_checkpoint(copied, in_parts=True).state["models_state_dict"][0]
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"__0_0.distcp.*checksum"):
+        stored[name.removeprefix("state.models_state_dict.0.")].read()
+
+
+def test_without_our_index_torchs_pickled_one_is_not_used(copied: Path) -> None:
+    for index in (copied / "shards").glob("index-*.json"):
+        index.unlink()
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"has no index-\*\.json"):
+        load_checkpoint(copied)
+
+
+def test_the_error_of_one_rank_ends_all_and_leaves_no_checkpoint(folder: Path) -> None:
+    for rank in range(2):
+        message = (folder / f"failure-{rank}.txt").read_text()
+        assert message.endswith("cannot be written: rank 1: [Errno 27] File too large.")
+    assert not list((folder / "failing-storage").glob("*/metadata.json"))
+    assert not list((folder / "failing-storage").glob("*/shards"))
+
+
+def test_no_rank_needs_memory_for_a_second_copy_of_its_part(folder: Path) -> None:
+    """Gathered on the chief, the whole state takes that much more; see tests/distributed/test_fsdp.py."""
+    for rank in range(2):
+        found = torch.load(folder / f"memory-{rank}.pt")
+        assert found["peak"] - found["before"] < 0.1 * LARGE_STATE_BYTES / 2
