@@ -116,7 +116,8 @@ class EstimatorAdapter(SelfSavingTrial):
 
         def make_dataset(mode: Any, params: Any, config: Any) -> Any:
             dataset = call_with_offered(input_fn, {"mode": mode, "params": params, "config": config})
-            require_wrapped_dataset(context)
+            if isinstance(dataset, tf.data.Dataset):  # otherwise the graph refuses it
+                require_wrapped_dataset(context)
             return dataset
 
         return make_dataset

@@ -153,14 +153,15 @@ def _noticing_default_config() -> Iterator[list[bool]]:
     found: list[bool] = []
     tensorflow = logging.getLogger("tensorflow")
     level = tensorflow.level
+    shown_from = tensorflow.getEffectiveLevel()
 
     def notice(record: logging.LogRecord) -> bool:
         if record.getMessage() == _DEFAULT_CONFIG:
             found.append(True)
-        return record.levelno >= level
+        return record.levelno >= shown_from
 
     tensorflow.addFilter(notice)
-    tensorflow.setLevel(min(logging.INFO, level))
+    tensorflow.setLevel(min(logging.INFO, shown_from))
     try:
         yield found
     finally:

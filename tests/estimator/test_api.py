@@ -1,0 +1,286 @@
+"""The API that trials are written against: wrappers, metrics of one's own, caches, hooks, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed; run tox -e estimator")
+
+import numpy as np
+import tensorflow as tf
+
+from det_lightning import errors, estimator
+from tests.estimator.small_trials import (
+    BATCH_SIZE,
+    SmallTrial,
+    Trained,
+    custom,
+    run_config,
+    samples,
+    small_trial,
+    training_data,
+    validation_data,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def test_exactly_these_names_are_public() -> None:
+    assert sorted(estimator.__all__) == [
+        *("EstimatorContext", "EstimatorExperimentalContext", "EstimatorModule", "EstimatorNativeContext"),
+        *("EstimatorTrial", "EstimatorTrialContext", "MetricReducer", "RunHook", "Trainer"),
+        *("init", "load_estimator_from_checkpoint_path"),
+    ]
+    assert all(getattr(estimator, name).__doc__ for name in estimator.__all__)
+
+
+def test_tensorflow_has_the_behaviour_of_version_1() -> None:
+    assert not tf.executing_eagerly()
+    assert not tf.compat.v1.resource_variables_enabled()
+
+
+def test_the_context_has_settings_rank_and_size() -> None:
+    settings = {"hparams": {"global_batch_size": 8, "lr": 0.5}, "exp_conf": {"data": {"path": "here"}}}
+    with estimator.init(**settings, trial_seed=3) as context:
+        assert context.get_hparam("lr") == 0.5
+        assert context.get_per_slot_batch_size() == context.get_global_batch_size() == 8
+        assert context.get_data_config() == {"path": "here"}
+        assert context.get_trial_seed() == 3
+        assert (context.distributed.rank, context.distributed.size) == (0, 1)
+
+
+# Metrics of one's own
+
+
+class MeanReducer(estimator.MetricReducer):
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.count = 0
+
+    def accumulate(self, metric: Any) -> tuple[float, int]:
+        self.total += float(np.sum(metric))
+        self.count += len(metric)
+        return self.total, self.count
+
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        totals, counts = zip(*per_slot_metrics, strict=True)
+        return sum(totals) / sum(counts)
+
+
+def mean_of_batches(values: list[Any]) -> Any:
+    return np.mean(np.hstack(values))
+
+
+class WithMetrics(SmallTrial):
+    """Its metrics are means of the first input, computed in different ways."""
+
+    make_metric_of = "context"
+
+    def build_estimator(self) -> Any:
+        context = self.context
+        maker = context if self.make_metric_of == "context" else context.experimental
+
+        def model_fn(features: Any, labels: Any, mode: str) -> Any:
+            if mode == tf.estimator.ModeKeys.TRAIN:
+                return custom(context.wrap_optimizer).model_fn(features, labels, mode, None)
+            first = features["x"][:, 0]
+            logits = tf.compat.v1.layers.dense(tf.compat.v1.layers.dense(features["x"], 8), 2)
+            metrics = {
+                "by_function": maker.make_metric(first, mean_of_batches, np.float32),
+                "by_reducer": maker.make_metric(first, MeanReducer(), np.float64),
+                "of_list": maker.make_metric([first, first], lambda all_: np.mean(all_[0][1]), "float32"),
+                "of_dict": maker.make_metric(
+                    {"a": first, "b": labels}, lambda all_: mean_of_batches([one["a"] for one in all_]), np.float32
+                ),
+            }
+            loss = tf.compat.v1.losses.sparse_softmax_cross_entropy(labels, logits)
+            return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
+
+        return tf.estimator.Estimator(model_fn, config=run_config())
+
+
+@pytest.mark.parametrize("made_by", ["context", "experimental"])
+def test_a_metric_of_a_function_or_a_reducer_is_computed_over_all_batches(made_by: str, tmp_path: Path) -> None:
+    trial = type("WithMetrics", (WithMetrics,), {"make_metric_of": made_by})
+    metrics = Trained(trial, tmp_path, 2, validation_period=None).reports.validations[-1]
+    inputs = np.random.RandomState(1).rand(30, 4).astype("float32")[:, 0]
+    for name in ("by_function", "by_reducer", "of_dict"):
+        assert metrics[name] == pytest.approx(inputs.mean(), rel=1e-6)
+    assert metrics["of_list"] == pytest.approx(inputs[:BATCH_SIZE].mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("metric", [[["nested"]], {"a": {"b": 1}}, {1: 2}, object()])
+def test_a_metric_that_is_no_flat_collection_of_tensors_is_refused(metric: Any) -> None:
+    with estimator.init(hparams={}) as context, pytest.raises(TypeError, match=r"metric"):
+        context.make_metric(metric, mean_of_batches, np.float32)
+
+
+# Hooks
+
+
+class RecordingHook(estimator.RunHook):
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.events.append("after_run")
+
+    def on_checkpoint_load(self, checkpoint_dir: str) -> None:
+        self.events.append(("load", (Path(checkpoint_dir) / "metadata.txt").read_text()))
+
+    def on_checkpoint_end(self, checkpoint_dir: str) -> None:
+        self.events.append("checkpoint")
+        (Path(checkpoint_dir) / "metadata.txt").write_text("my_metadata")
+
+    def on_trial_close(self) -> None:
+        self.events.append("close")
+
+
+def test_a_run_hook_gets_its_events_and_may_add_files_to_a_checkpoint(tmp_path: Path) -> None:
+    hook = RecordingHook()
+    first = Trained(small_trial(hooks=(hook,)), tmp_path, 2)
+    assert hook.events == ["after_run", "after_run", "checkpoint", "close"]
+    assert (first.checkpoint / "metadata.txt").read_text() == "my_metadata"
+    again = RecordingHook()
+    Trained(small_trial(hooks=(again,)), tmp_path, 3, latest_checkpoint=first.checkpoint)
+    assert again.events == [("load", "my_metadata"), "after_run", "checkpoint", "close"]
+
+
+# Caches
+
+
+class Cached(SmallTrial):
+    """Its datasets are cached; it counts how often they are made."""
+
+    made = 0
+    shuffle = False
+
+    def build_train_spec(self) -> Any:
+        def input_fn() -> Any:
+            @self.context.experimental.cache_train_dataset("small", "v1", shuffle=self.shuffle)
+            def make_dataset() -> Any:
+                type(self).made += 1
+                return samples(0, 64)
+
+            return make_dataset().batch(self.context.get_per_slot_batch_size())
+
+        return tf.estimator.TrainSpec(input_fn)
+
+    def build_validation_spec(self) -> Any:
+        @self.context.experimental.cache_validation_dataset("small", "v1")
+        def make_dataset() -> Any:
+            return samples(1, 30)
+
+        return tf.estimator.EvalSpec(lambda: make_dataset().batch(self.context.get_per_slot_batch_size()), steps=None)
+
+
+def cached(folder: Path, shuffle: bool) -> dict[str, Any]:
+    Cached.shuffle = shuffle
+    layer = {"type": "shared_fs", "container_storage_path": str(folder / "cache")}
+    return {"hparams": {"global_batch_size": 8}, "exp_conf": {"data_layer": layer}, "trial_seed": 5}
+
+
+def test_a_cached_dataset_is_made_once_and_read_by_later_runs(tmp_path: Path) -> None:
+    Cached.made = 0
+    init = cached(tmp_path, shuffle=False)
+    first = Trained(Cached, tmp_path / "a", 20, init=init)
+    second = Trained(Cached, tmp_path / "b", 20, init=init)
+    assert Cached.made == 1
+    assert first.reports.losses == second.reports.losses
+    assert first.reports.validations == second.reports.validations
+    written = [path.name.split("-")[1] for path in (tmp_path / "cache").iterdir()]
+    assert sorted(written) == ["v1_train", "v1_val"]
+
+
+def test_a_cached_and_shuffled_dataset_resumes_exactly(tmp_path: Path) -> None:
+    init = cached(tmp_path, shuffle=True)
+    whole = Trained(Cached, tmp_path / "whole", 20, init=init)
+    first = Trained(Cached, tmp_path / "parts", 11, init=init)
+    second = Trained(Cached, tmp_path / "parts", 20, init=init, latest_checkpoint="last")
+    assert first.reports.losses + second.reports.losses == whole.reports.losses
+    in_order = Trained(Cached, tmp_path / "in-order", 20, init=cached(tmp_path, shuffle=False))
+    assert in_order.reports.losses != whole.reports.losses
+
+
+# What is refused
+
+
+class WithoutWrappedDataset(SmallTrial):
+    def build_train_spec(self) -> Any:
+        return tf.estimator.TrainSpec(training_data)
+
+
+class WithoutWrappedOptimizer(SmallTrial):
+    def build_estimator(self) -> Any:
+        return custom(lambda optimizer: optimizer)
+
+
+class WithoutRunConfig(SmallTrial):
+    def build_estimator(self) -> Any:
+        return tf.estimator.Estimator(custom(self.context.wrap_optimizer).model_fn)
+
+
+class WithOtherObjects(SmallTrial):
+    def build_estimator(self) -> Any:
+        return "an estimator"
+
+    def build_train_spec(self) -> Any:
+        return tf.estimator.EvalSpec(validation_data)
+
+    def build_validation_spec(self) -> Any:
+        return tf.estimator.TrainSpec(training_data)
+
+
+class WithTuples(SmallTrial):
+    def build_train_spec(self) -> Any:
+        return tf.estimator.TrainSpec(lambda: ({"x": tf.zeros([4, 4])}, tf.zeros([4], tf.int32)))
+
+
+class WithStrategy(SmallTrial):
+    def build_estimator(self) -> Any:
+        config = tf.estimator.RunConfig(train_distribute=tf.distribute.OneDeviceStrategy("/cpu:0"))
+        return tf.estimator.Estimator(custom(self.context.wrap_optimizer).model_fn, config=config)
+
+
+class CachedAndWrapped(Cached):
+    def build_train_spec(self) -> Any:
+        spec = super().build_train_spec()
+        return tf.estimator.TrainSpec(lambda: self.context.wrap_dataset(spec.input_fn()))
+
+
+@pytest.mark.parametrize(
+    ("trial", "messages"),
+    [
+        (WithoutWrappedDataset, [r"context\.wrap_dataset\(dataset\)"]),
+        (WithoutWrappedOptimizer, [r"context\.wrap_optimizer\(optimizer\)"]),
+        (WithoutRunConfig, [r"no RunConfig; give it config=tf\.estimator\.RunConfig"]),
+        (
+            WithOtherObjects,
+            [
+                r"build_estimator\(\) must return a tf\.estimator\.Estimator; got a str",
+                r"build_train_spec\(\) must return a tf\.estimator\.TrainSpec; got a EvalSpec",
+                r"build_validation_spec\(\) must return a tf\.estimator\.EvalSpec; got a TrainSpec",
+            ],
+        ),
+        (WithTuples, [r"must return a tf\.data\.Dataset; it returned a tuple"]),
+        (WithStrategy, [r"train_distribute=.*leave it out"]),
+        (CachedAndWrapped, [r"cache_train_dataset\(\), and passes it to context\.wrap_dataset\(\) too"]),
+    ],
+)
+def test_a_trial_that_cannot_work_is_refused_with_what_to_do(
+    trial: type[SmallTrial], messages: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(errors.InvalidExperimentException) as raised:
+        Trained(trial, tmp_path, 2, init=cached(tmp_path, shuffle=False))
+    for message in messages:
+        assert re.search(message, str(raised.value))
+    assert isinstance(raised.value, RuntimeError) or "tuple" in str(raised.value)
+
+
+def test_a_module_wants_a_trial_class() -> None:
+    with pytest.raises(TypeError, match=r"subclass of det_lightning\.estimator\.EstimatorTrial"):
+        estimator.EstimatorModule(object)  # type: ignore[arg-type]

@@ -1,0 +1,148 @@
+"""Checkpoints have TensorFlow's files, and those that Determined's releases for Estimators wrote beside them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed; run tox -e estimator")
+
+import numpy as np
+import tensorflow as tf
+
+from det_lightning import errors, estimator
+from tests.estimator.small_trials import SmallTrial, Trained, columns, premade, small_trial
+
+pytestmark = pytest.mark.slow
+
+OURS = ("metadata.json", "load_data.json", "trial_state.pkl", "state_dict.pth", "resume.pth", "ranks", "code")
+
+
+class Served(SmallTrial):
+    """Exports a model that takes examples, and one that takes tensors."""
+
+    names: tuple[str, ...] = ("parsing", "raw")
+    make = staticmethod(premade)
+
+    def build_serving_input_receiver_fns(self) -> dict[str, Any]:
+        spec = tf.feature_column.make_parse_example_spec(columns())
+        functions = {
+            "parsing": tf.estimator.export.build_parsing_serving_input_receiver_fn(spec),
+            "raw": tf.estimator.export.build_raw_serving_input_receiver_fn(
+                {"x": tf.compat.v1.placeholder(tf.float32, [None, 4])}
+            ),
+        }
+        return {name: functions[name] for name in self.names}
+
+
+def predict(checkpoint: Path) -> Any:
+    """Return the probabilities of the model for one example."""
+    feature = tf.train.Feature(float_list=tf.train.FloatList(value=[0.9, 0.8, 0.7, 0.6]))
+    example = tf.train.Example(features=tf.train.Features(feature={"x": feature})).SerializeToString()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        model = estimator.load_estimator_from_checkpoint_path(str(checkpoint))
+        outputs = model.signatures["predict"](tf.constant([example]))
+        session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.tables_initializer()])
+        return session.run(outputs["probabilities"])
+
+
+def test_a_checkpoint_has_the_files_that_determined_wrote(tmp_path: Path) -> None:
+    checkpoint = Trained(SmallTrial, tmp_path, 3).checkpoint
+    names = {path.name for path in checkpoint.iterdir()}
+    assert names >= {
+        *("checkpoint", "graph.pbtxt", "model.ckpt-3.index", "model.ckpt-3.data-00000-of-00001", "model.ckpt-3.meta"),
+        *("rng_state.pkl", "load_data.json", "metadata.json", "code"),
+    }
+    assert json.loads((checkpoint / "load_data.json").read_text())["trial_type"] == "EstimatorTrial"
+    metadata = json.loads((checkpoint / "metadata.json").read_text())
+    assert metadata["framework"] == f"tensorflow-{tf.__version__}"
+    assert (metadata["format"], metadata["steps_completed"]) == ("saved_model", 3)
+    random_states = pickle.loads((checkpoint / "rng_state.pkl").read_bytes())
+    assert set(random_states) == {"np_rng_state", "random_rng_state", "tf_rng_global_seed"}
+    # The path in the state file does not depend on where it was written.
+    assert tf.train.latest_checkpoint(str(checkpoint)) == str(checkpoint / "model.ckpt-3")
+    reader = tf.compat.v1.train.NewCheckpointReader(str(checkpoint / "model.ckpt-3"))
+    assert reader.get_tensor("global_step") == 3
+
+
+def test_each_serving_receiver_becomes_a_saved_model_that_can_be_loaded(tmp_path: Path) -> None:
+    checkpoint = Trained(Served, tmp_path, 3).checkpoint
+    assert len([*checkpoint.glob("parsing/*/saved_model.pb")]) == len([*checkpoint.glob("raw/*/saved_model.pb")]) == 1
+    with pytest.raises(errors.InvalidCheckpointException, match=r"2 SavedModels in .*parsing/\d+, raw/\d+"):
+        estimator.load_estimator_from_checkpoint_path(str(checkpoint))
+    assert predict(checkpoint / "parsing").shape == (1, 2)
+
+
+def test_the_only_saved_model_is_found_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    one = Trained(type("Served", (Served,), {"names": ("parsing",)}), tmp_path / "one", 3).checkpoint
+    assert np.all(predict(one) > 0)
+    none = Trained(SmallTrial, tmp_path / "none", 1).checkpoint
+    with pytest.raises(errors.CheckpointNotFound, match=r"no SavedModel.*build_serving_input_receiver_fns"):
+        estimator.load_estimator_from_checkpoint_path(str(none))
+
+
+def as_written_by_determined(checkpoint: Path, directory: Path) -> Path:
+    """Return a checkpoint as release 0.24 leaves it: with a path of another machine, and without our files."""
+    shutil.copytree(checkpoint, directory, ignore=shutil.ignore_patterns(*OURS))
+    (directory / "load_data.json").write_text('{"trial_type": "EstimatorTrial"}')
+    (directory / "metadata.json").write_text(
+        json.dumps({"determined_version": "0.24.0", "steps_completed": 3, "format": "saved_model"})
+    )
+    counts = {"trial_id": 1, "last_ckpt": 3, "step_id": 1, "last_val": 0, "steps_completed": 3}
+    (directory / "workload_sequencer.pkl").write_bytes(pickle.dumps(counts))
+    state = 'model_checkpoint_path: "/tmp/elsewhere/model.ckpt-3"\nall_model_checkpoint_paths: "/tmp/x/model.ckpt-3"\n'
+    (directory / "checkpoint").write_text(state)
+    return directory
+
+
+@pytest.mark.parametrize("with_rng", [True, False])
+def test_a_checkpoint_of_determined_is_resumed_from_its_weights(tmp_path: Path, with_rng: bool) -> None:
+    trial = small_trial(make=premade)
+    trained = Trained(trial, tmp_path, 3)
+    old = as_written_by_determined(trained.checkpoint, tmp_path / "checkpoints" / "old")
+    if not with_rng:
+        (old / "rng_state.pkl").unlink()
+    validated = Trained(trial, tmp_path, 3, latest_checkpoint="old").reports.validations[-1]
+    assert validated["loss"] == trained.reports.validations[-1]["loss"]
+    resumed = Trained(trial, tmp_path, 5, latest_checkpoint="old")
+    assert len(resumed.reports.losses) == 2
+    assert resumed.reports.validations[-1]["global_step"] == 5
+
+
+def test_an_unsafe_random_state_is_refused(tmp_path: Path) -> None:
+    old = as_written_by_determined(Trained(SmallTrial, tmp_path, 3).checkpoint, tmp_path / "checkpoints" / "old")
+    (old / "rng_state.pkl").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(errors.UnsafeCheckpointError, match=r"rng_state\.pkl refers to os\.system"):
+        Trained(SmallTrial, tmp_path, 5, latest_checkpoint="old")
+
+
+def test_a_damaged_file_of_tensorflow_is_noticed(tmp_path: Path) -> None:
+    checkpoint = Trained(SmallTrial, tmp_path, 3).checkpoint
+    data = checkpoint / "model.ckpt-3.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:-1] + b"?")
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"model\.ckpt-3\.data-00000-of-00001"):
+        Trained(SmallTrial, tmp_path, 5, latest_checkpoint=checkpoint)
+
+
+def test_a_checkpoint_without_its_model_is_named(tmp_path: Path) -> None:
+    old = as_written_by_determined(Trained(SmallTrial, tmp_path, 3).checkpoint, tmp_path / "checkpoints" / "old")
+    (old / "model.ckpt-3.index").unlink()
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"names model\.ckpt-3, of which there is no index"):
+        Trained(SmallTrial, tmp_path, 5, latest_checkpoint="old")
+
+
+def test_checkpoints_written_in_the_background_are_those_of_their_batch(tmp_path: Path) -> None:
+    from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+    from det_lightning.pytorch import Batch
+
+    Trained(SmallTrial, tmp_path, 6, async_write=True, checkpoint_period=Batch(2))
+    found = sorted(
+        int(tf.train.load_variable(path, "global_step"))
+        for path in CheckpointStorage(tmp_path / "checkpoints").newest_first()
+    )
+    assert found == [2, 4, 6]

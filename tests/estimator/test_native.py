@@ -1,0 +1,59 @@
+"""Scripts of the Native API train in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed; run tox -e estimator")
+
+import tensorflow as tf
+
+from det_lightning import compat
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.experimental import estimator as native
+from tests.estimator.small_trials import custom, training_data, validation_data
+
+pytestmark = pytest.mark.slow
+
+
+def train(context: Any) -> None:
+    context.train_and_evaluate(
+        custom(context.wrap_optimizer),
+        tf.estimator.TrainSpec(lambda: training_data(context.wrap_dataset)),
+        tf.estimator.EvalSpec(lambda: validation_data(context.wrap_dataset), steps=None),
+    )
+
+
+@pytest.mark.parametrize(("test", "batches"), [(True, 1), (False, 5)])
+def test_a_script_trains_as_long_as_its_configuration_says(
+    test: bool, batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code").mkdir()
+    config = {
+        "hyperparameters": {"global_batch_size": 8},
+        "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 5}},
+        "checkpoint_storage": {"type": "shared_fs", "host_path": str(tmp_path / "checkpoints")},
+    }
+    context = native.init(config, local=True, test=test, context_dir=str(tmp_path / "code"))
+    train(context)
+    newest = next(CheckpointStorage(tmp_path / "checkpoints").newest_first())
+    assert tf.train.load_variable(newest, "global_step") == batches
+
+
+def test_there_is_no_cluster_to_submit_to() -> None:
+    with pytest.raises(ValueError, match=r"init\(local=True\)"):
+        native.init({})
+
+
+def test_the_modules_answer_to_the_names_of_determined() -> None:
+    with compat.answering_determined():
+        from determined import estimator
+        from determined.experimental.estimator import init
+
+        assert estimator.EstimatorTrial.__module__ == "det_lightning.estimator._trial"
+        assert isinstance(init, Callable)  # type: ignore[arg-type]
