@@ -186,7 +186,7 @@ class RunDriver:
             # Not from Lightning's iterator, which costs more than all else done for a batch.
             batches = itertools.islice(run.data.validation, lightning_loops.validation_limit(dataloader_iter))
             run.evaluation.evaluate(map(run.to_device, batches), self._draw_validation_bar)
-            lightning_internals.show_batch_index(dataloader_iter, run.evaluation.batches_evaluated - 1)
+            lightning_loops.show_batch_index(dataloader_iter, run.evaluation.batches_evaluated - 1)
         if over:
             if run.evaluation.by_batch and not run.schedule.test_mode:
                 run.data.validation.run_out()

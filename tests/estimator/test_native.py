@@ -52,7 +52,7 @@ def test_there_is_no_cluster_to_submit_to() -> None:
 
 def test_the_modules_answer_to_the_names_of_determined() -> None:
     with compat.answering_determined():
-        from determined import estimator
+        from determined import estimator  # type: ignore[attr-defined, unused-ignore]
         from determined.experimental.estimator import init
 
         assert estimator.EstimatorTrial.__module__ == "det_lightning.estimator._trial"
