@@ -153,6 +153,20 @@ def test_show_batch_index_and_move_to() -> None:
     assert trainer.global_step == 6
 
 
+@pytest.mark.parametrize(("flag", "limit"), [(3, 3), (0.5, 32), (1.0, 64)])  # there are 64 batches
+def test_validation_limit(flag: float, limit: int) -> None:
+    limits: list[int | None] = []
+
+    class Module(Watched):
+        def validation_step(self, dataloader_iter: Iterator[Any]) -> None:
+            limits.append(lightning_loops.validation_limit(dataloader_iter))
+            next(dataloader_iter)
+            lightning_internals.end_epoch(dataloader_iter)
+
+    make_trainer(limit_train_batches=1, limit_val_batches=flag, num_sanity_val_steps=0).fit(Module())
+    assert limits == [limit]
+
+
 def test_show_optimizer_steps() -> None:
     class Module(Watched):
         def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
