@@ -28,7 +28,7 @@ def merge_checkpoint(directory: pathlib.Path, storage: CheckpointStorage, *, tru
         ValueError: the checkpoint is not sharded.
         CheckpointError: it cannot be read, or the new one cannot be written.
     """
-    if layout.find_state_file(directory) != directory / layout.SHARDED_STATE_FILE:
+    if not layout.is_sharded(directory, layout.find_state_file(directory)):
         raise ValueError(f"{escape(directory)} is not sharded: it is in Determined's format already.")
     content = read_checkpoint(directory, trusted=trusted)
     if not trusted:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import logging
 import math
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -101,27 +100,29 @@ class RunContent:
         """
         run = self._run
         context = run.context
-        chief = context.distributed.rank == 0
         states = context.backend.states
-        with states.in_shards():
-            resume = self._resume_state()
-            weights = collect_weights(context) if chief or states.is_sharded else {}
+        chief = context.distributed.rank == 0
         files = run.trial.collect_files() if isinstance(run.trial, SelfSavingTrial) else None
         shards: dict[str, torch.Tensor] = {}
         if states.writes_shards:
-            weights, resume = take_shards_of_run(weights, resume, shards)
+            with states.in_shards():
+                weights, resume = take_shards_of_run(collect_weights(context), self._resume_state(), shards)
+        else:
+            resume = self._resume_state()
+            weights = collect_weights(context) if chief or states.is_sharded else {}
+        if not chief:
+            part = CheckpointContent({}, dataclasses.replace(run.state), is_sharded=True, shards=shards)
+            return part if states.writes_shards else None
         copies = list(tensors_in(weights)) if states.is_sharded and not states.writes_shards else []
-        state = {}
-        if chief:
-            state = {**weights, **collect_rest(context, run.events.callbacks, capture_rng(context.device))}
-            run.events.emit("on_checkpoint_save_start", state)
-        elif not states.writes_shards:
-            return None
+        state = {**weights, **collect_rest(context, run.events.callbacks, capture_rng(context.device))}
+        run.events.emit("on_checkpoint_save_start", state)
         content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume, copies=copies)
+        content.is_sharded = states.writes_shards
+        content.shards = shards
         if isinstance(run.trial, SelfSavingTrial):
             content.files = files
             content.notes.update(run.trial.describe_files())
-        return dataclasses.replace(content, is_sharded=states.writes_shards, shards=shards)
+        return content
 
     def collect_without_weights(self) -> CheckpointContent:
         """Return callbacks, random state and position in the data, which Lightning's own files lack."""
@@ -200,25 +201,23 @@ class RunCheckpoints:
         # Before it is written: it may be complete although an error is raised, as that of a loader's dead worker.
         self._batches_of[checkpoint_id] = batches_trained
         content = self._content.collect()
-        if content is not None and content.is_sharded:
-            shared = SharedCheckpoint(self._distributed, self._plan.run_storage.storage, checkpoint_id, content)
-            shared.write(functools.partial(self._write, content, checkpoint_id), run.events.report_written)
-        elif content is not None:
-            self._write(content, checkpoint_id, run.events.report_written)
+        if content is not None:
+            if content.resume is not None:
+                content.resume.best_value = self._plan.best_value
+            steps, value = self._validated or (-1, None)
+            metric = value if steps == batches_trained else None
+            run_storage = self._plan.run_storage
+            save = functools.partial(run_storage.save, content, checkpoint_id, metric)
+            if content.is_sharded:
+                shared = SharedCheckpoint(self._distributed, run_storage.storage, checkpoint_id, content)
+                shared.write(save, run.events.report_written)
+            else:
+                save(run.events.report_written)
+            if self._distributed.rank == 0:
+                logger.info("Checkpoint %s after %d batches.", checkpoint_id, batches_trained)
         self._unreported += 1
         self._plan.last_id = checkpoint_id
         self.report_complete()
-
-    def _write(
-        self, content: CheckpointContent, checkpoint_id: str, report_written: Callable[[pathlib.Path], None] | None
-    ) -> None:
-        batches_trained = content.trial_state.batches_trained
-        if content.resume is not None:
-            content.resume.best_value = self._plan.best_value
-        steps, value = self._validated or (-1, None)
-        metric = value if steps == batches_trained else None
-        self._plan.run_storage.save(content, checkpoint_id, metric, report_written)
-        logger.info("Checkpoint %s after %d batches.", checkpoint_id, batches_trained)
 
     def save_unless_current(self) -> None:
         """Write a checkpoint if anything was trained since the latest one."""

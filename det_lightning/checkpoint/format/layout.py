@@ -77,6 +77,11 @@ def find_files_of_tensorflow(directory: pathlib.Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if path.is_file() and path.name not in ours)
 
 
+def is_sharded(directory: pathlib.Path, state_file: pathlib.Path) -> bool:
+    """Return whether the state file of a checkpoint is that of a sharded one."""
+    return state_file == directory / SHARDED_STATE_FILE
+
+
 def require_complete(directory: pathlib.Path) -> None:
     """Raise unless ``directory`` holds a complete checkpoint.
 

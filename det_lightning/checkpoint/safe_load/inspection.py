@@ -18,7 +18,6 @@ from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.format.upgrade import modernize, read_load_data
 from det_lightning.checkpoint.safe_load.reading import read_checkpoint, read_resume, read_trial_state
 from det_lightning.checkpoint.safe_load.state_file import read_state
-from det_lightning.checkpoint.safe_load.stored_tensors import is_sharded
 from det_lightning.masking import mask
 
 
@@ -46,7 +45,7 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
     with contextlib.suppress(errors.CheckpointNotFound):
         state_file = layout.find_state_file(directory)
         attempt(lambda: read_state(state_file, trusted=trusted))
-        if is_sharded(directory, state_file):
+        if layout.is_sharded(directory, state_file):
             attempt(lambda: read_checkpoint(directory, trusted=trusted))
     attempt(lambda: read_resume(directory, trusted=trusted))
     attempt(lambda: _inspect_lightning(directory, trusted))

@@ -10,7 +10,7 @@ import os
 import pathlib
 import pickle
 import pickletools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from det_lightning import errors
@@ -23,7 +23,6 @@ from det_lightning.checkpoint.format.upgrade import read_load_data
 from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
 from det_lightning.checkpoint.safe_load.stored_tensors import (
     find_stored,
-    is_sharded,
     read_all_parts,
     read_whole,
 )
@@ -175,13 +174,14 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False, in_parts:
         source=str(state_file),
         directory=directory,
     )
-    if is_sharded(directory, state_file):
+    names: Sequence[str] = layout.FILES_READ
+    if layout.is_sharded(directory, state_file):
         content = _with_stored(content, directory, trusted)
         content = content if in_parts else read_all_parts(content)
-    # Last, because an exchanged file may be unsafe, which the readers report.
-    names = [*layout.FILES_READ, *index_files(directory)]
+        names = [*names, *index_files(directory)]
     if (directory / layout.TENSORFLOW_FILE).is_file():
-        names += layout.find_files_of_tensorflow(directory)
+        names = [*names, *layout.find_files_of_tensorflow(directory)]
+    # Last, because an exchanged file may be unsafe, which the readers report.
     if not trusted:
         require_unchanged(directory, names)
     elif damage := find_damage(directory, names):
@@ -215,7 +215,7 @@ def read_models(
     state_file = layout.find_state_file(directory)
     state = read_state(state_file, trusted=trusted, **torch_load_kwargs)
     names = [state_file.relative_to(directory).as_posix()]
-    if is_sharded(directory, state_file):
+    if layout.is_sharded(directory, state_file):
         state = find_stored(directory, state, STATE_ROOT, trusted=trusted)
         state["models_state_dict"] = read_whole(state.get("models_state_dict"))
         names += index_files(directory)

@@ -11,7 +11,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.layout import SHARDED_STATE_FILE, SHARDS_DIR
+from det_lightning.checkpoint.format.layout import SHARDS_DIR
 from det_lightning.checkpoint.format.shards import (
     SHARDED_RESUME_VALUES,
     StoredPart,
@@ -76,11 +76,6 @@ class StoredTensor:
                 f"{expected}; it holds a tensor in {tensor.dtype} of the shape {[*tensor.shape]:}."
             )
         return tensor.detach()
-
-
-def is_sharded(directory: pathlib.Path, state_file: pathlib.Path) -> bool:
-    """Return whether the state file of a checkpoint is that of a sharded one."""
-    return state_file == directory / SHARDED_STATE_FILE
 
 
 def find_stored(directory: pathlib.Path, values: Any, name: str, *, trusted: bool) -> Any:

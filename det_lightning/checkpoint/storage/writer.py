@@ -109,8 +109,10 @@ class CheckpointWriter:
                     **content.notes,
                     MANIFEST_KEY: files,
                 }
-                # What other ranks wrote they have also brought into a remote storage.
-                staging.commit(with_checksum(entries), [name for name in files if (staging.directory / name).exists()])
+                names = list(files)
+                if content.described:  # what other ranks wrote they have also brought into a remote storage
+                    names = [name for name in names if (staging.directory / name).exists()]
+                staging.commit(with_checksum(entries), names)
             except _WRITE_ERRORS as e:
                 raise _explain(e, staging.directory) from e
         except errors.StorageError:
@@ -143,9 +145,9 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
         torch.save(content.resume.to_dict(), directory / layout.RESUME_FILE)
     if content.lightning is not None:
         torch.save(content.lightning, directory / layout.LIGHTNING_FILE)
-    state_file = directory / (layout.SHARDED_STATE_FILE if content.is_sharded else layout.STATE_FILE)
-    state_file.parent.mkdir(exist_ok=True)
-    torch.save(content.state, state_file)
+    if content.is_sharded:
+        (directory / layout.SHARDS_DIR).mkdir()
+    torch.save(content.state, directory / (layout.SHARDED_STATE_FILE if content.is_sharded else layout.STATE_FILE))
     if content.files is not None:
         for path in sorted(content.files.iterdir()):
             shutil.move(path, directory / path.name)
