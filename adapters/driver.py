@@ -119,7 +119,7 @@ class RunDriver:
         """Return the batch of the next step, on the device, with its index in the epoch; None if there is none."""
         run = self.run
         if not self._fetched:  # a hook may have skipped a step
-            self._fetched = [*itertools.islice(map(run.to_device, run.data.training.batches), 1)]
+            self._fetched = [*itertools.islice(run.on_device(run.data.training.batches), 1)]
         batch = self._fetched[0] if self._fetched else None
         return batch, run.state.batches_trained % run.data.epoch_len
 
@@ -133,7 +133,7 @@ class RunDriver:
             trained = run.train(iter(fetched), _always)
         else:
             # Lightning's iterator keeps the batch for its callbacks, and costs more than all else done for a batch.
-            trained = run.train(map(run.to_device, run.data.training.batches), self._ends_training_step)
+            trained = run.train(run.on_device(run.data.training.batches), self._ends_training_step)
         outputs = run.window.take_latest()
         lightning_internals.move_to(self._trainer, run.state, run.context.optimizer_steps, extra_batches=trained - 1)
         if (self._shows_each_training_batch or run.at_epoch_end()) and not run.at_boundary():

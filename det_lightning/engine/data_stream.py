@@ -42,6 +42,8 @@ class TrialData:
         self._replicas = context.distributed.size
         self._rank = context.distributed.rank
         self.journal = PassJournal(journal)
+        #: Training batches are copied to the device on a side stream.
+        self.copies_aside = False
         loader = trial.build_training_data_loader()
         if overfits:
             loader = _with_first_batches(loader, limit, self._replicas)
@@ -67,7 +69,9 @@ class TrialData:
         if not isinstance(loader, DataLoader):
             return loader
         initial_batch = self._context.position.initial_batch
-        return loader.get_resumable_loader(self.journal, initial_batch, self._replicas, self._rank)
+        shares = (self._replicas, self._rank)
+        self.copies_aside = loader.copies_aside(self._context.device) and self._context.experimental.auto_to_device
+        return loader.get_resumable_loader(self.journal, initial_batch, *shares, pins=self.copies_aside)
 
     def _build_validation(self, loader: Any, sharded: bool) -> Any:
         if not isinstance(loader, DataLoader):

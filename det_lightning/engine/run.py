@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.engine.data_stream import TrialData
+from det_lightning.engine.device_copies import CudaSideStream, copy_aside
 from det_lightning.engine.events import TrialEvents
 from det_lightning.engine.metrics import (
     average_metrics,
@@ -64,6 +66,8 @@ class TrialRun:
         self.data: TrialData  # from start_up() on
         #: What a batch goes through first.
         self.to_device: Callable[[Any], Any] = context.to_device
+        #: The same for all training batches; from start_up() on.
+        self.on_device: Callable[[Iterator[Any]], Iterator[Any]]
         self._at_end = contextlib.ExitStack()
         self._resume = resume
         self._reporters = reporters
@@ -113,6 +117,10 @@ class TrialRun:
         if (cast := self.context.precision.batch_cast()) is not None:
             to_device = self.to_device
             self.to_device = lambda batch: cast(to_device(batch))
+        self.on_device = functools.partial(map, self.to_device)
+        if self.data.copies_aside:
+            stream = CudaSideStream(self.context.device)
+            self.on_device = functools.partial(copy_aside, move=self.to_device, stream=stream)
 
     def begin_training(self) -> None:
         """Load the checkpoint, if there is one, and notify the callbacks."""
@@ -136,7 +144,7 @@ class TrialRun:
     def train(self, batches: Iterator[Any], yields: Callable[[], bool]) -> int:
         """Train up to the next boundary or the end of the epoch; return the number of batches trained.
 
-        ``batches`` have no end, and have gone through ``to_device``. ``yields``, called after each, is true to
+        ``batches`` have no end, and have gone through ``on_device``. ``yields``, called after each, is true to
         return before a boundary is reached.
         """
         if not self._in_workload:

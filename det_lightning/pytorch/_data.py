@@ -37,6 +37,8 @@ class DataLoader:
         shuffle: draw a new order for every epoch, from the global random state or ``generator``.
         sampler: gives the order instead of ``shuffle``.
         batch_sampler: gives the batches instead of ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``.
+        prefetch: in a training on a GPU, with workers, copy each batch to the GPU while it still computes with the
+            one before. Batches are pinned in memory for that. ``False`` turns both off.
         **torch_kwargs: further arguments of torch's DataLoader (``in_order``, ``pin_memory_device``, ...).
 
     The others are as in torch.
@@ -64,6 +66,7 @@ class DataLoader:
         *,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
+        prefetch: bool = True,
         **torch_kwargs: Any,
     ) -> None:
         if isinstance(dataset, data.IterableDataset):
@@ -89,6 +92,7 @@ class DataLoader:
         self.generator = generator
         self.prefetch_factor = prefetch_factor
         self.collate_fn = collate_fn
+        self.prefetch = prefetch
         self._torch_kwargs = torch_kwargs
         # torch checks the arguments and makes the samplers; this loader itself is never iterated.
         template = self._build(
@@ -114,24 +118,30 @@ class DataLoader:
         """
         return self._build(batch_sampler=adapt_batch_sampler(self.batch_sampler, repeat, skip, num_replicas, rank))
 
+    def copies_aside(self, device: torch.device) -> bool:
+        """Return whether training batches are copied to ``device`` while it works on the ones before."""
+        return self.prefetch and self.num_workers > 0 and device.type == "cuda"
+
     def get_resumable_loader(
-        self, journal: PassJournal, first_batch: int = 0, num_replicas: int = 1, rank: int = 0
+        self, journal: PassJournal, first_batch: int = 0, num_replicas: int = 1, rank: int = 0, pins: bool = False
     ) -> data.DataLoader[Any]:
         """Build torch's loader for training: endless, from this rank's batch ``first_batch`` on.
 
-        ``journal`` has the passes that an interrupted run had begun; see :class:`PassJournal`.
+        ``journal`` has the passes that an interrupted run had begun; see :class:`PassJournal`. If it ``pins``, batches
+        are in pinned memory, whatever ``pin_memory`` says.
         """
         # Prefetching workers ask the sampler for that many batches before they are trained on.
         journal.keep = 2 + self.num_workers * (self.prefetch_factor or 0)
         endless = ResumableBatchSampler(self.batch_sampler, journal, first_batch * num_replicas)
-        return self._build(batch_sampler=adapt_batch_sampler(endless, num_replicas=num_replicas, rank=rank))
+        sampler = adapt_batch_sampler(endless, num_replicas=num_replicas, rank=rank)
+        return self._build(pins, batch_sampler=sampler)
 
-    def _build(self, **batching: Any) -> data.DataLoader[Any]:
+    def _build(self, pins: bool = False, **batching: Any) -> data.DataLoader[Any]:
         return data.DataLoader(
             self.dataset,
             num_workers=self.num_workers,
             collate_fn=self.collate_fn,
-            pin_memory=self.pin_memory,
+            pin_memory=self.pin_memory or pins,
             timeout=self.timeout,
             worker_init_fn=functools.partial(_begin_worker, self.worker_init_fn),
             multiprocessing_context=self.multiprocessing_context,
