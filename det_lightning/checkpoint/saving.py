@@ -95,7 +95,7 @@ class CheckpointSaver:
         with signal_deferred(WORKER_DIED):
             if self._in_background and report_written is None:
                 copied = self._copy(content, new)
-                self._begin(lambda: self._commit(copied, self._writer.write_files(copied, new), metric))
+                self._begin(lambda: self._commit(copied, self._write_copied(copied, new), metric))
             else:
                 staging = self._writer.write_files(content, new, report_written)
                 if self._in_background:
@@ -158,6 +158,10 @@ class CheckpointSaver:
                 f"Checkpoint {checkpoint_id} cannot be written: its state cannot be copied: {e}."
             ) from e
         return copied
+
+    def _write_copied(self, copied: CheckpointContent, checkpoint_id: str) -> StagingDirectory:
+        self._snapshotter.wait_for_device()
+        return self._writer.write_files(copied, checkpoint_id)
 
     def _commit(self, content: CheckpointContent, staging: StagingDirectory, metric: float | None) -> str:
         self._writer.commit(content, staging)

@@ -115,6 +115,8 @@ class Snapshotter:
     def __init__(self) -> None:
         self._free: dict[_Kind, list[torch.Tensor]] = defaultdict(list)
         self._reserving: list[BackgroundTask[None]] = []
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._copying: list[torch.cuda.Event] = []
 
     def reserve(self, tensors: Iterable[torch.Tensor]) -> None:
         """Allocate the memory of a copy of ``tensors`` in another thread; the first then costs no more than others."""
@@ -140,8 +142,13 @@ class Snapshotter:
 
         Tensors that share memory share it in the copy too, except sparse, quantized and lazily conjugated ones and
         those of other classes. The tensors of ``leave`` are not copied.
+
+        Copies from a GPU run on a stream of their own. Work that is begun on the GPU later waits for them, and the host
+        does not: call :meth:`wait_for_device` before the copy is read.
         """
         self.wait()
+        self.wait_for_device()  # the memory is used again
+        used: dict[torch.device, torch.cuda.Stream] = {}
         free = self._free
         self._free = defaultdict(list)
         storages: dict[tuple[torch.device, int, int], torch.Tensor] = {}
@@ -155,24 +162,48 @@ class Snapshotter:
                 continue
             key = _key_of(tensor)
             if key not in storages:
-                storages[key] = self._copy_storage(tensor.untyped_storage(), free)
+                storages[key] = self._copy_storage(tensor.untyped_storage(), free, used)
             target = torch.empty(0, dtype=tensor.dtype).set_(
                 storages[key].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
             )
             is_parameter = type(tensor) is torch.nn.Parameter
             memo[id(tensor)] = torch.nn.Parameter(target, False) if is_parameter else target
             memo[id(tensor)].requires_grad_(tensor.requires_grad)
-        if any(device.type == "cuda" for device, _, _ in storages):
-            torch.cuda.synchronize()
+        for device, stream in used.items():
+            self._copying.append(stream.record_event())
+            torch.cuda.current_stream(device).wait_event(self._copying[-1])  # before the training changes the weights
         return copy.deepcopy(state, memo)
 
-    def _copy_storage(self, source: torch.UntypedStorage, free: dict[_Kind, list[torch.Tensor]]) -> torch.Tensor:
+    def wait_for_device(self) -> None:
+        """Wait until the copies from GPUs are complete."""
+        while self._copying:
+            self._copying.pop().synchronize()
+
+    def _copy_storage(
+        self,
+        source: torch.UntypedStorage,
+        free: dict[_Kind, list[torch.Tensor]],
+        used: dict[torch.device, torch.cuda.Stream],
+    ) -> torch.Tensor:
         kind = _kind_of(source)
         target = free[kind].pop() if free[kind] else _memory(kind)
         raw = torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
-        target.copy_(raw, non_blocking=kind.pinned)
+        if source.device.type == "cuda":
+            if source.device not in used:
+                used[source.device] = self._stream_beside(source.device)
+            with torch.cuda.stream(used[source.device]):
+                target.copy_(raw, non_blocking=True)
+        else:
+            target.copy_(raw)
         self._free[kind].append(target)
         return target
+
+    def _stream_beside(self, device: torch.device) -> torch.cuda.Stream:
+        """Return a stream that goes on after the work that the device was given up to now."""
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._streams[device].wait_stream(torch.cuda.current_stream(device))
+        return self._streams[device]
 
 
 class _Kind(NamedTuple):
