@@ -12,6 +12,7 @@ from det_lightning.porting.to_lightning.callbacks import rewrite_build_callbacks
 from det_lightning.porting.to_lightning.context_calls import calls_init_of_trial, rewrite_context, settings_of
 from det_lightning.porting.to_lightning.holders import parameters_of
 from det_lightning.porting.to_lightning.hooks import append_hooks
+from det_lightning.porting.to_lightning.import_order import with_sorted_imports
 from det_lightning.porting.to_lightning.imports import Imports, advice_for
 from det_lightning.porting.to_lightning.leftovers import annotated_contexts, mark_leftovers, remove_unused_imports
 from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
@@ -86,7 +87,7 @@ def _finished(trial: Trial, module_name: str) -> WrittenModule:
         raise NoTrialError(f"it has a form that cannot be rewritten, near: {line}") from e
     mark_leftovers(file, trial, module_name, annotated_contexts(trial.file))
     remove_unused_imports(file, trial.file.text)
-    text = file.edits.result()
+    text = with_sorted_imports(file.edits.result())
     own = [parameter for parameter in parameters_of(trial.methods["__init__"])[2:] if parameter.default is None]
     settings = ['logger=pl.loggers.TensorBoardLogger("runs")'] if "self.logger" in text else []
     settings += ['precision="16-mixed"'] if trial.uses_amp() else []
