@@ -29,6 +29,7 @@ __all__ = [
     "InvalidExperimentException",
     "InvalidHP",
     "InvalidModelException",
+    "MissingLinks",
     "Preempted",
     "ShouldExit",
     "StorageError",
@@ -209,6 +210,10 @@ class UnsupportedPart(DetLightningError):
     Where a module is imported it is a ``ModuleNotFoundError`` too, and where an attribute is looked up an
     ``AttributeError``.
     """
+
+
+class MissingLinks(DetLightningError, ImportError):
+    """A clone is used without being installed, and its symbolic links are text files; the message says what to do."""
 
 
 class UnsupportedTrainerFlags(DetLightningError, ValueError):
