@@ -30,6 +30,7 @@ __all__ = [
     "InvalidExperimentException",
     "InvalidHP",
     "InvalidModelException",
+    "MissingLinks",
     "Preempted",
     "ShouldExit",
     "StorageError",
@@ -217,6 +218,10 @@ class UnsupportedPart(DetLightningError):
 
 class UnsupportedAttribute(UnsupportedPart, AttributeError):
     """A name of Determined that is not here was looked up; ``hasattr`` returns False."""
+
+
+class MissingLinks(DetLightningError, ImportError):
+    """A clone is used without being installed, and its symbolic links are text files; the message says what to do."""
 
 
 class UnsupportedTrainerFlags(DetLightningError, ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ PROJECTS = {
     "mnist": ("mistakes.png", "validation_loss"),
     "cifar10": ("classes.png", "accuracy"),
     "detection": ("detections.png", "average_precision"),
+    "metrics": ("scores.png", "sensitivity"),
 }
 
 
@@ -84,14 +86,27 @@ def test_a_project_is_run_as_a_script_that_draws(project: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_project_is_run_in_two_processes(tmp_path: Path) -> None:
+def test_two_processes_of_an_experiment_share_the_data(tmp_path: Path) -> None:
     overrides = ["--config", "searcher.max_length.epochs=1", "--config", "max_restarts=0", "--cpu"]
-    folder = EXAMPLES / "mnist"
+    folder = EXAMPLES / "distributed"
     run_command("run", folder / "distributed.yaml", folder, "--experiments", tmp_path, *overrides, timeout_s=300)
 
-    # Of 1437 images two processes train on 719 each, in batches of 32.
-    (validation,) = events_of(tmp_path / "mnist-distributed-1", "validation")
-    assert validation["metrics"]["batches"] == 23
+    reports = (tmp_path / "distributed-1" / "trials" / "1" / "metrics.jsonl").read_text().splitlines()
+    training = next(entry["metrics"] for entry in map(json.loads, reports) if entry["group"] == "training")
+    assert (training["waves_of_rank_0"], training["waves_of_rank_1"]) == (600, 600)
+
+
+@pytest.mark.slow
+def test_several_processes_end_with_the_same_weights(tmp_path: Path) -> None:
+    script = EXAMPLES / "distributed" / "train.py"
+    arguments = [str(script), "--epochs", "1", "--output", str(tmp_path)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    digests = re.findall(r"^Weights of rank \d  (\w+)$", done.stdout, re.MULTILINE)
+    assert len(digests) == 2
+    assert len(set(digests)) == 1
 
 
 def write_idx(file: Path, values: torch.Tensor) -> None:

@@ -54,7 +54,8 @@ PUBLIC = {
         CheckpointError CheckpointNotFound ConfigError ConfigMistake DamagedExperiment DetLightningError ExperimentError
         ExperimentInUse IncompleteCheckpointError
         InternalException InvalidCheckpointException InvalidConfigurationException InvalidDataTypeException
-        InvalidExperimentException InvalidHP InvalidModelException PREEMPTED_EXIT_CODE Preempted ShouldExit StorageError
+        InvalidExperimentException InvalidHP InvalidModelException MissingLinks PREEMPTED_EXIT_CODE
+        Preempted ShouldExit StorageError
         UnsafeCheckpointError UnsupportedPart UnsupportedTrainerFlags
     """,
 }
