@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -37,7 +38,8 @@ class Exchange:
     """Numbered rounds among the ranks ``members``, the first being the chief; each must take part in every round.
 
     In a round each rank appends its contribution to one key and counts itself. The last one to come publishes all
-    contributions under another key, which the others poll. Every rank sees which operation each has called, so
+    contributions under another key, which the others poll; equal ones of neighbours once, so that what each rank reads
+    does not grow with their number where all say the same. Every rank sees which operation each has called, so
     differing calls raise on every rank. The keys of a round are deleted when the next one is complete, large objects
     when all have read them. A rank that leaves puts an alarm under the key that the others would poll next.
     ``name`` is the prefix of the group's keys, ``suffix`` that of its operations' names, ``_local`` on a node.
@@ -123,7 +125,7 @@ class Exchange:
         contribution = _Contribution(self._index, operation, parts, inline)
         store.append(self._key("each"), pickle.dumps(dataclasses.astuple(contribution)))
         if store.add(f"{self._name}/came", 1) == len(self._members) * (self._round + 1):
-            store.set(self._key("all"), look(store, self._key("each")) or b"")
+            store.set(self._key("all"), _condense(_read_contributions(look(store, self._key("each")) or b"")))
             # All have come to this round, so none reads the one before.
             if self._round:
                 self._delete_round(store, self._round - 1)
@@ -145,7 +147,7 @@ class Exchange:
             store.delete_key(f"waiting/{session.rank}")
         if found.startswith(_ALARM):
             raise RuntimeError(f"Rank {session.rank} is in {operation}(), but {found.removeprefix(_ALARM).decode()}.")
-        return _read_contributions(found)
+        return _expand(found)
 
     def _look_for_deadlock(self, store: Store, operation: str) -> None:
         """Raise if a missing rank waits for this one in another group; note in the store where this one waits."""
@@ -222,3 +224,22 @@ def _read_contributions(appended: bytes) -> list[_Contribution]:
     while stream.tell() < len(appended):
         found.append(_Contribution(*pickle.load(stream)))
     return sorted(found, key=lambda contribution: contribution.index)
+
+
+def _condense(contributions: list[_Contribution]) -> bytes:
+    """Return contributions, in the order of the group, as a pickle that has equal ones of neighbours once."""
+
+    def content(one: _Contribution) -> tuple[str, int, bytes, int]:
+        # Those in parts are under keys of their own.
+        return one.operation, one.parts, one.inline, one.index if one.parts else 0
+
+    runs = [[*members] for _, members in itertools.groupby(contributions, content)]
+    return pickle.dumps([(dataclasses.astuple(members[0]), len(members)) for members in runs], pickle.HIGHEST_PROTOCOL)
+
+
+def _expand(condensed: bytes) -> list[_Contribution]:
+    """Return the contributions of :func:`_condense`."""
+    firsts = [(_Contribution(*fields), count) for fields, count in pickle.loads(condensed)]
+    return [
+        dataclasses.replace(first, index=first.index + offset) for first, count in firsts for offset in range(count)
+    ]

@@ -149,6 +149,24 @@ def test_thousands_of_operations_leave_no_keys_but_those_of_the_latest() -> None
         assert max(counts) <= 16
 
 
+@lists_keys
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_what_a_rank_reads_does_not_grow_with_the_ranks_where_all_say_the_same(size: int) -> None:
+    def do(context: DistributedContext) -> list[int]:
+        lengths = []
+        for exchange in (lambda: context.allgather((False, False)), lambda: context.broadcast("x" * 100)):
+            exchange()
+            store = store_of(context)
+            latest = max(
+                (key for key in store.list_keys() if key.endswith("/all")), key=lambda key: int(key.split("/")[-2])
+            )
+            lengths.append(len(store.get(latest.partition("/")[2] if latest.startswith("/") else latest)))
+        return lengths
+
+    for lengths in on_ranks(1, size, do):
+        assert max(lengths) < 350
+
+
 def test_the_objects_of_others_are_copies() -> None:
     def do(context: DistributedContext) -> bool:
         mine = [context.rank]
