@@ -56,10 +56,11 @@ class Evaluation:
         if self._length_of is not None:
             self.lengths.append(self._length_of(batch))
         index = len(self.window)
+        call_trial: Any = self._trial.evaluate_batch
         if self._takes_batch_idx:
-            metrics: Any = self._trial.evaluate_batch(batch=batch, batch_idx=index)
+            metrics = call_trial(batch=batch, batch_idx=index)
         else:
-            metrics = self._trial.evaluate_batch(batch=batch)
+            metrics = call_trial(batch=batch)
         if not isinstance(metrics, dict):
             raise TypeError(
                 f"{self._trial_name}.evaluate_batch() must return a dict of metrics; it returned "
