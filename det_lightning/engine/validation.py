@@ -57,10 +57,7 @@ class Evaluation:
             self.lengths.append(self._length_of(batch))
         index = len(self.window)
         call_trial: Any = self._trial.evaluate_batch
-        if self._takes_batch_idx:
-            metrics = call_trial(batch=batch, batch_idx=index)
-        else:
-            metrics = call_trial(batch=batch)
+        metrics = call_trial(batch=batch, batch_idx=index) if self._takes_batch_idx else call_trial(batch=batch)
         if not isinstance(metrics, dict):
             raise TypeError(
                 f"{self._trial_name}.evaluate_batch() must return a dict of metrics; it returned "
