@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 
-__all__ = ["Blocks", "CallCounter", "Stopwatch", "run_blocks", "run_in_turn"]
+__all__ = ["Blocks", "CallCounter", "Stopwatch", "peak_mib", "run_blocks", "run_in_turn"]
 
 
 class Stopwatch:

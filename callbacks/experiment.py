@@ -13,7 +13,6 @@ from pytorch_lightning.loggers import Logger
 from det_lightning import errors
 from det_lightning.adapters.experiment_loggers import experiment_loggers
 from det_lightning.adapters.module import TrialModule, require_trial_module
-from det_lightning.callbacks.hparams import HParamsSummary
 from det_lightning.core._task import TrialTask
 from det_lightning.core._tensorboard import TensorBoardOutput
 from det_lightning.masking import mask
@@ -55,6 +54,8 @@ class ExperimentReporter(pl.Callback):
 
         They come before the callback that writes checkpoints.
         """
+        from det_lightning.callbacks.hparams import HParamsSummary  # brings tensorboard
+
         return [self, HParamsSummary(output, self._task)]
 
     def make_loggers(self) -> list[Logger]:

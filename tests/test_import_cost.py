@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,7 +28,8 @@ def imported_with(module: str) -> set[str]:
         ("det_lightning.porting", [*HEAVY, "libcst"]),
         ("det_lightning.config", HEAVY),
         ("det_lightning.experiments.experiment", ["ray", "det_lightning.experiments.ray_cluster"]),
-        ("det_lightning.pytorch", [*LIGHTNING, "sympy", "torch.distributed.tensor", "torchmetrics"]),
+        ("det_lightning.pytorch", [*LIGHTNING, "sympy", "tensorboard", "torch.distributed.tensor", "torchmetrics"]),
+        ("det_lightning.pytorch._trainer", ["tensorboard", "boto3"]),
         ("det_lightning.checkpoint", [*LIGHTNING, "tensorboard", "torchmetrics", "det_lightning.pytorch"]),
     ],
 )
@@ -63,3 +65,19 @@ def test_lightning_is_imported_when_the_trainer_is_asked_for() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("command", ["ls", "prune"])
+def test_a_command_that_reads_no_weights_does_not_import_torch(command: str, tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from det_lightning.cli import main\n"
+        f"sys.argv = ['det-lightning', 'checkpoint', {command!r}, {str(tmp_path)!r}]\n"
+        "try:\n    main()\n"
+        "except SystemExit as e:\n    assert not e.code, e.code\n"
+        "print('', *sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = set(done.stdout.split())
+    assert f"det_lightning.cli.checkpoint_{'reading' if command == 'ls' else 'writing'}" in imported
+    assert imported.isdisjoint([*HEAVY, "boto3"])

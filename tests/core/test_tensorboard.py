@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
+from det_lightning.core._event_file import EventFile
 from det_lightning.core._metrics import scalars_of
-from det_lightning.core._tensorboard import EventFile, TensorBoardOutput
+from det_lightning.core._tensorboard import TensorBoardOutput
 
 Scalars = list[tuple[str, float, int]]
 SCALARS: Scalars = [("Determined/loss", 1.5, 1), ("Determined/loss", 0.5, 2), ("Determined/val_loss", 2.5, 2)]

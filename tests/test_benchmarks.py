@@ -1,0 +1,45 @@
+"""The file with the figures of the benchmarks, which has an entry for each commit."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.launching import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def run_all(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("run_all")
+
+
+def entry(commit: str, **figures: float) -> dict[str, Any]:
+    return {"commit": commit, "date": "2026-01-01", "figures": figures}
+
+
+def test_a_second_run_of_a_commit_adds_to_its_entry(run_all: ModuleType) -> None:
+    history = [entry("first", one=1.0), entry("second", one=2.0, two=2.0)]
+    assert run_all.add_entry(history, entry("second", two=3.0, three=3.0)) == [
+        entry("first", one=1.0),
+        entry("second", one=2.0, two=3.0, three=3.0),
+    ]
+
+
+def test_a_benchmark_is_found_by_its_function(run_all: ModuleType) -> None:
+    assert {"overhead", "start"} <= set(run_all.find_benchmarks())
+
+
+def test_the_history_says_of_each_commit_what_was_measured_with() -> None:
+    history = json.loads((BENCHMARKS / "history.json").read_text())
+    assert history
+    for known in history:
+        assert known.keys() == {"commit", "date", "machine", "versions", "figures"}
+        assert known["versions"].keys() >= {"python", "torch", "pytorch-lightning"}
+        assert known["figures"]
