@@ -102,18 +102,34 @@ class MetricWindow:
 
 
 def _transfer(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Convert tensors to numpy values, with one transfer for all of the same device, dtype and shape."""
+    """Convert tensors to numpy values, with one transfer for all of a device, as bytes."""
     kinds: dict[tuple[Any, ...], list[tuple[dict[str, Any], str]]] = {}
     for batch in batches:
         for name, value in batch.items():
             if isinstance(value, torch.Tensor):
                 kinds.setdefault((value.device, value.dtype, value.shape), []).append((batch, name))
-    for (_, dtype, _), entries in kinds.items():
+    by_device: dict[torch.device, list[tuple[torch.Tensor, list[tuple[dict[str, Any], str]]]]] = {}
+    for (device, dtype, _), entries in kinds.items():
         stacked = torch.stack([batch[name] for batch, name in entries])
-        values = (stacked.float() if dtype is torch.bfloat16 else stacked).cpu().numpy()
-        for (batch, name), index in zip(entries, range(len(values)), strict=True):
-            batch[name] = np.array(values[index])
+        stacked = stacked.float() if dtype is torch.bfloat16 else stacked
+        by_device.setdefault(device, []).append((stacked, entries))
+    for stacks in by_device.values():
+        for values, (_, entries) in zip(_bring_together([stacked for stacked, _ in stacks]), stacks, strict=True):
+            for index, (batch, name) in enumerate(entries):
+                batch[name] = np.array(values[index])
     return batches
+
+
+def _bring_together(tensors: list[torch.Tensor]) -> list[np.ndarray[Any, Any]]:
+    """Return the values of tensors of one device, brought over together."""
+    if len(tensors) == 1:
+        return [tensors[0].cpu().numpy()]
+    flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+    brought = torch.split(torch.cat(flat).cpu(), [len(part) for part in flat])
+    return [
+        part.clone().view(tensor.dtype).view(tensor.shape).numpy()
+        for part, tensor in zip(brought, tensors, strict=True)
+    ]
 
 
 def to_numpy(metrics: dict[str, Any]) -> dict[str, Any]:

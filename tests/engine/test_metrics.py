@@ -98,6 +98,29 @@ def test_types_are_numpys_of_the_same_name(dtype: torch.dtype, converted: type, 
     assert to_numpy({"m": torch.ones(shape, dtype=dtype)})["m"].dtype == converted
 
 
+def test_metrics_of_all_types_and_shapes_come_over_together() -> None:
+    """Types that are not converted at once on a CPU stand for tensors on a GPU."""
+    shapes: list[tuple[int, ...]] = [(), (3,), (2, 2), (0,)]
+    dtypes = [torch.bfloat16, torch.int8, torch.complex64, torch.int16, torch.complex128, torch.uint8]
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        {
+            f"{dtype} {shape}": torch.randint(0, 100, shape, generator=generator).to(dtype)
+            for dtype in dtypes
+            for shape in shapes
+        }
+        for _ in range(3)
+    ]
+    window = MetricWindow()
+    for batch in batches:
+        window.add(batch)
+    for expected, converted in zip(batches, window.close(), strict=True):
+        for name, tensor in expected.items():
+            plain = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+            assert converted[name].dtype == plain.numpy().dtype
+            np.testing.assert_array_equal(converted[name], plain.numpy())
+
+
 def test_gradients_are_left_behind() -> None:
     weight = torch.ones(2, requires_grad=True)
     metrics = to_numpy({"scalar": (weight * 3).sum(), "vector": weight * 3})

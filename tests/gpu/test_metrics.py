@@ -1,0 +1,25 @@
+"""The metrics of a workload on a GPU come to the host in one transfer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from det_lightning.engine.metrics import MetricWindow
+
+pytestmark = pytest.mark.gpu
+
+
+def test_metrics_of_several_types_and_shapes_take_one_transfer() -> None:
+    window = MetricWindow()
+    for number in range(100):
+        value = torch.tensor(float(number), device="cuda")
+        window.add({"loss": value, "half": value.half(), "count": value.long(), "vector": value.expand(3)})
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        batches = window.close()
+    transfers = [event for event in profiled.events() or [] if "Memcpy DtoH" in event.name]
+    assert len(transfers) == 1
+    assert [float(batch["loss"]) for batch in batches] == [float(number) for number in range(100)]
+    assert batches[7]["vector"].tolist() == [7.0] * 3
