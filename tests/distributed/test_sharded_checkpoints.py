@@ -242,6 +242,15 @@ def test_a_missing_rank_is_noticed(copied: Path) -> None:
         load_checkpoint(copied)
 
 
+def test_many_names_of_the_same_bytes_are_refused(copied: Path) -> None:
+    index = copied / "shards" / "index-00000.json"
+    content = json.loads(index.read_text())
+    part = next(iter(content["parts"].values()))
+    index.write_text(json.dumps({**content, "parts": {f"state.{number}": part for number in range(10_000)}}))
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"__0_0.distcp has .* bytes, and parts of"):
+        load_checkpoint(copied)
+
+
 def test_a_missing_file_is_noticed(copied: Path) -> None:
     (copied / "shards" / "__1_0.distcp").unlink()
     with pytest.raises(errors.IncompleteCheckpointError, match=r"__1_0.distcp"):

@@ -109,7 +109,23 @@ def read_indexes(directory: pathlib.Path) -> dict[str, list[StoredPart]]:
             raise errors.IncompleteCheckpointError(f"{escape(path)} is damaged: 'parts' is {short_text(rows)}.")
         for tensor, row in rows.items():
             found.setdefault(tensor, []).append(_parsed(row, tensor, path))
+    _require_room(found, directory)
     return found
+
+
+def _require_room(found: Mapping[str, list[StoredPart]], directory: pathlib.Path) -> None:
+    """Raise if a file is smaller than the parts in it: many names of the same bytes would fill the memory."""
+    claimed: dict[str, int] = {}
+    for part in (part for parts in found.values() for part in parts):
+        claimed[part.file] = claimed.get(part.file, 0) + part.length
+    for name, length in claimed.items():
+        path = directory / SHARDS_DIR / name
+        size = path.stat().st_size if path.is_file() else 0
+        if size < length:
+            raise errors.IncompleteCheckpointError(
+                f"{escape(path)} has {size:,} bytes, and parts of {length:,} bytes should be in it. It is missing or "
+                "damaged; use another checkpoint."
+            )
 
 
 def _parsed(row: Any, tensor: str, path: pathlib.Path) -> StoredPart:
@@ -131,8 +147,12 @@ _FILE = _FORM.index("file")
 _FILE_NAME = re.compile(r"__\d+_\d+\.distcp", re.ASCII)
 
 
-def require_tiling(parts: Iterable[StoredPart], name: str, shape: torch.Size) -> list[StoredPart]:
-    """Return the parts of a tensor in order; raise an ``IncompleteCheckpointError`` unless they make up all of it."""
+def require_tiling(parts: Iterable[StoredPart], name: str, whole: torch.Tensor) -> list[StoredPart]:
+    """Return the parts of a tensor in order; raise an ``IncompleteCheckpointError`` unless they make up all of it.
+
+    ``whole`` has its shape and type; it is of the meta device.
+    """
+    shape = whole.shape
     in_order = sorted(parts, key=lambda part: part.begin)
     dims = {part.dim for part in in_order}
     end = 0
@@ -140,7 +160,9 @@ def require_tiling(parts: Iterable[StoredPart], name: str, shape: torch.Size) ->
         if part.begin != end:
             break
         end += part.size
-    if len(dims) != 1 or max(dims) >= len(shape) or end != shape[max(dims)] or sum(p.size for p in in_order) != end:
+    is_covered = len(dims) == 1 and max(dims) < len(shape) and end == shape[max(dims)]
+    is_plausible = whole.nbytes <= sum(part.length for part in in_order)
+    if not is_covered or not is_plausible or sum(part.size for part in in_order) != end:
         rows = ", ".join(f"{part.begin} to {part.begin + part.size}" for part in in_order[:_FEW])
         raise errors.IncompleteCheckpointError(
             f"The parts of {name:.200} do not make up a tensor of the shape {list(shape)}: there are rows {rows}. A "

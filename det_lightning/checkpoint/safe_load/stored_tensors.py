@@ -88,7 +88,7 @@ def find_stored(directory: pathlib.Path, values: Any, name: str, *, trusted: boo
     def find(path: str, value: torch.Tensor) -> Any:
         if value.device.type != "meta" or path not in parts:
             return value
-        in_order = require_tiling(parts[path], path, value.shape)
+        in_order = require_tiling(parts[path], path, value)
         return StoredTensor(value.shape, value.dtype, path, directory, in_order, trusted)
 
     return map_tensors(values, find, name, (torch.Tensor,))
