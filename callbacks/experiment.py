@@ -77,13 +77,14 @@ class ExperimentReporter(pl.Callback):
         }
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Subscribe to the metrics of the module; log the hyperparameters.
+        """Subscribe to the metrics of the module, on the chief; log the hyperparameters.
 
         Raises:
             TypeError: the module is not a :class:`TrialModule`.
         """
         self._module = require_trial_module(self, pl_module)
-        self._module.reporters.append(self)
+        if trainer.is_global_zero:
+            self._module.reporters.append(self)
         for logger in self._loggers:
             logger.log_hyperparams(mask(self._task.hparams))
 

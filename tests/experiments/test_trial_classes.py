@@ -116,6 +116,9 @@ def test_slots_are_processes(tmp_path: Path) -> None:
     resume = read_checkpoint(experiment / "checkpoints" / checkpoint).resume
     assert resume is not None
     assert resume.world_size == 2
+    records = [json.loads(line) for line in (experiment / "trials" / "1" / "metrics.jsonl").read_text().splitlines()]
+    validated = [record["steps_completed"] for record in records if record["group"] == "validation"]
+    assert validated == sorted(set(validated)) != []
 
 
 def test_without_gpus_several_slots_need_to_be_asked_for(tmp_path: Path) -> None:
