@@ -26,8 +26,8 @@ TESTED_ELSEWHERE = ROOT / "docs" / "testing.md"
 #: The trial that the examples import: any with the metric "validation_loss".
 TRIAL = (ROOT / "tests" / "testing" / "correct_trial.py").read_text().replace("from determined ", "from det_lightning ")
 
-#: Its examples run in `tox -e transformers`.
-WITH_TRANSFORMERS = ROOT / "docs" / "transformers.md"
+#: Pages whose examples need a library, and the tox environment that has it.
+WITH_LIBRARY = {"estimators.md": ("tensorflow", "estimator"), "transformers.md": ("transformers", "transformers")}
 
 # A comment before a block says why it does not run as it stands: <!-- fragment: reason -->
 _EXAMPLE = re.compile(r"(?<!-->\n)^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -71,8 +71,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "source"), examples())
 def test_every_python_example_runs_as_written(page: Path, source: str, project: Path, tmp_path: Path) -> None:
-    if page == WITH_TRANSFORMERS:
-        pytest.importorskip("transformers", reason="transformers is not installed; run tox -e transformers")
+    if page.name in WITH_LIBRARY:
+        library, tox_environment = WITH_LIBRARY[page.name]
+        pytest.importorskip(library, reason=f"{library} is not installed; run tox -e {tox_environment}")
     folder = tmp_path / "project"
     # Only the page on checkpoints begins where there are some.
     without = () if page.name == "checkpoints.md" else ("checkpoints",)

@@ -79,7 +79,11 @@ FIELD_RULES = (
     FieldRule("searcher.stop_once", "ignored", "A trial that was stopped never goes on, as in 0.38."),
     FieldRule("max_restarts", "used", "How often a trial that fails is started again.", "ignored"),
     FieldRule("scheduling_unit", "used", "Batches between two reports, and two checks for a stop."),
-    FieldRule("records_per_epoch", "ignored", "An epoch is one pass over the data loader, as in 0.38."),
+    FieldRule(
+        "records_per_epoch",
+        "ignored",
+        "An epoch is one pass over the data loader, as in 0.38; an EstimatorTrial needs it.",
+    ),
     FieldRule("min_validation_period", "used", f"0 is never. {_LOOP}"),
     FieldRule("min_checkpoint_period", "used", f"0 is never. {_LOOP}"),
     FieldRule("perform_initial_validation", "used", "Validate before the first batch."),
@@ -137,7 +141,7 @@ FIELD_RULES = (
     FieldRule("integrations", "ignored", "There are no Pachyderm pipelines and no webhooks."),
     FieldRule("tensorboard_storage", "ignored", "Event files go beside the checkpoints."),
     FieldRule("security", "ignored", "Nobody reads it since 0.12."),
-    FieldRule("data_layer", "ignored", "Nobody reads it since 0.18."),
+    FieldRule("data_layer", "ignored", "Nobody reads it since 0.18, except the dataset caches of an EstimatorTrial."),
     FieldRule("internal", "ignored", "Of the platform itself."),
 )
 _BY_FIELD = {rule.field: rule for rule in FIELD_RULES}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,13 @@ from det_lightning import errors
 from det_lightning.estimator._optimizer import AGGREGATION
 from det_lightning.estimator._tensorflow import tf
 
+logger = logging.getLogger(__name__)
+
 # Where TensorFlow's own hooks look for the tensor that reads the global step.
 _STEP_READER = "global_step_read_op_cache"
 # Summaries that are read at every batch.
 _SCALARS = ("ScalarSummary", "TensorSummary")
+_VARIABLES = ("VariableV2", "VarHandleOp")
 
 
 class TrainingGraph:
@@ -29,7 +33,7 @@ class TrainingGraph:
         spec: what the ``model_fn`` returned.
         initialize_input: operation that begins the dataset, repeated without end.
         next_batch: the tensors of the next batch.
-        scalars: the scalar summaries of a batch, as one string.
+        scalars: the scalar summaries of a batch that do not change while it is trained, as one string.
         saver: of the model.
         input_saver, aggregation_saver: of the position in the dataset, and of gradients under aggregation; the
             latter is None if there are none.
@@ -50,7 +54,7 @@ class TrainingGraph:
             # From here on no operation changes a seed.
             self.initialize_input = iterator.make_initializer(dataset.repeat())
             _warm_start(estimator)
-            self.scalars = _add_summaries(self.spec.loss)
+            self.scalars = _add_summaries(self.spec)
             tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.LOSSES, self.spec.loss)
             self.saver = self._model_saver()
             saveable = tf.data.experimental.make_saveable_from_iterator(iterator)
@@ -125,12 +129,40 @@ def _warm_start(estimator: Any) -> None:
         tf.compat.v1.train.warm_start(*settings)
 
 
-def _add_summaries(loss: Any) -> Any:
+def _add_summaries(spec: Any) -> Any:
     summaries = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SUMMARIES)
     if not any(summary.op.name == "loss" for summary in summaries):
-        tf.compat.v1.summary.scalar("loss", loss)
+        tf.compat.v1.summary.scalar("loss", spec.loss)
     summaries = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SUMMARIES)
-    return tf.compat.v1.summary.merge([summary for summary in summaries if summary.op.type in _SCALARS])
+    scalars = [summary for summary in summaries if summary.op.type in _SCALARS]
+    before_update = set(_operations_before([spec.train_op, spec.loss]))
+    settled = [summary for summary in scalars if _precedes_update(summary.op, before_update)]
+    if left_out := [summary.op.name for summary in scalars if summary not in settled]:
+        logger.info(
+            "These summaries are not reported, because they read variables while the update changes them: %s.",
+            ", ".join(left_out),
+        )
+    return tf.compat.v1.summary.merge(settled)
+
+
+def _precedes_update(summary: Any, before_update: set[Any]) -> bool:
+    """Return whether a summary has the same value each time: that from before the update of its batch.
+
+    It reads variables only through operations ``before_update``, whose values the update itself needs.
+    """
+    waiting = [tensor.op for tensor in summary.inputs]
+    seen = set(waiting)
+    while waiting:
+        op = waiting.pop()
+        # The output of an identity of such a variable is its memory, which the update changes.
+        if op.type in _VARIABLES or (op.type == "Identity" and op.inputs[0].op.type in _VARIABLES):
+            return False
+        if op in before_update:
+            continue
+        new = [tensor.op for tensor in op.inputs if tensor.op not in seen]
+        seen.update(new)
+        waiting += new
+    return True
 
 
 def _operations_before(ends: list[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from det_lightning.testing.checks import CHECKS, Check
+from det_lightning.testing.checks import CHECKS, PYTORCH, Check
 from det_lightning.testing.options import TrialOptions, trial_options
 from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
 from det_lightning.testing.termination import sigterm_ends_pytest
@@ -110,12 +110,12 @@ class TrialCollector(pytest.Collector):
 
     def collect(self) -> Iterable[pytest.Item]:
         try:
-            with self._runs.source.imported():
-                pass
+            with self._runs.source.imported() as trial_class:
+                kind = getattr(trial_class, "trial_type", PYTORCH)
         except BadTrial as e:
             raise self.CollectError(str(e)) from None
         for check in CHECKS:
-            if check.option is None or getattr(self._runs.options, check.option) is not None:
+            if kind in check.kinds and (check.option is None or getattr(self._runs.options, check.option) is not None):
                 yield CheckItem.from_parent(self, name=check.name, check=check, runs=self._runs)
 
 

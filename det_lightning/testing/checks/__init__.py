@@ -6,6 +6,10 @@ import dataclasses
 import importlib
 from typing import Any
 
+#: Kinds of trials.
+PYTORCH, ESTIMATOR = "PyTorchTrial", "EstimatorTrial"
+_BOTH = (PYTORCH, ESTIMATOR)
+
 
 @dataclasses.dataclass(frozen=True)
 class Check:
@@ -15,6 +19,7 @@ class Check:
     function: str  # "module:function" below this package
     keyword: str  # the pytest marker that selects it
     option: str | None = None  # the option that it needs
+    kinds: tuple[str, ...] = (PYTORCH,)  # of trials that it is made of
 
     def run(self, runs: Any) -> None:
         """Make the check; raises CheckFailed, NotChecked or BadTrial."""
@@ -23,22 +28,25 @@ class Check:
 
 
 CHECKS = (
-    Check("trains", "training:trains", "trial_training"),
-    Check("is deterministic under a seed", "training:is_deterministic", "trial_training"),
+    Check("trains", "training:trains", "trial_training", kinds=_BOTH),
+    Check("is deterministic under a seed", "training:is_deterministic", "trial_training", kinds=_BOTH),
     Check("moves every trainable parameter", "training:moves_every_parameter", "trial_training"),
-    Check("validates with JSON-serializable metrics of stable names", "metrics:validates", "trial_metrics"),
+    Check(
+        "validates with JSON-serializable metrics of stable names", "metrics:validates", "trial_metrics", kinds=_BOTH
+    ),
     Check("trains through its context", "context_use:trains_through_its_context", "trial_context"),
     Check("uses no hard-coded device", "context_use:uses_no_hard_coded_device", "trial_context"),
     Check("has no process-group code of its own", "context_use:has_no_process_groups", "trial_context"),
     Check("checkpoint contains all the state that training changes", "checkpoints:is_complete", "trial_checkpoint"),
-    Check("checkpoint round-trips", "checkpoints:round_trips", "trial_checkpoint"),
-    Check("resumes bit-equal in the middle of an epoch", "resuming:mid_epoch", "trial_resume"),
-    Check("resumes bit-equal at the end of an epoch", "resuming:epoch_end", "trial_resume"),
-    Check("resumes bit-equal right after a validation", "resuming:after_validation", "trial_resume"),
-    Check("resumes bit-equal in the middle of an aggregation", "resuming:mid_aggregation", "trial_resume"),
+    Check("checkpoint round-trips", "checkpoints:round_trips", "trial_checkpoint", kinds=_BOTH),
+    Check("resumes bit-equal in the middle of an epoch", "resuming:mid_epoch", "trial_resume", kinds=_BOTH),
+    Check("resumes bit-equal at the end of an epoch", "resuming:epoch_end", "trial_resume", kinds=_BOTH),
+    Check("resumes bit-equal right after a validation", "resuming:after_validation", "trial_resume", kinds=_BOTH),
+    Check("resumes bit-equal in the middle of an aggregation", "resuming:mid_aggregation", "trial_resume", kinds=_BOTH),
     Check("trains under aggregation", "training:trains_under_aggregation", "trial_aggregation"),
-    Check("trains equally under both APIs", "training:trains_equally", "trial_apis"),
+    Check("trains equally under both APIs", "training:trains_equally", "trial_apis", kinds=_BOTH),
     Check("two processes agree with one", "processes:two_agree_with_one", "trial_processes"),
+    Check("trains in two processes", "processes:two_train", "trial_processes", kinds=(ESTIMATOR,)),
     Check("matches the real determined", "training:matches_reference", "trial_reference"),
     Check("loads an old checkpoint", "old_checkpoints:loads", "trial_checkpoint", "checkpoint"),
     Check(

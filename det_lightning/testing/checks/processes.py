@@ -61,6 +61,21 @@ def two_agree_with_one(runs: TrialRuns) -> None:
         )
 
 
+def two_train(runs: TrialRuns) -> None:
+    """Two processes that share each batch train to the end, and end with the same metrics.
+
+    For trials of other libraries, whose weights and random numbers are not seen here.
+    """
+    runs.require(runs.straight)
+    settings = dataclasses.replace(runs.settings, batches=_BATCHES)
+    plan = runs.plan("two processes", settings, validate_after=frozenset())
+    ranks = _in_two_processes(runs, _shareable_source(runs), plan)
+    ends = [rank.record.named("callback")[-1:] for rank in ranks]
+    if any(rank.record.batches != _BATCHES for rank in ranks) or not all(ends):
+        trained = " and ".join(str(rank.record.batches) for rank in ranks)
+        raise CheckFailed(f"Two processes trained {trained} batches, and should train {_BATCHES}.")
+
+
 def _require_repeatable(runs: TrialRuns) -> None:
     """Raise NotChecked if even two runs of one process differ: two processes then differ for the same reason."""
     difference = difference_of_runs(runs.straight, runs.require(runs.again))

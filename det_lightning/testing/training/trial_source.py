@@ -116,9 +116,13 @@ class ImportedTrial:
         found: Any = module
         for name in self._class_name.split("."):
             found = getattr(found, name, None)
+        if _is_estimator_trial(found):
+            from det_lightning.estimator._adapter import adapter_of
+
+            return adapter_of(found)
         if _is_trial(found):
             return found  # type: ignore[no-any-return]
-        trials = [name for name, value in vars(module).items() if _is_trial(value)]
+        trials = [name for name, value in vars(module).items() if _is_trial(value) or _is_estimator_trial(value)]
         close = difflib.get_close_matches(self._class_name, trials, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
         advice = f"The trials in it are: {', '.join(trials) or 'none'}.{hint}"
@@ -132,6 +136,13 @@ TrialSource = GivenTrial | ImportedTrial
 
 def _is_trial(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, PyTorchTrial) and value is not PyTorchTrial
+
+
+def _is_estimator_trial(value: Any) -> bool:
+    # TensorFlow is slow to import, and only a module that has such a trial has imported this.
+    estimator = sys.modules.get("det_lightning.estimator")
+    kind = getattr(estimator, "EstimatorTrial", None)
+    return kind is not None and isinstance(value, type) and issubclass(value, kind) and value is not kind
 
 
 def is_own_file(file: str, directory: Path) -> bool:
