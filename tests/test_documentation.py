@@ -19,6 +19,9 @@ TESTED_ELSEWHERE = ROOT / "docs" / "testing.md"
 #: The trial that the examples import: any with the metric "validation_loss".
 TRIAL = (ROOT / "tests" / "testing" / "correct_trial.py").read_text().replace("from determined ", "from det_lightning ")
 
+#: Pages whose examples begin where there are checkpoints.
+BEGIN_WITH_CHECKPOINTS = ("checkpoints.md", "inference.md", "notebooks.md")
+
 #: Its examples run in `tox -e transformers`.
 WITH_TRANSFORMERS = ROOT / "docs" / "transformers.md"
 
@@ -67,8 +70,7 @@ def test_every_python_example_runs_as_written(page: Path, source: str, project: 
     if page == WITH_TRANSFORMERS:
         pytest.importorskip("transformers", reason="transformers is not installed; run tox -e transformers")
     folder = tmp_path / "project"
-    # Only the page on checkpoints begins where there are some.
-    without = () if page.name == "checkpoints.md" else ("checkpoints",)
+    without = () if page.name in BEGIN_WITH_CHECKPOINTS else ("checkpoints",)
     shutil.copytree(project, folder, ignore=shutil.ignore_patterns(*without))
     run(source, folder)
 
