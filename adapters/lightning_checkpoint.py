@@ -182,6 +182,14 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         code_with_secrets: copy files whose names suggest secrets too, such as ``.env``.
         trusted: unpickle anything, running whatever code a checkpoint contains.
         options: for the file system of a URL; see ``CheckpointStorage``.
+
+    Example:
+        >>> from pytorch_lightning.callbacks import ModelCheckpoint
+        >>> from det_lightning.adapters import DeterminedCheckpointIO
+        >>> best = ModelCheckpoint("best", monitor="validation_loss")
+        >>> plugin = DeterminedCheckpointIO()
+
+        Pass them in ``pl.Trainer(callbacks=[best], plugins=[plugin])``.
     """
 
     def __init__(

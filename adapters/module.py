@@ -73,6 +73,16 @@ class TrialModule(InferenceModule):
         ConfigError: Determined's master would refuse ``exp_conf``; all mistakes are named.
         TypeError: ``trial`` is not a trial, or a period is not a ``Batch`` or ``Epoch``.
         InvalidExperimentException: ``hparams`` or ``exp_conf`` is not a dict, or a hyperparameter is a range.
+
+    Example:
+        >>> import pytorch_lightning as pl
+        >>> from det_lightning.adapters import TrialModule
+        >>> from model_def import MyTrial
+        >>> module = TrialModule(MyTrial, hparams={"lr": 0.01, "global_batch_size": 8})
+        >>> trainer = pl.Trainer(max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False)
+        >>> trainer.fit(module)
+        >>> sorted(name for name in trainer.callback_metrics)
+        ['loss', 'validation_loss']
     """
 
     def __init__(

@@ -64,6 +64,12 @@ class DeterminedCheckpoint(pl.Callback):
     Raises:
         ValueError: the policy is unknown, or ``"best"`` has no metric.
         StorageError: the storage cannot be opened.
+
+    Example:
+        >>> from det_lightning.callbacks import DeterminedCheckpoint
+        >>> checkpoints = DeterminedCheckpoint("checkpoints", policy="best", metric="validation_loss")
+
+        Pass it in ``pl.Trainer(callbacks=[checkpoints])``.
     """
 
     def __init__(

@@ -47,6 +47,13 @@ class PreemptionHandler(pl.Callback):
 
     Raises:
         ValueError: a signal cannot be handled or is that of Ctrl-C, or the code is not an error code of a process.
+
+    Example:
+        >>> import signal
+        >>> from det_lightning.callbacks import PreemptionHandler
+        >>> handler = PreemptionHandler(signals=[signal.SIGTERM], exit_code=3)
+
+        Pass it in ``pl.Trainer(callbacks=[handler, checkpoints])``.
     """
 
     def __init__(

@@ -14,6 +14,12 @@ class ExperimentConfig(dict[str, Any]):
     """An experiment configuration: a dict, with a method for each field that scripts look up.
 
     Methods that read a field without a default raise a ``KeyError`` if it is not there.
+
+    Example:
+        >>> import det_lightning as det
+        >>> config = det.ExperimentConfig({"searcher": {"metric": "loss"}, "scheduling_unit": 50})
+        >>> config.get_searcher_metric(), config.scheduling_unit()
+        ('loss', 50)
     """
 
     def debug_enabled(self) -> bool:

@@ -94,6 +94,12 @@ class InvalidHP(Exception):
 
     Raises:
         TypeError: ``msg`` is not a string.
+
+    Example:
+        >>> import det_lightning as det
+        >>> def build(context):
+        ...     if context.get_hparam("layers") > 100:
+        ...         raise det.InvalidHP("too many layers")
     """
 
     def __init__(self, msg: str = "...") -> None:
@@ -110,6 +116,15 @@ class ConfigMistake(NamedTuple):
         line: the line of the file, counted from 1; None for what did not come from a file.
         path: the keys that lead to the value, such as ``searcher.max_length`` or ``bind_mounts[0].host_path``.
         message: what is wrong, and what to write.
+
+    Example:
+        >>> from det_lightning.errors import ConfigError
+        >>> from det_lightning.config import read_config
+        >>> try:
+        ...     read_config({"searcher": {"name": "single", "max_trails": 3}})
+        ... except ConfigError as error:
+        ...     [mistake.path for mistake in error.mistakes]
+        ['entrypoint', 'searcher.max_trails']
     """
 
     line: int | None

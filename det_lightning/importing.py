@@ -62,6 +62,16 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
     Modules of the working directory, and others that were imported before and would be taken instead of one of the same
     name, are hidden inside the block. Modules that the block imported from ``path`` are forgotten after it, so that the
     next block can import others of the same name. Nothing is written to ``path`` (no ``__pycache__``).
+
+    Example:
+        >>> import pathlib
+        >>> import det_lightning as det
+        >>> pathlib.Path("older").mkdir()
+        >>> _ = pathlib.Path("older", "sizes.py").write_text("HIDDEN = 16")
+        >>> with det.import_from_path("older"):
+        ...     import sizes
+        >>> sizes.HIDDEN
+        16
     """
     directory = pathlib.Path(path).resolve()
     here = pathlib.Path.cwd().resolve()

@@ -13,6 +13,13 @@ class TrainUnit:
     Args:
         value: an ``int`` is a length or a period (``Batch(100)``: every 100 batches; below 1: after every batch or
             epoch); a container is a schedule (``Batch([5, 30, 45])``: after the 5th, the 30th and the 45th).
+
+    Example:
+        >>> from det_lightning.pytorch import Batch
+        >>> [step for step in range(1, 8) if Batch(3).should_stop(step)]
+        [3, 6]
+        >>> [step for step in range(1, 8) if Batch([2, 5]).should_stop(step)]
+        [2, 5]
     """
 
     def __init__(self, value: int | Container[int]) -> None:
@@ -29,8 +36,20 @@ class TrainUnit:
 
 
 class Epoch(TrainUnit):
-    """Unit of one pass over the training data."""
+    """Unit of one pass over the training data.
+
+    Example:
+        >>> from det_lightning.pytorch import Epoch
+        >>> Epoch(10)
+        Epoch(10)
+    """
 
 
 class Batch(TrainUnit):
-    """Unit of one batch per process, in the order of training."""
+    """Unit of one batch per process, in the order of training.
+
+    Example:
+        >>> from det_lightning.pytorch import Batch
+        >>> Batch(100)
+        Batch(100)
+    """

@@ -57,7 +57,13 @@ def download_gcs_blob_with_backoff(blob: Any, n_retries: int = 32, max_backoff: 
 
 
 def merge_dicts(base_dict: dict[Any, Any], source_dict: dict[Any, Any]) -> dict[Any, Any]:
-    """Return a copy of ``base_dict`` with the values of ``source_dict``; dicts in it are merged in the same way."""
+    """Return a copy of ``base_dict`` with the values of ``source_dict``; dicts in it are merged in the same way.
+
+    Example:
+        >>> from det_lightning.util import merge_dicts
+        >>> merge_dicts({"optimizer": {"lr": 0.1, "momentum": 0.9}}, {"optimizer": {"lr": 0.2}})
+        {'optimizer': {'lr': 0.2, 'momentum': 0.9}}
+    """
     merged = copy.deepcopy(base_dict)
     for key, value in source_dict.items():
         nested = key in base_dict and isinstance(value, dict)
@@ -66,18 +72,38 @@ def merge_dicts(base_dict: dict[Any, Any], source_dict: dict[Any, Any]) -> dict[
 
 
 def is_overridden(full_method: Any, parent_class: type) -> bool:
-    """Return whether a method is defined elsewhere than in the class ``parent_class``; False for what is no method."""
+    """Return whether a method is defined elsewhere than in the class ``parent_class``; False for what is no method.
+
+    Example:
+        >>> from det_lightning.pytorch import PyTorchTrial
+        >>> from det_lightning.util import is_overridden
+        >>> from model_def import MyTrial
+        >>> is_overridden(MyTrial.evaluate_batch, PyTorchTrial), is_overridden(MyTrial.evaluation_reducer, PyTorchTrial)
+        (True, False)
+    """
     return callable(full_method) and full_method.__qualname__.partition(".")[0] != parent_class.__name__
 
 
 def has_param(fn: Callable[..., Any], name: str, pos: int | None = None) -> bool:
-    """Return whether a function has an argument of this name, or one at this position, counted from 0."""
+    """Return whether a function has an argument of this name, or one at this position, counted from 0.
+
+    Example:
+        >>> from det_lightning.util import has_param
+        >>> has_param(lambda batch, batch_idx: None, "batch_idx"), has_param(lambda batch: None, "other", pos=0)
+        (True, True)
+    """
     arguments = inspect.getfullargspec(fn).args
     return name in arguments or (pos is not None and pos < len(arguments))
 
 
 def filter_duplicates(in_list: Iterable[Any], sorter: Callable[[Any], list[Any]] = sorted) -> set[Any]:
-    """Return the values that are in ``in_list`` more than once; ``sorter`` must put equal ones next to each other."""
+    """Return the values that are in ``in_list`` more than once; ``sorter`` must put equal ones next to each other.
+
+    Example:
+        >>> from det_lightning.util import filter_duplicates
+        >>> filter_duplicates(["a", "b", "a"])
+        {'a'}
+    """
     in_order = sorter(in_list)
     return {value for value, following in itertools.pairwise(in_order) if value == following}
 

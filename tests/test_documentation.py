@@ -28,6 +28,8 @@ TRIAL = (ROOT / "tests" / "testing" / "correct_trial.py").read_text().replace("f
 
 #: Pages whose examples need a library, and the tox environment that has it.
 WITH_LIBRARY = {"estimators.md": ("tensorflow", "estimator"), "transformers.md": ("transformers", "transformers")}
+#: Pages whose examples begin where there are checkpoints.
+BEGIN_WITH_CHECKPOINTS = ("checkpoints.md", "inference.md", "notebooks.md")
 
 # A comment before a block says why it does not run as it stands: <!-- fragment: reason -->
 _EXAMPLE = re.compile(r"(?<!-->\n)^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -75,8 +77,7 @@ def test_every_python_example_runs_as_written(page: Path, source: str, project: 
         library, tox_environment = WITH_LIBRARY[page.name]
         pytest.importorskip(library, reason=f"{library} is not installed; run tox -e {tox_environment}")
     folder = tmp_path / "project"
-    # Only the page on checkpoints begins where there are some.
-    without = () if page.name == "checkpoints.md" else ("checkpoints",)
+    without = () if page.name in BEGIN_WITH_CHECKPOINTS else ("checkpoints",)
     shutil.copytree(project, folder, ignore=shutil.ignore_patterns(*without))
     run(source, folder)
 

@@ -34,6 +34,13 @@ class PerModelDDPStrategy(PerModelStrategy):
         ddp_comm_wrapper: makes of that hook another one.
         **kwargs: those of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``, ``start_method``,
             ``cluster_environment``.
+
+    Example:
+        >>> import pytorch_lightning as pl
+        >>> from det_lightning.adapters.strategies import PerModelDDPStrategy
+        >>> strategy = PerModelDDPStrategy(find_unused_parameters=True)
+
+        Pass it in ``pl.Trainer(strategy=strategy, devices=2)``.
     """
 
     strategy_name = "trial_ddp"

@@ -40,6 +40,13 @@ class PerModelFSDPStrategy(PerModelStrategy):
 
     Raises:
         UnsupportedTrainerFlags: torch is older than 2.13.
+
+    Example:
+        >>> import torch
+        >>> from det_lightning.adapters.strategies import PerModelFSDPStrategy
+        >>> strategy = PerModelFSDPStrategy(policy=[torch.nn.TransformerEncoderLayer])
+
+        Pass it in ``pl.Trainer(strategy=strategy, devices=8)``, or to ``det.pytorch.init``.
     """
 
     strategy_name = "trial_fsdp"

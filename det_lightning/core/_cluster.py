@@ -157,6 +157,11 @@ def get_cluster_info() -> ClusterInfo | None:
     """Return the trial that this process belongs to under ``det-lightning run``; None anywhere else.
 
     Scripts ask ``get_cluster_info() is None`` to choose their local branch.
+
+    Example:
+        >>> import det_lightning as det
+        >>> det.get_cluster_info() is None  # outside of det-lightning run
+        True
     """
     task = current_task()
     return None if task is None else _info_of(task)

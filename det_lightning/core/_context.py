@@ -150,6 +150,15 @@ def init(
         ValueError: the trial has several slots, and there is no ``distributed``; or the storage's configuration is
             wrong.
         StorageError: the storage cannot be opened.
+
+    Example:
+        >>> import det_lightning as det
+        >>> with det.core.init(checkpoint_storage="checkpoints") as core_context:
+        ...     core_context.train.report_validation_metrics(steps_completed=1, metrics={"loss": 0.5})
+        ...     with core_context.checkpoint.store_path({"steps_completed": 1}) as (path, storage_id):
+        ...         _ = (path / "state.txt").write_text("0.5")
+        >>> det.checkpoint.CheckpointStorage("checkpoints").list_ids() == [storage_id]
+        True
     """
     info = get_cluster_info()
     task = current_task()

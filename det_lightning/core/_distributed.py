@@ -269,7 +269,14 @@ class DistributedContext:
 
 
 class DummyDistributedContext(DistributedContext):
-    """The context of a single process, as Determined names it."""
+    """The context of a single process, as Determined names it.
+
+    Example:
+        >>> import det_lightning as det
+        >>> distributed = det.core.DummyDistributedContext()
+        >>> distributed.get_rank(), distributed.allgather("mine")
+        (0, ['mine'])
+    """
 
     def __init__(self) -> None:
         super().__init__()

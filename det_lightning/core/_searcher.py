@@ -15,7 +15,13 @@ logger = logging.getLogger(__name__)
 
 
 class Unit(enum.Enum):
-    """What the length of an operation counts."""
+    """What the length of an operation counts.
+
+    Example:
+        >>> import det_lightning as det
+        >>> det.core.Unit.EPOCHS.value
+        'EPOCHS'
+    """
 
     EPOCHS = "EPOCHS"
     RECORDS = "RECORDS"

@@ -60,6 +60,12 @@ class Config:
         searcher: the section of an experiment configuration; without effect.
         external_experiment_id: a name of the experiment; without effect.
         external_trial_id: a name of the trial, with which Determined's master knew what to resume; warned of.
+
+    Example:
+        >>> from det_lightning.experimental import core_v2
+        >>> config = core_v2.Config(name="noise", hparams={"scale": 0.5}, checkpoint_storage="checkpoints")
+        >>> config.hparams
+        {'scale': 0.5}
     """
 
     name: str | None = None
@@ -152,6 +158,13 @@ def init(
     """Open the Core API for this module, until :func:`close` or the end of the process; one that is open is closed.
 
     The arguments and errors are those of :func:`init_context`.
+
+    Example:
+        >>> from det_lightning.experimental import core_v2
+        >>> core_v2.init(config=core_v2.Config(hparams={"scale": 0.5}, checkpoint_storage="checkpoints"))
+        >>> core_v2.info.trial.hparams["scale"]
+        0.5
+        >>> core_v2.close()
     """
     _opened.close()
     context = init_context(

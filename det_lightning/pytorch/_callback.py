@@ -14,6 +14,20 @@ class PyTorchCallback:
     A callback that changes its own attributes must also override :meth:`state_dict` and :meth:`load_state_dict`, or
     those attributes are lost over a checkpoint. With several ranks each rank has its own copy; the events that only
     the chief (rank 0) sees say so.
+
+    Example:
+        >>> from det_lightning.pytorch import PyTorchCallback
+        >>> class Best(PyTorchCallback):
+        ...     def __init__(self):
+        ...         self.best = float("inf")
+        ...     def on_validation_end(self, metrics):
+        ...         self.best = min(self.best, metrics["validation_loss"])
+        ...     def state_dict(self):
+        ...         return {"best": self.best}
+        ...     def load_state_dict(self, state_dict):
+        ...         self.best = state_dict["best"]
+
+        The trial's ``build_callbacks`` returns ``{"best": Best()}``.
     """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
@@ -95,6 +109,15 @@ class ClipGradsL2Norm(PyTorchCallback):
 
     Args:
         clip_value: the largest L2 norm of all gradients of the optimizer together.
+
+    Example:
+        >>> import torch
+        >>> from det_lightning.pytorch import ClipGradsL2Norm
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([3.0, 4.0])
+        >>> ClipGradsL2Norm(1.0).on_before_optimizer_step([weight])
+        >>> weight.grad
+        tensor([0.6000, 0.8000])
     """
 
     def __init__(self, clip_value: float) -> None:
@@ -111,6 +134,15 @@ class ClipGradsL2Value(PyTorchCallback):
 
     Args:
         clip_value: the largest absolute value of an element.
+
+    Example:
+        >>> import torch
+        >>> from det_lightning.pytorch import ClipGradsL2Value
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([0.5, -4.0])
+        >>> ClipGradsL2Value(1.0).on_before_optimizer_step([weight])
+        >>> weight.grad
+        tensor([ 0.5000, -1.0000])
     """
 
     def __init__(self, clip_value: float) -> None:
@@ -124,6 +156,15 @@ def reset_parameters(model: torch.nn.Module) -> None:
     """Draw new weights for a model, by the ``reset_parameters()`` of each module that has one, inner ones first.
 
     For trials of old releases: torch draws the weights of a module when it is made.
+
+    Example:
+        >>> import torch
+        >>> from det_lightning.pytorch import reset_parameters
+        >>> model = torch.nn.Linear(2, 1)
+        >>> before = model.weight.clone()
+        >>> reset_parameters(model)
+        >>> torch.equal(model.weight, before)
+        False
     """
     model.apply(_reset)
 

@@ -46,6 +46,13 @@ class DataLoader:
     Raises:
         ValueError: ``dataset`` is iterable-style, there is neither ``batch_size`` nor ``batch_sampler``, or torch
             does not take the combination of arguments.
+
+    Example:
+        >>> import torch
+        >>> from det_lightning.pytorch import DataLoader
+        >>> loader = DataLoader(torch.arange(6), batch_size=2)
+        >>> [batch.tolist() for batch in loader.get_data_loader(num_replicas=2, rank=1)]
+        [[2, 3]]
     """
 
     def __init__(
@@ -171,7 +178,15 @@ def _begin_worker(init: Callable[[int], None] | None, worker_id: int) -> None:
 def adapt_batch_sampler(
     batch_sampler: Any, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
 ) -> Any:
-    """Chain repeating, sharding and skipping, in this order, around ``batch_sampler``."""
+    """Chain repeating, sharding and skipping, in this order, around ``batch_sampler``.
+
+    Example:
+        >>> from torch.utils.data import BatchSampler
+        >>> from det_lightning.pytorch import adapt_batch_sampler
+        >>> batches = BatchSampler(range(8), batch_size=2, drop_last=False)
+        >>> list(adapt_batch_sampler(batches, skip=1, num_replicas=2, rank=0))
+        [[4, 5]]
+    """
     if repeat:
         batch_sampler = samplers.RepeatBatchSampler(batch_sampler)
     if num_replicas > 1:
@@ -187,6 +202,12 @@ def data_length(batch: Any) -> int:
     Raises:
         ValueError: ``batch`` is an empty dict, list or tuple.
         TypeError: ``batch`` is something else; override ``PyTorchTrial.get_batch_length`` for such batches.
+
+    Example:
+        >>> import torch
+        >>> from det_lightning.pytorch import data_length
+        >>> data_length({"pixels": torch.zeros(8, 3), "labels": torch.zeros(8)})
+        8
     """
     if isinstance(batch, np.ndarray | torch.Tensor):
         return len(batch)
@@ -210,6 +231,12 @@ def to_device(data: Any, device: torch.device | str, warned_types: set[type] | N
         data: what to move.
         device: where to.
         warned_types: the types that a warning was given for already; new ones are added.
+
+    Example:
+        >>> import numpy as np
+        >>> from det_lightning.pytorch import to_device
+        >>> to_device({"numbers": [np.arange(3)]}, "cpu")
+        {'numbers': [tensor([0, 1, 2])]}
     """
     if not isinstance(device, torch.device):
         device = torch.device(device)

@@ -86,6 +86,17 @@ def load_trial_from_checkpoint_path(
         StorageError: a URL cannot be read.
         ValueError: the trial's class cannot be imported from the checkpoint, or both spellings are used.
         InvalidCheckpointException: the weights do not fit the trial's models.
+
+    Example:
+        >>> import det_lightning as det
+        >>> from det_lightning.checkpoint import CheckpointStorage
+        >>> from model_def import MyTrial
+        >>> with det.pytorch.init(hparams={"lr": 0.01, "global_batch_size": 8}) as context:
+        ...     trainer = det.pytorch.Trainer(MyTrial(context), context)
+        ...     trainer.fit(max_length=det.pytorch.Batch(2), checkpoint_storage="checkpoints")
+        >>> newest = CheckpointStorage("checkpoints").newest()
+        >>> det.pytorch.load_trial_from_checkpoint_path(newest, trial_class=MyTrial).head
+        Linear(in_features=4, out_features=1, bias=True)
     """
     if kwargs:
         if torch_load_kwargs:

@@ -21,6 +21,19 @@ class LRScheduler:
     Raises:
         TypeError: ``step_mode`` is not a :class:`LRScheduler.StepMode`.
         ValueError: ``frequency`` is below 1.
+
+    Example:
+        >>> import torch
+        >>> from det_lightning import pytorch
+        >>> optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+        >>> scheduler = pytorch.LRScheduler(
+        ...     torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5),
+        ...     step_mode=pytorch.LRScheduler.StepMode.MANUAL_STEP,
+        ... )
+        >>> optimizer.step()
+        >>> scheduler.step()
+        >>> scheduler.get_last_lr()
+        [0.05]
     """
 
     class StepMode(enum.Enum):

@@ -57,6 +57,15 @@ class PyTorchTrialContext:
         settings, wrapped, reducers, precision, backend, position, tensorboard, experimental: the objects that it is
             made of; its methods are theirs.
         update_hooks: what is called around backward passes and optimizer steps.
+
+    Example:
+        >>> import torch
+        >>> import det_lightning as det
+        >>> with det.pytorch.init(hparams={"lr": 0.5, "global_batch_size": 8}) as context:
+        ...     model = context.wrap_model(torch.nn.Linear(1, 1))
+        ...     optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=context.get_hparam("lr")))
+        ...     context.distributed.get_rank(), context.distributed.get_size()
+        (0, 1)
     """
 
     def __init__(

@@ -20,6 +20,26 @@ class PyTorchTrial(abc.ABC):
     A subclass wraps its models, optimizers and learning rate schedulers in ``__init__`` and implements
     :meth:`train_batch`, the two loaders, and one of :meth:`evaluate_batch` and :meth:`evaluate_full_dataset`.
     The interface is that of Determined 0.38 (``determined.pytorch.PyTorchTrial``).
+
+    Example:
+        >>> import torch
+        >>> from det_lightning import pytorch
+        >>> class LineTrial(pytorch.PyTorchTrial):
+        ...     def __init__(self, context):
+        ...         self.context = context
+        ...         self.model = context.wrap_model(torch.nn.Linear(1, 1))
+        ...         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+        ...     def build_training_data_loader(self):
+        ...         return pytorch.DataLoader(torch.rand(64, 1), batch_size=8)
+        ...     def build_validation_data_loader(self):
+        ...         return pytorch.DataLoader(torch.rand(16, 1), batch_size=8)
+        ...     def train_batch(self, batch, epoch_idx, batch_idx):
+        ...         loss = (self.model(batch) - 2 * batch).square().mean()
+        ...         self.context.backward(loss)
+        ...         self.context.step_optimizer(self.optimizer)
+        ...         return {"loss": loss}
+        ...     def evaluate_batch(self, batch):
+        ...         return {"validation_loss": (self.model(batch) - 2 * batch).square().mean()}
     """
 
     @abc.abstractmethod

@@ -20,7 +20,14 @@ AllGather = Callable[[Any], list[Any]]
 
 
 class Reducer(enum.Enum):
-    """How the values of a validation metric are put together, over batches and then over ranks."""
+    """How the values of a validation metric are put together, over batches and then over ranks.
+
+    Example:
+        >>> from det_lightning.pytorch import PyTorchTrial, Reducer
+        >>> class CountingTrial(PyTorchTrial):
+        ...     def evaluation_reducer(self):
+        ...         return {"validation_loss": Reducer.AVG, "mistakes": Reducer.SUM}
+    """
 
     AVG = 1
     SUM = 2
@@ -44,6 +51,21 @@ class MetricReducer(abc.ABC):
 
     Subclass it, collect in a method of your own choice from ``train_batch`` or ``evaluate_batch``, and register it
     with ``context.wrap_reducer``.
+
+    Example:
+        >>> from det_lightning.pytorch import MetricReducer
+        >>> class Share(MetricReducer):
+        ...     def reset(self):
+        ...         self.right, self.all = 0, 0
+        ...     def update(self, right, of):
+        ...         self.right, self.all = self.right + right, self.all + of
+        ...     def per_slot_reduce(self):
+        ...         return self.right, self.all
+        ...     def cross_slot_reduce(self, per_slot_metrics):
+        ...         return sum(right for right, _ in per_slot_metrics) / sum(of for _, of in per_slot_metrics)
+        >>> share = Share()
+        >>> share.cross_slot_reduce([(3, 4), (1, 4)])  # of two ranks
+        0.5
     """
 
     @abc.abstractmethod

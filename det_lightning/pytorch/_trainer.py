@@ -81,6 +81,13 @@ def init(
         ImportError: Horovod is chosen, and not installed.
         InvalidExperimentException: ``hparams`` or ``exp_conf`` is not a dict, or a hyperparameter is a range.
         SystemExit: with status 0, in place of an ``InvalidHP`` that leaves the ``with`` statement.
+
+    Example:
+        >>> import det_lightning as det
+        >>> from model_def import MyTrial
+        >>> with det.pytorch.init(hparams={"lr": 0.01, "global_batch_size": 8}, trial_seed=1) as context:
+        ...     context.get_per_slot_batch_size(), context.get_trial_seed()
+        (8, 1)
     """
     task = current_task()
     call = RunConfiguration.of_call(exp_conf, hparams) if task is None else RunConfiguration.of_task(task, hparams)
@@ -127,6 +134,15 @@ class Trainer:
 
     Attributes:
         checkpoints: the callback of the latest :meth:`fit`, with the paths of the last and the best checkpoint.
+
+    Example:
+        >>> import det_lightning as det
+        >>> from model_def import MyTrial
+        >>> with det.pytorch.init(hparams={"lr": 0.01, "global_batch_size": 8}) as context:
+        ...     trainer = det.pytorch.Trainer(MyTrial(context), context)
+        ...     trainer.fit(max_length=det.pytorch.Batch(10), checkpoint_storage="checkpoints")
+        >>> len(list(trainer.checkpoints.storage.list_ids()))
+        1
     """
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, **lightning: Any) -> None:

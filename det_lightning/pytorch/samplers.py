@@ -35,7 +35,15 @@ def _shard_len(total: int, num_workers: int, rank: int) -> int:
 
 
 class RepeatSampler(Sampler[Any]):
-    """Go over ``sampler`` again and again, without end. Its length stays that of one pass."""
+    """Go over ``sampler`` again and again, without end. Its length stays that of one pass.
+
+    Example:
+        >>> import itertools
+        >>> from det_lightning.pytorch import RepeatSampler
+        >>> sampler = RepeatSampler([0, 1, 2])
+        >>> list(itertools.islice(sampler, 5)), len(sampler)
+        ([0, 1, 2, 0, 1], 3)
+    """
 
     def __init__(self, sampler: Sampler[Any]) -> None:
         self.sampler = sampler
@@ -48,7 +56,16 @@ class RepeatSampler(Sampler[Any]):
 
 
 class RepeatBatchSampler(BatchSampler):
-    """Go over ``batch_sampler`` again and again, without end. Its length stays that of one pass."""
+    """Go over ``batch_sampler`` again and again, without end. Its length stays that of one pass.
+
+    Example:
+        >>> import itertools
+        >>> from torch.utils.data import BatchSampler
+        >>> from det_lightning.pytorch import RepeatBatchSampler
+        >>> sampler = RepeatBatchSampler(BatchSampler([0, 1, 2, 3], batch_size=2, drop_last=False))
+        >>> list(itertools.islice(sampler, 3)), len(sampler)
+        ([[0, 1], [2, 3], [0, 1]], 2)
+    """
 
     def __init__(self, batch_sampler: BatchSampler) -> None:
         self.batch_sampler = batch_sampler
@@ -64,6 +81,11 @@ class DistributedSampler(Sampler[Any]):
     """Give rank ``rank`` every ``num_workers``-th sample, beginning with sample ``rank``.
 
     Nothing is padded or dropped, so the lengths of two ranks may differ by one.
+
+    Example:
+        >>> from det_lightning.pytorch import DistributedSampler
+        >>> list(DistributedSampler([0, 1, 2, 3, 4], num_workers=2, rank=1))
+        [1, 3]
     """
 
     def __init__(self, sampler: Sampler[Any], num_workers: int, rank: int) -> None:
@@ -83,6 +105,13 @@ class DistributedBatchSampler(BatchSampler):
 
     Raises:
         ValueError: ``rank`` is not in ``[0, num_workers)`` or ``num_workers`` is below 1.
+
+    Example:
+        >>> from torch.utils.data import BatchSampler
+        >>> from det_lightning.pytorch import DistributedBatchSampler
+        >>> batches = BatchSampler(range(6), batch_size=2, drop_last=False)
+        >>> list(DistributedBatchSampler(batches, num_workers=2, rank=0))
+        [[0, 1], [4, 5]]
     """
 
     def __init__(self, batch_sampler: BatchSampler, num_workers: int, rank: int) -> None:
@@ -102,7 +131,14 @@ class DistributedBatchSampler(BatchSampler):
 
 
 class SkipSampler(Sampler[Any]):
-    """Leave out the first ``skip`` samples. The length stays that of the wrapped sampler."""
+    """Leave out the first ``skip`` samples. The length stays that of the wrapped sampler.
+
+    Example:
+        >>> from det_lightning.pytorch import SkipSampler
+        >>> sampler = SkipSampler([0, 1, 2, 3], skip=1)
+        >>> list(sampler), len(sampler)
+        ([1, 2, 3], 4)
+    """
 
     def __init__(self, sampler: Sampler[Any], skip: int) -> None:
         self.sampler = sampler
@@ -116,7 +152,14 @@ class SkipSampler(Sampler[Any]):
 
 
 class SkipBatchSampler(BatchSampler):
-    """Leave out the first ``skip`` batches. The length stays that of the wrapped sampler."""
+    """Leave out the first ``skip`` batches. The length stays that of the wrapped sampler.
+
+    Example:
+        >>> from torch.utils.data import BatchSampler
+        >>> from det_lightning.pytorch import SkipBatchSampler
+        >>> list(SkipBatchSampler(BatchSampler(range(6), batch_size=2, drop_last=False), skip=2))
+        [[4, 5]]
+    """
 
     def __init__(self, batch_sampler: BatchSampler, skip: int) -> None:
         self.batch_sampler = batch_sampler
@@ -130,7 +173,14 @@ class SkipBatchSampler(BatchSampler):
 
 
 class ReproducibleShuffleSampler(Sampler[Any]):
-    """Shuffle the samples of each pass by ``numpy.random.RandomState(seed)``, which runs on from pass to pass."""
+    """Shuffle the samples of each pass by ``numpy.random.RandomState(seed)``, which runs on from pass to pass.
+
+    Example:
+        >>> from det_lightning.pytorch import ReproducibleShuffleSampler
+        >>> sampler = ReproducibleShuffleSampler([0, 1, 2, 3, 4], seed=0)
+        >>> list(sampler), list(sampler)
+        ([2, 0, 1, 3, 4], [0, 2, 1, 4, 3])
+    """
 
     def __init__(self, sampler: Sampler[Any], seed: int) -> None:
         self.sampler = sampler
@@ -146,7 +196,15 @@ class ReproducibleShuffleSampler(Sampler[Any]):
 
 
 class ReproducibleShuffleBatchSampler(BatchSampler):
-    """Shuffle the batches of each pass by ``numpy.random.RandomState(seed)``, which runs on from pass to pass."""
+    """Shuffle the batches of each pass by ``numpy.random.RandomState(seed)``, which runs on from pass to pass.
+
+    Example:
+        >>> from torch.utils.data import BatchSampler
+        >>> from det_lightning.pytorch import ReproducibleShuffleBatchSampler
+        >>> batches = BatchSampler(range(6), batch_size=2, drop_last=False)
+        >>> sorted(ReproducibleShuffleBatchSampler(batches, seed=0))
+        [[0, 1], [2, 3], [4, 5]]
+    """
 
     def __init__(self, batch_sampler: BatchSampler, seed: int) -> None:
         self.batch_sampler = batch_sampler

@@ -94,6 +94,13 @@ def run_trial(
 
     Raises:
         Exception: the error of the trial.
+
+    Example:
+        >>> from det_lightning.testing import run_trial
+        >>> from model_def import MyTrial
+        >>> run = run_trial(MyTrial, hparams={"lr": 0.1, "global_batch_size": 8}, batches=6)
+        >>> len(run.metrics), sorted(run.metrics[0])
+        (6, ['loss'])
     """
     source = GivenTrial(trial)
     settings = RunSettings(
@@ -119,6 +126,12 @@ def assert_same_training(one: TrainedTrial, other: TrainedTrial) -> None:
 
     Raises:
         AssertionError: they are not; names the first difference and its size.
+
+    Example:
+        >>> from det_lightning.testing import assert_same_training, run_trial
+        >>> from model_def import MyTrial
+        >>> hparams = {"lr": 0.1, "global_batch_size": 8}
+        >>> assert_same_training(run_trial(MyTrial, hparams=hparams), run_trial(MyTrial, hparams=hparams))
     """
     # Their settings may differ as long as the trainings do not.
     same_settings = dataclasses.replace(other.run.record, settings=one.run.record.settings)
@@ -144,6 +157,11 @@ def assert_resumes(
     Raises:
         AssertionError: it does not; names the first difference, and the state that the checkpoint lacks.
         ValueError: ``batches`` is too small.
+
+    Example:
+        >>> from det_lightning.testing import assert_resumes
+        >>> from model_def import MyTrial
+        >>> assert_resumes(MyTrial, hparams={"lr": 0.1, "global_batch_size": 8})
     """
     if batches < MIN_BATCHES:
         raise ValueError(f"batches must be at least {MIN_BATCHES}; got {batches}.")

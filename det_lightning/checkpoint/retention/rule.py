@@ -43,6 +43,16 @@ class Retention:
 
     Raises:
         ValueError: a number is negative or not an integer; names all of them.
+
+    Example:
+        >>> from det_lightning.checkpoint import CheckpointRecord, Retention
+        >>> records = [
+        ...     CheckpointRecord("first", trial="1", steps_completed=100, order=1, metric=0.5),
+        ...     CheckpointRecord("second", trial="1", steps_completed=200, order=2, metric=0.25),
+        ...     CheckpointRecord("third", trial="1", steps_completed=300, order=3, metric=0.75),
+        ... ]
+        >>> Retention(trial_best=1, trial_latest=1).choose_to_delete(records)
+        ['first']
     """
 
     experiment_best: int = 0

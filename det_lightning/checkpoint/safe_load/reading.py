@@ -155,6 +155,19 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False, in_parts:
         CheckpointNotFound: there is no checkpoint.
         IncompleteCheckpointError: it was not written to its end, or is damaged.
         UnsafeCheckpointError: it refers to code and is not ``trusted``.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import det_lightning as det
+        >>> from det_lightning.checkpoint import CheckpointStorage, read_checkpoint
+        >>> from model_def import MyTrial
+        >>> with det.pytorch.init(hparams={"lr": 0.01, "global_batch_size": 8}) as context:
+        ...     det.pytorch.Trainer(MyTrial(context), context).fit(
+        ...         max_length=det.pytorch.Batch(2), checkpoint_storage="checkpoints"
+        ...     )
+        >>> content = read_checkpoint(Path(CheckpointStorage("checkpoints").newest()))
+        >>> content.trial_state.batches_trained
+        2
     """
     layout.require_complete(directory)
     state_file = layout.find_state_file(directory)

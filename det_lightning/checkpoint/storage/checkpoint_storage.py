@@ -54,6 +54,12 @@ class CheckpointStorage:
     Raises:
         StorageError: the URL cannot be opened, or the library for it is not installed.
         ValueError: the configuration is wrong; names all mistakes.
+
+    Example:
+        >>> from det_lightning.checkpoint import CheckpointStorage
+        >>> storage = CheckpointStorage("checkpoints")
+        >>> storage.list_ids(), storage.newest()
+        ([], None)
     """
 
     def __init__(

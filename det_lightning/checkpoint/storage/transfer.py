@@ -56,6 +56,10 @@ class RetryPolicy:
         longest_wait_s: longest pause.
         is_ending: returns whether the process was asked to end. A failing transfer is then tried once more, after a
             pause of a second at most.
+
+    Example:
+        >>> from det_lightning.checkpoint import CheckpointStorage, RetryPolicy
+        >>> storage = CheckpointStorage("checkpoints", retry=RetryPolicy(attempts=3, longest_wait_s=5))
     """
 
     attempts: int = 6

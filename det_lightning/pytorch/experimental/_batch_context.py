@@ -25,6 +25,13 @@ def get_default_device(core_context: Context) -> torch.device:
 
     Raises:
         ValueError: there are more ranks on this machine than GPUs.
+
+    Example:
+        >>> import det_lightning as det
+        >>> from det_lightning.pytorch.experimental import get_default_device
+        >>> with det.core.init(checkpoint_storage="checkpoints") as core_context:
+        ...     get_default_device(core_context).type in ("cpu", "cuda")
+        True
     """
     return device_of(core_context.distributed.local_rank)
 

@@ -85,6 +85,18 @@ def torch_batch_process(
         InvalidCheckpointException: ``latest_checkpoint`` is not a checkpoint of the progress.
         CheckpointNotFound: it does not exist.
         StorageError: the storage cannot be used.
+
+    Example:
+        >>> from det_lightning.pytorch.experimental import TorchBatchProcessor, torch_batch_process
+        >>> class Total(TorchBatchProcessor):
+        ...     def __init__(self, context):
+        ...         self.total = 0
+        ...     def process_batch(self, batch, batch_idx):
+        ...         self.total += int(batch.sum())
+        ...     def on_finish(self):
+        ...         print(self.total)
+        >>> torch_batch_process(Total, list(range(10)), batch_size=4, checkpoint_storage="checkpoints")
+        45
     """
     loading = BatchLoading.of_call(dataset, batch_size, max_batches, checkpoint_interval, dataloader_kwargs)
     if distributed_context is None and is_one_of_several():

@@ -1,0 +1,1 @@
+pip install attrdict==2.0.1

@@ -1,0 +1,2 @@
+#!/bin/sh
+det experiment create const.yaml .

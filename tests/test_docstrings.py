@@ -1,0 +1,74 @@
+"""The examples in the docstrings of public names: they run, and which names have none is known."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launching import ROOT
+from tests.test_public_api import PUBLIC
+
+#: The trial that examples import.
+TRIAL = (ROOT / "tests" / "testing" / "correct_trial.py").read_text().replace("from determined ", "from det_lightning ")
+
+#: Public classes and functions without an example. This list may only become shorter.
+WITHOUT = """
+det_lightning.RendezvousInfo det_lightning.ResourcesInfo det_lightning.adapters.strategies.HorovodStrategy
+det_lightning.callbacks.DeterminedTensorBoard det_lightning.callbacks.TorchProfiler
+det_lightning.checkpoint.CheckpointContent det_lightning.checkpoint.CheckpointInfo
+det_lightning.checkpoint.CheckpointRecord det_lightning.checkpoint.CheckpointWriter
+det_lightning.checkpoint.ResumeState det_lightning.checkpoint.TrialState det_lightning.checkpoint.load_checkpoint
+det_lightning.checkpoint.open_checkpoint det_lightning.core.CheckpointContext det_lightning.core.ClusterInfo
+det_lightning.core.Context det_lightning.core.DistributedContext det_lightning.core.DownloadMode
+det_lightning.core.EarlyExitReason det_lightning.core.ExperimentalCoreContext det_lightning.core.PreemptContext
+det_lightning.core.PreemptMode det_lightning.core.ProfilerContext det_lightning.core.SearcherContext
+det_lightning.core.SearcherMode det_lightning.core.SearcherOperation det_lightning.core.TensorboardMode
+det_lightning.core.TrainContext det_lightning.core.TrialInfo det_lightning.experimental.core_v2.DefaultConfig
+det_lightning.experimental.core_v2.UnmanagedConfig det_lightning.experimental.core_v2.close
+det_lightning.experimental.core_v2.init_context det_lightning.experimental.core_v2.url_reverse_webui_exp_view
+det_lightning.experimental.test_one_batch det_lightning.pytorch.CheckpointLoadContext
+det_lightning.pytorch.PyTorchExperimentalContext det_lightning.pytorch.experimental.TorchBatchProcessor
+det_lightning.pytorch.experimental.TorchBatchProcessorContext det_lightning.testing.TrainedTrial
+det_lightning.util.download_gcs_blob_with_backoff
+"""
+
+
+def documented() -> dict[str, Any]:
+    """Return the public classes and functions by their paths, each once; errors are described by their messages."""
+    found: dict[int, tuple[str, Any]] = {}
+    for module_name, names in PUBLIC.items():
+        module = importlib.import_module(module_name)
+        for name in names.split():
+            value = getattr(module, name)
+            is_error = inspect.isclass(value) and issubclass(value, BaseException)
+            if (inspect.isclass(value) or inspect.isroutine(value)) and not is_error:
+                found[id(value)] = (f"{module_name}.{name}", value)
+    return dict(found.values())
+
+
+def has_example(value: Any) -> bool:
+    return ">>>" in (inspect.getdoc(value) or "")
+
+
+@pytest.mark.parametrize("path", [path for path, value in documented().items() if has_example(value)])
+def test_the_example_of_a_public_name_runs_as_written(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model_def.py").write_text(TRIAL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "model_def", raising=False)
+    examples = doctest.DocTestParser().get_doctest(inspect.getdoc(documented()[path]) or "", {}, path, None, 0)
+    report: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples, out=report.append, clear_globs=False)
+    assert not report, "".join(report)
+
+
+def test_exactly_these_public_names_have_no_example() -> None:
+    assert sorted(path for path, value in documented().items() if not has_example(value)) == sorted(WITHOUT.split())
