@@ -252,7 +252,7 @@ class TrialRun:
         for hook in self.events.overriding("on_validation_step_start"):
             hook()
         self.events.emit("on_validation_start")
-        self.evaluation.begin(self._log.length_of_batch())
+        self.evaluation.begin(self._log.validation_counter())
         if self.evaluation.by_batch:
             self.events.emit("on_validation_epoch_start")
 

@@ -51,17 +51,23 @@ class RunLog:
 
     def counter(self) -> Callable[[Any], Any] | None:
         """Return what to call with each batch that was trained on; None for nothing."""
-        length_of = self.length_of_batch()
-        if not self.enabled or length_of is None:
+        if self._trial_counts_itself():
+            length_of: Callable[[Any], Any] = self._trial.get_batch_length
+        elif self.enabled:
+            length_of = _length_if_known
+        else:
+            return None
+        if not self.enabled:
             return length_of
         return lambda batch: self._lengths.append(length_of(batch))
 
-    def length_of_batch(self) -> Callable[[Any], Any] | None:
-        """Return what counts the records of a batch; None if nobody wants to know."""
-        # A trial may count its records in it.
-        if type(original_trial(self._trial)).get_batch_length is not PyTorchTrial.get_batch_length:
-            return self._trial.get_batch_length
-        return _length_if_known if self.enabled else None
+    def validation_counter(self) -> Callable[[Any], int] | None:
+        """Return what counts the records of each batch that is evaluated; None if nobody wants to know."""
+        return self._trial.get_batch_length if self.enabled or self._trial_counts_itself() else None
+
+    def _trial_counts_itself(self) -> bool:
+        """Return whether the trial has its own way to count, in which it may do more."""
+        return type(original_trial(self._trial)).get_batch_length is not PyTorchTrial.get_batch_length
 
     def end_workload(self, batches_trained: int, metrics: dict[str, Any], batches: int) -> None:
         """Log the averages of a workload of ``batches`` batches."""

@@ -53,9 +53,12 @@ class Evaluation:
         return True
 
     def _evaluate_batch(self, batch: Any) -> None:
+        index = len(self.window)
         if self._length_of is not None:
             self.lengths.append(self._length_of(batch))
-        index = len(self.window)
+        elif index == 0:
+            # Determined counts the records of all of them, and refuses batches of unknown types.
+            self._trial.get_batch_length(batch)
         evaluate_batch: Callable[..., Any] = self._trial.evaluate_batch
         metrics = evaluate_batch(batch=batch, batch_idx=index) if self._takes_batch_idx else evaluate_batch(batch=batch)
         if not isinstance(metrics, dict):

@@ -340,3 +340,13 @@ def test_an_iterator_of_the_trials_own_that_ends_is_no_end_of_the_data(method: s
         exhausted.evaluate_batch = lambda self, batch: next(iter(()))
     with pytest.raises(RuntimeError, match="raised StopIteration"):
         fit(exhausted)
+
+
+def test_validation_batches_of_unknown_types_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Numbers(SmallTrial):
+        def build_validation_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(make_data(), batch_size=8, collate_fn=len)
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TypeError, match="batch of type int is not known; override get_batch_length"):
+        fit(Numbers)
