@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PUBLIC = {
     "det_lightning": """
         LOG_FORMAT ClusterInfo ExperimentConfig InvalidHP RendezvousInfo ResourcesInfo TrialContext TrialInfo
-        __version__ adapters callbacks checkpoint compat core errors experimental get_cluster_info import_from_path
-        pytorch tensorboard util
+        __version__ adapters callbacks checkpoint compat core errors estimator experimental get_cluster_info
+        import_from_path pytorch tensorboard util
     """,
     "det_lightning.pytorch": """
         Batch CheckpointLoadContext ClipGradsL2Norm ClipGradsL2Value DataLoader DistributedBatchSampler

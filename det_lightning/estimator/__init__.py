@@ -7,17 +7,13 @@ import contextlib
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from det_lightning.estimator._context import EstimatorContext, EstimatorExperimentalContext, EstimatorTrialContext
 from det_lightning.estimator._reducer import MetricReducer
 from det_lightning.estimator._trial import EstimatorTrial
 from det_lightning.missing_parts import attribute_error
 
 if TYPE_CHECKING:
     from det_lightning.estimator._callback import RunHook
-    from det_lightning.estimator._context import (
-        EstimatorContext,
-        EstimatorExperimentalContext,
-        EstimatorTrialContext,
-    )
     from det_lightning.estimator._load import load_estimator_from_checkpoint_path
     from det_lightning.estimator._module import EstimatorModule
     from det_lightning.estimator._native import EstimatorNativeContext
@@ -25,11 +21,8 @@ if TYPE_CHECKING:
 
 #: What needs TensorFlow, by the module that has it.
 _WITH_TENSORFLOW = {
-    "EstimatorContext": "_context",
-    "EstimatorExperimentalContext": "_context",
     "EstimatorModule": "_module",
     "EstimatorNativeContext": "_native",
-    "EstimatorTrialContext": "_context",
     "RunHook": "_callback",
     "Trainer": "_trainer",
     "init": "_trainer",

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from det_lightning.estimator._cache import DatasetCache
-from det_lightning.estimator._optimizer import wrap_optimizer
 from det_lightning.estimator._reducer import MetricReducer, ReducedMetrics
 from det_lightning.pytorch._forwarding import forward
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -48,6 +47,8 @@ class EstimatorContext:
         Raises:
             TypeError: it has to be wrapped and is a name, or an object of another kind.
         """
+        from det_lightning.estimator._optimizer import wrap_optimizer
+
         self.wrapped_optimizer = True
         settings = self.run.settings
         return wrap_optimizer(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from det_lightning.estimator._context import EstimatorTrialContext
+from det_lightning.estimator._context import EstimatorTrialContext
 
 
 class EstimatorTrial(abc.ABC):
@@ -15,7 +14,12 @@ class EstimatorTrial(abc.ABC):
 
     Args:
         context: hyperparameters, rank and size; its methods wrap optimizers and datasets.
+
+    Attributes:
+        trial_context_class: the class of the context.
     """
+
+    trial_context_class = EstimatorTrialContext
 
     def __init__(self, context: EstimatorTrialContext) -> None:
         self.context = context

@@ -123,8 +123,12 @@ class Trained:
             trainer = estimator.Trainer(trial_class(context), context, callbacks=[self.reports])
             trainer.fit(
                 max_length=Batch(batches),
-                checkpoint_storage=folder / "checkpoints",
-                **{"checkpoint_policy": "none", "code_dir": code, **options},
+                **{
+                    "checkpoint_storage": folder / "checkpoints",
+                    "checkpoint_policy": "none",
+                    "code_dir": code,
+                    **options,
+                },
             )
             assert trainer.checkpoints is not None
             self.checkpoint = Path(trainer.checkpoints.last_checkpoint_path or "")

@@ -36,6 +36,7 @@ def test_exactly_these_names_are_public() -> None:
         *("init", "load_estimator_from_checkpoint_path"),
     ]
     assert all(getattr(estimator, name).__doc__ for name in estimator.__all__)
+    assert estimator.EstimatorTrial.trial_context_class is estimator.EstimatorTrialContext
 
 
 def test_tensorflow_has_the_behaviour_of_version_1() -> None:

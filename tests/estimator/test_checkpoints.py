@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -121,11 +122,14 @@ def test_an_unsafe_random_state_is_refused(tmp_path: Path) -> None:
         Trained(SmallTrial, tmp_path, 5, latest_checkpoint="old")
 
 
-def test_a_damaged_file_of_tensorflow_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["model.ckpt-3.data-00000-of-00001", "ranks/0/input.ckpt.data-00000-of-00001", "checkpoint"]
+)
+def test_a_damaged_file_of_tensorflow_is_noticed(name: str, tmp_path: Path) -> None:
     checkpoint = Trained(SmallTrial, tmp_path, 3).checkpoint
-    data = checkpoint / "model.ckpt-3.data-00000-of-00001"
+    data = checkpoint / name
     data.write_bytes(data.read_bytes()[:-1] + b"?")
-    with pytest.raises(errors.IncompleteCheckpointError, match=r"model\.ckpt-3\.data-00000-of-00001"):
+    with pytest.raises(errors.IncompleteCheckpointError, match=re.escape(name)):
         Trained(SmallTrial, tmp_path, 5, latest_checkpoint=checkpoint)
 
 
@@ -146,3 +150,11 @@ def test_checkpoints_written_in_the_background_are_those_of_their_batch(tmp_path
         for path in CheckpointStorage(tmp_path / "checkpoints").newest_first()
     )
     assert found == [2, 4, 6]
+
+
+def test_a_run_resumes_from_a_storage_that_is_no_directory(tmp_path: Path) -> None:
+    whole = Trained(SmallTrial, tmp_path / "whole", 7)
+    url = f"memory://{tmp_path.name}/estimators"
+    first = Trained(SmallTrial, tmp_path, 3, checkpoint_storage=url)
+    second = Trained(SmallTrial, tmp_path, 7, checkpoint_storage=url, latest_checkpoint="last")
+    assert first.reports.losses + second.reports.losses == whole.reports.losses

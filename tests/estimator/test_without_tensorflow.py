@@ -18,7 +18,8 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_trials_and_reducers_can_be_defined() -> None:
-    done = run("from det_lightning.estimator import EstimatorTrial, MetricReducer; type('T', (EstimatorTrial,), {})")
+    names = "EstimatorTrial, EstimatorTrialContext, MetricReducer"
+    done = run(f"from det_lightning.estimator import {names}; type('T', (EstimatorTrial,), {{}})")
     assert done.returncode == 0, done.stderr
 
 

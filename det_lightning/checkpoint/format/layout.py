@@ -72,9 +72,10 @@ def find_state_file(directory: pathlib.Path) -> pathlib.Path:
 
 
 def find_files_of_tensorflow(directory: pathlib.Path) -> list[str]:
-    """Return the names of the files directly in ``directory`` that TensorFlow has written, or may read."""
+    """Return the names of the files in ``directory`` that TensorFlow has written, or may read."""
     ours = {*FILES_READ, METADATA_FILE} - {TENSORFLOW_FILE}
-    return sorted(path.name for path in directory.iterdir() if path.is_file() and path.name not in ours)
+    files = [path.relative_to(directory) for path in directory.rglob("*") if path.is_file()]
+    return sorted(path.as_posix() for path in files if path.parts[0] != CODE_DIR and path.as_posix() not in ours)
 
 
 def is_sharded(directory: pathlib.Path, state_file: pathlib.Path) -> bool:

@@ -7,7 +7,8 @@ import importlib
 from typing import Any
 
 #: Kinds of trials.
-PYTORCH, ESTIMATOR = "PyTorchTrial", "EstimatorTrial"
+PYTORCH = "PyTorchTrial"
+ESTIMATOR = "EstimatorTrial"
 _BOTH = (PYTORCH, ESTIMATOR)
 
 
