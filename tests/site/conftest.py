@@ -1,0 +1,58 @@
+"""What the commands of the documentation find."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from tests.checkpoint.storage.backends import s3_server
+from tests.launching import environment
+from tests.site.projects import write_project
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that still uses Determined, with checkpoints."""
+    folder = tmp_path_factory.mktemp("project")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("code"))
+        write_project(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def s3_options() -> Iterator[dict[str, Any]]:
+    """Options with which s3fs reaches the S3 server of this session."""
+    with s3_server() as options:
+        yield options
+
+
+@pytest.fixture
+def buckets(project: Path, s3_options: dict[str, Any]) -> Iterator[None]:
+    """The buckets that pages name: one with checkpoints, and an empty one."""
+    s3 = fsspec.filesystem("s3", **s3_options, skip_instance_cache=True)
+    s3.mkdir("bucket")
+    s3.put(str(project / "prefix"), "bucket/prefix", recursive=True)
+    s3.mkdir("moons-checkpoints")
+    yield
+    for bucket in ("bucket", "moons-checkpoints"):
+        s3.rm(bucket, recursive=True)
+
+
+@pytest.fixture
+def variables(buckets: None, s3_options: dict[str, Any]) -> dict[str, str]:
+    """The environment of commands: those of this Python first, S3 from the tests' server, one check of a trial."""
+    return environment(
+        PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        AWS_ACCESS_KEY_ID=s3_options["key"],
+        AWS_SECRET_ACCESS_KEY=s3_options["secret"],
+        AWS_ENDPOINT_URL=s3_options["endpoint_url"],
+        AWS_DEFAULT_REGION="us-east-1",
+        PYTEST_ADDOPTS="-k trains -p no:cacheprovider",
+    )
