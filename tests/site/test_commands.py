@@ -26,6 +26,9 @@ BEGINS_WITH = {
 RUN = (
     ROOT / "README.md",
     ROOT / "docs/checkpoints.md",
+    ROOT / "docs/inference.md",
+    ROOT / "docs/tutorials/leave-determined.md",
+    ROOT / "docs/tutorials/write-a-trial.md",
 )
 HAS_RAY = importlib.util.find_spec("ray") is not None
 
