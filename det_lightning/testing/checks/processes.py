@@ -62,9 +62,9 @@ def two_agree_with_one(runs: TrialRuns) -> None:
 
 
 def two_train(runs: TrialRuns) -> None:
-    """Two processes that share each batch train to the end, and end with the same metrics.
+    """Two processes that share each batch train to the end.
 
-    For trials of other libraries, whose weights and random numbers are not seen here.
+    For trials of other libraries, whose weights and random numbers are not seen here, and are not compared.
     """
     runs.require(runs.straight)
     settings = dataclasses.replace(runs.settings, batches=_BATCHES)
