@@ -27,6 +27,7 @@ PROJECTS = {
     "cifar10": ("classes.png", "accuracy"),
     "detection": ("detections.png", "average_precision"),
     "metrics": ("scores.png", "sensitivity"),
+    "finetuning": ("words.png", "accuracy"),
 }
 
 
