@@ -54,6 +54,15 @@ class CheckpointContext:
         distributed: the other processes.
         storage: where the checkpoints are.
         task: what the runner of an experiment has passed to this process, if there is one.
+
+    Example:
+        >>> import det_lightning as det
+        >>> with det.core.init(checkpoint_storage="checkpoints") as core_context:
+        ...     with core_context.checkpoint.store_path({"steps_completed": 1}) as (path, storage_id):
+        ...         _ = (path / "state.txt").write_text("0.5")
+        ...     with core_context.checkpoint.restore_path(storage_id) as path:
+        ...         (path / "state.txt").read_text()
+        '0.5'
     """
 
     def __init__(
