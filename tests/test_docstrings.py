@@ -20,10 +20,7 @@ TRIAL = (ROOT / "tests" / "testing" / "correct_trial.py").read_text().replace("f
 #: Public classes and functions without an example. This list may only become shorter.
 WITHOUT = """
 det_lightning.adapters.strategies.HorovodStrategy det_lightning.callbacks.DeterminedTensorBoard
-det_lightning.callbacks.TorchProfiler det_lightning.core.DownloadMode det_lightning.experimental.core_v2.DefaultConfig
-det_lightning.experimental.core_v2.UnmanagedConfig det_lightning.experimental.core_v2.close
-det_lightning.experimental.core_v2.init_context det_lightning.experimental.core_v2.url_reverse_webui_exp_view
-det_lightning.experimental.test_one_batch det_lightning.pytorch.CheckpointLoadContext
+det_lightning.callbacks.TorchProfiler det_lightning.core.DownloadMode det_lightning.pytorch.CheckpointLoadContext
 det_lightning.pytorch.PyTorchExperimentalContext det_lightning.pytorch.experimental.TorchBatchProcessor
 det_lightning.pytorch.experimental.TorchBatchProcessorContext det_lightning.testing.TrainedTrial
 det_lightning.util.download_gcs_blob_with_backoff
