@@ -19,11 +19,7 @@ TRIAL = (ROOT / "tests" / "testing" / "correct_trial.py").read_text().replace("f
 
 #: Public classes and functions without an example. This list may only become shorter.
 WITHOUT = """
-det_lightning.adapters.strategies.HorovodStrategy det_lightning.callbacks.DeterminedTensorBoard
-det_lightning.callbacks.TorchProfiler det_lightning.core.DownloadMode det_lightning.pytorch.CheckpointLoadContext
-det_lightning.pytorch.PyTorchExperimentalContext det_lightning.pytorch.experimental.TorchBatchProcessor
-det_lightning.pytorch.experimental.TorchBatchProcessorContext det_lightning.testing.TrainedTrial
-det_lightning.util.download_gcs_blob_with_backoff
+det_lightning.core.DownloadMode
 """
 
 
