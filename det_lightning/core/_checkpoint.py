@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from det_lightning.checkpoint.storage.location import Location, checkpoint_path,
 from det_lightning.checkpoint.storage.metadata import read_metadata
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._download_mode import DownloadMode
 from det_lightning.core._shards import (
     Selector,
     abandoning,
@@ -36,13 +36,6 @@ from det_lightning.core._shards import (
 from det_lightning.core._task import TrialTask
 
 logger = logging.getLogger(__name__)
-
-
-class DownloadMode(enum.Enum):
-    """Whether the ranks of a machine share one copy of a checkpoint, and call in step, or each gets its own."""
-
-    LocalWorkersShareDownload = "LOCAL_WORKERS_SHARE_DOWNLOAD"
-    NoSharedDownload = "NO_SHARED_DOWNLOAD"
 
 
 class CheckpointContext:
