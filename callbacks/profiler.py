@@ -13,6 +13,19 @@ class TorchProfiler(pl.Callback):
 
     Args:
         profiler: from ``context.set_profiler``.
+
+    Example:
+        >>> import det_lightning as det
+        >>> import torch
+        >>> from det_lightning.callbacks import TorchProfiler
+        >>> with det.pytorch.init() as context:
+        ...     context.set_profiler(
+        ...         activities=[torch.profiler.ProfilerActivity.CPU],
+        ...         schedule=torch.profiler.schedule(wait=1, warmup=1, active=2),
+        ...     )
+        ...     callback = TorchProfiler(context.profiler)
+
+        Pass it in ``pl.Trainer(callbacks=[callback])``.
     """
 
     def __init__(self, profiler: torch.profiler.profile) -> None:

@@ -14,7 +14,21 @@ class DeterminedTensorBoard(pl.Callback):
     """Writes TensorBoard files with Determined's tags; see ``TensorBoardOutput``.
 
     Args:
-        output: where to write; see ``context.tensorboard``.
+        output: where to write: ``context.tensorboard`` of the trial's context.
+
+    Example:
+        >>> import det_lightning as det
+        >>> import pytorch_lightning as pl
+        >>> from det_lightning.adapters import TrialModule
+        >>> from det_lightning.callbacks import DeterminedTensorBoard
+        >>> from model_def import MyTrial
+        >>> with det.pytorch.init(hparams={"lr": 0.01, "global_batch_size": 8}) as context:
+        ...     callback = DeterminedTensorBoard(context.tensorboard)
+        ...     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        ...     trainer = pl.Trainer(max_steps=2, callbacks=[callback], **quiet)
+        ...     trainer.fit(TrialModule(MyTrial(context), context=context))
+        >>> len(list(context.get_tensorboard_path().glob("*tfevents*")))
+        1
     """
 
     def __init__(self, output: TensorBoardOutput) -> None:

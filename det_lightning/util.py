@@ -34,6 +34,15 @@ def download_gcs_blob_with_backoff(blob: Any, n_retries: int = 32, max_backoff: 
         TypeError: ``blob`` cannot be downloaded.
         StorageError: there is no such blob, or permission is denied, which is not tried again; or all attempts have
             failed.
+
+    Example:
+        >>> from det_lightning.util import download_gcs_blob_with_backoff
+        >>> download_gcs_blob_with_backoff("gs://bucket/train.csv")
+        Traceback (most recent call last):
+            ...
+        TypeError: download_gcs_blob_with_backoff() takes a google.cloud.storage.Blob; got one of type str.
+
+        Pass ``google.cloud.storage.Client().bucket("bucket").blob("train.csv")`` instead.
     """
     if not callable(getattr(blob, "download_as_bytes", None)):
         raise TypeError(

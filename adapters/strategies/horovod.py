@@ -43,6 +43,14 @@ class HorovodStrategy(ParallelStrategy):
     Raises:
         ImportError: Horovod is not installed.
         ValueError: the processes were started by another launcher.
+
+    Example:
+        >>> from pytorch_lightning.strategies import StrategyRegistry
+        >>> from det_lightning.adapters.strategies import HorovodStrategy  # makes its name known to Lightning
+        >>> HorovodStrategy.strategy_name in StrategyRegistry
+        True
+
+        In a script that ``horovodrun -np 2 python train.py`` starts, pass ``pl.Trainer(strategy="horovod")``.
     """
 
     strategy_name = "horovod"

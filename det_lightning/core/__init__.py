@@ -8,8 +8,9 @@ from det_lightning.core._distributed import DistributedContext, DummyDistributed
 from det_lightning.missing_parts import attribute_error
 
 if TYPE_CHECKING:
-    from det_lightning.core._checkpoint import CheckpointContext, DownloadMode
+    from det_lightning.core._checkpoint import CheckpointContext
     from det_lightning.core._context import Context, ExperimentalCoreContext, init
+    from det_lightning.core._download_mode import DownloadMode
     from det_lightning.core._preempt import PreemptContext, PreemptMode
     from det_lightning.core._profiler import ProfilerContext
     from det_lightning.core._searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
@@ -41,8 +42,9 @@ __all__ = [
 
 # Imported when they are used: what they need is not for who wants none of them.
 _MODULES = {
-    **dict.fromkeys(("CheckpointContext", "DownloadMode"), "_checkpoint"),
+    "CheckpointContext": "_checkpoint",
     **dict.fromkeys(("Context", "ExperimentalCoreContext", "init"), "_context"),
+    "DownloadMode": "_download_mode",
     **dict.fromkeys(("PreemptContext", "PreemptMode"), "_preempt"),
     "ProfilerContext": "_profiler",
     **dict.fromkeys(("SearcherContext", "SearcherMode", "SearcherOperation", "Unit"), "_searcher"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from det_lightning.checkpoint.storage.location import Location, checkpoint_path,
 from det_lightning.checkpoint.storage.metadata import read_metadata
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._download_mode import DownloadMode
 from det_lightning.core._shards import (
     Selector,
     abandoning,
@@ -38,13 +38,6 @@ from det_lightning.core._task import TrialTask
 logger = logging.getLogger(__name__)
 
 
-class DownloadMode(enum.Enum):
-    """Whether the ranks of a machine share one copy of a checkpoint, and call in step, or each gets its own."""
-
-    LocalWorkersShareDownload = "LOCAL_WORKERS_SHARE_DOWNLOAD"
-    NoSharedDownload = "NO_SHARED_DOWNLOAD"
-
-
 class CheckpointContext:
     """Uploads and downloads checkpoints, each a directory of any files, named by its id.
 
@@ -54,6 +47,15 @@ class CheckpointContext:
         distributed: the other processes.
         storage: where the checkpoints are.
         task: what the runner of an experiment has passed to this process, if there is one.
+
+    Example:
+        >>> import det_lightning as det
+        >>> with det.core.init(checkpoint_storage="checkpoints") as core_context:
+        ...     with core_context.checkpoint.store_path({"steps_completed": 1}) as (path, storage_id):
+        ...         _ = (path / "state.txt").write_text("0.5")
+        ...     with core_context.checkpoint.restore_path(storage_id) as path:
+        ...         (path / "state.txt").read_text()
+        '0.5'
     """
 
     def __init__(

@@ -16,6 +16,14 @@ class TrialInfo:
         experiment_id: number of the experiment.
         trial_seed: what the random generators of the trial are seeded with.
         hparams: the values of the hyperparameters.
+
+    Example:
+        >>> from det_lightning.experimental import core_v2
+        >>> config = core_v2.Config(hparams={"lr": 0.1}, data={"size": 8}, checkpoint_storage="checkpoints")
+        >>> with core_v2.init_context(config=config) as context:
+        ...     trial = context.info.trial
+        >>> trial.hparams["lr"], trial.user_data
+        (0.1, {'size': 8})
     """
 
     def __init__(
@@ -50,7 +58,19 @@ class TrialInfo:
 
 @dataclasses.dataclass
 class RendezvousInfo:
-    """The containers of the task: here always this machine alone."""
+    """The containers of the task: here always this machine alone.
+
+    Attributes:
+        container_addrs: the address of each machine.
+        container_rank: index of this machine among them.
+        container_slot_counts: number of slots on each machine.
+
+    Example:
+        >>> import det_lightning as det
+        >>> rendezvous = det.RendezvousInfo(["127.0.0.1"], container_rank=0, container_slot_counts=[2])
+        >>> sum(rendezvous.container_slot_counts)
+        2
+    """
 
     container_addrs: list[str]
     container_rank: int
@@ -59,7 +79,16 @@ class RendezvousInfo:
 
 @dataclasses.dataclass
 class ResourcesInfo:
-    """The devices of the task."""
+    """The devices of the task.
+
+    Attributes:
+        gpu_uuids: the identifiers of its GPUs; empty on the CPU.
+
+    Example:
+        >>> import det_lightning as det
+        >>> len(det.ResourcesInfo(gpu_uuids=["0", "1"]).gpu_uuids)
+        2
+    """
 
     gpu_uuids: list[str]
 
@@ -69,6 +98,18 @@ class ClusterInfo:
 
     Where ``det-lightning run`` stands in for a cluster, the fields of the master and of the agent say so: the master's
     URL and the session token are empty.
+
+    Attributes:
+        slot_ids: the slots of the task on this machine.
+        task_id, allocation_id: names of the task and of this start of it.
+        task_type: ``"TRIAL"``; nothing else is run here.
+
+    Example:
+        >>> from det_lightning.experimental import core_v2
+        >>> with core_v2.init_context(config=core_v2.Config(checkpoint_storage="checkpoints")) as context:
+        ...     info = context.info
+        >>> info.task_type, info.latest_checkpoint, info.slot_ids
+        ('TRIAL', None, [])
     """
 
     def __init__(
@@ -126,22 +167,22 @@ class ClusterInfo:
 
     @property
     def container_addrs(self) -> list[str]:
-        """The addresses of the machines of the task."""
+        """The addresses of the machines of the task; a ``RuntimeError`` is raised where they are not known."""
         return self._rendezvous.container_addrs
 
     @property
     def container_rank(self) -> int:
-        """The index of this machine among those of the task."""
+        """The index of this machine among those of the task; a ``RuntimeError`` is raised where it is not known."""
         return self._rendezvous.container_rank
 
     @property
     def container_slot_counts(self) -> list[int]:
-        """The number of slots on each machine of the task."""
+        """The number of slots on each machine of the task; a ``RuntimeError`` is raised where it is not known."""
         return self._rendezvous.container_slot_counts
 
     @property
     def gpu_uuids(self) -> list[str]:
-        """The identifiers of the GPUs of the task."""
+        """The identifiers of the GPUs of the task; a ``RuntimeError`` is raised where they are not known."""
         if self._resources_info is None:
             raise RuntimeError("The devices of this task are not known.")
         return self._resources_info.gpu_uuids

@@ -29,7 +29,13 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING
 
 
 class ExperimentalCoreContext:
-    """Notes of what a script uses, which the master of Determined kept; here they are logged."""
+    """Notes of what a script uses, which the master of Determined kept; here they are logged.
+
+    Example:
+        >>> import det_lightning as det
+        >>> with det.core.init(checkpoint_storage="checkpoints") as core_context:
+        ...     core_context.experimental.report_task_using_checkpoint("s3://bucket/checkpoints/pretrained")
+    """
 
     def report_task_using_checkpoint(self, checkpoint: Any) -> None:
         """Log that the script uses a checkpoint."""
@@ -52,6 +58,16 @@ class Context:
         profiler: samples the machine.
         experimental: notes.
         info: the trial of an experiment that the process belongs to; None elsewhere.
+
+    Example:
+        >>> import det_lightning as det
+        >>> with det.core.init(checkpoint_storage="checkpoints") as core_context:
+        ...     for step in range(1, 4):
+        ...         core_context.train.report_training_metrics(steps_completed=step, metrics={"loss": 1 / step})
+        ...         if core_context.preempt.should_preempt():
+        ...             break
+        >>> core_context.distributed.rank, core_context.info is None
+        (0, True)
     """
 
     def __init__(

@@ -65,6 +65,12 @@ class DistributedContext:
             port or the timeout cannot be used; names all that is wrong.
         AssertionError: there are several nodes, and no ``chief_ip``.
         RuntimeError: the other ranks could not be reached, or did not come in time; names them.
+
+    Example:
+        >>> import det_lightning as det
+        >>> distributed = det.core.DistributedContext()  # of a single process
+        >>> distributed.rank, distributed.size, distributed.gather({"loss": 0.5})
+        (0, 1, [{'loss': 0.5}])
     """
 
     def __init__(

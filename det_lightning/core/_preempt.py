@@ -23,6 +23,13 @@ class PreemptMode(enum.Enum):
 
     ``WorkersAskChief``: all of them, in step; if any was asked to end, all get True. ``ChiefOnly``: the chief, which
     informs the others itself. ``WorkersAskMaster``: each for itself.
+
+    Example:
+        >>> import det_lightning as det
+        >>> mode = det.core.PreemptMode.ChiefOnly
+        >>> with det.core.init(checkpoint_storage="checkpoints", preempt_mode=mode) as core_context:
+        ...     core_context.distributed.rank == 0 and core_context.preempt.should_preempt()
+        False
     """
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"
@@ -40,6 +47,15 @@ class PreemptContext:
         distributed: the other processes.
         preempt_mode: which of them ask.
         task: what the runner of an experiment has passed to this process, if there is one.
+
+    Example:
+        >>> import det_lightning as det
+        >>> with det.core.init(checkpoint_storage="checkpoints") as core_context:
+        ...     core_context.preempt.should_preempt()
+        ...     core_context.preempt.request()  # has the effect of SIGTERM
+        ...     core_context.preempt.should_preempt()  # if True, save a checkpoint and end
+        False
+        True
     """
 
     def __init__(

@@ -29,6 +29,13 @@ class ProfilerContext:
     Args:
         distributed: the other processes; the first one of each machine samples.
         task: what the runner of an experiment has passed to this process, if there is one.
+
+    Example:
+        >>> import det_lightning as det
+        >>> with det.core.init(checkpoint_storage="checkpoints") as core_context:
+        ...     core_context.profiler.on(sampling_interval=0.5, samples_per_report=20)
+        ...     # train here: an experiment gets averages every 10 seconds
+        ...     core_context.profiler.off()
     """
 
     def __init__(self, distributed: DistributedContext, task: TrialTask | None = None) -> None:

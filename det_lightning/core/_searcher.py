@@ -29,7 +29,15 @@ class Unit(enum.Enum):
 
 
 class SearcherMode(enum.Enum):
-    """Which ranks call ``operations()``: all of them in step (``WorkersAskChief``), or the chief (``ChiefOnly``)."""
+    """Which ranks call ``operations()``: all of them in step (``WorkersAskChief``), or the chief (``ChiefOnly``).
+
+    Example:
+        >>> import det_lightning as det
+        >>> with det.core.init(checkpoint_storage="checkpoints") as core_context:
+        ...     if core_context.distributed.rank == 0:
+        ...         for operation in core_context.searcher.operations(det.core.SearcherMode.ChiefOnly):
+        ...             operation.report_completed(0.5)
+    """
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"
     ChiefOnly = "CHEIF_ONLY"  # spelled so in Determined
@@ -39,9 +47,20 @@ class SearcherOperation:
     """A request to train up to a length, and to validate then.
 
     Args:
-        length: the total length to train for, not that since the operation before.
+        length: the total length to train for, not that since the operation before, in the units of
+            ``searcher.max_length``.
         is_chief: whether this process may report.
         task: the trial of an experiment that progress is reported to.
+
+    Example:
+        >>> import det_lightning as det
+        >>> with det.core.init(checkpoint_storage="checkpoints") as core_context:
+        ...     for operation in core_context.searcher.operations():
+        ...         for epoch in range(operation.length):
+        ...             operation.report_progress(epoch + 1)
+        ...         operation.report_completed(0.5)
+        >>> operation.completed
+        True
     """
 
     def __init__(self, length: int, is_chief: bool, task: TrialTask | None = None) -> None:
@@ -93,11 +112,21 @@ class SearcherOperation:
 class SearcherContext:
     """The operations of the trial: one, of ``searcher.max_length``; off an experiment one of length 1.
 
+    Asking for operations is deprecated since Determined 0.38, and warns: let the script say how long it trains.
+
     Args:
         distributed: the other processes.
         length: the length of the operation; None if the configuration has none.
         units: what it counts.
         task: the trial of an experiment that progress is reported to.
+
+    Example:
+        >>> import det_lightning as det
+        >>> with det.core.init(checkpoint_storage="checkpoints") as core_context:
+        ...     for operation in core_context.searcher.operations():
+        ...         print("Train for", operation.length, core_context.searcher.get_configured_units())
+        ...         operation.report_completed(0.5)
+        Train for 1 Unit.EPOCHS
     """
 
     def __init__(

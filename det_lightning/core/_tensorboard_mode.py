@@ -6,7 +6,16 @@ import enum
 
 
 class TensorboardMode(enum.Enum):
-    """Who writes TensorBoard files: the library those of reported metrics (``AUTO``), or the script (``MANUAL``)."""
+    """Who writes TensorBoard files: the library those of reported metrics (``AUTO``), or the script (``MANUAL``).
+
+    Example:
+        >>> import det_lightning as det
+        >>> mode = det.core.TensorboardMode.MANUAL
+        >>> with det.core.init(checkpoint_storage="checkpoints", tensorboard_mode=mode) as core_context:
+        ...     core_context.train.report_training_metrics(steps_completed=1, metrics={"loss": 0.5})
+        ...     list(core_context.train.get_tensorboard_path().glob("*"))
+        []
+    """
 
     AUTO = "AUTO"
     MANUAL = "MANUAL"

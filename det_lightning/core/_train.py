@@ -24,7 +24,13 @@ logger = logging.getLogger(__name__)
 
 
 class EarlyExitReason(enum.Enum):
-    """Why a script ends before it is done."""
+    """Why a script ends before it is done: its hyperparameters are invalid, or it was asked to stop.
+
+    Example:
+        >>> import det_lightning as det
+        >>> with det.core.init(checkpoint_storage="checkpoints") as core_context:
+        ...     core_context.train.report_early_exit(det.core.EarlyExitReason.USER_REQUESTED_STOP)
+    """
 
     INVALID_HP = "EXITED_REASON_INVALID_HP"
     USER_REQUESTED_STOP = "EXITED_REASON_USER_REQUESTED_STOP"
@@ -39,6 +45,14 @@ class TrainContext:
         storage: where :meth:`upload_tensorboard_files` uploads to.
         tensorboard_mode: whether reported metrics are written as TensorBoard files.
         task: what the runner of an experiment has passed to this process, if there is one.
+
+    Example:
+        >>> import det_lightning as det
+        >>> with det.core.init(checkpoint_storage="checkpoints") as core_context:
+        ...     core_context.train.report_training_metrics(steps_completed=100, metrics={"loss": 0.5})
+        ...     core_context.train.report_progress(0.25)
+        ...     core_context.train.set_metadata({"data": "digits"})
+        {'data': 'digits'}
     """
 
     def __init__(

@@ -26,6 +26,13 @@ def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str,
 
     Raises:
         ValueError: a hyperparameter is of an unknown type, or lacks its values.
+        Exception: the error of the trial.
+
+    Example:
+        >>> from det_lightning.experimental import test_one_batch
+        >>> from model_def import MyTrial
+        >>> rate = {"type": "log", "base": 10, "minval": -3, "maxval": -1}
+        >>> test_one_batch(MyTrial, {"hyperparameters": {"lr": rate, "global_batch_size": 8}})
     """
     exp_conf = {**(config or {}), "scheduling_unit": 1}
     hparams = chosen_hparams(exp_conf)

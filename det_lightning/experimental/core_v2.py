@@ -82,11 +82,23 @@ class Config:
 
 
 class DefaultConfig(Config):
-    """The older name of :class:`Config`, for ``defaults``."""
+    """The older name of :class:`Config`, for ``defaults``.
+
+    Example:
+        >>> from det_lightning.experimental import core_v2
+        >>> core_v2.DefaultConfig(hparams={"scale": 0.5}).hparams
+        {'scale': 0.5}
+    """
 
 
 class UnmanagedConfig(Config):
-    """The older name of :class:`Config`, for ``unmanaged``."""
+    """The older name of :class:`Config`, for ``unmanaged``.
+
+    Example:
+        >>> from det_lightning.experimental import core_v2
+        >>> core_v2.UnmanagedConfig(project="noise").project
+        'noise'
+    """
 
 
 class _Opened:
@@ -125,7 +137,16 @@ def init_context(
         distributed, checkpoint_storage, preempt_mode, tensorboard_mode: as in :func:`det_lightning.core.init`.
 
     Raises:
-        ValueError: the script runs alone, and there is neither ``config`` nor ``defaults``.
+        ValueError: the script runs alone, and there is neither ``config`` nor ``defaults``; or as in
+            :func:`det_lightning.core.init`.
+        StorageError: the storage cannot be opened.
+
+    Example:
+        >>> from det_lightning.experimental import core_v2
+        >>> config = core_v2.Config(hparams={"scale": 0.5}, checkpoint_storage="checkpoints")
+        >>> with core_v2.init_context(config=config) as context:
+        ...     context.info.trial.hparams["scale"]
+        0.5
     """
     known = _merged(config, defaults, unmanaged)
     info = core.get_cluster_info()
@@ -184,7 +205,15 @@ def init(
 
 
 def close() -> None:
-    """Close what :func:`init` opened; calling it again changes nothing."""
+    """Close what :func:`init` opened; calling it again changes nothing.
+
+    Example:
+        >>> from det_lightning.experimental import core_v2
+        >>> core_v2.init(config=core_v2.Config(checkpoint_storage="checkpoints"))
+        >>> core_v2.close()
+        >>> core_v2.train is None
+        True
+    """
     _opened.close()
 
 
@@ -193,6 +222,13 @@ def url_reverse_webui_exp_view() -> str:
 
     Raises:
         RuntimeError: :func:`init` was not called.
+
+    Example:
+        >>> from det_lightning.experimental import core_v2
+        >>> core_v2.init(config=core_v2.Config(checkpoint_storage="checkpoints"))
+        >>> core_v2.url_reverse_webui_exp_view() == str(core_v2.train.get_tensorboard_path())
+        True
+        >>> core_v2.close()
     """
     if _opened.context is None:
         raise RuntimeError("core_v2.init() comes before url_reverse_webui_exp_view().")

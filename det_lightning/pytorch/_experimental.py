@@ -12,7 +12,15 @@ logger = logging.getLogger(__name__)
 
 
 class PyTorchExperimentalContext:
-    """The object ``context.experimental``."""
+    """The object ``context.experimental``.
+
+    Example:
+        >>> import det_lightning as det
+        >>> with det.pytorch.init() as context:
+        ...     context.experimental.disable_auto_to_device()
+        >>> context.experimental.auto_to_device
+        False
+    """
 
     def __init__(self, precision: ChosenPrecision, reducers: ReducerRegistry) -> None:
         self._precision = precision

@@ -38,6 +38,13 @@ class CheckpointLoadContext(PyTorchTrialContext):
     Args:
         hparams: hyperparameters that the trial asks for.
         exp_conf: experiment configuration that the trial asks for.
+
+    Example:
+        >>> import det_lightning as det
+        >>> from model_def import MyTrial
+        >>> context = det.pytorch.CheckpointLoadContext(hparams={"lr": 0.1, "global_batch_size": 8})
+        >>> MyTrial(context).head
+        Linear(in_features=4, out_features=1, bias=True)
     """
 
     def __init__(self, hparams: dict[str, Any] | None = None, exp_conf: dict[str, Any] | None = None) -> None:

@@ -27,10 +27,19 @@ _HOOKS = ("on_training_epoch_start", "on_training_epoch_end", "on_training_workl
 
 @dataclasses.dataclass(frozen=True)
 class TrainedTrial:
-    """A training and its results.
+    """A training and its results, as :func:`run_trial` returns them.
 
     Attributes:
         run: everything that was observed, for :func:`assert_same_training`.
+
+    Example:
+        >>> from det_lightning.testing import run_trial
+        >>> from model_def import MyTrial
+        >>> trained = run_trial(MyTrial, hparams={"lr": 0.1, "global_batch_size": 8}, batches=2)
+        >>> trained.learning_rates  # of Adam and of SGD
+        [[0.1, 0.05], [0.1, 0.05]]
+        >>> trained.weights["head.weight"].shape
+        torch.Size([1, 4])
     """
 
     run: Run

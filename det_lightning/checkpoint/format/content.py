@@ -24,11 +24,17 @@ class TrialState:
 
     Attributes:
         trial_id: Determined's id of the trial, 0 for a local run.
-        last_ckpt: ``batches_trained`` at the latest checkpoint.
+        last_ckpt: ``batches_trained`` at the latest checkpoint; these counts go to 2,147,483,647.
         step_id: kept for Determined; not used.
         last_val: ``batches_trained`` at the latest validation.
         batches_trained: number of batches trained on.
         epochs_trained: number of epochs completed.
+
+    Example:
+        >>> from det_lightning.checkpoint import TrialState
+        >>> state = TrialState(batches_trained=100, epochs_trained=2, last_val=50)
+        >>> state.batches_trained - state.last_val  # batches since the latest validation
+        50
     """
 
     trial_id: int = 0
@@ -63,6 +69,16 @@ class CheckpointContent:
         kept: keeps the files that are read later, where ``directory`` is a copy of files elsewhere.
         copies: tensors of ``state`` that nothing else uses, so that they need not be copied to be written later.
         files: a directory whose content becomes part of the checkpoint, and is moved there; None if there is none.
+
+    Example:
+        >>> from det_lightning.checkpoint import CheckpointContent, TrialState
+        >>> content = CheckpointContent(
+        ...     state={"models_state_dict": []},
+        ...     trial_state=TrialState(batches_trained=100),
+        ...     load_data={"trial_cls_spec": "model_def:MyTrial"},
+        ... )
+        >>> content.trial_class, content.for_new_trial().trial_state.batches_trained
+        ('model_def:MyTrial', 0)
     """
 
     state: dict[str, Any]

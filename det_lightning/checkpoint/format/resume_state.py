@@ -39,6 +39,12 @@ class ResumeState:
         settings: ``hparams`` and ``experiment_config``, as JSON and without secrets; None if not known.
         best_value: the best value of the metric that checkpoints are chosen by.
         trial: name of the trial in its storage.
+
+    Example:
+        >>> from det_lightning.checkpoint import ResumeState
+        >>> state = ResumeState({"batches_trained": 2}, rng_states=[{}], journals=[[]], optimizer_steps=2, gradients=[])
+        >>> ResumeState.from_dict(state.to_dict(), source="resume.pth") == state
+        True
     """
 
     trial_state: dict[str, int]

@@ -17,6 +17,13 @@ class CheckpointRecord:
         steps_completed: number of batches trained on.
         order: grows from one checkpoint of the experiment to the next, such as the time of its writing.
         metric: value of the searcher metric; None if there was no validation. NaN counts as none.
+
+    Example:
+        >>> from det_lightning.checkpoint import CheckpointRecord
+        >>> CheckpointRecord("first", trial="1", steps_completed=100, order=1, metric=0.5).has_metric
+        True
+        >>> CheckpointRecord("second", trial="1", steps_completed=200, order=2, metric=float("nan")).has_metric
+        False
     """
 
     id: str

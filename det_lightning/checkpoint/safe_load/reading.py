@@ -130,6 +130,16 @@ def load_checkpoint(
         CheckpointNotFound: there is no checkpoint.
         StorageError: the storage cannot be read.
         IncompleteCheckpointError, UnsafeCheckpointError: see :func:`read_checkpoint`.
+
+    Example:
+        >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter
+        >>> from det_lightning.checkpoint import TrialState, load_checkpoint
+        >>> storage = CheckpointStorage("checkpoints")
+        >>> built_by = {"trial_cls_spec": "model_def:MyTrial", "hparams": {}, "experiment_config": {}}
+        >>> content = CheckpointContent({}, TrialState(batches_trained=100), load_data=built_by)
+        >>> _ = CheckpointWriter(storage).write(content)
+        >>> load_checkpoint(storage.newest()).trial_state.batches_trained
+        100
     """
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_checkpoint(url, options))

@@ -46,6 +46,13 @@ class CheckpointInfo:
         written: when its latest file was written, in seconds since 1970; None if the storage does not know.
         metadata_written: the same of its ``metadata.json``; None also if there is none.
         markers: the names of its files by which it is known to be a checkpoint.
+
+    Example:
+        >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
+        >>> storage = CheckpointStorage("checkpoints")
+        >>> _ = CheckpointWriter(storage).write(CheckpointContent({}, TrialState(batches_trained=100)))
+        >>> [(info.complete, info.metadata["steps_completed"]) for info in storage.survey()]
+        [(True, 100)]
     """
 
     id: str

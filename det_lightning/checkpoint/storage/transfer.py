@@ -189,6 +189,15 @@ def open_checkpoint(
         CheckpointNotFound: there is no such directory.
         StorageError: it cannot be read.
         UnsafeCheckpointError: the names of its files lead out of it, or one is that of a file and of a directory.
+
+    Example:
+        >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter
+        >>> from det_lightning.checkpoint import TrialState, open_checkpoint
+        >>> storage = CheckpointStorage("checkpoints")
+        >>> _ = CheckpointWriter(storage).write(CheckpointContent({}, TrialState(batches_trained=100)))
+        >>> with open_checkpoint(storage.newest()) as directory:
+        ...     sorted(path.name for path in directory.glob("*.json"))
+        ['load_data.json', 'metadata.json']
     """
     location = Location.parse(url, options)
     if location.is_local:

@@ -39,6 +39,15 @@ class CheckpointWriter:
         code_dir: the directory whose files are copied to ``code/``, except those that its ``.detignore`` names and
             those that no trial needs; by default the working directory.
         code_with_secrets: copy files with the names of secrets, such as ``.env``, too.
+
+    Example:
+        >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
+        >>> storage = CheckpointStorage("checkpoints")
+        >>> built_by = {"trial_cls_spec": "model_def:MyTrial", "hparams": {}, "experiment_config": {}}
+        >>> content = CheckpointContent({}, TrialState(batches_trained=100), load_data=built_by)
+        >>> checkpoint_id = CheckpointWriter(storage).write(content)
+        >>> storage.newest() == storage.find(checkpoint_id)
+        True
     """
 
     def __init__(

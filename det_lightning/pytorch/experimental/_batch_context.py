@@ -47,6 +47,22 @@ class TorchBatchProcessorContext:
         device: where batches and models go.
         distributed: rank and size.
         reducers: the metrics that the processor has wrapped; its methods are theirs.
+
+    Example:
+        >>> import torch
+        >>> from det_lightning.pytorch.experimental import TorchBatchProcessor, torch_batch_process
+        >>> class Predicting(TorchBatchProcessor):
+        ...     def __init__(self, context):
+        ...         self.context = context
+        ...         self.model = context.prepare_model_for_inference(torch.nn.Linear(2, 1))
+        ...     def process_batch(self, batch, batch_idx):
+        ...         with torch.inference_mode(), self.context.upload_path() as path:
+        ...             predicted = self.model(self.context.to_device(batch))
+        ...             print(tuple(predicted.shape))
+        ...             torch.save(predicted, path / f"{batch_idx}.pt")
+        >>> torch_batch_process(Predicting, torch.ones(6, 2), batch_size=4, checkpoint_storage="checkpoints")
+        (4, 1)
+        (2, 1)
     """
 
     def __init__(self, core_context: Context, storage_path: str) -> None:

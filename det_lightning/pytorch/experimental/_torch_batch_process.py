@@ -24,6 +24,22 @@ class TorchBatchProcessor(abc.ABC):
 
     Args:
         context: device, output directory, reports.
+
+    Example:
+        >>> from det_lightning.pytorch.experimental import TorchBatchProcessor, torch_batch_process
+        >>> class Largest(TorchBatchProcessor):
+        ...     def __init__(self, context):
+        ...         self.context = context
+        ...         self.largest = 0
+        ...     def process_batch(self, batch, batch_idx):
+        ...         self.largest = max(self.largest, int(batch.max()))
+        ...     def on_checkpoint_start(self):
+        ...         with self.context.upload_path() as path:
+        ...             _ = (path / "largest.txt").write_text(str(self.largest))
+        ...     def on_finish(self):
+        ...         print(self.largest)
+        >>> torch_batch_process(Largest, [3, 1, 4, 1, 5], batch_size=2, checkpoint_storage="checkpoints")
+        5
     """
 
     @abc.abstractmethod
