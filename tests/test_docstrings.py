@@ -6,6 +6,7 @@ import doctest
 import importlib
 import inspect
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,20 @@ def has_example(value: Any) -> bool:
     return ">>>" in (inspect.getdoc(value) or "")
 
 
-@pytest.mark.parametrize("path", [path for path, value in documented().items() if has_example(value)])
-def test_the_example_of_a_public_name_runs_as_written(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def trial_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A ``model_def`` in the working directory, which is forgotten afterwards."""
     (tmp_path / "model_def.py").write_text(TRIAL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "model_def", raising=False)
+    sys.modules.pop("model_def", None)
+    yield
+    sys.modules.pop("model_def", None)
+
+
+@pytest.mark.usefixtures("trial_to_import")
+@pytest.mark.parametrize("path", [path for path, value in documented().items() if has_example(value)])
+def test_the_example_of_a_public_name_runs_as_written(path: str) -> None:
     examples = doctest.DocTestParser().get_doctest(inspect.getdoc(documented()[path]) or "", {}, path, None, 0)
     report: list[str] = []
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples, out=report.append, clear_globs=False)

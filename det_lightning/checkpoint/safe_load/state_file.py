@@ -7,6 +7,7 @@ descriptions in place of values, and only one that ``torch.save`` can have writt
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
 import pathlib
@@ -143,7 +144,10 @@ def read_state(
         with path.open("rb", buffering=0) as file:
             is_archive = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
             file.seek(0)
-            state = _read_archive(path, file, kwargs) if is_archive else _read_old_format(path, file, kwargs)
+            if is_archive:
+                state = _read_archive(path, file, read_entries(file), kwargs)
+            else:
+                state = _read_old_format(path, file, kwargs)
     except errors.CheckpointError:
         raise
     except Exception as e:  # reading damaged bytes may raise anything
@@ -159,7 +163,9 @@ def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: boo
     try:
         with path.open("rb", buffering=0) as file:
             section: Any = _Section(file, offset, length)
-            tensor = _read_archive(path, section, kwargs)
+            found = read_entries(section).items()
+            entries = {name: dataclasses.replace(entry, begin=offset + entry.begin) for name, entry in found}
+            tensor = _read_archive(path, file, entries, kwargs)
     except errors.CheckpointError:
         raise
     except Exception as e:  # reading damaged bytes may raise anything
@@ -177,9 +183,8 @@ def _load(source: Any, kwargs: dict[str, Any]) -> Any:
         return finish(state) if kwargs["weights_only"] else state
 
 
-def _read_archive(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]) -> Any:
+def _read_archive(path: pathlib.Path, file: IO[bytes], entries: Mapping[str, Entry], kwargs: dict[str, Any]) -> Any:
     """Read the format of torch since 1.6. torch does not compare checksums, and gets the checked bytes."""
-    entries = read_entries(file)
     contents = {_PICKLE: _read_entry(file, entries, _PICKLE)}
     fills_later = False
     if kwargs["weights_only"]:
