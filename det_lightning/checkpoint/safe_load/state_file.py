@@ -24,6 +24,7 @@ from det_lightning import errors
 from det_lightning.checkpoint.safe_load.allowed_calls import CALLS, NAMES, READ_VALUES
 from det_lightning.checkpoint.safe_load.archive import Entry, read_entries
 from det_lightning.checkpoint.safe_load.descriptions import require_bounded
+from det_lightning.checkpoint.safe_load.file_streams import FileSection, FileStream
 from det_lightning.checkpoint.safe_load.numpy_values import STAND_INS, allow_safe_values, finish
 from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
 from det_lightning.checkpoint.safe_load.plain_archive import PlainArchive, UnknownOrderError
@@ -162,7 +163,7 @@ def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: boo
     kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False}
     try:
         with path.open("rb", buffering=0) as file:
-            section: Any = _Section(file, offset, length)
+            section: Any = FileSection(file, offset, length)
             found = read_entries(section).items()
             entries = {name: dataclasses.replace(entry, begin=offset + entry.begin) for name, entry in found}
             tensor = _read_archive(path, file, entries, kwargs)
@@ -230,60 +231,11 @@ def _read_entry(file: IO[bytes], entries: Mapping[str, Entry], name: str) -> byt
     return content
 
 
-class _Stream(io.RawIOBase):
-    """The bytes of a file, without its descriptor: torch tries other formats on a file of the system."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__()
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def readinto(self, buffer: Any) -> int:
-        count: int = self._file.readinto(buffer)  # type: ignore[attr-defined]  # of an unbuffered file
-        return count
-
-
-class _Section(_Stream):
-    """Some bytes of a file, as a file of their own."""
-
-    def __init__(self, file: IO[bytes], begin: int, length: int) -> None:
-        size = file.seek(0, io.SEEK_END)
-        if begin + length > size:
-            raise ValueError(f"it has {size:,} bytes; the tensor should end at byte {begin + length:,}")
-        super().__init__(file)
-        self._begin = begin
-        self._length = length
-        self._position = 0
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
-        self._position = max(0, origin + offset)
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        super().seek(self._begin + self._position)
-        room = memoryview(buffer)[: max(0, self._length - self._position)]
-        count = super().readinto(room)
-        self._position += count
-        return count
-
-
 def _read_old_format(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]) -> Any:
     """Read a format of torch before 1.6. It has no checksums."""
     if not kwargs["weights_only"]:
         return _load(path, kwargs)
-    stream = io.BufferedReader(_Stream(file))
+    stream = io.BufferedReader(FileStream(file))
     check_old_format(stream, path.stat().st_size)
     stream.seek(0)
     return _load(stream, kwargs)
