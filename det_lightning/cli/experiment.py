@@ -233,10 +233,13 @@ def stop(directory: Experiment) -> None:
     """Ask the runner of an experiment to pause it: its trials save and end. `resume` goes on with it."""
     from det_lightning.experiments.directory import ExperimentDirectory
     from det_lightning.experiments.event_log import runner_of
+    from det_lightning.experiments.overview import summary_of
 
-    runner = runner_of(ExperimentDirectory.existing(directory).events)
+    found = ExperimentDirectory.existing(directory)
+    runner = runner_of(found.events)
     if runner is None:
-        raise ValueError(f"No process runs the experiment in {directory}.")
+        warn(f"No process runs the experiment in {directory}: it is {summary_of(found)['state']}.")
+        return
     process, machine = runner
     if machine != platform.node():
         raise ValueError(f"The experiment in {directory} is run by {machine}, not by this machine. Stop it there.")

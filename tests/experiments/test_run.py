@@ -187,6 +187,8 @@ def test_an_experiment_is_run_by_one_process_at_a_time(tmp_path: Path) -> None:
     run("experiment", "stop", experiment)
     process.communicate(timeout=60)
     assert process.returncode == 130
+    assert "No process runs the experiment" in (said := run("experiment", "stop", experiment).stderr)
+    assert "it is PAUSED" in said
 
 
 def test_a_wrong_configuration_creates_nothing(tmp_path: Path) -> None:
