@@ -13,7 +13,7 @@ import pytest
 
 from tests.checkpoint.storage.backends import s3_server
 from tests.launching import environment
-from tests.site.projects import write_project
+from tests.site.projects import write_ported_project, write_project
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +23,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("code"))
         write_project(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ported_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that uses det_lightning, with a script that trains."""
+    folder = tmp_path_factory.mktemp("ported") / "project"
+    write_ported_project(folder)
     return folder
 
 

@@ -15,7 +15,7 @@ from tests.launching import ROOT, environment
 TRIAL = (ROOT / "tests" / "testing" / "correct_trial.py").read_text()
 
 CONST = """\
-name: mnist-const
+name: mnist
 entrypoint: model_def:MyTrial
 hyperparameters: {lr: 0.01, global_batch_size: 8}
 searcher: {name: single, metric: validation_loss, max_length: {batches: 10}}
@@ -23,7 +23,7 @@ min_validation_period: {batches: 5}
 resources: {slots_per_trial: 0}
 """
 ADAPTIVE = """\
-name: mnist
+name: mnist-search
 entrypoint: model_def:MyTrial
 hyperparameters:
   global_batch_size: 8
@@ -44,15 +44,35 @@ with det.pytorch.init(hparams={"lr": 0.01, "global_batch_size": 8}) as context:
         latest_checkpoint="last",
     )
 """
+TRAIN_SHARDED = """\
+import det_lightning as det
+from det_lightning.adapters.strategies import PerModelFSDPStrategy
+from model_def import MyTrial
+
+strategy = PerModelFSDPStrategy(sharded_checkpoints=True)
+with det.pytorch.init(hparams={"lr": 0.01, "global_batch_size": 8}, strategy=strategy) as context:
+    det.pytorch.Trainer(MyTrial(context), context).fit(max_length=det.pytorch.Batch(5), checkpoint_storage="sharded")
+"""
+
+
+def write_ported_project(folder: Path) -> None:
+    """Write a project that uses det_lightning, and its training script."""
+    folder.mkdir(parents=True)
+    (folder / "model_def.py").write_text(TRIAL.replace("from determined ", "from det_lightning "))
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "const.yaml").write_text(CONST)
 
 
 def write_project(folder: Path) -> None:
     """Write a project that still uses Determined, with checkpoints that its trial has."""
     ported = folder / "ported"
-    ported.mkdir(parents=True)
-    (ported / "model_def.py").write_text(TRIAL.replace("from determined ", "from det_lightning "))
-    (ported / "train.py").write_text(TRAIN)
+    write_ported_project(ported)
     subprocess.run([sys.executable, "train.py"], cwd=ported, env=environment(), check=True, timeout=600)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    (ported / "train_sharded.py").write_text(TRAIN_SHARDED)
+    subprocess.run([*torchrun, "train_sharded.py"], cwd=ported, env=environment(), check=True, timeout=600)
+    (sharded,) = {path.parent for path in ported.glob("sharded/*/metadata.json")}
+    shutil.move(sharded, folder / "SHARDED")
     shutil.move(ported / "checkpoints", folder)
     shutil.move(ported / "train.py", folder)
     shutil.rmtree(ported)

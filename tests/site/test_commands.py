@@ -16,20 +16,13 @@ from tests.site.pages import PAGES, REASONS, Block, blocks_of
 pytestmark = pytest.mark.slow
 
 
-#: What other pages than those about the project of the tests begin with; None is an empty directory.
+#: The fixtures or directories that pages begin with, other than a project that still uses Determined.
 BEGINS_WITH = {
+    ROOT / "docs" / "distributed.md": "ported_project",
     ROOT / "docs" / "tutorials" / "write-a-trial.md": None,
     ROOT / "docs" / "tutorials" / "leave-determined.md": ROOT / "docs" / "examples" / "leaving",
 }
 
-#: The pages whose commands are run; the list grows until it has all of them.
-RUN = (
-    ROOT / "README.md",
-    ROOT / "docs/checkpoints.md",
-    ROOT / "docs/inference.md",
-    ROOT / "docs/tutorials/leave-determined.md",
-    ROOT / "docs/tutorials/write-a-trial.md",
-)
 HAS_RAY = importlib.util.find_spec("ray") is not None
 
 
@@ -39,13 +32,16 @@ def is_run(block: Block) -> bool:
 
 
 def pages_with_commands() -> list[Any]:
-    return [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in RUN]
+    pages = [page for page in PAGES if any(is_run(block) for block in blocks_of(page))]
+    return [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in pages]
 
 
 @pytest.fixture
-def directory(page: Path, project: Path, tmp_path: Path) -> Path:
+def directory(page: Path, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Where the commands of a page are run."""
-    begins_with = BEGINS_WITH.get(page, project)
+    begins_with = BEGINS_WITH.get(page, "project")
+    if isinstance(begins_with, str):
+        begins_with = request.getfixturevalue(begins_with)
     if begins_with is not None:
         return shutil.copytree(begins_with, tmp_path / "project")
     (tmp_path / "project").mkdir()
