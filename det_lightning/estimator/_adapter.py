@@ -43,6 +43,7 @@ class EstimatorAdapter(SelfSavingTrial):
     """
 
     trial_type = "EstimatorTrial"
+    config_fields = ("data_layer", "records_per_epoch")
     trial_class: ClassVar[type[EstimatorTrial]]
 
     def __init__(
