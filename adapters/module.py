@@ -30,7 +30,7 @@ from det_lightning.masking import mask
 from det_lightning.precision import WholeModelPrecision
 from det_lightning.pytorch._configuration import ExpConf, RunConfiguration
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.units import TrainUnit
 
 # Sections of a configuration about what DeterminedCheckpoint is told.
@@ -185,7 +185,8 @@ class TrialModule(InferenceModule):
         runnable, context = self.builder.build(self.trainer.strategy, self._model_precision, accumulated_batches)
         self.adopt(runnable, context)
         if context.distributed.rank == 0:
-            context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS)
+            read = runnable.config_fields if isinstance(runnable, SelfSavingTrial) else ()
+            context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS, read=read)
 
     def configure_optimizers(self) -> Any:
         """Return the optimizers and schedulers that the trial wrapped and steps itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -177,16 +177,41 @@ def field_effects(config: ExperimentConfig) -> list[FieldEffect]:
     return sorted(effects, key=lambda effect: (effect.line or 0, effect.path))
 
 
-def without_effect_in_calls(config: ExperimentConfig) -> list[str]:
-    """Return the given fields that a call does not look at, which trains one trial in its own processes, by name."""
-    fields = dict.fromkeys(path_text(path) for path in _given(config, ()) if _is_idle(config, path))
-    return sorted(fields)
+def without_effect_in_calls(
+    config: ExperimentConfig, *, idle: Collection[str] = (), read: Collection[str] = ()
+) -> list[str]:
+    """Return the given fields that a call does not look at, which trains one trial in its own processes, by name.
+
+    A field that has its default value changes nothing, and is left out.
+
+    Args:
+        config: the configuration.
+        idle: sections that the call does not look at, besides those that no call does.
+        read: fields that the trial itself looks at.
+    """
+    paths = {path_text(path): path for path in _given(config, ())}
+    return sorted(
+        {
+            *(name for name, path in paths.items() if name not in read and _is_idle(config, path)),
+            *(str(path[0]) for path in paths.values() if path[0] in idle and not _has_default(config, path)),
+        }
+    )
 
 
 def _is_idle(config: ExperimentConfig, path: KeyPath) -> bool:
+    if path == ("searcher", "name"):
+        return config.searcher.name != "single"
     rule = rule_for(path)
-    searches = path == ("searcher", "name") and config.searcher.name != "single"
-    return searches or (rule.in_calls or rule.effect) in ("ignored", "warned")
+    return (rule.in_calls or rule.effect) in ("ignored", "warned") and not _has_default(config, path)
+
+
+def _has_default(config: ExperimentConfig, path: KeyPath) -> bool:
+    section: Any = config
+    for key in path[:-1]:
+        section = getattr(section, str(key))
+    field = type(section).model_fields[str(path[-1])]
+    value: Any = getattr(section, str(path[-1]))
+    return bool(value == field.get_default(call_default_factory=True))
 
 
 def rule_for(path: KeyPath) -> FieldRule:

@@ -64,11 +64,31 @@ class CheckpointContext:
         self._distributed = distributed
         self._storage = storage
         self._task = task
+        self._job: str | None = None
 
     @property
     def storage(self) -> CheckpointStorage:
         """Where the checkpoints are."""
         return self._storage
+
+    def continue_job(self, job: str) -> str | None:
+        """Note ``job`` in the metadata of each checkpoint from now on; return the id of the newest that has it already.
+
+        All ranks call this.
+
+        Args:
+            job: name of the job, by which its checkpoints are known from others of the storage.
+
+        Returns:
+            The id; None if the storage has no checkpoint of the job.
+
+        Raises:
+            StorageError: the storage cannot be read.
+        """
+        self._job = job
+        newest = self._storage.newest(job) if self._distributed.rank == 0 else None
+        checkpoint_id: str | None = self._distributed.broadcast(newest and newest.rpartition("/")[2])
+        return checkpoint_id
 
     def upload(
         self,
@@ -266,6 +286,8 @@ class CheckpointContext:
                 "The metadata of a checkpoint need 'steps_completed', the number of batches trained; got "
                 f"{', '.join(merged) or 'none'}."
             )
+        if self._job is not None:
+            merged = {**merged, "job": self._job}
         json.dumps(merged)  # raises a TypeError before anything is written
         return merged
 

@@ -43,6 +43,7 @@ class EstimatorAdapter(SelfSavingTrial):
     """
 
     trial_type = "EstimatorTrial"
+    config_fields = ("data_layer", "records_per_epoch")
     trial_class: ClassVar[type[EstimatorTrial]]
 
     def __init__(
@@ -95,7 +96,8 @@ class EstimatorAdapter(SelfSavingTrial):
     def begin_training(self) -> None:
         """Build the graph, and begin the session, from the checkpoint if there is one."""
         parts = self._parts_of_trial()
-        training = TrainingGraph(self._estimator, self._input_fn(parts))
+        warm_start = parts.warm_start if self._files is None else None
+        training = TrainingGraph(self._estimator, self._input_fn(parts), warm_start)
         require_wrapped_optimizer(self._context)
         restore_from = None if self._files is None else _files.find_model(self._files)
         hooks = parts.training_hooks(self._context, training.spec)

@@ -27,6 +27,7 @@ class TrainingGraph:
     Args:
         estimator: the estimator; its configuration has the seed.
         input_fn: returns the ``tf.data.Dataset``.
+        warm_start: the ``tf.estimator.WarmStartSettings`` by which the weights begin; None for none.
 
     Attributes:
         graph: the graph.
@@ -39,7 +40,7 @@ class TrainingGraph:
             latter is None if there are none.
     """
 
-    def __init__(self, estimator: Any, input_fn: Callable[..., Any]) -> None:
+    def __init__(self, estimator: Any, input_fn: Callable[..., Any], warm_start: Any = None) -> None:
         self.config = estimator.config
         self.graph = tf.Graph()
         with self.graph.as_default(), self.graph.device(self.config.device_fn):
@@ -53,7 +54,8 @@ class TrainingGraph:
             self.spec = estimator.model_fn(features, labels, tf.estimator.ModeKeys.TRAIN, self.config)
             # From here on no operation changes a seed.
             self.initialize_input = iterator.make_initializer(dataset.repeat())
-            _warm_start(estimator)
+            if warm_start is not None:
+                tf.compat.v1.train.warm_start(*warm_start)
             self.scalars = _add_summaries(self.spec)
             tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.LOSSES, self.spec.loss)
             self.saver = self._model_saver()
@@ -120,13 +122,6 @@ def _split(batch: Any) -> tuple[Any, Any]:
             f"The elements of the training dataset must be pairs of features and labels; they have {len(batch)} parts."
         )
     return batch[0], batch[1]
-
-
-def _warm_start(estimator: Any) -> None:
-    # There is no public way to ask an estimator for it.
-    settings = getattr(estimator, "_warm_start_settings", None)
-    if settings is not None:
-        tf.compat.v1.train.warm_start(*settings)
 
 
 def _add_summaries(spec: Any) -> Any:

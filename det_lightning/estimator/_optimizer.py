@@ -77,13 +77,15 @@ class Aggregation:
 
 
 def _aggregation_variable(shape: Any, dtype: Any) -> Any:
-    return tf.compat.v1.Variable(
-        tf.zeros(shape, dtype),
-        trainable=False,
-        collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES, AGGREGATION],
-        use_resource=True,
-        name="det_lightning_aggregation",
-    )
+    # Trials update under dependencies, as on the statistics of a batch normalization; beginning with zeros has none.
+    with tf.control_dependencies(None):
+        return tf.compat.v1.Variable(
+            tf.zeros(shape, dtype),
+            trainable=False,
+            collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES, AGGREGATION],
+            use_resource=True,
+            name="det_lightning_aggregation",
+        )
 
 
 def _each(variables: list[Any], values: list[Any], change: Callable[[Any, Any], Any]) -> list[Any]:

@@ -68,6 +68,12 @@ class EstimatorParts:
         if mistakes:
             raise InvalidEstimatorTrial("; ".join(mistakes) + ".")
 
+    @property
+    def warm_start(self) -> Any:
+        """The ``tf.estimator.WarmStartSettings`` by which the weights begin, as for a model of Keras; None for none."""
+        # There is no public way to ask an estimator for it.
+        return getattr(self.estimator, "_warm_start_settings", None)
+
     def replaced_estimator(self, model_dir: pathlib.Path, seed: int | None) -> Any:
         """Return an estimator with the same model that writes below ``model_dir``; a ``seed`` replaces its own."""
         estimator = self.estimator
@@ -82,7 +88,12 @@ class EstimatorParts:
         def model_fn(features: Any, labels: Any, mode: Any, params: Any, config: Any) -> Any:
             return estimator.model_fn(features, labels, mode, config)
 
-        return tf.estimator.Estimator(model_fn, config=estimator.config.replace(**changes), params=estimator.params)
+        return tf.estimator.Estimator(
+            model_fn,
+            config=estimator.config.replace(**changes),
+            params=estimator.params,
+            warm_start_from=self.warm_start,
+        )
 
     def training_hooks(self, context: EstimatorContext, spec: Any) -> list[Any]:
         """Return the hooks of a training: those of the trial, and those of its ``model_fn``."""

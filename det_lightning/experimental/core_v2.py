@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import json
 import logging
 import warnings
 from collections.abc import Mapping
@@ -58,8 +59,9 @@ class Config:
         data: what ``info.user_data`` is.
         checkpoint_storage: a directory, a URL, or the section of an experiment configuration.
         searcher: the section of an experiment configuration; without effect.
-        external_experiment_id: a name of the experiment; without effect.
-        external_trial_id: a name of the trial, with which Determined's master knew what to resume; warned of.
+        external_experiment_id: a name of the experiment.
+        external_trial_id: a name of the trial in the experiment. A script that is started again with both names goes on
+            from the newest checkpoint that it has saved under them in the same storage: ``info.latest_checkpoint``.
 
     Example:
         >>> from det_lightning.experimental import core_v2
@@ -137,8 +139,9 @@ def init_context(
         distributed, checkpoint_storage, preempt_mode, tensorboard_mode: as in :func:`det_lightning.core.init`.
 
     Raises:
-        ValueError: the script runs alone, and there is neither ``config`` nor ``defaults``; or as in
-            :func:`det_lightning.core.init`.
+        ValueError: the script runs alone, and there is neither ``config`` nor ``defaults``, or an
+            ``external_trial_id`` without an ``external_experiment_id``; or as in :func:`det_lightning.core.init`.
+        TypeError: one of these names is not a string.
         StorageError: the storage cannot be opened.
 
     Example:
@@ -149,11 +152,11 @@ def init_context(
         0.5
     """
     known = _merged(config, defaults, unmanaged)
-    info = core.get_cluster_info()
-    if info is None:
+    job = None
+    if core.get_cluster_info() is None:
         if known is None:
             raise ValueError("Outside of det-lightning run, core_v2 needs config=core_v2.Config(...); got none.")
-        info = _info_alone(known)
+        job = _job_of(known)
         checkpoint_storage = checkpoint_storage or known.checkpoint_storage
     context = core.init(
         distributed=distributed,
@@ -161,7 +164,8 @@ def init_context(
         preempt_mode=preempt_mode,
         tensorboard_mode=tensorboard_mode,
     )
-    context.info = info
+    if context.info is None and known is not None:
+        context.info = _info_alone(known, *_continued(context, job))
     return context
 
 
@@ -246,12 +250,34 @@ def _merged(config: Config | None, defaults: Config | None, unmanaged: Config | 
     )
 
 
-def _info_alone(config: Config) -> ClusterInfo:
-    if config.external_trial_id is not None:
-        logger.warning(
-            "external_trial_id=%r: nothing is resumed where the script runs alone; det-lightning run CONFIG resumes.",
-            config.external_trial_id,
+def _job_of(config: Config) -> str | None:
+    """Return by what the checkpoints of the trial are known from those of others; None if it is not to be resumed."""
+    names = (config.external_experiment_id, config.external_trial_id)
+    for field, name in zip(("external_experiment_id", "external_trial_id"), names, strict=True):
+        if not isinstance(name, str | None):
+            raise TypeError(
+                f"core_v2.Config({field}=...) must be a string; got {name!r} of type {type(name).__name__}."
+            )
+    experiment, trial = names
+    if trial is not None and experiment is None:
+        raise ValueError(
+            f"core_v2.Config(external_trial_id={trial!r}) names a trial of no experiment; give external_experiment_id= "
+            "too."
         )
+    return None if trial is None else json.dumps(names)
+
+
+def _continued(context: core.Context, job: str | None) -> tuple[str | None, int]:
+    """Return the newest checkpoint of a job, and the number of batches that it was trained for; None and 0 if none."""
+    latest = None if job is None else context.checkpoint.continue_job(job)
+    if latest is None:
+        return None, 0
+    steps = context.checkpoint.get_metadata(latest).get("steps_completed")
+    logger.info("The trial goes on from checkpoint %s in %s.", latest, context.checkpoint.storage)
+    return latest, steps if isinstance(steps, int) else 0
+
+
+def _info_alone(config: Config, latest_checkpoint: str | None, steps_completed: int) -> ClusterInfo:
     known = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
     trial = TrialInfo(
         trial_id=1,
@@ -259,7 +285,7 @@ def _info_alone(config: Config) -> ClusterInfo:
         trial_seed=0,
         hparams=known.get("hparams", {}),
         config=known,
-        steps_completed=0,
+        steps_completed=steps_completed,
         trial_run_id=1,
         debug=False,
         inter_node_network_interface=None,
@@ -273,6 +299,7 @@ def _info_alone(config: Config) -> ClusterInfo:
         allocation_id="1.1.1",
         session_token="",
         task_type="TRIAL",
+        latest_checkpoint=latest_checkpoint,
         trial_info=trial,
     )
 

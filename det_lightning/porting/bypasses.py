@@ -41,6 +41,10 @@ _CLUSTER = (
     "start the script with det-lightning run CONFIG; where it is started otherwise, take hparams from your own "
     'configuration; latest_checkpoint="last" resumes from the newest one'
 )
+_DEEPSPEED = (
+    "from_deepspeed() needs Determined's launcher of DeepSpeed",
+    "write from_torch_distributed(), and start the script with python -m det_lightning.launch.torch_distributed",
+)
 _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, scales and zeroes"
 
 
@@ -195,7 +199,7 @@ def _names_from_torch(file: PythonFile) -> set[str]:
 
 
 def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
-    """Note where a script relies on a Determined master; ``trainer_names`` stand for Determined's ``Trainer`` in it."""
+    """Note where a script relies on a Determined cluster; ``trainer_names`` stand for Determined's ``Trainer``."""
     trainers: set[str] = set()
     for assign in file.find(cst.Assign):
         names = {dotted_name(target.target) for target in assign.targets} - {""}
@@ -209,6 +213,8 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
             reason = f"get_cluster_info() is None outside of det-lightning run, and has no {use.attr.value}"
             file.note(use, Severity.check, reason, _CLUSTER, Premise.by_hand)
     for call in file.find(cst.Call):
+        if last_name(call.func) == "from_deepspeed":
+            file.note(call, Severity.problem, *_DEEPSPEED)
         if isinstance(call.func, cst.Attribute):
             owner = call.func.value
             if dotted_name(owner) in trainers or _is_trainer(owner, trainer_names):

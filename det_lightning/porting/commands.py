@@ -12,10 +12,12 @@ from det_lightning.porting.requirements import port_installs, useless_installs
 from det_lightning.porting.variables import note_variables
 
 _AUTO = ("det_lightning.launch.horovod", "--autohorovod")
-# After -m, in a command line, or in a list of quoted words; the quote is that before the module's name.
-_LAUNCH = re.compile(r"(-m[\"']?(?:\s*,\s*|\s+)([\"']?))determined\.launch\.(\w+)(?![\w.])")
+# Before a module in a command line, also on the line after it, or in a list of quoted words.
+_MODULE_OPTION = r"-m[\"']?(?:\s*,\s*|(?:\s|\\\r?\n)*)"
+# The quote is that before the module's name.
+_LAUNCH = re.compile(rf"({_MODULE_OPTION}([\"']?))determined\.launch\.(\w+)(?![\w.])")
 _RUN_INSIDE = re.compile(
-    r"-m[\"']?(?:\s*,\s*|\s+)[\"']?(determined\.(?:exec|cli|deploy)[\w.]*)"
+    rf"{_MODULE_OPTION}[\"']?(determined\.(?:exec|cli|deploy)[\w.]*)"
     r"(?:[\"'\s,\\]+(?:--trial[\"'\s,]+)?([A-Za-z_][\w.]*:[A-Za-z_]\w*)(?=[\"'\s]|$))?"
 )
 _TRIAL = re.compile(
@@ -34,6 +36,15 @@ def launcher_counterpart(module: str) -> tuple[str, ...] | None:
     return None if ours is None else (ours,)
 
 
+def missing_launcher(module: str, line: int) -> Finding:
+    """Return the finding for a command that starts ``determined.launch.<module>``, which nothing replaces.
+
+    What DeepSpeed's launcher starts need not stay with it: another launcher starts it once the command is changed.
+    """
+    need = Need.nothing if module == "deepspeed" else Need.file
+    return missing(f"determined.launch.{module}", line, need)
+
+
 def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
     """Return any text with the launch layers of the commands in it rewritten, and what could not be."""
     findings = []
@@ -50,7 +61,7 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
         before, quote, module = match.groups()
         words = launcher_counterpart(module)
         if words is None:
-            findings.append(missing(f"determined.launch.{module}", line_at(text, match.start(3), first_line)))
+            findings.append(missing_launcher(module, line_at(text, match.start(3), first_line)))
             return match.group()
         return before + (f"{quote}, {quote}" if quote else " ").join(words)
 

@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.commands import launcher_counterpart, port_commands
+from det_lightning.porting.commands import launcher_counterpart, missing_launcher, port_commands
 from det_lightning.porting.counterparts import counterpart
 from det_lightning.porting.findings import Severity
 from det_lightning.porting.imports import ImportRewriter
@@ -39,6 +39,11 @@ def rewrite_strings(file: PythonFile, imports: ImportRewriter) -> None:
                 _put(file, node, rename_in_code(value, imports.spelled))
             elif "determined" in value:
                 _rewrite(file, node, value)
+    for text in file.find(cst.FormattedStringText):
+        new, findings = port_commands(text.value, file.line(text))
+        file.findings += findings
+        if new != text.value:
+            file.replace(text, new)
 
 
 def _rewrite(file: PythonFile, node: cst.SimpleString, value: str) -> None:
@@ -85,7 +90,7 @@ def _is_path(file: PythonFile, node: cst.SimpleString) -> bool:
 def _rewrite_launcher(file: PythonFile, node: cst.SimpleString, module: str) -> None:
     words = launcher_counterpart(module)
     if words is None:
-        file.findings += port_commands(f"-m determined.launch.{module}", file.line(node))[1]
+        file.findings.append(missing_launcher(module, file.line(node)))
     elif len(words) == 1:
         _put(file, node, words[0])
     elif isinstance(file.parent(node), cst.Element | cst.Arg):

@@ -11,6 +11,7 @@ import yaml
 from det_lightning.porting.commands import (
     RUN_AN_EXPERIMENT,
     launcher_counterpart,
+    missing_launcher,
     port_shell,
     runs_a_class,
     trial_class_in,
@@ -18,7 +19,6 @@ from det_lightning.porting.commands import (
 from det_lightning.porting.configurations import class_that_run_trains, findings_of_run
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Severity
-from det_lightning.porting.missing_parts import missing
 from det_lightning.porting.packages import package_finding
 from det_lightning.porting.requirements import port_requirement
 
@@ -74,7 +74,7 @@ class _YamlPort:
                 self._seen.add(id(word))
                 words = launcher_counterpart(found.group(1))
                 if words is None:
-                    self.findings.append(missing(word.value, _line(word)))
+                    self.findings.append(missing_launcher(found.group(1), _line(word)))
                 else:
                     self._replace(word, self._separator(node, word).join(_quoted(new, word) for new in words))
         scalars = [word for word in node.value if isinstance(word, yaml.ScalarNode)]

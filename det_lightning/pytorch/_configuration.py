@@ -100,12 +100,13 @@ class RunConfiguration:
         found = {name: getattr(self._settings, name) for name, value in said.items() if value is None}
         return {name: value for name, value in found.items() if value is not None}
 
-    def report(self, call: str, idle: Collection[str] = ()) -> None:
+    def report(self, call: str, idle: Collection[str] = (), read: Collection[str] = ()) -> None:
         """Log, once, what of a configuration that a call was given has no effect, and what was read differently.
 
         Args:
             call: what was given the configuration.
             idle: sections that it does not look at, besides those that no call does.
+            read: fields that the trial itself looks at.
         """
         if self._given is None:
             return
@@ -113,8 +114,8 @@ class RunConfiguration:
 
         for note in self._given.notes:
             logger.info("exp_conf: %s", note)
-        fields = {*without_effect_in_calls(self._given), *(self._given.model_fields_set & set(idle))}
-        named = [*sorted(fields), *map(str, self._given.unknown_keys)]
+        fields = without_effect_in_calls(self._given, idle=idle, read=read)
+        named = [*fields, *map(str, self._given.unknown_keys)]
         if named:
             logger.warning("Of the exp_conf of %s these fields have no effect here: %s.", call, "; ".join(named))
         self._given = None

@@ -105,9 +105,11 @@ class SelfSavingTrial(PyTorchTrial):
 
     Attributes:
         trial_type: its entry in ``load_data.json``.
+        config_fields: the fields of an experiment configuration that it reads, and trials of PyTorch do not.
     """
 
     trial_type: ClassVar[str]
+    config_fields: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
     def begin_run(self, files: pathlib.Path | None, batches_trained: int, exact: bool) -> None:

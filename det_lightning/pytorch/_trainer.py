@@ -27,7 +27,7 @@ from det_lightning.core._topology import elastic_job
 from det_lightning.pytorch._configuration import ExpConf, RunConfiguration
 from det_lightning.pytorch._lightning_trainer import callbacks_in, make_lightning_trainer
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._random_state import isolated_rng, seed_everything
 from det_lightning.units import Batch, Epoch, TrainUnit
 
@@ -60,8 +60,8 @@ def init(
         hparams: what ``context.get_hparams()`` returns; ``global_batch_size`` among them is split over the slots. By
             default those of ``exp_conf``, of a range the middle.
         exp_conf: an experiment configuration, as a dict, which may have only some of the keys, or as a YAML file. It
-            says what this call and :meth:`Trainer.fit` do not; a warning names what in it has no effect. Under
-            ``det-lightning run`` that of the experiment is taken instead.
+            says what this call and :meth:`Trainer.fit` do not; the :class:`Trainer` warns of what in it has no effect.
+            Under ``det-lightning run`` that of the experiment is taken instead.
         distributed: the processes of the run; by default those of Horovod if it is asked for, or those of torchrun
             if it has started the script, which are connected if they are not yet; otherwise this one alone.
         aggregation_frequency: number of batches whose gradients make one optimizer update; by default as in
@@ -107,8 +107,6 @@ def init(
         tensorboard_path=tensorboard_path or (None if task is None else task.tensorboard_path),
         **options,
     )
-    if context.distributed.rank == 0:
-        call.report("init()")
     try:
         yield context
     except SystemExit:  # also Preempted
@@ -152,6 +150,9 @@ class Trainer:
         task = current_task()
         self._experiment = None if task is None else ExperimentReporter(task)
         self.checkpoints: DeterminedCheckpoint | None = None
+        if context.distributed.rank == 0:
+            read = trial.config_fields if isinstance(trial, SelfSavingTrial) else ()
+            context.settings.configuration.report("init()", read=read)
 
     def configure_profiler(
         self,

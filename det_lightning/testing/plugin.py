@@ -54,10 +54,6 @@ def pytest_configure(config: pytest.Config) -> None:
         options = trial_options(config.option, Path(config.invocation_params.dir))
     except BadTrial as e:
         raise pytest.UsageError(str(e)) from None
-    if options is not None and options.without_effect:
-        fields = "; ".join(options.without_effect)
-        warning = pytest.PytestConfigWarning(f"these fields of --trial-config have no effect on the checks: {fields}")
-        config.issue_config_time_warning(warning, stacklevel=1)
     if options is not None:
         config.pluginmanager.register(TrialSession(options), "det_lightning_trial")
 
@@ -112,8 +108,12 @@ class TrialCollector(pytest.Collector):
         try:
             with self._runs.source.imported() as trial_class:
                 kind = getattr(trial_class, "trial_type", PYTORCH)
+                read = getattr(trial_class, "config_fields", ())
         except BadTrial as e:
             raise self.CollectError(str(e)) from None
+        if fields := [field for field in self._runs.options.without_effect if field not in read]:
+            reason = f"these fields of --trial-config have no effect on the checks: {'; '.join(fields)}"
+            self.warn(pytest.PytestConfigWarning(reason))
         for check in CHECKS:
             if kind in check.kinds and (check.option is None or getattr(self._runs.options, check.option) is not None):
                 yield CheckItem.from_parent(self, name=check.name, check=check, runs=self._runs)

@@ -71,7 +71,7 @@ def test_the_directory_has_the_layout_of_determined(checkpoint: Path) -> None:
         ["code", "load_data.json", "metadata.json", *PICKLES]
     )
     assert pickle.loads((checkpoint / "trial_state.pkl").read_bytes()) == vars(TRIAL_STATE)
-    assert read_json(checkpoint / "load_data.json") == {**LOAD_DATA, "path": "p"}
+    assert read_json(checkpoint / "load_data.json") == {"trial_type": "PyTorchTrial", **LOAD_DATA, "path": "p"}
     metadata = read_json(checkpoint / "metadata.json")
     assert (
         metadata.items()
@@ -82,6 +82,16 @@ def test_the_directory_has_the_layout_of_determined(checkpoint: Path) -> None:
             "format": "pickle",
         }.items()
     )
+
+
+@pytest.mark.parametrize("known", [None, {}, {"trial_cls_spec": "m:T"}])
+def test_what_is_not_known_of_the_trial_is_null_in_its_checkpoint(known: dict[str, Any] | None, tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    checkpoint = tmp_path / CheckpointWriter(storage).write(CheckpointContent(STATE, TRIAL_STATE, known))
+    content = read_checkpoint(checkpoint)
+    assert content.trial_class == (known or {}).get("trial_cls_spec")
+    assert content.load_data is not None
+    assert content.load_data["hparams"] is content.load_data["experiment_config"] is None
 
 
 def test_the_file_that_completes_a_checkpoint_is_written_last(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from det_lightning.config.effects import FIELD_RULES, field_effects, without_effect_in_calls
 from det_lightning.config.experiment import ExperimentConfig
+from det_lightning.config.reading import read_config, read_given
 from det_lightning.config.searchers import REFUSED_SEARCHERS
 from tests.config.configurations import mistakes_in, read, read_part
 
@@ -79,10 +80,36 @@ def test_given_fields_are_listed_with_their_effect(text: str, effects: dict[str,
         ),
         ("resources: {slots_per_trial: 2, shm_size: 3}", ["resources.shm_size", "resources.slots_per_trial"]),
         ("bind_mounts: [{host_path: /a, container_path: /a}]\nmax_restarts: 1", ["bind_mounts", "max_restarts"]),
+        (
+            "max_restarts: 5\nresources: {slots_per_trial: 1, shm_size: null}\nslurm: {sbatch_args: []}\ndebug: false",
+            [],
+        ),
+        (
+            "searcher: {name: random, max_trials: 2, max_concurrent_trials: 16}",
+            ["searcher.max_trials", "searcher.name"],
+        ),
     ],
 )
-def test_what_only_a_runner_looks_at_has_no_effect_in_calls(text: str, fields: list[str]) -> None:
+def test_what_only_a_runner_looks_at_has_no_effect_in_calls_unless_it_is_the_default(
+    text: str, fields: list[str]
+) -> None:
     assert without_effect_in_calls(read_part(text)) == fields
+
+
+def test_a_configuration_with_all_its_defaults_has_no_field_without_effect() -> None:
+    searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 8}}
+    full = read_config({"searcher": searcher, "entrypoint": "a:B"}).as_dict()
+    assert without_effect_in_calls(read_given(full).typed, idle=("checkpoint_policy", "checkpoint_storage")) == []
+
+
+def test_what_a_trial_or_a_call_reads_decides_what_has_no_effect() -> None:
+    config = read_part("records_per_epoch: 64\ndata_layer: {type: shared_fs}\ncheckpoint_policy: all")
+    assert without_effect_in_calls(config) == ["data_layer", "records_per_epoch"]
+    assert without_effect_in_calls(config, read=("data_layer", "records_per_epoch")) == []
+    assert without_effect_in_calls(config, read=("records_per_epoch",), idle=("checkpoint_policy",)) == [
+        "checkpoint_policy",
+        "data_layer",
+    ]
 
 
 def test_effects_come_in_the_order_of_the_file_with_their_lines() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from det_lightning import core
+from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.experimental import core_v2
 from det_lightning.porting.python_files import port_python
+from tests.launching import environment
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +47,65 @@ def test_a_second_init_closes_the_first() -> None:
     assert core_v2.info.trial.hparams == {"lr": 2}
 
 
-def test_the_older_arguments_are_merged_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    defaults = core_v2.DefaultConfig(hparams={"lr": 3})
+def test_the_older_arguments_are_merged_with_a_warning() -> None:
     unmanaged = core_v2.UnmanagedConfig(external_experiment_id="e", external_trial_id="t")
-    with pytest.warns(FutureWarning, match="older forms of config="):
-        core_v2.init(defaults=defaults, unmanaged=unmanaged)
-    assert core_v2.info.trial.hparams == {"lr": 3}
-    assert "external_trial_id='t': nothing is resumed" in caplog.text
+    for latest in (None, "saved before"):
+        defaults = core_v2.DefaultConfig(hparams={"lr": 3}, checkpoint_storage="kept")
+        with pytest.warns(FutureWarning, match="older forms of config="):
+            core_v2.init(defaults=defaults, unmanaged=unmanaged)
+        assert core_v2.info.trial.hparams == {"lr": 3}
+        assert (core_v2.info.latest_checkpoint is None) == (latest is None)
+        with core_v2.checkpoint.store_path({"steps_completed": 1}):
+            pass
+
+
+SCRIPT = """
+import sys
+from det_lightning.experimental import core_v2
+
+experiment, trial, length = sys.argv[1], sys.argv[2], int(sys.argv[3])
+config = core_v2.Config(checkpoint_storage="kept", external_experiment_id=experiment, external_trial_id=trial)
+core_v2.init(config=config)
+step, latest = 0, core_v2.info.latest_checkpoint
+if latest is not None:
+    with core_v2.checkpoint.restore_path(latest) as path:
+        step = int((path / "step").read_text())
+print(step, core_v2.info.trial._steps_completed, end="")
+for step in range(step + 1, length + 1):
+    with core_v2.checkpoint.store_path({"steps_completed": step}) as (path, _):
+        (path / "step").write_text(str(step))
+core_v2.close()
+"""
+
+
+def test_a_script_that_is_started_again_with_its_ids_goes_on_from_its_newest_checkpoint() -> None:
+    def first_step(experiment: str, trial: str, length: int) -> list[int]:
+        command = [sys.executable, "-c", SCRIPT, experiment, trial, str(length)]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+        return [int(number) for number in done.stdout.split()]
+
+    assert first_step("sweep", "a", 3) == [0, 0]
+    assert first_step("sweep", "b", 1) == [0, 0]
+    assert first_step("other", "a", 1) == [0, 0]
+    assert first_step("sweep", "a", 5) == [3, 3]
+    assert first_step("sweep", "a", 5) == [5, 5]
+    # What is deleted is not gone on from.
+    storage = CheckpointStorage("kept")
+    (newest,) = [name for name in storage.list_ids() if Path("kept", name, "step").read_text() == "5"]
+    storage.delete(newest)
+    assert first_step("sweep", "a", 5) == [4, 4]
+
+
+def test_a_trial_is_named_within_an_experiment_and_by_strings() -> None:
+    with pytest.raises(ValueError, match=r"external_trial_id='t'\) names a trial of no experiment"):
+        core_v2.init(config=core_v2.Config(external_trial_id="t"))
+    with pytest.raises(TypeError, match=r"external_trial_id=\.\.\.\) must be a string; got 1 of type int"):
+        core_v2.init(config=core_v2.Config(external_experiment_id="e", external_trial_id=1))  # type: ignore[arg-type]
+    core_v2.init(config=core_v2.Config(external_experiment_id="e", checkpoint_storage="kept"))
+    with core_v2.checkpoint.store_path({"steps_completed": 1}):
+        pass
+    core_v2.init(config=core_v2.Config(external_experiment_id="e", checkpoint_storage="kept"))
+    assert core_v2.info.latest_checkpoint is None
 
 
 def test_init_context_is_for_a_with_block() -> None:

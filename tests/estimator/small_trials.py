@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,50 @@ def premade(wrap: Wrap) -> Any:
 def premade_of_version_1(wrap: Wrap) -> Any:
     optimizer = wrap(tf.compat.v1.train.AdamOptimizer(0.05))
     return tf.compat.v1.estimator.DNNClassifier([8], columns(), optimizer=optimizer, config=run_config())
+
+
+def two_optimizers(wrap: Wrap) -> Any:
+    return tf.estimator.DNNLinearCombinedClassifier(
+        linear_feature_columns=columns(),
+        linear_optimizer=wrap(tf.keras.optimizers.legacy.Ftrl(0.1)),
+        dnn_feature_columns=columns(),
+        dnn_optimizer=wrap(tf.keras.optimizers.legacy.Adagrad(0.1)),
+        dnn_hidden_units=[8],
+        config=run_config(),
+    )
+
+
+def warm_started(wrap: Wrap) -> Any:
+    first = tf.estimator.LinearClassifier(columns(), model_dir=tempfile.mkdtemp(), config=run_config())
+    first.train(validation_data, steps=2)
+    optimizer = wrap(tf.keras.optimizers.legacy.Adagrad(0.1))
+    return tf.estimator.LinearClassifier(
+        columns(), optimizer=optimizer, warm_start_from=first.model_dir, config=run_config()
+    )
+
+
+def of_keras(wrap: Wrap) -> Any:
+    """Return the estimator of a model of Keras, whose weights are those of the model when it was compiled."""
+    tf.compat.v1.set_random_seed(SEED)
+    inputs = tf.keras.Input((4,), name="x")
+    outputs = tf.keras.layers.Dense(2, activation="softmax")(tf.keras.layers.Dropout(0.2)(inputs))
+    model = tf.keras.Model(inputs, outputs)
+    optimizer = wrap(tf.keras.optimizers.legacy.Adam(0.05))
+    model.compile(loss="sparse_categorical_crossentropy", optimizer=optimizer, metrics=["accuracy"])
+    return tf.keras.estimator.model_to_estimator(model, model_dir=tempfile.mkdtemp(), config=run_config())
+
+
+def batch_normalized(wrap: Wrap) -> Any:
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        training = mode == tf.estimator.ModeKeys.TRAIN
+        normalized = tf.compat.v1.layers.batch_normalization(features["x"], training=training)
+        loss = tf.compat.v1.losses.sparse_softmax_cross_entropy(labels, tf.compat.v1.layers.dense(normalized, 2))
+        optimizer = wrap(tf.compat.v1.train.AdamOptimizer(0.01))
+        with tf.control_dependencies(tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)):
+            train_op = optimizer.minimize(loss, global_step=tf.compat.v1.train.get_global_step())
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    return tf.estimator.Estimator(model_fn, config=run_config())
 
 
 class SmallTrial(estimator.EstimatorTrial):

@@ -11,9 +11,11 @@ import pytest
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed; run tox -e estimator")
 
 import numpy as np
+import pytorch_lightning as pl
 import tensorflow as tf
 
 from det_lightning import errors, estimator
+from det_lightning.pytorch import Batch
 from tests.estimator.small_trials import (
     BATCH_SIZE,
     SmallTrial,
@@ -52,6 +54,24 @@ def test_the_context_has_settings_rank_and_size() -> None:
         assert context.get_data_config() == {"path": "here"}
         assert context.get_trial_seed() == 3
         assert (context.distributed.rank, context.distributed.size) == (0, 1)
+
+
+@pytest.mark.parametrize("by_module", [False, True])
+def test_fields_that_only_estimators_read_are_not_said_to_have_no_effect(
+    by_module: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {
+        "records_per_epoch": 64,
+        "data_layer": {"type": "shared_fs", "container_storage_path": str(tmp_path)},
+        "max_restarts": 2,
+    }
+    if by_module:
+        trainer = pl.Trainer(max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+        trainer.fit(estimator.EstimatorModule(SmallTrial, {}, exp_conf=config, max_length=Batch(1)))
+    else:
+        Trained(SmallTrial, tmp_path, 1, init={"exp_conf": config})
+    (warning,) = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
+    assert warning.endswith("these fields have no effect here: max_restarts.")
 
 
 # Metrics of one's own

@@ -23,13 +23,17 @@ from tests.estimator.small_trials import (
     Reports,
     SmallTrial,
     Trained,
+    batch_normalized,
     custom,
+    of_keras,
     premade,
     premade_of_version_1,
     repeated_training_data,
     small_trial,
     train_with_tensorflow_alone,
     training_data,
+    two_optimizers,
+    warm_started,
 )
 
 pytestmark = pytest.mark.slow
@@ -59,6 +63,16 @@ def test_an_interrupted_and_resumed_run_equals_a_whole_one(
     second = Trained(trial, tmp_path / "parts", 2 * EPOCH + 3, latest_checkpoint=first.checkpoint)
     assert first.reports.losses + second.reports.losses == whole.reports.losses
     assert second.reports.validations[-1] == whole.reports.validations[-1]
+
+
+@pytest.mark.parametrize("make", [two_optimizers, warm_started, of_keras])
+def test_weights_begin_and_are_updated_as_by_train_and_evaluate(make: Callable[..., Any], tmp_path: Path) -> None:
+    losses, metrics = train_with_tensorflow_alone(make, repeated_training_data, EPOCH + 3)
+    trial = small_trial(make=make, training_data=repeated_training_data)
+    first = Trained(trial, tmp_path, 3)
+    second = Trained(trial, tmp_path, EPOCH + 3, latest_checkpoint="last")
+    assert first.reports.losses + second.reports.losses == losses
+    assert {name: second.reports.validations[-1][name] for name in metrics} == metrics
 
 
 def test_data_whose_position_cannot_be_written_are_gone_through_again(tmp_path: Path) -> None:
@@ -124,6 +138,16 @@ def test_a_run_that_stops_within_an_aggregation_resumes_in_it(tmp_path: Path) ->
     first = Trained(SmallTrial, tmp_path / "parts", 4, init=init)
     second = Trained(SmallTrial, tmp_path / "parts", 10, init=init, latest_checkpoint="last")
     assert first.reports.losses + second.reports.losses == whole.reports.losses
+
+
+def test_gradients_are_aggregated_after_the_statistics_of_a_batch_normalization(tmp_path: Path) -> None:
+    trial = small_trial(make=batch_normalized)
+    whole = Trained(trial, tmp_path / "whole", 6, init={"aggregation_frequency": 2})
+    assert whole.reports.validations[-1]["global_step"] == 6
+    at_each_batch = Trained(trial, tmp_path / "each", 6)
+    # The weights are updated after the second batch for the first time; the statistics are not used in training.
+    assert whole.reports.losses[:1] == at_each_batch.reports.losses[:1]
+    assert whole.reports.losses[1:] != at_each_batch.reports.losses[1:]
 
 
 class StopAfter(tf.estimator.SessionRunHook):

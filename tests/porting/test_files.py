@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import det_lightning as det
 from det_lightning.porting import FilePort, Severity, port_file
+from det_lightning.porting.findings import Need
 
 # What is required of the version, which the tables below write as ~=0.1.
 COMPATIBLE = "~=" + ".".join(det.__version__.split(".")[:2])
@@ -55,6 +56,9 @@ def problems_of(port: FilePort) -> list[str]:
             "entrypoint:\n    - -m\n    - determined.launch.autohorovod # x\n",
             "entrypoint:\n    - -m\n    - det_lightning.launch.horovod\n    - --autohorovod # x\n",
         ),
+        ("run.sh", "python -m \\\n  determined.launch.torch_distributed t.py\n", None),
+        ("run.sh", "python -mdetermined.launch.torch_distributed t.py\n", None),
+        ("start.py", "os.system(f'{python} -m determined.launch.torch_distributed {script}')\n", None),
         (
             "const.yaml",
             "a: &a {description: determined.launch, name: determined}\nb: *a\n",
@@ -181,6 +185,33 @@ def test_files_of_every_kind_are_rewritten(name: str, before: str, after: str | 
 )
 def test_findings_name_line_and_advice(name: str, text: str, reason: str, tmp_path: Path) -> None:
     assert any(found.startswith(reason) for found in problems_of(port_text(tmp_path, name, text)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("a.yaml", "entrypoint: [python, -m, determined.launch.deepspeed, t.py]\n", 1),
+        ("a.yaml", "entrypoint:\n- python\n- -mdetermined.launch.deepspeed\n- t.py\n", 3),
+        ("a.yaml", "entrypoint: >-\n  python -m\n  determined.launch.deepspeed t.py\n", 3),
+        ("a.sh", "cd x\npython -mdetermined.launch.deepspeed t.py\n", 2),
+        ("a.sh", "python -m \\\n  determined.launch.deepspeed t.py\n", 2),
+        ("Makefile", "a:\n\tpython -m determined.launch.deepspeed t.py\n", 2),
+        ("Dockerfile", 'CMD ["python", "-m", "determined.launch.deepspeed", "t.py"]\n', 1),
+        ("a.py", "run(['python', '-m', 'determined.launch.deepspeed', 't.py'])\n", 1),
+        ("a.py", "os.system('python -m determined.launch.deepspeed t.py')\n", 1),
+        ("a.py", "x = 1\nos.system(f'{python} -m determined.launch.deepspeed {script}')\n", 2),
+        ("a.py", "LAUNCHER = 'determined.launch.deepspeed'\n", 1),
+    ],
+)
+def test_the_launcher_of_deepspeed_is_left_with_what_to_use_instead(
+    name: str, text: str, line: int, tmp_path: Path
+) -> None:
+    port = port_text(tmp_path, name, text)
+    (finding,) = port.findings
+    assert port.after == text
+    assert (finding.line, finding.needs_determined) == (line, Need.nothing)
+    assert finding.reason == "determined.launch.deepspeed: DeepSpeed's launcher is not covered"
+    assert finding.advice.startswith("python -m det_lightning.launch.torch_distributed starts")
 
 
 @pytest.mark.parametrize("name", ["a.py", "a.yaml", "a.ipynb"])

@@ -54,7 +54,7 @@ def test_the_page_says_what_was_done_and_what_is_left_in_each_project(projects: 
     words = " ".join(Words(page).found)
     assert "6 of 8 entry points run on det_lightning" in words
     assert "classic/const.yaml runs with `det-lightning run classic/const.yaml classic`" in words
-    assert "deepspeed/zero.yaml still needs Determined because of deepspeed/zero.yaml:2" in words
+    assert "deepspeed/zero.yaml still needs Determined because of deepspeed/model_def.py:2" in words
     assert "Done: classic/data.py : 1 line" in words
     assert "deepspeed/model_def.py:2 (problem): determined.pytorch.deepspeed.DeepSpeedTrial: DeepSpeedTrial is" in words
     assert "resumes exactly model_def:PriceTrial batch 3 differs | <b>" in words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -72,10 +73,8 @@ def test_what_deepspeed_trains_stays_with_all_that_it_is_handed_and_the_rest_mov
     project = given("deepspeed")
     assert sentences(project) == {
         "plain.yaml": "runs with `det-lightning run plain.yaml`",
-        "zero.yaml": "still needs Determined because of zero.yaml:2 (determined.launch.deepspeed: DeepSpeed's launcher "
-        f"is not covered), model_def.py:2 {DEEPSPEED}",
-        "Makefile": "still needs Determined because of zero.yaml:2 (determined.launch.deepspeed: DeepSpeed's launcher "
-        f"is not covered), model_def.py:2 {DEEPSPEED}",
+        "zero.yaml": f"still needs Determined because of model_def.py:2 {DEEPSPEED}",
+        "Makefile": f"still needs Determined because of model_def.py:2 {DEEPSPEED}",
     }
     changed = {path.name for path in PROJECTS.joinpath("deepspeed").iterdir() if differs(path)}
     assert changed == {"plain.yaml", "plain_def.py", "requirements.txt", "Makefile"}
@@ -274,6 +273,23 @@ def test_an_entrypoint_whose_class_is_not_in_its_module_says_so(model: str, is_t
     (entry,) = made(const_yaml=CONFIG.format("model:T"), model_py=model).entry_points
     said = "once this is changed: const.yaml (there is no class T in model.py)"
     assert (entry.outcome is Outcome.moves, said in entry.sentence) == (is_there, not is_there)
+
+
+def test_a_script_that_the_launcher_of_deepspeed_starts_runs_once_another_one_does() -> None:
+    script = SCRIPT.replace("init()", "init(distributed=core.DistributedContext.from_deepspeed())")
+    project = made(const_yaml=CONFIG.format("python3 -m determined.launch.deepspeed python3 train.py"), train_py=script)
+    (entry,) = project.entry_points
+    assert entry.outcome is Outcome.waits
+    assert entry.sentence.startswith("runs with `det-lightning run const.yaml` once this is changed: const.yaml:")
+    assert "determined.launch.deepspeed: DeepSpeed's launcher is not covered" in entry.sentence
+    assert "train.py:3 (from_deepspeed() needs Determined's launcher of DeepSpeed)" in entry.sentence
+    assert "from det_lightning import core" in Path("train.py").read_text()
+    replaced = {"const.yaml": "det_lightning.launch.torch_distributed", "train.py": "from_torch_distributed"}
+    for name, used in replaced.items():
+        (found,) = [found for port in project.files if str(port.path) == name for found in port.findings]
+        assert used in found.advice
+        Path(name).write_text(re.sub(r"determined\.launch\.deepspeed|from_deepspeed", used, Path(name).read_text()))
+    assert ported().entry_points[0].outcome is Outcome.moves
 
 
 def test_an_entrypoint_that_is_not_executable_says_so() -> None:

@@ -15,6 +15,7 @@ import torch
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.config import read_config
 from det_lightning.errors import ConfigError
 
 CONFIG: dict[str, Any] = {
@@ -279,6 +280,14 @@ def test_a_module_names_the_sections_that_its_checkpoint_callback_is_told(caplog
 def test_nothing_is_warned_of_where_everything_has_an_effect(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         fitted(CONFIG)
+    assert "no effect" not in caplog.text
+
+
+def test_defaults_that_a_configuration_spells_out_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    full = read_config(CONFIG).as_dict()
+    for train in (fitted, fitted_by_lightning):
+        with caplog.at_level(logging.WARNING):
+            train(full)
     assert "no effect" not in caplog.text
 
 

@@ -9,6 +9,7 @@ import pickle
 import shutil
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -17,6 +18,8 @@ from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, describe_files, with_checksum
+from det_lightning.checkpoint.format.resume_state import read_settings
+from det_lightning.checkpoint.format.upgrade import make_load_data
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
@@ -144,7 +147,7 @@ def _explain(error: Exception, directory: pathlib.Path) -> errors.CheckpointErro
 
 def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
     """Write all files but ``metadata.json``; ``load_data.json``, which marks an incomplete checkpoint, first."""
-    load_data = json.dumps(content.load_data or {}, default=describe_masked)
+    load_data = json.dumps(_complete_load_data(content), default=describe_masked)
     (directory / layout.LOAD_DATA_FILE).write_text(load_data, encoding="utf-8")
     trial_state = dict(vars(content.trial_state))
     if not content.epochs_known:
@@ -161,3 +164,9 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
         for path in sorted(content.files.iterdir()):
             shutil.move(path, directory / path.name)
         content.files.rmdir()
+
+
+def _complete_load_data(content: CheckpointContent) -> dict[str, Any]:
+    """Return the content of ``load_data.json`` with all entries that readers need; what is not known is null."""
+    known = content.load_data or {}
+    return {**make_load_data(**read_settings(content.resume, known)), **known}
