@@ -1,4 +1,4 @@
-"""``det-lightning checkpoint ls``, ``show`` and ``verify``; torch is imported once one of the latter has a checkpoint."""
+"""``det-lightning checkpoint ls``, ``show`` and ``verify``; the latter import torch once they find a checkpoint."""
 
 from __future__ import annotations
 
