@@ -184,17 +184,18 @@ class RunDriver:
             over = run.evaluation.evaluate(iter([batch]), _always) or dataloader_iter.done
         else:
             # Not from Lightning's iterator, which costs more than all else done for a batch.
-            batches = itertools.islice(run.data.validation, lightning_loops.validation_limit(dataloader_iter))
-            run.evaluation.evaluate(map(run.to_device, batches), self._draw_validation_bar)
+            batches = itertools.islice(run.data.validation.begin(), lightning_loops.validation_limit(dataloader_iter))
+            draws = self._draw_validation_bar if self._bars.any_drawn else None
+            run.evaluation.evaluate(map(run.to_device, batches), draws)
             lightning_loops.show_batch_index(dataloader_iter, run.evaluation.batches_evaluated - 1)
         if over:
             if run.evaluation.by_batch and not run.schedule.test_mode:
-                run.data.validation.run_out()
+                run.data.validation.run_out(run.evaluation.batches_evaluated)
             lightning_internals.end_epoch(dataloader_iter)
         return run.evaluation.window.take_latest()
 
     def _draw_validation_bar(self) -> bool:
-        if self._bars.any_drawn and self._bars.is_due():
+        if self._bars.is_due():
             self._bars.draw("on_validation_batch_end", self.run.evaluation.batches_evaluated)
         return False
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ProgressBar, TQDMProgressBar
+from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning.adapters import lightning_internals
 from det_lightning.core._metrics import scalars_of
@@ -41,7 +42,13 @@ class LightningReporter:
         """Log the metrics of a validation; only from within Lightning's validation loop."""
         scalars = scalars_of(metrics, leave_out=("batches", "epochs"))
         named = {f"val_{name}" if name in self._training_names else name: value for name, value in scalars.items()}
-        if named:
+        if not named:
+            return
+        trainer = self._module.trainer
+        if trainer.state.fn is TrainerFn.FITTING and not trainer.loggers:
+            # Lightning's log() takes longer than the validation of a hundred small batches.
+            lightning_internals.show_report(trainer, as_tensors(named), named)
+        else:
             self._module.log_dict(as_tensors(named), prog_bar=True, on_epoch=True, batch_size=1)
 
 

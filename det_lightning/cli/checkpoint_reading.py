@@ -1,4 +1,4 @@
-"""``det-lightning checkpoint ls``, ``show`` and ``verify``; torch is imported when one of the latter runs."""
+"""``det-lightning checkpoint ls``, ``show`` and ``verify``; the latter import torch once they find a checkpoint."""
 
 from __future__ import annotations
 
@@ -145,12 +145,13 @@ def show(
     json: JsonFlag = False,
 ) -> None:
     """Show what a checkpoint contains, without running any of it."""
-    from det_lightning.checkpoint.safe_load import inspect_checkpoint
     from det_lightning.cli.checkpoint_locations import list_sizes, locate_checkpoint, opened, with_name_of
 
     options = parse_options(option)
     location = locate_checkpoint(checkpoint, options)
     sizes = list_sizes(location)
+    from det_lightning.checkpoint.safe_load import inspect_checkpoint  # brings torch
+
     with opened(location, options) as directory:
         content = inspect_checkpoint(directory, trusted=trusted)
     problems = [as_command_line(with_name_of(location, directory, problem)) for problem in content["problems"]]
@@ -254,12 +255,14 @@ def verify(
     json: JsonFlag = False,
 ) -> None:
     """Check that checkpoints are complete, undamaged and safe to read."""
-    from det_lightning.checkpoint.safe_load import verify_checkpoint
     from det_lightning.cli.checkpoint_locations import locate_checkpoints, opened, with_name_of
 
     options = parse_options(option)
+    locations = [location for url in urls for location in locate_checkpoints(url, options)]
+    from det_lightning.checkpoint.safe_load import verify_checkpoint  # brings torch
+
     verdicts: dict[str, dict[str, Any]] = {}
-    for location in [location for url in urls for location in locate_checkpoints(url, options)]:
+    for location in locations:
         with opened(location, options, with_code=True) as directory:
             verdict = verify_checkpoint(directory, trusted=trusted)
         problems = [as_command_line(with_name_of(location, directory, problem)) for problem in verdict.problems]

@@ -50,14 +50,16 @@ def export(
     json: JsonFlag = False,
 ) -> None:
     """Write a checkpoint as a single file that other programs read."""
-    from det_lightning.checkpoint.format import exports
-    from det_lightning.checkpoint.safe_load import read_checkpoint
     from det_lightning.cli.checkpoint_locations import locate_checkpoint, opened
 
     options = parse_options(option)
     file = output_file(output, force)
+    location = locate_checkpoint(checkpoint, options)
+    from det_lightning.checkpoint.format import exports  # brings torch
+    from det_lightning.checkpoint.safe_load import read_checkpoint
+
     left_out: list[str] = []
-    with opened(locate_checkpoint(checkpoint, options), options) as directory:
+    with opened(location, options) as directory:
         content = read_checkpoint(directory, trusted=trusted)
         if to is ExportKind.lightning:
             exports.export_lightning(content, file)
@@ -127,12 +129,13 @@ def merge(
 
     It has the same code, metadata and state for an exact resume. The whole state must fit into main memory.
     """
-    from det_lightning.checkpoint.merging import merge_checkpoint
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
     from det_lightning.cli.checkpoint_locations import locate_checkpoint, opened
 
     options = parse_options(option)
     location = locate_checkpoint(checkpoint, options)
+    from det_lightning.checkpoint.merging import merge_checkpoint  # brings torch
+
     target = CheckpointStorage(storage or location.parent.url, options=options)
     with opened(location, options, with_code=True) as directory:
         checkpoint_id = merge_checkpoint(directory, target, trusted=trusted)

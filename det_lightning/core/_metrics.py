@@ -20,6 +20,6 @@ def scalars_of(metrics: dict[str, Any], leave_out: Iterable[str] = ()) -> dict[s
 
 def is_numerical_scalar(value: Any) -> bool:
     """Return whether ``value`` is a number, or a numpy array of shape ``()`` that holds one."""
-    if isinstance(value, np.ndarray):
+    if type(value) is np.ndarray or isinstance(value, np.ndarray):
         return value.ndim == 0 and value.dtype.kind in _NUMBER_KINDS
-    return isinstance(value, int | float | np.number)
+    return type(value) is float or isinstance(value, int | float | np.number)

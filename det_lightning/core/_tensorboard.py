@@ -59,16 +59,13 @@ class TensorBoardOutput:
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
         """Write the metrics of each batch, and of the averages those that no batch has, as those of reducers."""
-        first = steps_completed - len(batch_metrics)
-        scalars: list[tuple[str, float, int]] = []
-        of_batches: set[str] = set()
-        for step, metrics in enumerate(batch_metrics, start=first):
-            of_batches.update(metrics)
-            scalars += [
-                (f"Determined/{name}", float(value), step)
-                for name, value in metrics.items()
-                if is_numerical_scalar(value)
-            ]
+        scalars = [
+            (f"Determined/{name}", float(value), step)
+            for step, metrics in enumerate(batch_metrics, start=steps_completed - len(batch_metrics))
+            for name, value in metrics.items()
+            if is_numerical_scalar(value)
+        ]
+        of_batches: set[str] = set().union(*batch_metrics)
         reduced = {name: value for name, value in avg_metrics.items() if name not in of_batches}
         self.add_scalars(scalars + _tagged(reduced, steps_completed))
 

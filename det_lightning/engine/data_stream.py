@@ -183,7 +183,6 @@ class ValidationStream:
     def __init__(self, loader: Any) -> None:
         self._loader: torch.utils.data.DataLoader[Any] = loader
         self._iterator: Iterator[Any] = iter(())
-        self._given = 0
 
     def __len__(self) -> int:
         # Lightning would leave out the validation on a rank that gets no batches.
@@ -191,13 +190,14 @@ class ValidationStream:
 
     def __iter__(self) -> Iterator[Any]:
         # A generator, because Lightning asks for the iterator before on_validation_start.
-        self._iterator = iter(self._loader)
-        self._given = 0
-        for batch in self._iterator:
-            self._given += 1
-            yield batch
+        yield from self.begin()
 
-    def run_out(self) -> None:
-        """Bring the loader to its end if it has yielded all its batches; samplers may draw after their last one."""
-        if self._given == _length(self._loader):
+    def begin(self) -> Iterator[Any]:
+        """Return the iterator over the batches of a validation that begins now."""
+        self._iterator = iter(self._loader)
+        return self._iterator
+
+    def run_out(self, taken: int) -> None:
+        """Bring the loader to its end if all its batches are ``taken``; samplers may draw after their last one."""
+        if taken == _length(self._loader):
             next(self._iterator, None)

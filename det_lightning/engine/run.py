@@ -64,9 +64,9 @@ class TrialRun:
         self.state = TrialState() if resume is None else resume.trial_state
         self.evaluation = Evaluation(trial, context, schedule.test_mode)
         self.data: TrialData  # from start_up() on
-        #: What a batch goes through first.
-        self.to_device: Callable[[Any], Any] = context.to_device
-        #: The same for all training batches; from start_up() on.
+        #: What a batch goes through first; from start_up() on.
+        self.to_device: Callable[[Any], Any]
+        #: The same for all training batches.
         self.on_device: Callable[[Iterator[Any]], Iterator[Any]]
         self._at_end = contextlib.ExitStack()
         self._resume = resume
@@ -112,8 +112,7 @@ class TrialRun:
         self._validates_in_step = self.evaluation.by_batch and self.data.has_even_validation()
         if self._resume is not None and not self._resume.epochs_known:
             self.state.epochs_trained = self.state.batches_trained // self.data.epoch_len
-        if not self.context.experimental.auto_to_device:
-            self.to_device = _unchanged
+        self.to_device = self.context.batch_mover() if self.context.experimental.auto_to_device else _unchanged
         if (cast := self.context.precision.batch_cast()) is not None:
             to_device = self.to_device
             self.to_device = lambda batch: cast(to_device(batch))

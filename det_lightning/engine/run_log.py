@@ -63,7 +63,9 @@ class RunLog:
 
     def validation_counter(self) -> Callable[[Any], int] | None:
         """Return what counts the records of each batch that is evaluated; None if nobody wants to know."""
-        return self._trial.get_batch_length if self.enabled or self._trial_counts_itself() else None
+        if self._trial_counts_itself():
+            return self._trial.get_batch_length
+        return data_length if self.enabled else None
 
     def _trial_counts_itself(self) -> bool:
         """Return whether the trial has its own way to count, in which it may do more."""

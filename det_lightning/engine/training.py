@@ -54,18 +54,24 @@ class Training:
         metrics: Any = call_trial(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
         if precision.scales_losses:
             precision.scaling.end_batch()
-        if isinstance(metrics, torch.Tensor):
-            metrics = {"loss": metrics}
-        elif not isinstance(metrics, dict):
-            raise TypeError(
-                f"{type(self._trial).__name__}.train_batch() must return a dict of metrics or one tensor; it returned "
-                f"{metrics!r} for batch {batch_idx}."
-            )
+        if type(metrics) is not dict:
+            metrics = self._as_dict(metrics, batch_idx)
         if context.lr_schedulers:
             self._step_lr_schedulers(batch_idx)
         self.window.add(metrics)
         if self._count_records is not None:
             self._count_records(batch)
+
+    def _as_dict(self, metrics: Any, batch_idx: int) -> dict[str, Any]:
+        """Return the metrics that ``train_batch`` returned for a batch; a tensor alone is the loss."""
+        if isinstance(metrics, torch.Tensor):
+            return {"loss": metrics}
+        if not isinstance(metrics, dict):
+            raise TypeError(
+                f"{type(self._trial).__name__}.train_batch() must return a dict of metrics or one tensor; it returned "
+                f"{metrics!r} for batch {batch_idx}."
+            )
+        return metrics
 
     def _step_lr_schedulers(self, batch_idx: int) -> None:
         context = self._context

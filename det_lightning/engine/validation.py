@@ -42,25 +42,34 @@ class Evaluation:
         """Number of batches that this rank has evaluated in the present validation."""
         return len(self.window)
 
-    def evaluate(self, batches: Iterator[Any], yields: Callable[[], bool]) -> bool:
-        """Evaluate batches on the device until they end or ``yields()``; return whether the validation is over."""
-        for batch in batches:
-            self._evaluate_batch(batch)
+    def evaluate(self, batches: Iterator[Any], yields: Callable[[], bool] | None = None) -> bool:
+        """Evaluate batches on the device until they end; return whether the validation is over.
+
+        ``yields``, if it is given, is called after each, and true to return before they end.
+        """
+        trial: Any = self._trial  # takes batch_idx, or does not
+        length_of = self._length_of
+        for index, batch in enumerate(batches, start=len(self.window)):
+            if length_of is not None:
+                self.lengths.append(length_of(batch))
+            elif index == 0:
+                # Determined counts the records of all of them, and refuses batches of unknown types.
+                trial.get_batch_length(batch)
+            if self._takes_batch_idx:
+                metrics = trial.evaluate_batch(batch=batch, batch_idx=index)
+            else:
+                metrics = trial.evaluate_batch(batch=batch)
+            if type(metrics) is not dict or metrics.keys() != self._names:
+                self._check(metrics, index)
+            self.window.add(metrics)
             if self._single_batch:
                 return True
-            if yields():
+            if yields is not None and yields():
                 return False
         return True
 
-    def _evaluate_batch(self, batch: Any) -> None:
-        index = len(self.window)
-        if self._length_of is not None:
-            self.lengths.append(self._length_of(batch))
-        elif index == 0:
-            # Determined counts the records of all of them, and refuses batches of unknown types.
-            self._trial.get_batch_length(batch)
-        evaluate_batch: Callable[..., Any] = self._trial.evaluate_batch
-        metrics = evaluate_batch(batch=batch, batch_idx=index) if self._takes_batch_idx else evaluate_batch(batch=batch)
+    def _check(self, metrics: Any, index: int) -> None:
+        """Raise an error unless the metrics of a batch are a dict with the names of those before."""
         if not isinstance(metrics, dict):
             raise TypeError(
                 f"{self._trial_name}.evaluate_batch() must return a dict of metrics; it returned "
@@ -73,7 +82,6 @@ class Evaluation:
                 "evaluate_batch() must return the same metrics for every batch; for validation batch "
                 f"{index} it returned {sorted(metrics)}, for those before {sorted(self._names)}."
             )
-        self.window.add(metrics)
 
     def evaluate_full_dataset(self, data_loader: Any) -> None:
         """Evaluate all of the data on the chief."""

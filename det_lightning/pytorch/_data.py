@@ -22,6 +22,9 @@ TorchData = dict[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
 # The kinds of numpy dtype that torch has tensors for: float, complex, int, unsigned int, bool.
 _TENSOR_KINDS = "fciub"
 
+# What batches are made of.
+_BATCH_TYPES = (torch.Tensor, list, tuple, dict, np.ndarray)
+
 
 class DataLoader:
     """Takes the arguments of ``torch.utils.data.DataLoader`` and builds the real loader when the run is known.
@@ -209,16 +212,18 @@ def data_length(batch: Any) -> int:
         >>> data_length({"pixels": torch.zeros(8, 3), "labels": torch.zeros(8)})
         8
     """
-    if isinstance(batch, np.ndarray | torch.Tensor):
-        return len(batch)
-    if isinstance(batch, dict | list | tuple):
+    kind = type(batch) if type(batch) in _BATCH_TYPES else _batch_type(batch)
+    if kind is list or kind is tuple or kind is dict:
         if not batch:
             raise ValueError(f"A batch holds at least one array or tensor; got an empty {type(batch).__name__}.")
-        return len(next(iter(batch.values())) if isinstance(batch, dict) else batch[0])
-    raise TypeError(
-        f"The number of records in a batch of type {type(batch).__name__} is not known; override get_batch_length() "
-        "in the trial."
-    )
+        batch = next(iter(batch.values())) if kind is dict else batch[0]
+    elif kind is object:
+        raise TypeError(
+            f"The number of records in a batch of type {type(batch).__name__} is not known; override "
+            "get_batch_length() in the trial."
+        )
+    # len() of a tensor is one in Python.
+    return batch.shape[0] if type(batch) is torch.Tensor and batch.ndim else len(batch)
 
 
 def to_device(data: Any, device: torch.device | str, warned_types: set[type] | None = None) -> Any:
@@ -240,27 +245,43 @@ def to_device(data: Any, device: torch.device | str, warned_types: set[type] | N
     """
     if not isinstance(device, torch.device):
         device = torch.device(device)
-    return move(data, device, set() if warned_types is None else warned_types)
+    return move(device, set() if warned_types is None else warned_types, data)
 
 
-def move(data: Any, device: torch.device, warned_types: set[type]) -> Any:
+def move(device: torch.device, warned_types: set[type], data: Any) -> Any:
     """Move a batch to ``device``; see :func:`to_device`."""
     # Most batches are containers of tensors, often of such as are on the device already: no call for each of those.
-    if isinstance(data, dict):
-        return {
-            key: value if type(value) is torch.Tensor and value.device == device else move(value, device, warned_types)
-            for key, value in data.items()
-        }
-    if isinstance(data, list | tuple):
-        moved = [
-            value if type(value) is torch.Tensor and value.device == device else move(value, device, warned_types)
-            for value in data
-        ]
-        return moved if isinstance(data, list) else tuple(moved)
-    if isinstance(data, torch.Tensor):
+    kind = type(data) if type(data) in _BATCH_TYPES else _batch_type(data)
+    if kind is list or kind is tuple:
+        parts = [*data]
+        for index, value in enumerate(parts):
+            if type(value) is not torch.Tensor or value.device != device:
+                parts[index] = move(device, warned_types, value)
+        return parts if kind is list else tuple(parts)
+    if kind is dict:
+        entries = {**data}
+        for key in entries:
+            value = entries[key]
+            if type(value) is not torch.Tensor or value.device != device:
+                entries[key] = move(device, warned_types, value)
+        return entries
+    if kind is torch.Tensor:
         # A copy to a device is not waited for, since work on the device comes after it anyway; one from there is.
         return data if data.device == device else data.to(device, non_blocking=device.type != "cpu")
-    if isinstance(data, np.ndarray):
+    return _move_other(device, warned_types, data, kind)
+
+
+def _batch_type(data: Any) -> type:
+    """Return the type of batches, or of their parts, that ``data`` is an instance of; ``object`` if it is of none."""
+    for known in _BATCH_TYPES:
+        if isinstance(data, known):
+            return known
+    return object
+
+
+def _move_other(device: torch.device, warned_types: set[type], data: Any, kind: type) -> Any:
+    """Move what is neither a tensor nor a container."""
+    if kind is np.ndarray:
         if data.dtype.kind in _TENSOR_KINDS:
             return torch.from_numpy(data).to(device, non_blocking=device.type != "cpu")
     elif callable(to := getattr(data, "to", None)):

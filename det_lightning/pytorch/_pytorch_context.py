@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import pathlib
@@ -271,7 +272,12 @@ class PyTorchTrialContext:
 
     def to_device(self, data: Any) -> Any:
         """Move data that the trial made itself to the device; batches of the loader are moved already."""
-        return move(data, self.device, self._warned_types)
+        return move(self.device, self._warned_types, data)
+
+    def batch_mover(self) -> Callable[[Any], Any]:
+        """Return what moves each batch of a run: what :meth:`to_device` calls, or that itself where it is replaced."""
+        is_replaced = getattr(self.to_device, "__func__", None) is not PyTorchTrialContext.to_device
+        return self.to_device if is_replaced else functools.partial(move, self.device, self._warned_types)
 
     def set_stop_requested(self, stop_requested: bool) -> None:
         """Ask for the run to end, with a checkpoint, at the next boundary.

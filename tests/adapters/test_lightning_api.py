@@ -161,6 +161,24 @@ def test_a_validation_metric_with_the_name_of_a_training_metric_gets_the_prefix_
     assert {"loss", "val_loss"} <= fit(TrialModule(SameName), max_epochs=1).callback_metrics.keys()
 
 
+def test_callbacks_see_the_same_metrics_of_a_validation_whether_there_is_a_logger_or_not(tmp_path: Path) -> None:
+    class Seen(pl.Callback):
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            self.kinds = [trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics]
+            self.values = [{name: (type(value), float(value)) for name, value in kind.items()} for kind in self.kinds]
+
+    seen = []
+    for logger in (False, CSVLogger(tmp_path)):
+        seen.append(Seen())
+        seed_everything()
+        fit(TrialModule(SmallTrial), max_epochs=1, logger=logger, callbacks=[seen[-1]])
+    without, with_logger = seen
+    assert without.values[0]["validation_loss"] == with_logger.values[0]["validation_loss"]
+    assert "validation_loss" in without.values[1]
+    assert without.values == with_logger.values
+    assert without.kinds[0]["validation_loss"].dtype is torch.float64
+
+
 def test_early_stopping_ends_the_training() -> None:
     module = TrialModule(RecordingTrial)
     lightning = fit(module, max_epochs=50, callbacks=[EarlyStopping("validation_loss", min_delta=100.0, patience=2)])

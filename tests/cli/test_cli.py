@@ -117,14 +117,15 @@ def write_remote(storage: CheckpointStorage, tmp_path: Path, **changes: Any) -> 
 # Starting
 
 
-def modules_after(*arguments: object) -> set[str]:
+def modules_after(*arguments: object, ends_with: int = 0) -> set[str]:
     """Run the program in a process of its own; return what it imported."""
     code = (
         "import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr));"
         f"sys.argv = ['det-lightning', *{[str(a) for a in arguments]!r}];"
         "from det_lightning.cli import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == ends_with, done.stderr
     return set(done.stderr.split())
 
 
@@ -138,6 +139,13 @@ def test_help_imports_nothing_that_is_slow(arguments: list[str]) -> None:
 
 def test_a_listing_does_not_wait_for_torch(checkpoint: Path) -> None:
     assert modules_after("checkpoint", "ls", checkpoint.parent).isdisjoint({"torch", "numpy", "pytorch_lightning"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["show", "verify", "export --to weights -o file", "merge"])
+def test_a_checkpoint_that_is_not_there_is_noticed_without_torch(command: str, tmp_path: Path) -> None:
+    name, *rest = command.split()
+    assert modules_after("checkpoint", name, tmp_path / "missing", *rest, ends_with=2).isdisjoint({"torch", "numpy"})
 
 
 @pytest.mark.slow

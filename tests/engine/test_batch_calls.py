@@ -8,11 +8,13 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
+from det_lightning.core._tensorboard import TensorBoardOutput
 from tests.trials import make_data
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -74,14 +76,25 @@ class PlainTrial(pytorch.PyTorchTrial):
         return {}
 
 
-@pytest.fixture(scope="module")
-def batches(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[str, str]]]:
-    """The calls of each batch of a run: from the end of the one before or the beginning of the step to its end."""
-    tmp_path = tmp_path_factory.mktemp("run")
+class ValidatedTrial(PlainTrial):
+    """Shows a recorder what is called between the ends of two of its ``evaluate_batch``."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        return {}
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        inputs, targets = batch
+        loss = (self.model(inputs) - targets).square().mean()
+        self.recorder.batch_code = sys._getframe(0).f_code
+        return {"validation_loss": loss}
+
+
+def calls_of_each_batch(trial: type[PlainTrial], tmp_path: Path, batches: int = 8) -> list[list[tuple[str, str]]]:
+    """Return the calls of each batch of a run, a validation of which follows the last."""
     recorder = CallRecorder()
     with pytorch.init(enable_tensorboard_logging=False) as context:
-        trainer = pytorch.Trainer(PlainTrial(context, recorder), context, enable_progress_bar=False)
-        length, period = pytorch.Batch(8), pytorch.Batch(4)
+        trainer = pytorch.Trainer(trial(context, recorder), context, enable_progress_bar=False)
+        length, period = pytorch.Batch(batches), pytorch.Batch(4)
         profiled(
             recorder,
             lambda: trainer.fit(
@@ -92,8 +105,15 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[str, st
                 code_dir=tmp_path,
             ),
         )
-    assert len(recorder.finished) == 8
     return recorder.finished
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[str, str]]]:
+    """The calls of each batch of a training: from the end of the one before or the beginning of the step to its end."""
+    calls = calls_of_each_batch(PlainTrial, tmp_path_factory.mktemp("run"))
+    assert len(calls) == 8
+    return calls
 
 
 @pytest.mark.parametrize(
@@ -109,6 +129,21 @@ def test_a_plain_batch_goes_through_few_calls_and_files(
     fewest = min((calls for calls in batches if (("module.py", "training_step") in calls) == begins_a_step), key=len)
     assert len(fewest) <= most_calls, fewest
     assert len({file for file, _ in fewest}) <= most_files, fewest
+
+
+def test_a_validation_batch_is_moved_and_its_metrics_are_kept_and_that_is_all(tmp_path: Path) -> None:
+    first, _, third, *_ = calls_of_each_batch(ValidatedTrial, tmp_path, batches=1)
+    assert len(first) > len(third)
+    assert third == [("metrics.py", "add"), ("_data.py", "move")]
+
+
+def test_tensorboard_files_take_one_call_for_a_metric_of_a_batch(tmp_path: Path) -> None:
+    recorder = CallRecorder()
+    output = TensorBoardOutput(enabled=True, locate=lambda: tmp_path)
+    batch = {"loss": np.array(0.5, np.float32)}
+    output.add_training(1, {}, [batch])
+    profiled(recorder, lambda: output.add_training(1001, {}, [batch] * 1000))
+    assert len(recorder.calls) <= 1020, recorder.calls[:20]
 
 
 @pytest.mark.parametrize("aggregation_frequency", [1, 2])

@@ -221,6 +221,29 @@ def test_vectors_are_reduced_over_all_of_their_elements() -> None:
 
 
 @pytest.mark.parametrize(
+    "values",
+    [
+        [np.array(0.1, np.float32), np.array(0.2, np.float32)],
+        [np.array(0.1, np.float32), np.array(0.2, np.float64)],
+        [np.array(2**62, np.int64), np.array(1.5)],
+        [np.array(True), np.array(2, np.int8)],
+        [np.array([1.0, 2.0]), np.array([3.0, 4.0])],
+        [2**63, 1],
+        [True, 2.5],
+        [np.float32(0.1), 0.1],
+        [np.array(1.5, object), np.array(2, object)],
+    ],
+)
+@pytest.mark.parametrize("reducer", Reducer)
+def test_values_of_any_types_are_reduced_as_numpy_stacks_them(values: list[Any], reducer: Reducer) -> None:
+    batches = [{"m": value} for value in values]
+    stacked: dict[Reducer, Any] = {Reducer.AVG: np.average, Reducer.SUM: np.sum, Reducer.MAX: np.max}
+    expected = stacked.get(reducer, np.min)(np.stack(values))
+    found = reduce_validation_metrics(batches, reducer, DistributedContext())["m"]
+    assert (type(found), found) == (type(expected), expected)
+
+
+@pytest.mark.parametrize(
     ("metric", "reducer", "error", "message"),
     [
         (1.0, {"other": Reducer.AVG}, errors.InvalidExperimentException, r"for \['other'\].*metrics are \['m'\]"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import logging
 import sys
@@ -120,6 +121,25 @@ def test_a_batch_is_moved_at_any_depth() -> None:
     assert moved[3].is_meta
     assert [type(moved["a"]), type(moved["a"][1])] == [list, tuple]
     assert not tensor.is_meta
+
+
+def test_the_containers_of_a_batch_are_new_even_if_nothing_has_to_move() -> None:
+    tensor = torch.ones(2)
+    batch: list[Any] = [tensor, {"x": tensor}, (tensor,)]
+    moved = to_device(batch, CPU)
+    assert moved == batch
+    assert moved is not batch
+    assert moved[1] is not batch[1]
+    assert moved[0] is moved[1]["x"] is moved[2][0] is tensor
+
+
+def test_containers_of_other_types_are_moved_as_what_they_are_derived_from() -> None:
+    batch = collections.OrderedDict(x=Pair(np.ones(2), torch.nn.Parameter(torch.ones(1))))
+    moved = to_device(batch, torch.device("meta"))
+    assert type(moved) is dict
+    assert type(moved["x"]) is tuple
+    assert all(part.is_meta for part in moved["x"])
+    assert data_length(collections.OrderedDict(x=torch.nn.Parameter(torch.ones(3)))) == 3
 
 
 def test_a_namedtuple_is_moved_in_order() -> None:
