@@ -79,7 +79,7 @@ def read_checks(file: pathlib.Path) -> list[Check]:
     """
     try:
         cases = list(ElementTree.parse(file).iter("testcase"))
-    except ElementTree.ParseError as e:
+    except (ElementTree.ParseError, LookupError, ValueError) as e:  # also of an unknown encoding
         raise ValueError(f"{file} is not a file that pytest --junitxml writes: {e}.") from e
     return [_check(case) for case in cases]
 
