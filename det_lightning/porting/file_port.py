@@ -94,7 +94,11 @@ def port_file(path: pathlib.Path) -> FilePort:
     encoding = _encoding_of(path, content)
     try:
         text = content.decode(encoding)
-    except (UnicodeDecodeError, LookupError):
+        # Some codecs of Python write another text than they have read, such as one without line breaks.
+        is_readable = text.encode(encoding, "replace") == content and "line\n".encode(encoding) == b"line\n"
+    except (UnicodeError, LookupError):
+        is_readable = False
+    if not is_readable:
         return FilePort(path, "", "", _not_understood(content.decode("latin-1"), f"it is not encoded as {encoding}"))
     if name is None or "\0" in text:
         return FilePort(path, text, text, [], encoding)
