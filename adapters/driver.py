@@ -184,7 +184,8 @@ class RunDriver:
             over = run.evaluation.evaluate(iter([batch]), _always) or dataloader_iter.done
         else:
             # Not from Lightning's iterator, which costs more than all else done for a batch.
-            batches = itertools.islice(run.data.validation, lightning_loops.validation_limit(dataloader_iter))
+            limit = lightning_loops.validation_limit(self._trainer, dataloader_iter)
+            batches = itertools.islice(run.data.validation, limit)
             run.evaluation.evaluate(map(run.to_device, batches), self._draw_validation_bar)
             lightning_loops.show_batch_index(dataloader_iter, run.evaluation.batches_evaluated - 1)
         if over:

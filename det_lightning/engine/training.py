@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -56,7 +56,7 @@ class Training:
             precision.scaling.end_batch()
         if isinstance(metrics, torch.Tensor):
             metrics = {"loss": metrics}
-        elif not isinstance(metrics, dict):
+        elif not isinstance(metrics, Mapping):
             raise TypeError(
                 f"{type(self._trial).__name__}.train_batch() must return a dict of metrics or one tensor; it returned "
                 f"{metrics!r} for batch {batch_idx}."
