@@ -184,7 +184,8 @@ class RunDriver:
             over = run.evaluation.evaluate(iter([batch]), _always) or dataloader_iter.done
         else:
             # Not from Lightning's iterator, which costs more than all else done for a batch.
-            batches = itertools.islice(run.data.validation.begin(), lightning_loops.validation_limit(dataloader_iter))
+            limit = lightning_loops.validation_limit(self._trainer, dataloader_iter)
+            batches = itertools.islice(run.data.validation.begin(), limit)
             draws = self._draw_validation_bar if self._bars.any_drawn else None
             run.evaluation.evaluate(map(run.to_device, batches), draws)
             lightning_loops.show_batch_index(dataloader_iter, run.evaluation.batches_evaluated - 1)

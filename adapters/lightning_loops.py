@@ -158,7 +158,10 @@ def shown_batch(dataloader_iter: Any) -> Any:
     return dataloader_iter.data_fetcher.iterator.latest
 
 
-def validation_limit(dataloader_iter: Any) -> int | None:
+def validation_limit(trainer: pl.Trainer, dataloader_iter: Any) -> int | None:
     """Return the most batches that the present validation takes from its loader; None for all of them."""
+    flags: Any = trainer  # mypy does not see what Lightning's connectors set
+    if isinstance(flags.limit_val_batches, float) and flags.limit_val_batches == 1.0:
+        return None  # a loader may have more batches than its length says
     (limit,) = dataloader_iter.data_fetcher.combined_loader.limits
     return None if math.isinf(limit) else limit

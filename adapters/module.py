@@ -17,6 +17,7 @@ from det_lightning.adapters.driver import RunDriver, StopIterationGuard
 from det_lightning.adapters.hooks import WatchedHooks
 from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, take_content
+from det_lightning.adapters.plain_optimizer import PlainOptimizer
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.strategies.taking import take_strategy
 from det_lightning.checkpoint.format.content import CheckpointContent
@@ -193,7 +194,10 @@ class TrialModule(InferenceModule):
         _, context = self.built()
         known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         schedulers = [wrapped.scheduler for wrapped in context.lr_schedulers if isinstance(wrapped.scheduler, known)]
-        return context.optimizers, schedulers
+        optimizers = [
+            one if isinstance(one, torch.optim.Optimizer) else PlainOptimizer(one) for one in context.optimizers
+        ]
+        return optimizers, schedulers
 
     def train_dataloader(self) -> Any:
         """Return the endless training data, cut into epochs."""

@@ -12,6 +12,7 @@ from det_lightning.errors import ConfigError, ConfigMistake
 
 # For these one mapping may stand for a list of one.
 _LISTS = {("bind_mounts",)}
+_DEEPEST = 50
 
 
 def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -43,6 +44,9 @@ def read_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
     for override in overrides:
         name, sign, text = override.partition("=")
         path = tuple(name.strip().split("."))
+        if len(path) > _DEEPEST:
+            mistakes.append(ConfigMistake(None, "", f"has more than {_DEEPEST} names: {shown(override)}"))
+            continue
         if not sign or "" in path:
             mistakes.append(ConfigMistake(None, "", f"must be name=value, with dots in name; got {shown(override)}"))
             continue

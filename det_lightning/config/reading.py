@@ -17,7 +17,7 @@ from det_lightning.config.older_releases import OlderSpellings
 from det_lightning.config.overrides import read_overrides, with_overrides
 from det_lightning.config.rules import broken_rules
 from det_lightning.config.section import UNKNOWN_KEY, shown
-from det_lightning.config.yaml_reader import YamlDocument
+from det_lightning.config.yaml_reader import MOST_CHARACTERS, YamlDocument
 from det_lightning.errors import ConfigError, ConfigMistake
 from det_lightning.masking import is_masked
 
@@ -101,7 +101,8 @@ def _reader_of(source: Source) -> _Reader:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as file:
+            return file.read(MOST_CHARACTERS + 1)
     except OSError as e:
         raise ConfigError(str(path), [ConfigMistake(None, "", f"cannot be read: {e.strerror or e}")]) from e
     except UnicodeDecodeError as e:

@@ -18,6 +18,9 @@ from det_lightning.config.key_paths import KeyPath, SourceLines, path_text
 from det_lightning.errors import ConfigMistake
 from det_lightning.masking import mask_text
 
+#: Of a text that is longer nothing is read.
+MOST_CHARACTERS = 1024 * 1024
+
 _TAG = "tag:yaml.org,2002:"
 _TEXT = {f"{_TAG}str", f"{_TAG}timestamp"}
 _NUMBERS = {f"{_TAG}int", f"{_TAG}float"}
@@ -30,6 +33,8 @@ _LEADING_ZERO = re.compile(r"[-+]?0[0-7]+")
 # Aliases of aliases can stand for any number of values.
 _MOST_VALUES = 100_000
 _DEEPEST = 100
+# A float cannot be larger, and Python prints no number of more than some thousand.
+_MOST_DIGITS = 300
 
 
 class YamlDocument:
@@ -55,6 +60,9 @@ class YamlDocument:
         # Every document has a state of its own, as its directives may set the version.
         self._yaml = YAML(typ="safe", pure=True)
         self._yaml.composer.warn_double_anchors = False  # YAML allows them, and the warning shows the text
+        if len(text) > MOST_CHARACTERS:
+            self.mistakes.append(ConfigMistake(None, "", f"more than {MOST_CHARACTERS:,} characters"))
+            return
         try:
             root = self._yaml.compose(text)
             if root is not None:
@@ -95,10 +103,10 @@ class YamlDocument:
         return items
 
     def _mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
+        sources = [self._merged(value, path) for key, value in node.value if key.tag == f"{_TAG}merge"]
         merged: dict[str, Any] = {}
-        for key, value in node.value:
-            if key.tag == f"{_TAG}merge":
-                merged = {**self._merged(value, path), **merged}
+        for source in reversed(sources):
+            merged.update(source)
         own: dict[str, Any] = {}
         first_lines: dict[str, int] = {}
         for key, value in node.value:
@@ -137,6 +145,8 @@ class YamlDocument:
                 self._note(node, path, f"{text} is read as {meant}, as Determined did; write {meant}, or '{text}'")
                 return value
             return self._joined(node, path, text)
+        if node.tag == f"{_TAG}int" and len(text) > _MOST_DIGITS:
+            return self._wrong(node, path, f"a number of more than {_MOST_DIGITS} digits cannot be used")
         if node.tag == f"{_TAG}int" and _LEADING_ZERO.fullmatch(text) and int(text) != int(text, 8):
             octal = f"0o{text.lstrip('+-0')}"
             return self._wrong(

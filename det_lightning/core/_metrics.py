@@ -9,13 +9,28 @@ import numpy as np
 
 # The kinds of dtype below np.number: int, unsigned int, float, complex, and timedelta, which counts as an integer.
 _NUMBER_KINDS = "iufcm"
+_REAL_KINDS = "iuf"
 
 
 def scalars_of(metrics: dict[str, Any], leave_out: Iterable[str] = ()) -> dict[str, float]:
-    """Return the metrics that are single numbers, which loggers can show, as floats."""
-    return {
-        name: float(value) for name, value in metrics.items() if name not in leave_out and is_numerical_scalar(value)
-    }
+    """Return the metrics that are single real numbers, which loggers can show, as floats; names become texts."""
+    numbers = ((name, as_float(value)) for name, value in metrics.items() if name not in leave_out)
+    return {str(name): number for name, number in numbers if number is not None}
+
+
+def as_float(value: Any) -> float | None:
+    """Return a number, or an array of shape ``()`` that holds one, as a float.
+
+    None for anything else: also for complex numbers, durations, and integers that no float can be.
+    """
+    if type(value) is np.ndarray and value.ndim == 0 and value.dtype.kind in _REAL_KINDS:
+        return float(value)  # nearly all metrics are such
+    if not is_numerical_scalar(value) or np.iscomplexobj(value):
+        return None
+    try:
+        return float(value)
+    except (TypeError, OverflowError):
+        return None
 
 
 def is_numerical_scalar(value: Any) -> bool:

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from det_lightning.core._metrics import is_numerical_scalar, scalars_of
+from det_lightning.core._metrics import as_float, scalars_of
 
 if TYPE_CHECKING:  # slow to import, and not every run writes
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -60,10 +60,10 @@ class TensorBoardOutput:
     ) -> None:
         """Write the metrics of each batch, and of the averages those that no batch has, as those of reducers."""
         scalars = [
-            (f"Determined/{name}", float(value), step)
+            (f"Determined/{name}", number, step)
             for step, metrics in enumerate(batch_metrics, start=steps_completed - len(batch_metrics))
             for name, value in metrics.items()
-            if is_numerical_scalar(value)
+            if (number := as_float(value)) is not None
         ]
         of_batches: set[str] = set().union(*batch_metrics)
         reduced = {name: value for name, value in avg_metrics.items() if name not in of_batches}
@@ -71,7 +71,7 @@ class TensorBoardOutput:
 
     def add_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Write the metrics of a validation."""
-        named = {name if name.startswith("val") else f"val_{name}": value for name, value in metrics.items()}
+        named = {name if str(name).startswith("val") else f"val_{name}": value for name, value in metrics.items()}
         self.add_scalars(_tagged(named, steps_completed))
 
     def add_scalars(self, scalars: list[tuple[str, float, int]]) -> None:

@@ -19,7 +19,7 @@ from det_lightning.checkpoint.saving import RunStorage
 from det_lightning.checkpoint.storage.background import tensors_in
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._metrics import is_numerical_scalar
+from det_lightning.core._metrics import as_float
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.shard_writing import SharedCheckpoint, take_shards_of_run
 from det_lightning.pytorch._legacy_trial import original_trial
@@ -68,8 +68,8 @@ class CheckpointPlan:
         """Return the value of the metric to compare; None if there is none and the policy needs none."""
         metric = self.run_storage.metric
         value = metrics.get(metric or "")
-        if value is not None and is_numerical_scalar(value):
-            return float(value)
+        if (number := as_float(value)) is not None:
+            return number
         if self.policy != "best":
             return None
         raise ValueError(

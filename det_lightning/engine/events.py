@@ -27,7 +27,9 @@ _REPLACED = {
 
 
 def _overrides(callback: PyTorchCallback, method: str) -> bool:
-    return getattr(type(callback), method, None) is not getattr(PyTorchCallback, method)
+    # A callback may have been given a function of its own, too.
+    found = getattr(callback, method)
+    return getattr(found, "__func__", found) is not getattr(PyTorchCallback, method)
 
 
 class TrialEvents:

@@ -9,7 +9,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._metrics import is_numerical_scalar
+from det_lightning.core._metrics import as_float
 from det_lightning.distributed.rank_means import mean_over_ranks, means_device
 from det_lightning.engine.plain_window import PlainWindow
 from det_lightning.pytorch._reducer import Reducer, simple_reduce
@@ -74,9 +74,9 @@ class MetricWindow:
         for batch in self._batches[self._summed :]:
             for name, value in batch.items():
                 if isinstance(value, torch.Tensor):
-                    number = value.double() if value.ndim == 0 else None
+                    number = value.double() if value.ndim == 0 and not value.is_complex() else None
                 else:
-                    number = float(value) if is_numerical_scalar(value) else None
+                    number = as_float(value)
                 if number is not None:
                     total, count = self._sums.get(name, (0.0, 0))
                     self._sums[name] = (total + number, count + 1)
@@ -204,7 +204,7 @@ def reduce_validation_metrics(
     if batches:
         reducers = _reducer_of_each(list(batches[0]), reducer)
         own = {name: _reduce_one(name, reducers[name], [batch[name] for batch in batches]) for name in batches[0]}
-    if distributed.size == 1 and batches:
+    if distributed.size == 1:
         return own
     gathered: list[tuple[dict[str, Any], int]] = distributed.allgather((own, len(batches)))
     names = _names_on_all_ranks([list(metrics) if count else None for metrics, count in gathered])

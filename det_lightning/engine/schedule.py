@@ -48,7 +48,7 @@ class Schedule:
         self.test_mode = test_mode
         self._periods = [(name, unit) for boundary, name, unit in units if boundary is not Boundary.TRAIN]
         # A period that no run reaches need not be looked at after each batch.
-        due = [(boundary, unit) for boundary, _, unit in units if unit is not None and unit.value != sys.maxsize]
+        due = [(boundary, unit) for boundary, _, unit in units if unit is not None and not _is_never(unit)]
         self._batch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Batch)]
         self._epoch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Epoch)]
 
@@ -109,6 +109,10 @@ class Schedule:
             return None
         length = self.max_length.value * (1 if isinstance(self.max_length, Batch) else epoch_len)
         return min(state.batches_trained / length, 1.0) if length > 0 else 1.0
+
+
+def _is_never(unit: TrainUnit) -> bool:
+    return isinstance(unit.value, int) and unit.value == sys.maxsize
 
 
 def _next_multiple(steps: int, unit: TrainUnit) -> int:

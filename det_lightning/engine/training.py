@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -55,18 +55,18 @@ class Training:
         if precision.scales_losses:
             precision.scaling.end_batch()
         if type(metrics) is not dict:
-            metrics = self._as_dict(metrics, batch_idx)
+            metrics = self._as_mapping(metrics, batch_idx)
         if context.lr_schedulers:
             self._step_lr_schedulers(batch_idx)
         self.window.add(metrics)
         if self._count_records is not None:
             self._count_records(batch)
 
-    def _as_dict(self, metrics: Any, batch_idx: int) -> dict[str, Any]:
+    def _as_mapping(self, metrics: Any, batch_idx: int) -> Any:
         """Return the metrics that ``train_batch`` returned for a batch; a tensor alone is the loss."""
         if isinstance(metrics, torch.Tensor):
             return {"loss": metrics}
-        if not isinstance(metrics, dict):
+        if not isinstance(metrics, Mapping):
             raise TypeError(
                 f"{type(self._trial).__name__}.train_batch() must return a dict of metrics or one tensor; it returned "
                 f"{metrics!r} for batch {batch_idx}."

@@ -16,9 +16,8 @@ class Evaluation:
     """Evaluates a trial, one validation after another: ``by_batch``, or the full dataset, with ``full_metrics``."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool) -> None:
-        trial_class = type(original_trial(trial))
-        self.by_batch = trial_class.evaluate_batch is not PyTorchTrial.evaluate_batch
-        self._trial_name = trial_class.__name__
+        self.by_batch = overrides(trial, "evaluate_batch")
+        self._trial_name = type(original_trial(trial)).__name__
         self._trial = trial
         self._context = context
         self._single_batch = single_batch
@@ -103,8 +102,20 @@ class Evaluation:
         return batches
 
 
+def overrides(trial: PyTorchTrial, method: str) -> bool:
+    """Return whether a trial has a method of its own, in its class or given to it later."""
+    found = getattr(original_trial(trial), method)
+    return getattr(found, "__func__", found) is not getattr(PyTorchTrial, method)
+
+
 def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
-    """Return whether there is a parameter ``batch_idx``, or a second one of any name."""
-    parameters = inspect.signature(evaluate_batch).parameters
-    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return "batch_idx" in parameters or len(positional) > 1
+    """Return whether there is a parameter ``batch_idx``, or a second one of any name.
+
+    One that can only be given by name counts if it must be. What a decorator takes counts, unless it takes anything.
+    """
+    parameters = inspect.signature(evaluate_batch, follow_wrapped=False).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        parameters = inspect.signature(evaluate_batch).parameters
+    positional = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    by_name = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    return "batch_idx" in (*positional, *by_name) or len(positional) > 1

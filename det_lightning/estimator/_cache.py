@@ -9,6 +9,7 @@ import logging
 import pathlib
 import pickle
 import shutil
+import sys
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +17,14 @@ from typing import Any
 import platformdirs
 
 from det_lightning import errors
+from det_lightning.escaping import escape
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 logger = logging.getLogger(__name__)
 
 _SPEC = "element_spec.pkl"
 _COUNT = "elements.txt"
+_SPEC_NAMES = {"TensorSpec", "TensorShape", "Dimension", "as_dtype"}
 
 MakeDataset = Callable[..., Any]
 
@@ -159,7 +162,8 @@ def _read(directory: pathlib.Path) -> tuple[Any, int]:
     """Return the cached dataset, and its number of elements."""
     from det_lightning.estimator._tensorflow import tf
 
-    spec = pickle.loads((directory / _SPEC).read_bytes())
+    with (directory / _SPEC).open("rb") as file:
+        spec = _SpecUnpickler(file).load()
     specs = tf.nest.flatten(spec)
 
     def parse(record: Any) -> Any:
@@ -171,6 +175,23 @@ def _read(directory: pathlib.Path) -> tuple[Any, int]:
 
     dataset = tf.data.TFRecordDataset([str(directory / "elements.tfrecord")]).map(parse)
     return dataset, int((directory / _COUNT).read_text())
+
+
+class _SpecUnpickler(pickle.Unpickler):
+    """Unpickles containers, named tuples and TensorFlow's descriptions of tensors; others may have written the file."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if (module_name, global_name) == ("collections", "OrderedDict") or (
+            module_name.startswith("tensorflow.python.framework.") and global_name in _SPEC_NAMES
+        ):
+            return super().find_class(module_name, global_name)
+        found = getattr(sys.modules.get(module_name), global_name, None)
+        if isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields"):
+            return found
+        raise pickle.UnpicklingError(
+            f"The file {_SPEC} of a cached dataset refers to {escape(f'{module_name}.{global_name}'):.200}, and "
+            "reading that could run code. Remove the cache; it is written again."
+        )
 
 
 def _shuffled(dataset: Any, count: int, *, seed: int, reshuffles: bool) -> Any:

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import pathlib
 import pickle
 import random
-from typing import Any
 
 import numpy as np
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import TENSORFLOW_FILE
+from det_lightning.checkpoint.format.layout import TENSORFLOW_FILE, read_bytes
+from det_lightning.checkpoint.safe_load.reading import load_plain
 from det_lightning.estimator._tensorflow import tf
+from det_lightning.pytorch import _random_state
 
 logger = logging.getLogger(__name__)
 
 RNG_FILE = "rng_state.pkl"
 #: det_lightning's own: what each rank has of its own, in a subdirectory for each.
 RANKS_DIR = "ranks"
-
-_ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-}
 
 
 def find_model(directory: pathlib.Path) -> str:
@@ -58,24 +51,16 @@ def restore_rng(directory: pathlib.Path) -> None:
         logger.warning("The checkpoint %s has no random state; that of the process stays.", directory)
         return
     try:
-        state = _NumpyUnpickler(io.BytesIO(path.read_bytes())).load()
-        np.random.set_state(state["np_rng_state"])
-        random.setstate(state["random_rng_state"])
+        state = load_plain(read_bytes(path), path, with_arrays=True)
     except errors.CheckpointError:
         raise
     except Exception as e:  # unpickling damaged bytes may raise anything
         raise errors.IncompleteCheckpointError(f"{path} cannot be read, it may be damaged: {e}") from e
-
-
-class _NumpyUnpickler(pickle.Unpickler):
-    """Unpickles containers, numbers, strings and arrays of numbers."""
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        if (module_name, global_name) not in _ALLOWED:
-            raise errors.UnsafeCheckpointError(
-                f"{RNG_FILE} refers to {module_name}.{global_name}, and reading that could run code."
-            )
-        return super().find_class(module_name, global_name)
+    if not isinstance(state, dict):
+        raise errors.IncompleteCheckpointError(f"{path} should hold a dict; it holds a {type(state).__name__}.")
+    found = {name: state.get(name) for name in ("np_rng_state", "random_rng_state")}
+    _random_state.require_rng(found, str(path), without_torch=True)
+    _random_state.restore_rng(found)
 
 
 def read_all(directory: pathlib.Path) -> dict[str, bytes]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from det_lightning import errors
+from det_lightning.checkpoint.format.layout import is_shallow
+from det_lightning.escaping import escape
 
 _NUMBER = re.compile(r".*-(\d+)")
 
@@ -70,8 +72,20 @@ class ExperimentDirectory:
         return found
 
     def config(self) -> dict[str, Any]:
-        """Return the configuration with all defaults, as it was when the experiment began."""
-        config: dict[str, Any] = json.loads(self.config_file.read_text(encoding="utf-8"))
+        """Return the configuration with all defaults, as it was when the experiment began.
+
+        Raises:
+            DamagedExperiment: the file does not hold one.
+        """
+        try:
+            config = json.loads(self.config_file.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as e:
+            raise errors.DamagedExperiment(f"{escape(self.config_file)} is not JSON: {e}") from e
+        if not _is_configuration(config):
+            raise errors.DamagedExperiment(
+                f"{escape(self.config_file)} is not the configuration of an experiment: it should have a 'name', "
+                "'hyperparameters', and a 'searcher' with 'metric' and 'smaller_is_better'."
+            )
         return config
 
     def loggers(self) -> list[str]:
@@ -88,6 +102,19 @@ class ExperimentDirectory:
     def trial(self, trial_id: int) -> Path:
         """Return the directory of a trial."""
         return self.path / "trials" / str(trial_id)
+
+
+def _is_configuration(value: Any) -> TypeGuard[dict[str, Any]]:
+    if not isinstance(value, dict) or not is_shallow(value):
+        return False
+    searcher = value.get("searcher")
+    return (
+        isinstance(value.get("name"), str)
+        and isinstance(value.get("hyperparameters"), dict | None)
+        and isinstance(searcher, dict)
+        and isinstance(searcher.get("metric"), str | None)
+        and "smaller_is_better" in searcher
+    )
 
 
 def storage_named_in(config: dict[str, Any]) -> dict[str, Any] | None:

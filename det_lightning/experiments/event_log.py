@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from det_lightning import errors
+from det_lightning.checkpoint.format.layout import is_shallow
 from det_lightning.checkpoint.storage.leases import try_to_lock
+from det_lightning.escaping import escape
+from det_lightning.experiments.event_forms import find_mistake
 
 
 class EventLog:
@@ -70,10 +73,12 @@ def runner_of(path: Path) -> tuple[int, str] | None:
         if try_to_lock(file) is not False:
             return None
     try:
-        number, machine = _runner_file(path).read_text().split(maxsplit=1)
+        number, machine = _runner_file(path).read_text(encoding="utf-8").split(maxsplit=1)
+        process = int(number)
     except (OSError, ValueError):
         return None
-    return int(number), machine
+    # To signal 0, or a negative number, is to signal several processes.
+    return (process, machine) if process > 0 else None
 
 
 def _runner_file(path: Path) -> Path:
@@ -93,11 +98,18 @@ def _complete_part(content: bytes) -> bytes:
 
 
 def _parse(content: bytes, path: Path) -> Iterator[dict[str, Any]]:
+    trials: set[int] = set()
     for number, line in enumerate(content.splitlines(), start=1):
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             event = None
-        if not isinstance(event, dict) or not isinstance(event.get("type"), str):
-            raise errors.DamagedExperiment(f"Line {number} of {path} is not an event of an experiment: {line[:80]!r}.")
+        where = f"Line {number} of {escape(path)}"
+        if not isinstance(event, dict) or not isinstance(event.get("type"), str) or not is_shallow(event):
+            raise errors.DamagedExperiment(f"{where} is not an event of an experiment: {line[:80]!r}.")
+        if (wrong := find_mistake(event, trials)) is not None:
+            raise errors.DamagedExperiment(
+                f"{where} has no usable {wrong!r}, which an event of the type {event['type']!r:.80} needs: "
+                f"{line[:80]!r}."
+            )
         yield event

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.masking import mask
+
+# So that the difference of two is a float.
+_LARGEST = 1e300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +30,8 @@ class Hyperparameter:
 
     @property
     def is_number(self) -> bool:
-        """Whether all values are numbers."""
-        return all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.values.values())
+        """Whether all values are numbers that can be drawn."""
+        return all(_can_be_drawn(value) for value in self.values.values())
 
     def of(self, trials: Sequence[TrialRecord]) -> list[Any]:
         """Return its values in trials; as text unless all are numbers."""
@@ -57,8 +60,13 @@ def varying_hyperparameters(config: Mapping[str, Any], state: ExperimentState) -
     for name in sorted({name for values in hparams.values() for name in values}):
         values = {trial_id: values.get(name) for trial_id, values in hparams.items()}
         if len({repr(value) for value in values.values()}) > 1:
-            found.append(Hyperparameter(name, values, name in logarithmic))
+            has_logarithms = all(_can_be_drawn(value) and value > 0 for value in values.values())
+            found.append(Hyperparameter(name, values, name in logarithmic and has_logarithms))
     return found
+
+
+def _can_be_drawn(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
 
 
 def flat(hparams: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

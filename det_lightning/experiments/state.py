@@ -209,9 +209,12 @@ class ExperimentState:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a metric as a number, also where JSON had to hold it as text; None if it is not one."""
+    """Return a metric as a float, also where JSON had to hold it as text; None if it is no number, or too large."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return None
     return float(value) if value in ("NaN", "Infinity", "-Infinity") else None

@@ -19,6 +19,8 @@ from det_lightning.porting.facts import Facts, facts_of
 from det_lightning.porting.findings import Finding, Need, Severity, unresolved
 
 _BOM = "\ufeff"
+# Notebooks with pictures have some millions.
+_MOST_BYTES = 100 * 1024 * 1024
 _PYTHON = (".py", ".pyi", ".pyw")
 _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
 # By the name of a file, the first that fits; imported when it is needed, since each needs a library of its own.
@@ -83,12 +85,20 @@ def is_portable(path: pathlib.Path) -> bool:
 
 def port_file(path: pathlib.Path) -> FilePort:
     """Port one file, without writing it. One that cannot be parsed stays; if it uses Determined, a finding says so."""
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        finding = Finding(0, Severity.problem, f"not ported: it has {size:,} bytes", "port it by hand, if it is code")
+        return FilePort(path, "", "", [finding])
     content = path.read_bytes()
     name = _name_of_port(path)
     encoding = _encoding_of(path, content)
     try:
         text = content.decode(encoding)
-    except (UnicodeDecodeError, LookupError):
+        # Some codecs of Python write another text than they have read, such as one without line breaks.
+        is_readable = text.encode(encoding, "replace") == content and "line\n".encode(encoding) == b"line\n"
+    except (UnicodeError, LookupError):
+        is_readable = False
+    if not is_readable:
         return FilePort(path, "", "", _not_understood(content.decode("latin-1"), f"it is not encoded as {encoding}"))
     if name is None or "\0" in text:
         return FilePort(path, text, text, [], encoding)

@@ -22,6 +22,8 @@ from det_lightning.porting.project import ProjectPort
 
 FORMATS = (".html", ".md")
 _LEFT = (Severity.problem, Severity.check)
+# Comparing as many equal lines takes seconds.
+_MANY_LINES = 2000
 # As the report of a conversion marks the outcomes of checks.
 _MARKS = {Outcome.moves: "passed", Outcome.waits: "skipped", Outcome.stays: "failed"}
 _STATES = {Outcome.moves: "runs", Outcome.waits: "waits", Outcome.stays: "stays"}
@@ -79,7 +81,7 @@ def read_checks(file: pathlib.Path) -> list[Check]:
     """
     try:
         cases = list(ElementTree.parse(file).iter("testcase"))
-    except ElementTree.ParseError as e:
+    except (ElementTree.ParseError, LookupError, ValueError) as e:  # also of an unknown encoding
         raise ValueError(f"{file} is not a file that pytest --junitxml writes: {e}.") from e
     return [_check(case) for case in cases]
 
@@ -159,7 +161,9 @@ def _directory_of(path: pathlib.Path, directories: Iterable[pathlib.Path]) -> pa
 def _lines_changed(port: FilePort) -> int:
     before = port.before.splitlines()
     after = port.after.splitlines()
-    blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    if len(before) == len(after):
+        return sum(old != new for old, new in zip(before, after, strict=True))
+    blocks = difflib.SequenceMatcher(None, before, after, autojunk=len(before) > _MANY_LINES).get_opcodes()
     return sum(max(end - start, new_end - new) for tag, start, end, new, new_end in blocks if tag != "equal")
 
 

@@ -74,19 +74,21 @@ class _Kept:
         if len(before) != len(after):
             return port
         needed = next((why for why in self._needs if why.path.is_relative_to(port.path.parent)), None)
+        stripped = {line.strip() for line in before}
         lines = []
         findings = []
-        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+        line = 1
+        for old, new in zip(before, after, strict=True):
             starts_staying = any(re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", old) for name in staying)
             if old == new or starts_staying or not _OURS.search(new):
                 lines.append(old if starts_staying else new)
-                continue
-            # Of a notebook the lines of the code are counted, not those of the file.
-            start = sum(map(len, before[:number]))
-            line = 0 if port.facts.kind is Kind.notebook else line_at(port.before, start)
-            required, found = _requirement(old, new, before, needed, line)
-            lines.append(required)
-            findings += found
+            else:
+                # Of a notebook the lines of the code are counted, not those of the file.
+                shown = 0 if port.facts.kind is Kind.notebook else line
+                required, found = _requirement(old, new, new.strip() in stripped, needed, shown)
+                lines.append(required)
+                findings += found
+            line = line_at(old, len(old), line)
         return dataclasses.replace(port, after="".join(lines), findings=sorted([*port.findings, *findings]))
 
 
@@ -106,9 +108,11 @@ def _lines(text: str) -> list[str]:
     return [found.group() for found in _LOGICAL_LINE.finditer(text) if found.group()]
 
 
-def _requirement(old: str, new: str, before: list[str], needed: Reason | None, line: int) -> tuple[str, list[Finding]]:
-    """Return what to write for a line that requires Determined, and what is left to do about it."""
-    is_there = any(other.strip() == new.strip() for other in before)
+def _requirement(old: str, new: str, is_there: bool, needed: Reason | None, line: int) -> tuple[str, list[Finding]]:
+    """Return what to write for a line that requires Determined, and what is left to do about it.
+
+    ``is_there``: the file had the ``new`` line before.
+    """
     if needed is None:
         return ("" if is_there else new), []
     if is_there:

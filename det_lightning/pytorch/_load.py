@@ -18,6 +18,7 @@ from det_lightning.checkpoint.format.upgrade import LoadData, modernize, read_lo
 from det_lightning.checkpoint.safe_load import read_models, read_resume, warn_of_nan
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.compat import answering_determined
+from det_lightning.escaping import escape
 from det_lightning.importing import import_only, load_class
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial, is_legacy_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -177,12 +178,14 @@ def _import_trial_class(directory: pathlib.Path, load_data: LoadData, trusted: b
             trial_class = load_class(spec)
     except Exception as e:  # the import runs the trial's module, which may raise anything
         beside = f" Not looked at, as links or not listed in {layout.METADATA_FILE}: {unused}." if unused else ""
+        said = "\n".join(map(escape, str(e).splitlines()))
         raise ValueError(
-            f"The trial class {spec} cannot be imported from {code}: {type(e).__name__}: {e}.{beside} Pass it as "
-            "trial_class="
+            f"The trial class {escape(spec):.200} cannot be imported from {escape(code)}: {type(e).__name__}: {said}."
+            f"{beside} Pass it as trial_class="
         ) from e
     if not (isinstance(trial_class, type) and issubclass(trial_class, PyTorchTrial)):
         raise errors.InvalidCheckpointException(
-            f"{spec} in {code} is not a det_lightning.pytorch.PyTorchTrial; it is {trial_class!r}. Pass trial_class=."
+            f"{escape(spec):.200} in {escape(code)} is not a det_lightning.pytorch.PyTorchTrial; it is "
+            f"{trial_class!r:.200}. Pass trial_class=."
         )
     return trial_class

@@ -65,16 +65,21 @@ class LRScheduler:
         """
         frequency = self.frequency
         if self.step_mode is LRScheduler.StepMode.STEP_EVERY_BATCH:
-            last_update = batch_idx - aggregation_frequency
-            return (batch_idx + 1) // frequency - (last_update + 1) // frequency
+            return self._moments(batch_idx + 1 - aggregation_frequency, batch_idx + 1)
         if self.step_mode is LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP:
             return int((batch_idx + 1) % frequency == 0)
         if self.step_mode is LRScheduler.StepMode.STEP_EVERY_EPOCH:
             # The step belongs to the last update before the epoch changes.
             epoch = batch_idx // epoch_len
             next_epoch = (batch_idx + aggregation_frequency) // epoch_len
-            return next_epoch // frequency - epoch // frequency
+            return self._moments(epoch, next_epoch)
         return 0
+
+    def _moments(self, after: int, until: int) -> int:
+        """Count the batches or epochs, counted from 1, of ``after + 1`` to ``until`` that ``frequency`` divides."""
+        if isinstance(self.frequency, int):
+            return until // self.frequency - after // self.frequency
+        return sum(number % self.frequency == 0 for number in range(after + 1, until + 1))
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step the wrapped scheduler."""

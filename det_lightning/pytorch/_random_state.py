@@ -41,7 +41,8 @@ def capture_rng(device: torch.device | None = None) -> dict[str, Any]:
 
 def restore_rng(state: dict[str, Any], device: torch.device | None = None) -> None:
     """Put back what :func:`capture_rng` returned."""
-    torch.set_rng_state(state["cpu_rng_state"])
+    if "cpu_rng_state" in state:
+        torch.set_rng_state(state["cpu_rng_state"])
     np.random.set_state(state["np_rng_state"])
     version, internal, gauss = state["random_rng_state"]
     random.setstate((version, tuple(internal), gauss))
@@ -49,13 +50,18 @@ def restore_rng(state: dict[str, Any], device: torch.device | None = None) -> No
         torch.cuda.set_rng_state(state["gpu_rng_state"], device)
 
 
-def require_rng(state: Any, source: str) -> None:
-    """Raise unless :func:`restore_rng` can use a state; the global generators keep theirs. All mistakes are named."""
+def require_rng(state: Any, source: str, *, without_torch: bool = False) -> None:
+    """Raise unless :func:`restore_rng` can use a state; the global generators keep theirs. All mistakes are named.
+
+    A state ``without_torch`` has the other generators only.
+    """
     generators = {
         "cpu_rng_state": torch.Generator(),
         "np_rng_state": np.random.RandomState(),
         "random_rng_state": random.Random(),
     }
+    if without_torch:
+        del generators["cpu_rng_state"]
     mistakes = []
     for name, generator in generators.items():
         try:

@@ -160,8 +160,10 @@ class _Registration:
     training: bool
     validation: bool
 
-    def collects_for_a_function(self) -> bool:
-        return isinstance(self.reducer, FunctionReducer) and self.reducer is not self.source
+    def is_registered_as(self, source: object) -> bool:
+        """Return whether this was made of an object that can be registered only once; a function can be again."""
+        collects_for_a_function = isinstance(self.reducer, FunctionReducer) and self.reducer is not self.source
+        return self.source is source and not collects_for_a_function
 
     def describe(self) -> str:
         if isinstance(self.reducer, FunctionReducer):
@@ -225,7 +227,7 @@ class ReducerRegistry:
         if isinstance(reducer, torch.nn.Module) and self._device is not None:
             reducer.to(self._device)
         # A function gets a collector of its own each time, so it may serve several metrics.
-        if any(known.source is reducer and not known.collects_for_a_function() for known in self._registrations):
+        if any(known.reducer is reducer or known.is_registered_as(reducer) for known in self._registrations):
             raise AssertionError(
                 f"wrap_reducer() got the same {type(reducer).__name__} object a second time (name={name!r}); "
                 "each reducer is wrapped once. Make a second object for a second metric."

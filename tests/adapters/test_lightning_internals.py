@@ -153,13 +153,13 @@ def test_show_batch_index_and_move_to() -> None:
     assert trainer.global_step == 6
 
 
-@pytest.mark.parametrize(("flag", "limit"), [(3, 3), (0.5, 32), (1.0, 64)])  # there are 64 batches
-def test_validation_limit(flag: float, limit: int) -> None:
+@pytest.mark.parametrize(("flag", "limit"), [(3, 3), (1, 1), (0.5, 32), (1.0, None)])  # of 64 batches
+def test_validation_limit(flag: float, limit: int | None) -> None:
     limits: list[int | None] = []
 
     class Module(Watched):
         def validation_step(self, dataloader_iter: Iterator[Any]) -> None:
-            limits.append(lightning_loops.validation_limit(dataloader_iter))
+            limits.append(lightning_loops.validation_limit(self.trainer, dataloader_iter))
             next(dataloader_iter)
             lightning_internals.end_epoch(dataloader_iter)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections import OrderedDict
 from importlib.metadata import version
@@ -271,11 +272,18 @@ def entry(**changes: Any) -> dict[str, Any]:
         ),
         ({"state_dict": {}, TRIAL_KEY: {"state": {}, "trial_state": {}, "resume": {}}}, "'rng_states' is missing"),
         ({"state_dict": {"models.1.x": 1}, TRIAL_KEY: entry()}, r"numbered from 0.* \[1\]"),
+        ({"state_dict": {}, TRIAL_KEY: entry(), "optimizer_states": 5}, "'optimizer_states' should be a list; it is 5"),
     ],
 )
 def test_a_file_with_wrong_entries_is_refused(ckpt: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.CheckpointError, match=message):
         from_lightning(ckpt)
+
+
+@pytest.mark.parametrize("name", ["optimizer_states", "lr_schedulers"])
+def test_the_file_of_another_module_with_wrong_entries_is_refused(name: str) -> None:
+    with pytest.raises(errors.InvalidCheckpointException, match=f"'{name}' should be a list"):
+        from_lightning({"state_dict": {}, name: {1: 2}}, any_module=True)
 
 
 @pytest.mark.parametrize("key", ["models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"])
@@ -344,6 +352,17 @@ def test_a_file_that_cannot_be_replaced_stays(export: Any, tmp_path: Path) -> No
         with pytest.raises(errors.StorageError, match=f"{target} cannot be written"):
             export(content, target)
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]
+
+
+@pytest.mark.parametrize("export", [export_weights, export_safetensors, export_lightning])
+def test_an_export_does_not_write_through_a_link_that_waits_for_it(export: Any, tmp_path: Path) -> None:
+    """In a directory that others may write to the name of the unfinished file can be known before."""
+    content = read(write_checkpoint(tmp_path / "storage"))
+    (tmp_path / "private").write_text("kept")
+    (tmp_path / f".file.{os.getpid()}.tmp").symlink_to("private")
+    export(content, tmp_path / "file")
+    assert (tmp_path / "private").read_text() == "kept"
+    assert not (tmp_path / "file").is_symlink()
 
 
 def test_an_export_does_not_change_what_it_exports(tmp_path: Path) -> None:

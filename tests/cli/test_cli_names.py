@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from det_lightning import errors
+from det_lightning.checkpoint import read_checkpoint
 from det_lightning.cli.app import app
 from det_lightning.escaping import escape
-from tests.checkpoint.made_checkpoints import write_checkpoint
+from det_lightning.pytorch import load_trial_from_checkpoint_path
+from tests.checkpoint.made_checkpoints import LOAD_DATA, write_checkpoint
+from tests.soak.mutations import made_up_archive
 
 NAMES = ["two\nlines", "\x1b]0;gone\x07", "right\u202eleft", "tab\tand\rreturn"]
 
@@ -66,3 +74,50 @@ def test_errors_name_things_escaped(odd: Path, name: str, command: list[str], en
     (odd / "metadata.json").unlink()
     reported = output_of(*(part.format(odd=odd, storage=odd.parent) for part in command), ends_with=ends_with)
     assert escape(name) in reported
+
+
+def test_names_in_a_checkpoint_are_escaped_in_errors_and_logs(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A traceback is shown as it is, and so is what a program logs."""
+    odd = name.replace("\n", "")
+    state = {"models_state_dict": [{f"weight {name}": torch.full((2,), float("nan"))}]}
+    read_checkpoint(write_checkpoint(tmp_path, state=state))
+    unsafe, unknown = write_checkpoint(tmp_path), write_checkpoint(tmp_path)
+    called = b"\x80\x02}X\x01\0\0\0acos" + odd.encode() + b"\nsystem\ns."
+    (unsafe / "state_dict.pth").write_bytes(made_up_archive(called))
+    (unknown / "load_data.json").write_text(json.dumps({**LOAD_DATA, "trial_cls_spec": f"os{name}:Trial"}))
+    for checkpoint in (unsafe, unknown):
+        (checkpoint / "metadata.json").write_text("{}")
+    with pytest.raises(errors.UnsafeCheckpointError, match=r"state_dict\.pth refers to") as refused:
+        read_checkpoint(unsafe)
+    with pytest.raises(ValueError, match="cannot be imported") as failed:
+        load_trial_from_checkpoint_path(unknown)
+    messages = [str(refused.value), str(failed.value), *caplog.messages]
+    assert "NaN" in caplog.text
+    assert [message for message in messages if not message.isprintable()] == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+@pytest.mark.parametrize("is_pipe", [True, False], ids=["a pipe", "a device"])
+def test_no_command_waits_for_what_is_in_place_of_a_file(is_pipe: bool, tmp_path: Path) -> None:
+    odd, fine = (write_checkpoint(tmp_path / "storage", steps) for steps in (5, 9))
+    file = odd / "metadata.json"
+    file.unlink()
+    if is_pipe:
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero")
+    signal.alarm(60)
+    assert fine.name in output_of("ls", odd.parent)
+    assert "0 kept by the rule" in output_of("prune", odd.parent, "--dry-run")
+    output_of("verify", odd, ends_with=1)
+    assert "it is not a file" in output_of("import", file, tmp_path / "target", ends_with=1)
+    signal.alarm(0)
+
+
+def test_a_description_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path)
+    with (checkpoint / "metadata.json").open("wb") as sparse:
+        sparse.truncate(2**36)
+    assert checkpoint.name in output_of("ls", tmp_path)

@@ -37,6 +37,11 @@ def test_later_overrides_go_before_earlier_ones() -> None:
     assert with_overrides({}, ["a.b=1", "a.c=2", "a.b=3"]) == {"a": {"b": 3, "c": 2}}
 
 
+def test_an_override_of_a_deep_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has more than 50 names"):
+        with_overrides({"a": {}}, [".".join("a" * 5000) + "=1"])
+
+
 def test_overrides_that_cannot_be_read_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         with_overrides({}, ["a", "a..b=1", "=1", "b=[1", "c=.inf", "d=1"])

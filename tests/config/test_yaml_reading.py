@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from det_lightning.config import read_config
 from det_lightning.config.yaml_reader import YamlDocument
+from det_lightning.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -106,6 +109,25 @@ def test_aliases_cannot_fill_the_memory() -> None:
     rows += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
     (mistake,) = YamlDocument("\n".join(rows)).mistakes
     assert "values" in mistake.message
+
+
+def test_many_merge_keys_take_no_longer_than_many_keys() -> None:
+    rows = [f"  <<: {{k{number}: 1}}" for number in range(10_000)]
+    assert len(YamlDocument("a:\n" + "\n".join(rows)).data["a"]) == 10_000
+
+
+@pytest.mark.parametrize("number", ["0" * 5000, "1" * 5000, "0x" + "f" * 5000], ids=["zeros", "ones", "hexadecimal"])
+def test_a_number_with_more_digits_than_can_be_shown_is_a_mistake(number: str) -> None:
+    (mistake,) = YamlDocument(f"a: {number}").mistakes
+    assert "more than 300 digits" in mistake.message
+
+
+def test_no_text_of_another_size_than_that_of_a_configuration_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "large.yaml"
+    with file.open("wb") as sparse:
+        sparse.truncate(2**34)
+    with pytest.raises(ConfigError, match="more than 1,048,576 characters"):
+        read_config(file)
 
 
 @pytest.mark.parametrize("depth", [101, 600])

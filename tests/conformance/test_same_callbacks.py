@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,23 @@ def test_files_that_a_callback_adds_are_in_the_directory() -> None:
 
     make = with_callbacks(lambda api, trial: {"adds": callback(api, on_checkpoint_end=adds)})
     compare(make, max_length=lambda api: api.Batch(2))
+
+
+def test_functions_that_were_given_to_a_callback_are_called() -> None:
+    def make_callbacks(api: Any, trial: Any) -> dict[str, Any]:
+        given = api.PyTorchCallback()
+        given.on_checkpoint_write_end = lambda checkpoint_dir: (Path(checkpoint_dir) / "given").touch()
+        given.on_validation_end = lambda metrics: metrics.update(given=1.0)
+        given.on_checkpoint_save_start = lambda checkpoint: checkpoint.update(given=1)
+        return {"given": given}
+
+    trace = compare(
+        # The recorder comes first, and would not see what later callbacks change.
+        lambda api: type("Last", (with_callbacks(make_callbacks)(api),), {}),
+        max_length=lambda api: api.Batch(5),
+        validation_period=lambda api: api.Batch(2),
+    )
+    assert trace.checkpoints[-1]["keys"][-1] == "given"
 
 
 @pytest.mark.filterwarnings("ignore")

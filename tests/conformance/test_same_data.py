@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import random
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from det_lightning.pytorch import DataLoader, samplers
 from tests.conformance.sides import compare
-from tests.conformance.trials import basic, make_data
+from tests.conformance.trials import basic, drawing, make_data
 
 theirs = pytest.importorskip(
     "determined.pytorch", reason="the real determined is not installed; run tox -e conformance"
@@ -134,6 +135,69 @@ def test_a_validation_that_shuffles_with_a_generator_of_its_own() -> None:
 
     trace = compare(make, max_length=lambda api: api.Batch(9), validation_period=lambda api: api.Batch(2))
     assert len(trace.named("on_validation_end")) == 5
+
+
+class Unsteady:
+    """A batch sampler that says how many batches it has, which need not be right."""
+
+    def __init__(self, says: int, samples: int = 22) -> None:
+        self.says = says
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.says
+
+    def __iter__(self) -> Any:
+        yield from (list(range(i, min(i + 4, self.samples))) for i in range(0, self.samples, 4))
+
+
+@pytest.mark.parametrize("says", [1, 4, 9])
+def test_batch_samplers_of_another_length_than_they_say(says: int) -> None:
+    """Epochs end by what the training one says; a validation goes on to the end of the data."""
+
+    def make(api: Any) -> type:
+        def load(self: Any) -> Any:
+            return api.DataLoader(make_data(), batch_sampler=Unsteady(says))
+
+        loaders = {"build_training_data_loader": load, "build_validation_data_loader": load}
+        return type("Loading", (basic(api),), loaders)
+
+    trace = compare(make, max_length=lambda api: api.Epoch(2), validation_period=lambda api: api.Epoch(1))
+    assert [len(outputs) - 1 for _, outputs in trace.named("on_validation_epoch_end")] == [6, 6]
+
+
+class Drawing(torch.utils.data.Dataset[Any]):
+    """Augments its samples by draws from each global generator."""
+
+    def __init__(self, samples: int) -> None:
+        self.data = make_data(samples)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, targets = self.data[index]
+        return inputs + torch.rand(()) + float(np.random.rand()) + random.random(), targets
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("frequency", [1, 4])
+def test_datasets_that_draw_random_numbers(workers: dict[str, Any], frequency: int) -> None:
+    def make(api: Any) -> type:
+        loaders = {
+            "build_training_data_loader": lambda self: api.DataLoader(Drawing(22), 4, shuffle=True, **workers),
+            "build_validation_data_loader": lambda self: api.DataLoader(Drawing(10), 4, shuffle=True, **workers),
+        }
+        return type("Augmented", (drawing(api),), loaders)
+
+    compare(
+        make,
+        init={"aggregation_frequency": frequency},
+        max_length=lambda api: api.Batch(9),
+        validation_period=lambda api: api.Batch(4),
+        checkpoint_period=lambda api: api.Batch(3),
+        step_zero_validation=True,
+    )
 
 
 @given(

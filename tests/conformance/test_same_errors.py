@@ -92,6 +92,13 @@ def test_the_same_reducer_twice() -> None:
     fails(built(build), r"same Own object a second time \(name='two'\)")
 
 
+def test_what_wrapping_a_reducer_returned_is_not_wrapped_again() -> None:
+    def build(api: Any, context: Any, trial: Any) -> None:
+        context.wrap_reducer(context.wrap_reducer(len, name="one"), name="two")
+
+    fails(built(build), r"same FunctionReducer object a second time \(name='two'\)")
+
+
 @pytest.mark.parametrize(
     ("methods", "match"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -66,6 +67,8 @@ def test_reports_and_policies(policy: str, reporting: int) -> None:
         {"max_length": epoch(2), "validation_period": epoch(0)},
         {"max_length": batch(15), "reporting_period": epoch(1)},
         {"max_length": batch(8), "reporting_period": batch([3, 5])},
+        {"max_length": batch(8), "validation_period": batch(np.array([2, 5])), "reporting_period": None},
+        {"max_length": batch(7), "validation_period": batch(range(0, 100, 3)), "checkpoint_period": batch({2: "x"})},
     ],
     ids=str,
 )

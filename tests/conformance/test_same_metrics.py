@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import gc
 from pathlib import Path
 from typing import Any
@@ -44,11 +46,26 @@ def returning(metrics_of: Any) -> Any:
         lambda loss, i: {"batches": 7, "epochs": 0.5, "loss": loss},
         lambda loss, i: {"ragged": [1] * (i % 3 + 1), "nan": float("nan"), "big": 2**40 + i},
         lambda loss, i: {},
+        lambda loss, i: {"took": np.timedelta64(i, "s"), "huge": 2**70 + i},
+        lambda loss, i: {1: loss, ("a", 2): float(i)},
+        lambda loss, i: {"nested": {"a": {"b": loss.item()}}, "complex": complex(i, 1), "bytes": b"x"},
+        lambda loss, i: {"epoch": float(i), "step": float(i), "lr": 0.5, "hp_metric": loss, "val_x": 1.0, "a/b c": 2.0},
     ],
-    ids=["tensor", "scalars", "numpy", "arrays", "objects", "some None", "own batches", "odd", "empty"],
+    ids=[
+        *("tensor", "scalars", "numpy", "arrays", "objects", "some None", "own batches", "odd", "empty"),
+        *("odd numbers", "names that are no text", "nested", "names that Lightning uses"),
+    ],
 )
 def test_kinds_of_training_metrics(metrics_of: Any) -> None:
     compare(returning(metrics_of), max_length=lambda api: api.Batch(9), reporting_period=lambda api: api.Batch(4))
+
+
+def test_metrics_in_a_mapping_that_is_no_dict() -> None:
+    make = returning(lambda loss, i: collections.UserDict(loss=loss, index=float(i)))
+    real, ours = (run(side, make, max_length=lambda api: api.Batch(3)) for side in SIDES)
+    ((_, averages, _),) = ours.named("on_training_workload_end")
+    assert averages == real.named("on_training_workload_end")[0][1]
+    assert ours.final == real.final
 
 
 def evaluating(metrics_of: Any, reducer: Any = None) -> Any:
@@ -68,6 +85,73 @@ def evaluating(metrics_of: Any, reducer: Any = None) -> Any:
 @pytest.mark.parametrize("name", ["AVG", "SUM", "MAX", "MIN"])
 def test_each_reducer(name: str) -> None:
     make = evaluating(lambda loss, i: {"a": loss, "i": i, "v": np.arange(3.0) + i}, lambda reducer: reducer[name])
+    compare(make, max_length=lambda api: api.Batch(2))
+
+
+@pytest.mark.parametrize("name", ["SUM", "MAX"])
+@pytest.mark.parametrize(
+    "metrics_of",
+    [
+        lambda loss, i: {"took": np.timedelta64(i, "s")},
+        lambda loss, i: {1: loss, "b": i % 2 == 0},
+        lambda loss, i: {"nan": float("nan") if i else 1.0, "huge": 2**70 + i},
+    ],
+    ids=["durations", "names that are no text", "odd numbers"],
+)
+def test_odd_validation_metrics(metrics_of: Any, name: str) -> None:
+    compare(evaluating(metrics_of, lambda reducer: reducer[name]), max_length=lambda api: api.Batch(2))
+
+
+def _keyword_with_default(self: Any, batch: Any, *, batch_idx: int = 99) -> dict[str, Any]:
+    return {"index": batch_idx}
+
+
+def _one_argument(method: Any) -> Any:
+    @functools.wraps(method)
+    def wrapper(self: Any, batch: Any) -> Any:
+        return method(self, batch, 7)
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        _keyword_with_default,
+        _one_argument(lambda self, batch, batch_idx: {"index": batch_idx}),
+        lambda self, batch, batch_idx=5: {"index": batch_idx},
+        lambda self, batch, *args: {"index": len(args)},
+        lambda self, batch_idx, batch: {"index": batch_idx},
+    ],
+    ids=["by name only", "behind a decorator", "with a default", "of any number", "in another order"],
+)
+def test_the_index_goes_to_those_who_take_it(method: Any) -> None:
+    make = lambda api: type("Takes", (basic(api),), {"evaluate_batch": method})  # noqa: E731
+    compare(make, max_length=lambda api: api.Batch(2))
+
+
+def test_an_evaluation_that_was_given_to_the_trial() -> None:
+    def make(api: Any) -> type:
+        class Given(basic(api)):  # type: ignore[misc]
+            evaluate_batch = api.PyTorchTrial.evaluate_batch
+
+            def __init__(self, context: Any) -> None:
+                super().__init__(context)
+                self.evaluate_batch = lambda batch: {"loss": self.loss(batch)}
+
+        return Given
+
+    compare(make, max_length=lambda api: api.Batch(2))
+
+
+def test_metrics_that_a_callback_clears_are_not_reduced() -> None:
+    def make(api: Any) -> type:
+        def build_callbacks(self: Any) -> dict[str, Any]:
+            clears = {"on_validation_epoch_end": lambda callback, outputs: outputs.clear()}
+            return {"clears": type("Clears", (api.PyTorchCallback,), clears)()}
+
+        return type("Cleared", (basic(api),), {"build_callbacks": build_callbacks})
+
     compare(make, max_length=lambda api: api.Batch(2))
 
 
@@ -92,7 +176,8 @@ def test_the_full_dataset() -> None:
 
             def evaluate_full_dataset(self, data_loader: Any) -> Any:
                 losses = [self.loss(batch) for batch in data_loader]
-                return {"total": torch.stack(losses).sum(), "count": len(losses)}
+                total = torch.stack(losses).sum()
+                return {"total": total, "count": len(losses), "complex": torch.complex(total, total), 3: "text"}
 
         return Full
 

@@ -53,6 +53,74 @@ def test_kinds_of_optimizers(make_optimizer: Any) -> None:
     compare(make, max_length=lambda api: api.Batch(9), checkpoint_policy="none")
 
 
+class PlainDescent:
+    """An optimizer that is none of torch's, as some libraries have them."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": 0.01}]
+        self.steps = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.steps += 1
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                if parameter.grad is not None:
+                    parameter -= self.param_groups[0]["lr"] * parameter.grad
+
+    def zero_grad(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.steps = state_dict["steps"]
+
+
+@pytest.mark.parametrize("frequency", [1, 2])
+def test_an_optimizer_that_is_none_of_torchs(frequency: int) -> None:
+    def make(api: Any) -> type:
+        return type("Plain", (basic(api),), {"make_optimizer": lambda self, parameters: PlainDescent(parameters)})
+
+    trace = compare(make, init={"aggregation_frequency": frequency}, max_length=lambda api: api.Batch(9))
+    assert trace.final["optimizers"][1] == {"steps": 9 // frequency}
+
+
+@pytest.mark.parametrize("aggregation", [1, 2, 3])
+def test_two_optimizers_of_the_same_parameters(aggregation: int) -> None:
+    """With each step the gradients are divided, and zeroed."""
+
+    def make(api: Any) -> type:
+        class Shared(basic(api)):  # type: ignore[misc]
+            def __init__(self, context: Any) -> None:
+                super().__init__(context)
+                self.second = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), 0.01))
+
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+                metrics = super().train_batch(batch, epoch_idx, batch_idx)
+                self.context.backward(self.loss(batch))
+                self.context.step_optimizer(self.second)
+                return metrics
+
+        return Shared
+
+    compare(make, init={"aggregation_frequency": aggregation}, max_length=lambda api: api.Batch(9))
+
+
+def test_parameters_that_are_added_in_the_middle() -> None:
+    def make(api: Any) -> type:
+        class Growing(basic(api)):  # type: ignore[misc]
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+                if batch_idx == 3:
+                    self.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.5})
+                return super().train_batch(batch, epoch_idx, batch_idx)
+
+        return Growing
+
+    compare(make, max_length=lambda api: api.Batch(7), checkpoint_period=lambda api: api.Batch(2))
+
+
 @pytest.mark.parametrize("frequency", [1, 2])
 def test_clipping_sees_averaged_gradients(frequency: int) -> None:
     def make(api: Any) -> type:
@@ -87,7 +155,7 @@ def test_gradients_that_the_trial_zeroes_itself() -> None:
 
 
 @pytest.mark.parametrize("aggregation", [1, 2, 4])
-@pytest.mark.parametrize("frequency", [1, 2, 3])
+@pytest.mark.parametrize("frequency", [1, 2, 3, 1.5])
 @pytest.mark.parametrize("mode", ["STEP_EVERY_EPOCH", "STEP_EVERY_BATCH", "STEP_EVERY_OPTIMIZER_STEP", "MANUAL_STEP"])
 def test_step_modes(mode: str, frequency: int, aggregation: int) -> None:
     """STEP_EVERY_OPTIMIZER_STEP looks at the index of the batch; that quirk changes numbers and is kept."""

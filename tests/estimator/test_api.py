@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,16 @@ def test_a_cached_and_shuffled_dataset_resumes_exactly(tmp_path: Path) -> None:
     assert first.reports.losses + second.reports.losses == whole.reports.losses
     in_order = Trained(Cached, tmp_path / "in-order", 20, init=cached(tmp_path, shuffle=False))
     assert in_order.reports.losses != whole.reports.losses
+
+
+def test_code_in_the_cache_of_somebody_else_is_not_run(tmp_path: Path) -> None:
+    init = cached(tmp_path, shuffle=False)
+    Trained(Cached, tmp_path / "a", 2, init=init)
+    for file in (tmp_path / "cache").rglob("element_spec.pkl"):
+        file.write_bytes(b"cos\nmkdir\n(S'" + str(tmp_path / "attacked").encode() + b"'\ntR.")
+    with pytest.raises(pickle.UnpicklingError, match=r"element_spec\.pkl of a cached dataset refers to os\.mkdir"):
+        Trained(Cached, tmp_path / "b", 2, init=init)
+    assert not (tmp_path / "attacked").exists()
 
 
 # What is refused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from det_lightning import errors, estimator
+from det_lightning.estimator._files import restore_rng
 from tests.estimator.small_trials import SmallTrial, Trained, columns, premade, small_trial
 
 pytestmark = pytest.mark.slow
@@ -120,6 +122,46 @@ def test_an_unsafe_random_state_is_refused(tmp_path: Path) -> None:
     (old / "rng_state.pkl").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(errors.UnsafeCheckpointError, match=r"rng_state\.pkl refers to os\.system"):
         Trained(SmallTrial, tmp_path, 5, latest_checkpoint="old")
+
+
+NUMPY_STATE: Any = np.random.RandomState(0).get_state()
+ARRAY = b"cnumpy\nndarray\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"cnumpy.core.multiarray\n_reconstruct\n(" + ARRAY + b"(L1099511627776LtS'O'\ntR.",
+        pickle.dumps({"np_rng_state": ("MT19937", NUMPY_STATE[1], 10**8, 0, 0.0), "random_rng_state": (3, (), None)}),
+        pickle.dumps({"random_rng_state": 5}),
+        pickle.dumps([1]),
+        pickle.dumps({"x": b"x" * 100_000}),
+        b"\x80\x02}" + b")" + b"q\x01h\x01\x86" * 40 + b"Ns.",
+    ],
+    ids=[
+        "a huge array of objects",
+        "a position outside",
+        "no state",
+        "a list",
+        "a large file",
+        "a key that takes years",
+    ],
+)
+def test_a_made_up_random_state_is_refused_at_once(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "rng_state.pkl").write_bytes(content)
+    before = np.random.get_state(legacy=False)["state"]["key"].tolist()
+    with pytest.raises(errors.CheckpointError, match=r"rng_state\.pkl"):
+        restore_rng(tmp_path)
+    assert np.random.get_state(legacy=False)["state"]["key"].tolist() == before
+
+
+@pytest.mark.parametrize("protocol", [3, 4])
+def test_a_random_state_of_any_release_is_restored(protocol: int, tmp_path: Path) -> None:
+    python, numpy = random.Random(5), np.random.RandomState(5)
+    state = {"np_rng_state": numpy.get_state(), "random_rng_state": python.getstate(), "tf_rng_global_seed": 3}
+    (tmp_path / "rng_state.pkl").write_bytes(pickle.dumps(state, protocol))
+    restore_rng(tmp_path)
+    assert (random.random(), np.random.rand()) == (python.random(), numpy.rand())
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from det_lightning import errors
 from det_lightning.experiments.directory import ExperimentDirectory, find_experiments
-from det_lightning.experiments.event_log import EventLog, read_events
+from det_lightning.experiments.event_log import EventLog, read_events, runner_of
 from det_lightning.experiments.model_context import MOST_BYTES, copy_model_context
+from det_lightning.experiments.overview import details_of, summary_of
 from det_lightning.experiments.report import write_report
 from det_lightning.experiments.trial_process import RecordReader
 from tests.experiments.made_experiments import NAME, made_experiment
@@ -41,6 +46,71 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     file.write_text('{"type": "first"}\nrubbish\n{"type": "third"}\n')
     with pytest.raises(errors.DamagedExperiment, match=r"Line 2 of .*events\.jsonl"):
         read_events(file)
+
+
+CREATED = {"type": "trial_created", "trial": 1, "seed": 1, "hparams": {}}
+
+
+@pytest.mark.parametrize(
+    ("event", "named"),
+    [
+        ({"type": "run_started", "trial": 2, "run": 1, "time": 0.0}, "trial"),
+        ({"type": "run_started", "trial": 1, "run": 1, "time": 1e300}, "time"),
+        ({"type": "run_started", "trial": 1, "run": 1}, "time"),
+        ({"type": "run_started", "trial": [1], "run": 1, "time": 0.0}, "trial"),
+        ({"type": "validation", "trial": 1, "steps_completed": "x", "metrics": {}}, "steps_completed"),
+        ({"type": "validation", "trial": 1, "steps_completed": 1, "metrics": [1]}, "metrics"),
+        ({"type": "validation", "trial": 1, "steps_completed": 1, "metrics": {}, "lines": "x"}, "lines"),
+        ({"type": "checkpoint", "trial": 1, "steps_completed": 1, "checkpoint_id": 5, "time": 0.0}, "checkpoint_id"),
+        ({"type": "trial_created", "trial": 1, "seed": 1}, "hparams"),
+        ({"type": "run_ended", "trial": 1, "failed": False, "paused": False, "closed": "x", "time": 0.0}, "closed"),
+        ({"type": "anything", "lines": 3}, "trial"),
+        ({"type": "message"}, "text"),
+    ],
+    ids=str,
+)
+def test_an_event_that_lacks_what_its_type_needs_is_named(event: dict[str, Any], named: str, tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    file.write_text(f"{json.dumps(CREATED)}\n{json.dumps(event)}\n")
+    with pytest.raises(errors.DamagedExperiment, match=rf"Line 2 of .*events\.jsonl has no usable '{named}'"):
+        read_events(file)
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"type": "x", "a": ' + "[" * 500 + "]" * 500 + "}"], ids=len)
+def test_a_line_that_is_nested_too_deeply_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text(line + "\n")
+    with pytest.raises(errors.DamagedExperiment, match=r"Line 1 of .*events\.jsonl is not an event"):
+        read_events(tmp_path / "events.jsonl")
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[1]", "[" * 100_000, '{"name": "a"}', '{"name": "a", "searcher": {"metric": ["loss"]}}'], ids=len
+)
+def test_a_configuration_that_is_none_is_named(content: str, tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path)
+    directory.config_file.write_text(content)
+    for read in (summary_of, details_of):
+        with pytest.raises(errors.DamagedExperiment, match=r"config\.json is not"):
+            read(directory)
+
+
+def test_only_one_process_can_be_named_as_that_which_runs_an_experiment(tmp_path: Path) -> None:
+    """``experiment stop`` signals it; 0 and negative numbers stand for several."""
+    file = tmp_path / "events.jsonl"
+    log = EventLog(file)
+    assert runner_of(file) == (os.getpid(), platform.node())
+    for content in ("0 here", "-1 here", "x here", "5", "9" * 5000 + " here"):
+        (tmp_path / "runner.pid").write_text(content)
+        assert runner_of(file) is None
+    log.close()
+
+
+def test_a_metric_that_no_float_can_be_is_none(tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path, trials=1)
+    log = EventLog(directory.events)
+    log.append({"type": "validation", "time": 5.0, "trial": 1, "steps_completed": 30, "metrics": {"loss": 10**400}})
+    log.close()
+    assert details_of(directory)["trials"][0]["latest"] is None
 
 
 def test_records_are_read_once_and_whole(tmp_path: Path) -> None:
@@ -100,6 +170,17 @@ def test_the_page_has_all_charts_and_needs_no_network(experiment: ExperimentDire
     assert "<h1>a &lt;search&gt; (COMPLETED)</h1>" in page
     assert "<script src" not in page
     assert "hidden" not in page.partition("<h2>Trials")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [-1.0, 0, 10**400, float("inf"), "</script><script>alert(1)</script>"], ids=str)
+def test_any_value_of_a_hyperparameter_can_be_on_the_page(value: Any, tmp_path: Path) -> None:
+    """The configuration says that its logarithm is drawn; the log may hold anything."""
+    directory = made_experiment(tmp_path)
+    text = directory.events.read_text()
+    directory.events.write_text(text.replace('"lr":0.1', f'"lr":{json.dumps(value)}', 1))
+    write_report(directory, tmp_path / "page.html")
+    assert "<script>alert" not in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.slow

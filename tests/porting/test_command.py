@@ -240,6 +240,24 @@ def test_a_file_that_takes_too_long_is_left_and_the_next_one_is_ported(tmp_path:
         assert process.port(quick).after == "import det_lightning\n"
 
 
+def test_many_equal_lines_take_no_longer_than_others(tmp_path: Path) -> None:
+    rows = "  determined==0.38.1\n" * 20_000
+    (tmp_path / "setup.cfg").write_text("[options]\ninstall_requires =\n" + rows)
+    (tmp_path / "start.sh").write_text(
+        "echo determined\n" * 20_000 + "python3 -m determined.launch.torch_distributed x\n"
+    )
+    run(tmp_path, "--json")
+    run(tmp_path, "--report", tmp_path / "page.md")
+
+
+def test_a_file_that_is_too_large_is_a_finding(tmp_path: Path) -> None:
+    with (tmp_path / "large.py").open("wb") as sparse:
+        sparse.truncate(2**36)
+    with PortingProcess() as process:
+        (finding,) = process.port(tmp_path / "large.py").findings
+    assert finding.reason == "not ported: it has 68,719,476,736 bytes"
+
+
 def test_a_file_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
     with PortingProcess() as process, pytest.raises(PortingFailed, match="IsADirectoryError"):
         process.port(tmp_path)

@@ -247,6 +247,16 @@ def test_a_file_that_is_not_text_is_not_changed(content: bytes, name: str, tmp_p
     assert not port.changed
 
 
+@pytest.mark.parametrize("codec", ["unicode_escape", "idna", "punycode", "rot13", "undefined"])
+def test_a_file_that_could_not_be_written_as_it_was_is_not_changed(codec: str, tmp_path: Path) -> None:
+    """Python has codecs that write another text than they read: one would put all lines into the first comment."""
+    content = f"# coding: {codec}\nimport determined\n".encode()
+    (tmp_path / "a.py").write_bytes(content)
+    port = port_file(tmp_path / "a.py")
+    assert not port.changed
+    assert [finding.reason for finding in port.findings] == [f"not ported: it is not encoded as {codec}"]
+
+
 def notebook(*cells: str) -> str:
     made = [{"cell_type": "code", "metadata": {}, "source": cell.splitlines(keepends=True)} for cell in cells]
     text = {"cell_type": "markdown", "source": ["import determined"]}

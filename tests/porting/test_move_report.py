@@ -80,15 +80,22 @@ def test_a_page_without_checks_says_how_they_are_made(projects: Path) -> None:
     assert "`pytest --trial MODULE:CLASS --junitxml checks.xml`" in Path("move.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--report", "move.pdf"], "--report writes a file that ends with .html or .md; got move.pdf."),
-        (["--checks", "checks.xml"], "--checks goes with --report only."),
-        (["--report", "move.md", "--checks", "classic/data.py"], "is not a file that pytest --junitxml writes"),
-        (["--report", "move.md", "--to", "lightning"], "--to lightning writes a new file"),
-    ],
-)
+WRONG = [
+    (["--report", "move.pdf"], "--report writes a file that ends with .html or .md; got move.pdf."),
+    (["--checks", "checks.xml"], "--checks goes with --report only."),
+    (["--report", "move.md", "--checks", "classic/data.py"], "is not a file that pytest --junitxml writes"),
+    (["--report", "move.md", "--to", "lightning"], "--to lightning writes a new file"),
+]
+
+
+@pytest.mark.parametrize("encoding", ["foo", "utf-7"])
+def test_checks_in_an_encoding_that_cannot_be_read_are_named(encoding: str, projects: Path) -> None:
+    Path("checks.xml").write_text(f'<?xml version="1.0" encoding="{encoding}"?><testsuite/>')
+    said = port("classic", "--report", "move.md", "--checks", "checks.xml", ends_with=2).stderr
+    assert "checks.xml is not a file that pytest --junitxml writes" in said
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG)
 def test_wrong_options_are_found_before_anything_is_written(options: list[str], message: str, projects: Path) -> None:
     assert message in port("classic", *([] if "--to" in options else ["--write"]), *options, ends_with=2).stderr
     assert not Path("move.md").exists()

@@ -82,7 +82,8 @@ def _replacing(file: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield the path of a temporary file, which replaces ``file`` after the block."""
     unfinished = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
-        unfinished.touch()
+        unfinished.unlink(missing_ok=True)  # a link, perhaps
+        unfinished.touch(exist_ok=False)
         yield unfinished
         unfinished.replace(file)
     except (OSError, RuntimeError) as e:  # torch.save reports a full disk by a RuntimeError

@@ -55,8 +55,8 @@ WORKLOAD_FILE = "workload_sequencer.pkl"
 #: The files that are read to resume from a checkpoint, besides ``metadata.json``.
 FILES_READ = (*STATE_FILES, TRIAL_STATE_FILE, LOAD_DATA_FILE, RESUME_FILE, LIGHTNING_FILE)
 
-# Far more than a trial needs; a larger file is damaged, or meant to fill the memory: parsed, it takes 20 times that.
-_MAX_SMALL_FILE_BYTES = 16 * 1024 * 1024
+#: Far more than a trial needs; a larger file is damaged, or meant to fill the memory: parsed, it takes 20 times that.
+MAX_SMALL_FILE_BYTES = 16 * 1024 * 1024
 # Code that walks a value calls functions as deep as it is nested.
 _MAX_JSON_DEPTH = 100
 
@@ -111,7 +111,7 @@ def read_bytes(path: pathlib.Path) -> bytes:
     """Read one of the small files; raise an ``IncompleteCheckpointError`` if it is large or cannot be read."""
     try:
         size = path.stat().st_size
-        if size > _MAX_SMALL_FILE_BYTES:
+        if size > MAX_SMALL_FILE_BYTES:
             raise errors.IncompleteCheckpointError(
                 f"{escape(path)} has {size:,} bytes; a checkpoint's file of that name has a few thousand. It is "
                 "damaged, or another kind of file."

@@ -222,7 +222,7 @@ def _from_trial(ckpt: Mapping[str, Any]) -> CheckpointContent:
         lightning["state_dict"] = unknown
     return dataclasses.replace(
         content,
-        state={_MODELS: models, _OPTIMIZERS: list(ckpt.get("optimizer_states") or []), **content.state},
+        state={_MODELS: models, _OPTIMIZERS: _list_in(ckpt, "optimizer_states"), **content.state},
         load_data=mask(content.load_data or make_load_data(**read_settings(content.resume, None))),
         resume=_without_secrets(content.resume),
         lightning=lightning,
@@ -236,8 +236,8 @@ def _from_other_module(ckpt: Mapping[str, Any]) -> CheckpointContent:
     return CheckpointContent(
         state={
             _MODELS: [ckpt["state_dict"]],
-            _OPTIMIZERS: list(ckpt.get("optimizer_states") or []),
-            _SCHEDULERS: list(ckpt.get("lr_schedulers") or []),
+            _OPTIMIZERS: _list_in(ckpt, "optimizer_states"),
+            _SCHEDULERS: _list_in(ckpt, "lr_schedulers"),
             "callbacks": {},
         },
         trial_state=TrialState(batches_trained=batches, last_ckpt=batches, epochs_trained=epochs),
@@ -245,6 +245,13 @@ def _from_other_module(ckpt: Mapping[str, Any]) -> CheckpointContent:
         resume=None,
         lightning=_rest_of(ckpt),
     )
+
+
+def _list_in(ckpt: Mapping[str, Any], name: str) -> list[Any]:
+    value = ckpt.get(name) or []
+    if not isinstance(value, list):
+        raise errors.InvalidCheckpointException(f"The file is damaged: {name!r} should be a list; it is {value!r:.80}.")
+    return list(value)
 
 
 def _rest_of(ckpt: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,11 +120,11 @@ def _require_room(found: Mapping[str, list[StoredPart]], directory: pathlib.Path
         claimed[part.file] = claimed.get(part.file, 0) + part.length
     for name, length in claimed.items():
         path = directory / SHARDS_DIR / name
-        size = path.stat().st_size if path.is_file() else 0
+        size = path.stat().st_size if path.is_file() else -1
         if size < length:
             raise errors.IncompleteCheckpointError(
-                f"{escape(path)} has {size:,} bytes, and parts of {length:,} bytes should be in it. It is missing or "
-                "damaged; use another checkpoint."
+                f"{escape(path)} has {max(size, 0):,} bytes, and parts of {length:,} bytes should be in it. It is "
+                "missing or damaged; use another checkpoint."
             )
 
 

@@ -11,7 +11,7 @@ import pathlib
 import pickle
 import pickletools
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
@@ -20,6 +20,7 @@ from det_lightning.checkpoint.format.manifest import find_damage, require_unchan
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.shards import RESUME_ROOT, SHARDED_RESUME_VALUES, STATE_ROOT, index_files
 from det_lightning.checkpoint.format.upgrade import read_load_data
+from det_lightning.checkpoint.safe_load.numpy_values import STAND_INS, finish
 from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
 from det_lightning.checkpoint.safe_load.stored_tensors import (
     find_stored,
@@ -28,29 +29,66 @@ from det_lightning.checkpoint.safe_load.stored_tensors import (
 )
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
+from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
-# A dict of a few numbers has some hundred bytes.
+# A dict of a few numbers has some hundred bytes, the states of random generators some thousand.
 _MAX_BYTES = 64 * 1024
 # With these operations a few bytes describe keys that take years to hash.
-_NESTING = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET", "ADDITEMS", "DUP"}
-# At the first of these operations the unpickler stops by itself.
+_TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+_NESTING = {"FROZENSET", "ADDITEMS", "DUP"}
+# Tuples of tuples take as long to hash if each comes twice; the pickle of random states uses two values again.
+_REPEATING = {"GET", "BINGET", "LONG_BINGET"}
+_MAX_REPEATED = 20
+# At the first of these operations the unpickler stops by itself, unless it knows numpy's names.
 _REFERRING = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
+_NUMPY = {name: stand_in for name, stand_in in STAND_INS.items() if name.startswith("numpy.")}
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Unpickles containers, numbers and strings, which need no imports."""
-
-    def __init__(self, content: bytes, path: pathlib.Path) -> None:
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes, path: pathlib.Path, known: dict[str, Any]) -> None:
         super().__init__(io.BytesIO(content))
         self._path = path
+        self._known = known
 
-    def find_class(self, module_name: str, global_name: str) -> NoReturn:
-        raise errors.UnsafeCheckpointError(
-            f"{self._path} refers to {module_name}.{global_name}, and reading that could run code. If you know where "
-            "the file comes from, pass trusted=True."
-        )
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        found = self._known.get(f"{module_name}.{global_name}")
+        if found is None:
+            raise errors.UnsafeCheckpointError(
+                f"{escape(self._path)} refers to {escape(f'{module_name}.{global_name}'):.200}, and reading that could "
+                "run code. If you know where the file comes from, pass trusted=True."
+            )
+        return found
+
+
+def load_plain(content: bytes, path: pathlib.Path, *, with_arrays: bool = False) -> Any:
+    """Return the content of a pickle: containers, numbers and strings, and with ``with_arrays`` numpy's arrays.
+
+    Raises:
+        UnsafeCheckpointError: it refers to anything else.
+        Exception: it is damaged, or would take much memory or time.
+    """
+    _require_small(content, with_arrays)
+    value = _Unpickler(content, path, _NUMPY if with_arrays else {}).load()
+    return finish(value) if with_arrays else value
+
+
+def _require_small(content: bytes, with_arrays: bool) -> None:
+    """Raise if a small pickle takes much memory or time."""
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it has {len(content):,} bytes")
+    repeated = 0
+    for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
+        if operation.name in _REFERRING and not with_arrays:
+            return
+        repeated += operation.name in _REPEATING
+        too_nested = repeated > _MAX_REPEATED if with_arrays else operation.name in _TUPLES
+        if operation.name in _NESTING or too_nested:
+            raise ValueError("it holds more than numbers and names")
+        # The unpickler allocates memory for all numbers up to the one that is used.
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > number:
+            raise ValueError(f"it numbers its values up to {argument:,}")
 
 
 def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple[TrialState, bool]:
@@ -69,9 +107,7 @@ def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple
 def _read_pickle(path: pathlib.Path, trusted: bool) -> dict[str, Any]:
     content = layout.read_bytes(path)
     try:
-        if not trusted:
-            _require_small(content)
-        values = pickle.loads(content) if trusted else _PlainUnpickler(content, path).load()
+        values = pickle.loads(content) if trusted else load_plain(content, path)
     except errors.CheckpointError:
         raise
     except Exception as e:  # unpickling damaged bytes may raise anything
@@ -79,20 +115,6 @@ def _read_pickle(path: pathlib.Path, trusted: bool) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise errors.IncompleteCheckpointError(f"{path} should hold a dict; it holds a {type(values).__name__}.")
     return values
-
-
-def _require_small(content: bytes) -> None:
-    """Raise if a small pickle takes much memory or time."""
-    if len(content) > _MAX_BYTES:
-        raise ValueError(f"it has {len(content):,} bytes")
-    for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
-        if operation.name in _REFERRING:
-            return
-        if operation.name in _NESTING:
-            raise ValueError("it holds more than numbers and names")
-        # The unpickler allocates memory for all numbers up to the one that is used.
-        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > number:
-            raise ValueError(f"it numbers its values up to {argument:,}")
 
 
 def _checked(values: dict[str, Any], path: pathlib.Path) -> TrialState:

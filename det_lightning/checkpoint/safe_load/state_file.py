@@ -28,6 +28,7 @@ from det_lightning.checkpoint.safe_load.file_streams import FileSection, FileStr
 from det_lightning.checkpoint.safe_load.numpy_values import STAND_INS, allow_safe_values, finish
 from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
 from det_lightning.checkpoint.safe_load.plain_archive import PlainArchive, UnknownOrderError
+from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,8 @@ def warn_of_nan(state: Mapping[str, Any], source: str) -> None:
     ]
     if found:
         more = f" and {len(found) - _FEW:,} more" if len(found) > _FEW else ""
-        logger.warning("%s holds weights that are NaN: %s%s.", source, f"{', '.join(found[:_FEW]):.500}", more)
+        names = f"{escape(', '.join(found[:_FEW])):.500}"
+        logger.warning("%s holds weights that are NaN: %s%s.", escape(source), names, more)
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:
@@ -140,6 +142,8 @@ def read_state(
     the file was copied from.
     """
     source = path if source is None else source
+    if path.exists() and not path.is_file():  # such as a pipe, which would be waited for
+        raise errors.IncompleteCheckpointError(f"{escape(source)} cannot be read: it is not a file.")
     kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False, **torch_load_kwargs}
     try:
         with path.open("rb", buffering=0) as file:
@@ -154,7 +158,9 @@ def read_state(
     except Exception as e:  # reading damaged bytes may raise anything
         raise _explain(e, source) from e
     if not isinstance(state, dict):
-        raise errors.IncompleteCheckpointError(f"{source} should hold a dict; it holds a {type(state).__name__}.")
+        raise errors.IncompleteCheckpointError(
+            f"{escape(source)} should hold a dict; it holds a {type(state).__name__}."
+        )
     return state
 
 
@@ -241,17 +247,20 @@ def _read_old_format(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]
     return _load(stream, kwargs)
 
 
-def _explain(error: Exception, source: object) -> errors.CheckpointError:
+def _explain(error: Exception, where: object) -> errors.CheckpointError:
+    source = escape(where)
     unsafe = _UNSAFE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
     if unsafe is not None:
         name = unsafe["name"] or unsafe["blocked"] or unsafe["called"]
         refers_to = (
-            f"refers to {name}, and reading that" if name else f"holds objects ({unsafe['built']}); reading them"
+            f"refers to {escape(name)}, and reading that"
+            if name
+            else f"holds objects ({escape(unsafe['built'])}); reading them"
         )
         return errors.UnsafeCheckpointError(
             f"{source} {refers_to} could run code. If you know where the file comes from, pass trusted=True."
         )
-    first_line = str(error).partition("\n")[0] or type(error).__name__
+    first_line = escape(str(error).partition("\n")[0]) or type(error).__name__
     return errors.IncompleteCheckpointError(
         f"{source} cannot be read, it is damaged or holds Python objects: {first_line:.500}. If it should hold objects "
         "and you know where it comes from, pass trusted=True."

@@ -20,6 +20,7 @@ from det_lightning.checkpoint.format.shards import (
     require_tiling,
 )
 from det_lightning.checkpoint.safe_load.state_file import read_tensor_at
+from det_lightning.escaping import escape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,6 +49,7 @@ class StoredTensor:
         Raises:
             IncompleteCheckpointError: a file is missing or damaged.
             UnsafeCheckpointError: a file refers to code, and is not trusted.
+            CheckpointError: there is too little memory.
         """
         dim = self._parts[0].dim
         return self.read_rows(dim, 0, self.shape[dim])
@@ -56,7 +58,12 @@ class StoredTensor:
         """Return ``count`` rows in a dimension, in main memory, reading only the parts that have some; see `read`."""
         if dim != self._parts[0].dim:
             return self.read().narrow(dim, begin, count).clone()
-        rows = torch.empty([*self.shape[:dim], count, *self.shape[dim + 1 :]], dtype=self.dtype)
+        try:
+            rows = torch.empty([*self.shape[:dim], count, *self.shape[dim + 1 :]], dtype=self.dtype)
+        except RuntimeError as e:  # torch has no error of its own for that
+            raise errors.CheckpointError(
+                f"{escape(self._name):.200}, a tensor of the shape {[*self.shape]}, does not fit into main memory: {e}"
+            ) from e
         for part in self._parts:
             first = max(begin, part.begin)
             last = min(begin + count, part.begin + part.size)

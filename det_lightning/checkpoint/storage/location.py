@@ -8,6 +8,7 @@ import glob
 import os
 import pathlib
 import re
+import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -158,6 +159,10 @@ class Location:
         }
 
     def read(self) -> bytes:
+        """Return the content; raise a ValueError for a local path that is neither a file nor a directory."""
+        # A pipe would be waited for, and a device may have no end.
+        if self.is_local and not (stat.S_ISREG(mode := self.local_path.stat().st_mode) or stat.S_ISDIR(mode)):
+            raise ValueError(f"{escape(self.path)} is not a file")
         content: bytes = self.fs.cat_file(self.path)
         return content
 

@@ -13,6 +13,7 @@ from typing import Any
 from det_lightning.checkpoint.format.layout import (
     LOAD_DATA_FILE,
     MASTER_KEY,
+    MAX_SMALL_FILE_BYTES,
     METADATA_FILE,
     RESUME_FILE,
     STATE_FILES,
@@ -121,12 +122,17 @@ def describe(checkpoint: Location, files: Mapping[str, Mapping[str, Any]] | None
         # Up to 0.17.7 there was neither; see require_complete().
         complete=any(name in files for name in STATE_FILES)
         and (METADATA_FILE in files or not {LOAD_DATA_FILE, RESUME_FILE} & files.keys()),
-        metadata=read_metadata(checkpoint) if METADATA_FILE in files else {},
+        metadata=read_metadata(checkpoint) if _is_small(files.get(METADATA_FILE)) else {},
         size_bytes=sum(entry.get("size") or 0 for entry in files.values()),
         written=max(times, default=None),
         metadata_written=_time_of(files[METADATA_FILE]) if METADATA_FILE in files else None,
         markers=frozenset({METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES} & files.keys()),
     )
+
+
+def _is_small(entry: Mapping[str, Any] | None) -> bool:
+    """Return whether there is such a file, and not one that is meant to fill the memory."""
+    return entry is not None and (entry.get("size") or 0) <= MAX_SMALL_FILE_BYTES
 
 
 def glance(checkpoint: Location) -> CheckpointInfo | None:

@@ -35,6 +35,8 @@ _VERSION = 1
 _LEFT_OUT = {MANIFEST_KEY, CHECKSUM_KEY, "experiment_config"}
 # So many checkpoints are read each time before the index is written again.
 _FEW = 4
+# No file system counts further.
+_MAX_BYTES = 2**63 - 1
 
 
 def survey(root: Location, in_parallel: InParallel) -> list[CheckpointInfo]:
@@ -102,7 +104,7 @@ def read_index(root: Location) -> dict[str, CheckpointInfo]:
         return _parse(file.read())
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (ValueError, TypeError, KeyError, RecursionError) as e:
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as e:
         logger.warning("The index %s is damaged (%s). The checkpoints themselves are read.", file, e)
         return {}
 
@@ -129,7 +131,8 @@ def _info_of(entry: dict[str, Any]) -> CheckpointInfo:
     )
     times = [time for time in (info.written, info.metadata_written) if time is not None]
     if (
-        not (isinstance(info.id, str) and isinstance(info.metadata, dict) and type(info.size_bytes) is int)
+        not (isinstance(info.id, str) and isinstance(info.metadata, dict))
+        or not (type(info.size_bytes) is int and 0 <= info.size_bytes <= _MAX_BYTES)
         or not is_shallow(info.metadata)
         or not all(isinstance(time, int | float) and math.isfinite(time) for time in times)
     ):

@@ -19,6 +19,9 @@ from det_lightning.experiments.search.sampling import GridSearch, RandomSearch
 from det_lightning.experiments.search.settings import SearcherSettings, converted, settings_mistakes
 from det_lightning.experiments.search.space import Grid, SearchSpace, space_mistakes
 
+# As long as a list of them takes no time.
+_MOST_PLANNED = 100_000
+
 
 class SearchMethod(Protocol):
     """Answers the events of a search with operations; the arguments are those of :class:`Search`.
@@ -140,9 +143,12 @@ def planned_trials(settings: SearcherSettings, space: SearchSpace, experiment_se
     """Return the trials that do not depend on results: all of single, random and grid, otherwise the initial ones.
 
     Raises:
-        ValueError: as :class:`Search`.
+        ValueError: as :class:`Search`, or there are more than can be listed.
     """
     search = Search(settings, space, experiment_seed)
+    is_grid = search.settings.name == "grid"
+    if (Grid(space).size if is_grid else search.settings.max_trials) > _MOST_PLANNED:
+        raise ValueError(f"There are more than {_MOST_PLANNED:,} trials, which cannot be listed.")
     planned = [operation for operation in search.initial() if isinstance(operation, CreateTrial)]
     for trial in planned:  # it grows by those that follow
         followers = search.trial_exited(trial.trial_id, ExitReason.COMPLETED)

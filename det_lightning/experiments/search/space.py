@@ -9,6 +9,9 @@ from typing import Any, Protocol
 
 from det_lightning.experiments.search.generator import Generator
 
+# All of a hyperparameter are in memory.
+_MOST_VALUES = 1_000_000
+
 
 class Distribution(Protocol):
     """What a hyperparameter that is not a nest can be."""
@@ -213,4 +216,6 @@ def _range_mistakes(minval: float, maxval: float, count: int | None) -> list[str
         found.append(f"minval is {minval} and maxval is {maxval}; expected minval below maxval")
     if count is not None and count < 1:
         found.append(f"count is {count}; expected at least 1")
+    if count is not None and count > _MOST_VALUES:
+        found.append(f"count is {count}; expected at most {_MOST_VALUES}")
     return found

@@ -179,6 +179,27 @@ def test_a_damaged_index_is_reported_and_rebuilt(
     assert bucket.read(INDEX) == good
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"written": 10**400}, {"metadata_written": -(10**400)}, {"size_bytes": 10**400}, {"size_bytes": -1}],
+    ids=str,
+)
+def test_an_index_with_impossible_numbers_is_reported_and_rebuilt(
+    bucket: Bucket, wrong: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = bucket.fill(10)
+    bucket.storage.survey()
+    good = bucket.read(INDEX)
+    content = json.loads(good)
+    content["checkpoints"][0].update(wrong)
+    # Whoever can write the index can write its checksum.
+    content = with_checksum({name: value for name, value in content.items() if name != "metadata_crc32c"})
+    bucket.put(INDEX, json.dumps(content).encode())
+    assert bucket.storage.list_ids() == ids
+    assert "checkpoints.json is damaged" in caplog.text
+    assert bucket.read(INDEX) == good
+
+
 def test_a_changed_entry_is_noticed_by_the_checksum(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
     bucket.fill(10)
     bucket.storage.survey()

@@ -69,6 +69,25 @@ def test_a_grid_draws_ids_and_seeds_only() -> None:
         assert trial.trial_seed == state.randint(0, 2**31)
 
 
+@pytest.mark.parametrize(
+    ("name", "others", "space"),
+    [
+        ("random", {"max_trials": 10**9}, SPACE),
+        ("grid", {"max_concurrent_trials": 1}, {str(i): Int(0, 1000, count=1000) for i in range(10)}),
+    ],
+)
+def test_more_trials_than_can_be_listed_are_not(name: str, others: dict[str, Any], space: SearchSpace) -> None:
+    """They can be run, one after another."""
+    with pytest.raises(ValueError, match="more than 100,000 trials"):
+        planned_trials(settings(name, **others), space, 5)
+    assert ids(Search(settings(name, **{**others, "max_concurrent_trials": 1}), space, 5).initial()) == [1]
+
+
+def test_more_values_of_a_hyperparameter_than_memory_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"hyperparameters\.a: count is 1000000000000; expected at most 1000000"):
+        planned_trials(settings("grid"), {"a": Int(0, 10**12, count=10**12)}, 5)
+
+
 def test_single_draws_one_trial_from_its_ranges() -> None:
     assert planned_trials(settings("single"), SPACE, 42) == [
         CreateTrial(1, 670094950, {"batch": 54, "lr": 0.024526126311336768, "opt": "c"})

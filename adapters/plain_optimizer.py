@@ -1,0 +1,35 @@
+"""Optimizers that are none of torch's, as Lightning asks for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class PlainOptimizer:
+    """An optimizer with what Lightning looks at: ``defaults`` and ``state``, which one that is not of torch may lack.
+
+    The trial steps the optimizer itself; Lightning only saves and loads its state.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.param_groups: list[dict[Any, Any]] = getattr(optimizer, "param_groups", [])
+        self.defaults: dict[Any, Any] = getattr(optimizer, "defaults", {})
+        self.state: Any = getattr(optimizer, "state", {})
+
+    def step(self, closure: Any = None) -> Any:
+        """Step the optimizer."""
+        return self._optimizer.step() if closure is None else self._optimizer.step(closure)
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Zero the gradients."""
+        self._optimizer.zero_grad(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the optimizer."""
+        state: dict[str, Any] = self._optimizer.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state of the optimizer."""
+        self._optimizer.load_state_dict(state_dict)

@@ -1,0 +1,92 @@
+"""Sharded checkpoints that nobody has written: indexes that lie, and files that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from det_lightning import errors
+from det_lightning.checkpoint import load_checkpoint
+from tests.checkpoint.made_checkpoints import write_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def nothing_hangs() -> Iterator[None]:
+    """End a test that waits for what never comes."""
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+
+
+def sharded(folder: Path, shape: tuple[int, ...], part: list[Any]) -> Path:
+    """Return a checkpoint with one tensor, of which the index says that ``part`` is all."""
+    checkpoint = write_checkpoint(folder)
+    state = torch.load(checkpoint / "state_dict.pth", weights_only=False)
+    state["models_state_dict"] = [{"weight": torch.empty(shape, device="meta")}]
+    shards = checkpoint / "shards"
+    shards.mkdir()
+    torch.save(state, shards / "state.pth")
+    parts = {"state.models_state_dict.0.weight": part}
+    (shards / "index-00000.json").write_text(json.dumps({"version": 1, "parts": parts}))
+    for name in ("state_dict.pth", "resume.pth"):
+        (checkpoint / name).unlink(missing_ok=True)
+    (checkpoint / "metadata.json").write_text(json.dumps({"steps_completed": 1}))
+    return checkpoint
+
+
+def test_what_the_index_says_is_read(tmp_path: Path) -> None:
+    """Without this the tests below could pass for another reason."""
+    file = tmp_path / "part"
+    torch.save(torch.ones(2, 3), file)
+    checkpoint = sharded(tmp_path / "storage", (2, 3), [0, 0, 2, "__0_0.distcp", 0, file.stat().st_size])
+    file.rename(checkpoint / "shards" / "__0_0.distcp")
+    assert torch.equal(load_checkpoint(checkpoint).state["models_state_dict"][0]["weight"], torch.ones(2, 3))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+def test_a_pipe_in_place_of_an_empty_part_is_refused(tmp_path: Path) -> None:
+    """Opening one waits for a writer."""
+    checkpoint = sharded(tmp_path, (0, 5), [1, 0, 5, "__0_0.distcp", 0, 0])
+    os.mkfifo(checkpoint / "shards" / "__0_0.distcp")
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"__0_0\.distcp has 0 bytes"):
+        load_checkpoint(checkpoint)
+
+
+def test_a_tensor_as_large_as_a_file_with_holes_is_refused(tmp_path: Path) -> None:
+    size = 2**43
+    checkpoint = sharded(tmp_path, (size // 4,), [0, 0, size // 4, "__0_0.distcp", 0, size])
+    with (checkpoint / "shards" / "__0_0.distcp").open("wb") as sparse:
+        sparse.truncate(size)
+    with pytest.raises(errors.CheckpointError, match=r"weight|__0_0\.distcp"):
+        load_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        [0, 0, 2, "../state.pth", 0, 10],
+        [0, 0, 2, "__0_0.distcp\n", 0, 10],
+        [0, -1, 3, "__0_0.distcp", 0, 10],
+        [9, 0, 2, "__0_0.distcp", 0, 10],
+        [0, 0, 2, "__0_0.distcp", 2**80, 10],
+        [0, 0, 2, "__0_0.distcp", 0, 2**80],
+        [0, 0, True, "__0_0.distcp", 0, 10],
+        [0, 1, 1, "__0_0.distcp", 0, 10],
+        [0, 0, 2.0, "__0_0.distcp", 0, 10],
+        {"dim": 0},
+        None,
+    ],
+    ids=str,
+)
+def test_a_part_that_cannot_be_is_refused(part: Any, tmp_path: Path) -> None:
+    checkpoint = sharded(tmp_path, (2, 3), part)
+    (checkpoint / "shards" / "__0_0.distcp").write_bytes(b"x" * 100)
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"index-00000\.json|__0_0\.distcp|do not make up"):
+        load_checkpoint(checkpoint)
