@@ -12,6 +12,7 @@ is the peak of the resident set over that of the process that saves by ``torch.s
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 import pathlib
@@ -25,6 +26,15 @@ import warnings
 from typing import Any
 
 WAYS = ["torch.save", "waiting", "background"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """What is measured: a state of so many megabytes, and so many checkpoints, so many batches apart."""
+
+    megabytes: int = 500
+    checkpoints: int = 6
+    period: int = 25
 
 
 def resident_bytes() -> int:
@@ -45,14 +55,15 @@ class MemoryWatch(threading.Thread):
             time.sleep(0.01)
 
 
-def measure(way: str, megabytes: int, checkpoints: int, period: int, directory: str) -> dict[str, Any]:
+def measure(way: str, size: Size, directory: str) -> dict[str, float]:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     import torch
 
     from det_lightning import pytorch
 
-    rows = megabytes * 1024 * 1024 // (2 * 4 * 1024)
+    period = size.period
+    rows = size.megabytes * 1024 * 1024 // (2 * 4 * 1024)
     watch = MemoryWatch()
 
     class Large(pytorch.PyTorchTrial):
@@ -96,7 +107,7 @@ def measure(way: str, megabytes: int, checkpoints: int, period: int, directory: 
     with pytorch.init(enable_tensorboard_logging=False) as context:
         trial = Large(context)
         pytorch.Trainer(trial, context, enable_progress_bar=False, limit_val_batches=0).fit(
-            max_length=pytorch.Batch(period * checkpoints + 1),
+            max_length=pytorch.Batch(period * size.checkpoints + 1),
             checkpoint_period=pytorch.Batch(period if way != "torch.save" else 10**9),
             checkpoint_policy="none",
             checkpoint_storage=directory,
@@ -112,41 +123,53 @@ def measure(way: str, megabytes: int, checkpoints: int, period: int, directory: 
     }
 
 
+def compare(size: Size, parent: str | None = None) -> dict[str, dict[str, float]]:
+    """Return for each way of saving its seconds, its pauses relative to ``torch.save``, and its memory in states."""
+    found: dict[str, dict[str, float]] = {}
+    for way in WAYS:
+        with tempfile.TemporaryDirectory(dir=parent) as directory:
+            command = [sys.executable, __file__, "--way", way, "--directory", directory]
+            for name, value in dataclasses.asdict(size).items():
+                command += [f"--{name}", str(value)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            found[way] = json.loads(done.stdout.splitlines()[-1])
+    plain = found["torch.save"]
+    for numbers in found.values():
+        numbers["first_ratio"] = numbers["first"] / plain["later"]
+        numbers["later_ratio"] = numbers["later"] / plain["later"]
+        numbers["extra_states"] = (numbers["peak"] - plain["peak"]) / (size.megabytes * 1024 * 1024)
+    return found
+
+
+def figures(short: bool = False) -> dict[str, float]:
+    """Return the pauses of later checkpoints relative to ``torch.save``, and the memory for the copy, in states."""
+    found = compare(Size(megabytes=100, checkpoints=4, period=10) if short else Size())
+    return {
+        "waiting/pause_ratio": round(found["waiting"]["later_ratio"], 2),
+        "background/pause_ratio": round(found["background"]["later_ratio"], 3),
+        "background/extra_states": round(found["background"]["extra_states"], 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=500)
-    parser.add_argument("--checkpoints", type=int, default=6)
-    parser.add_argument("--period", type=int, default=25, help="batches between two checkpoints")
+    parser.add_argument("--megabytes", type=int, default=Size.megabytes)
+    parser.add_argument("--checkpoints", type=int, default=Size.checkpoints)
+    parser.add_argument("--period", type=int, default=Size.period, help="batches between two checkpoints")
     parser.add_argument("--directory", default=None, help="where to write; by default the temporary directory")
     parser.add_argument("--way", choices=WAYS, help="measure one way in this process, and print it as JSON")
     options = parser.parse_args()
+    size = Size(options.megabytes, options.checkpoints, options.period)
     if options.way:
-        print(
-            json.dumps(measure(options.way, options.megabytes, options.checkpoints, options.period, options.directory))
-        )
+        print(json.dumps(measure(options.way, size, options.directory)))
         return
-    found = {}
-    for way in WAYS:
-        with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-            command = [sys.executable, __file__, "--way", way, "--directory", directory]
-            command += [
-                "--megabytes",
-                str(options.megabytes),
-                "--checkpoints",
-                str(options.checkpoints),
-                "--period",
-                str(options.period),
-            ]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            found[way] = json.loads(done.stdout.splitlines()[-1])
-    plain = found["torch.save"]["later"]
-    print(f"{options.megabytes} MB, {options.checkpoints} checkpoints, a batch takes {found['waiting']['batch']:.3f} s")
+    found = compare(size, options.directory)
+    print(f"{size.megabytes} MB, {size.checkpoints} checkpoints, a batch takes {found['waiting']['batch']:.3f} s")
     print("| way | first pause s | later pauses s | first, of torch.save | later, of it | extra memory, in states |")
     print("|---|---|---|---|---|---|")
-    for way, numbers in found.items():
-        first, later = numbers["first"], numbers["later"]
-        extra = (numbers["peak"] - found["torch.save"]["peak"]) / (options.megabytes * 1024 * 1024)
-        print(f"| {way} | {first:.3f} | {later:.3f} | {first / plain:.0%} | {later / plain:.0%} | {extra:.2f} |")
+    for way, of in found.items():
+        ratios = f"{of['first_ratio']:.0%} | {of['later_ratio']:.0%}"
+        print(f"| {way} | {of['first']:.3f} | {of['later']:.3f} | {ratios} | {of['extra_states']:.2f} |")
 
 
 if __name__ == "__main__":

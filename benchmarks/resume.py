@@ -156,6 +156,20 @@ def trained(system: str, folder: Path, *runs: tuple[int, bool]) -> list[torch.Te
     return list(torch.load(folder / "weights.pt").values())
 
 
+def largest_difference(system: str) -> float:
+    """Return the largest difference of a weight between an interrupted training and one that went through."""
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        whole = trained(system, Path(one), (LENGTH, False))
+        parts = trained(system, Path(other), (STOP_AFTER, False), (LENGTH, True))
+    return max((a - b).abs().max().item() for a, b in zip(whole, parts, strict=True))
+
+
+def figures(short: bool = False) -> dict[str, float]:
+    """Return the largest difference of a weight for each system; a ``short`` run is of det_lightning alone."""
+    systems = ("det_lightning",) if short else ("det_lightning", "determined", "lightning")
+    return {f"{system}/largest_difference": largest_difference(system) for system in systems}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Is a resumed training equal to one that was never interrupted?")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="which to run, with commas between them")
@@ -167,10 +181,7 @@ def main() -> None:
         torch.save(model.state_dict(), Path(folder) / "weights.pt")
         return
     for system in arguments.systems.split(","):
-        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-            whole = trained(system, Path(one), (LENGTH, False))
-            parts = trained(system, Path(other), (STOP_AFTER, False), (LENGTH, True))
-        difference = max((a - b).abs().max().item() for a, b in zip(whole, parts, strict=True))
+        difference = largest_difference(system)
         print(f"{system:15} {'bit-equal' if difference == 0 else f'largest difference of a weight {difference:.2g}'}")
 
 

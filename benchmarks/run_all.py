@@ -83,6 +83,12 @@ def add_entry(history: Sequence[dict[str, Any]], entry: dict[str, Any]) -> list[
     return [*earlier, {**entry, "figures": {**before, **entry["figures"]}}]
 
 
+def write_entry(file: pathlib.Path, entry: dict[str, Any]) -> None:
+    """Add an entry to the history in a file, which need not exist."""
+    history = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    file.write_text(json.dumps(add_entry(history, entry), indent=2) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="only the main figures, from few repetitions")
@@ -90,16 +96,15 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, default=HISTORY)
     arguments = parser.parse_args()
     entry = describe_run()
-    entry["figures"] = {}
     sys.path.insert(0, str(HERE))
     for name in arguments.only.split(","):
         print(f"{name} ...", flush=True)
-        figures = importlib.import_module(name).figures(short=arguments.short)
-        entry["figures"].update({f"{name}/{figure}": value for figure, value in figures.items()})
-    history = json.loads(arguments.output.read_text(encoding="utf-8")) if arguments.output.exists() else []
-    arguments.output.write_text(json.dumps(add_entry(history, entry), indent=2) + "\n", encoding="utf-8")
-    for figure, value in entry["figures"].items():
-        print(f"{figure:60} {value:g}")
+        found = importlib.import_module(name).figures(short=arguments.short)
+        entry["figures"] = {f"{name}/{figure}": value for figure, value in found.items()}
+        for figure, value in entry["figures"].items():
+            print(f"{figure:60} {value:g}", flush=True)
+        # After each, because a later one may fail.
+        write_entry(arguments.output, entry)
 
 
 if __name__ == "__main__":

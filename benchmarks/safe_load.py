@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 
+MEGABYTES = 400
+ROUNDS = 7
 WAYS = {
     "torch.load": "import torch; read = lambda: torch.load(path, map_location='cpu', weights_only=True)",
     "read_state": ("from det_lightning.checkpoint.safe_load import read_state; read = lambda: read_state(path)"),
@@ -49,20 +51,35 @@ def measure(way: str, path: pathlib.Path) -> list[float]:
     return [float(seconds) for seconds in printed.split()]
 
 
+def compare(megabytes: int, rounds: int, directory: str | None = None) -> dict[str, dict[str, float]]:
+    """Return the median seconds of each way: by the clock, and of the processors."""
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        path = pathlib.Path(folder) / "state_dict.pth"
+        write_state(path, megabytes)
+        path.read_bytes()
+        measured = [{way: measure(way, path) for way in WAYS} for _ in range(rounds)]
+    return {
+        kind: {way: statistics.median(one[way][index] for one in measured) for way in WAYS}
+        for index, kind in enumerate(("clock", "processors"))
+    }
+
+
+def figures(short: bool = False) -> dict[str, float]:
+    """Return the time of a safe read relative to ``torch.load``, by the clock and of the processors."""
+    found = compare(megabytes=100 if short else MEGABYTES, rounds=3 if short else ROUNDS)
+    return {f"{kind}_ratio": round(of["read_state"] / of["torch.load"], 2) for kind, of in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--megabytes", type=int, default=MEGABYTES)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--directory", default=None, help="where to write; by default the temporary directory")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        path = pathlib.Path(directory) / "state_dict.pth"
-        write_state(path, options.megabytes)
-        path.read_bytes()
-        rounds = [{way: measure(way, path) for way in WAYS} for _ in range(options.rounds)]
+    found = compare(options.megabytes, options.rounds, options.directory)
     print(f"{options.megabytes} MB, {options.rounds} rounds")
-    for index, kind in enumerate(("by the clock", "of processors")):
-        plain, safe = (statistics.median(one[way][index] for one in rounds) for way in WAYS)
+    for kind, seconds in found.items():
+        plain, safe = seconds.values()
         print(f"{kind}: torch.load {plain:.3f} s, read_state {safe:.3f} s, ratio {safe / plain:.2f}")
 
 

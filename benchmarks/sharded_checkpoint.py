@@ -29,6 +29,7 @@ from det_lightning.adapters.strategies import PerModelFSDPStrategy
 from det_lightning.units import Batch
 
 WIDTH = 1024
+MEBIBYTES = 512
 
 
 class Large(pytorch.PyTorchTrial):
@@ -133,10 +134,23 @@ def run(sharded: bool, layers: int) -> list[dict[str, Any]]:
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(2)]
 
 
+def ratio(found: dict[str, Any]) -> float:
+    """Return the shard and what more is taken at the peak, relative to the shard."""
+    return float((found["shard"] + found["extra"]) / found["shard"])
+
+
+def figures(short: bool = False) -> dict[str, float]:
+    """Return the peak memory of the chief relative to its shard, if it gathers and if the checkpoint is sharded."""
+    layers = (192 if short else MEBIBYTES) // 12
+    return {
+        f"{name}/peak_ratio": round(ratio(run(name == "sharded", layers)[0]), 2) for name in ("gathered", "sharded")
+    }
+
+
 def main() -> None:
     """Measure both ways, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mebibytes", type=int, default=512, help="size of the whole state")
+    parser.add_argument("--mebibytes", type=int, default=MEBIBYTES, help="size of the whole state")
     parser.add_argument("--layers", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--sharded", action="store_true", help=argparse.SUPPRESS)
@@ -150,8 +164,8 @@ def main() -> None:
     for name, sharded in (("gathered on the chief", False), ("sharded", True)):
         for rank, found in enumerate(run(sharded, layers)):
             shard, extra = found["shard"] / 2**20, found["extra"] / 2**20
-            ratio = (shard + extra) / shard
-            print(f"| {name} | {rank} | {shard:.0f} | {extra:.1f} | {ratio:.2f} | {found['seconds']:.1f} |", flush=True)
+            measured = f"{shard:.0f} | {extra:.1f} | {ratio(found):.2f} | {found['seconds']:.1f}"
+            print(f"| {name} | {rank} | {measured} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -33,7 +34,15 @@ def test_a_second_run_of_a_commit_adds_to_its_entry(run_all: ModuleType) -> None
 
 
 def test_a_benchmark_is_found_by_its_function(run_all: ModuleType) -> None:
-    assert {"overhead", "start"} <= set(run_all.find_benchmarks())
+    known = {"checkpoint", "overhead", "resume", "safe_load", "sharded_checkpoint", "start"}
+    assert known <= set(run_all.find_benchmarks())
+
+
+def test_a_file_of_figures_need_not_exist_and_is_added_to(run_all: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "history.json"
+    run_all.write_entry(file, entry("first", one=1.0))
+    run_all.write_entry(file, entry("first", two=2.0))
+    assert json.loads(file.read_text()) == [entry("first", one=1.0, two=2.0)]
 
 
 def test_the_history_says_of_each_commit_what_was_measured_with() -> None:
