@@ -272,8 +272,11 @@ def _continued(context: core.Context, job: str | None) -> tuple[str | None, int]
     latest = None if job is None else context.checkpoint.continue_job(job)
     if latest is None:
         return None, 0
-    steps = context.checkpoint.get_metadata(latest).get("steps_completed")
-    logger.info("The trial goes on from checkpoint %s in %s.", latest, context.checkpoint.storage)
+    steps = None
+    if context.distributed.rank == 0:
+        logger.info("The trial goes on from checkpoint %s in %s.", latest, context.checkpoint.storage)
+        steps = context.checkpoint.get_metadata(latest).get("steps_completed")
+    steps = context.distributed.broadcast(steps)
     return latest, steps if isinstance(steps, int) else 0
 
 
