@@ -195,6 +195,8 @@ class RunCheckpoints:
         if self._unreported:
             self.report_complete(wait=True)
         run = self._run
+        # The other ranks wait for the chief anyway, and many a request comes while it writes.
+        run.early_end.forget()
         batches_trained = run.state.batches_trained
         run.state.last_ckpt = batches_trained
         checkpoint_id = self._distributed.broadcast(new_id())
