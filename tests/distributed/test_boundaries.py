@@ -7,10 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
 import pytorch_lightning as pl
+from fsspec.implementations.memory import MemoryFileSystem
 from pytorch_lightning.loggers.logger import DummyLogger
 
 from det_lightning import pytorch
@@ -61,19 +63,28 @@ def train(
             max_length=pytorch.Batch(LENGTH),
             reporting_period=pytorch.Batch(PERIOD),
             checkpoint_policy="none",
-            checkpoint_storage=folder / "checkpoints",
             code_dir=own,
-            **fit,
+            **{"checkpoint_storage": folder / "checkpoints", **fit},
         )
         return trial
 
 
-def exchanges_at_reports(context: DistributedContext, folder: Path, **fit: Any) -> dict[int, list[str]]:
+def appears(path: Path) -> bool:
+    """Wait for a file; return whether it is there."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not path.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return path.exists()
+
+
+def exchanges_at_reports(
+    context: DistributedContext, folder: Path, trial_class: type[SmallTrial] = SmallTrial, **fit: Any
+) -> dict[int, list[str]]:
     """Return what this rank exchanges after each batch, until the next one begins."""
     called = CalledExchanges()
     after: dict[int, list[str]] = {}
 
-    class Marking(SmallTrial):
+    class Marking(trial_class):  # type: ignore[misc,valid-type]
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
             after[batch_idx] = called.found = []
             return {"loss": super().train_batch(batch, epoch_idx, batch_idx)["loss"]}
@@ -96,8 +107,10 @@ def test_a_boundary_takes_one_exchange_over_the_group_and_none_over_the_store(tm
 
 @pytest.mark.slow
 def test_a_validation_adds_one_exchange_to_its_boundary(tmp_path: Path) -> None:
-    period = {"validation_period": pytorch.Batch(PERIOD)}
-    for after in in_processes(2, tmp_path, lambda context: exchanges_at_reports(context, tmp_path, **period)):
+    period = pytorch.Batch(PERIOD)
+    for after in in_processes(
+        2, tmp_path, lambda context: exchanges_at_reports(context, tmp_path, validation_period=period)
+    ):
         assert [after[batch] for batch in range(2 * PERIOD, LENGTH, PERIOD)] == [["group"] * 4] * 2
 
 
@@ -113,10 +126,7 @@ class SlowLogger(DummyLogger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         if self.metric not in metrics:
             return
-        deadline_s = time.monotonic() + WAIT_S
-        while not self.begun.exists() and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        self.was_passed.append(self.begun.exists())
+        self.was_passed.append(appears(self.begun))
 
 
 @pytest.mark.slow
@@ -139,6 +149,53 @@ def test_no_rank_waits_while_the_chief_writes_its_metrics(metric: str, tmp_path:
     of_chief, _ = in_processes(2, tmp_path, run)
     assert len(of_chief) >= LENGTH // PERIOD
     assert all(of_chief)
+
+
+class SlowStorage(MemoryFileSystem):
+    """Memory in which a file is written only once ``begun`` is there."""
+
+    protocol = "slow"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    begun: ClassVar[Path]
+    was_passed: ClassVar[list[bool]] = []
+
+    def put_file(self, lpath: Any, rpath: Any, *args: Any, **kwargs: Any) -> None:
+        if "state_dict" in rpath:
+            self.was_passed.append(appears(self.begun))
+        super().put_file(lpath, rpath, *args, **kwargs)
+
+
+@pytest.mark.slow
+def test_ranks_pass_boundaries_without_waiting_for_the_chief_while_it_uploads_a_checkpoint(tmp_path: Path) -> None:
+    """The upload of the checkpoint after the first boundary ends once the other rank is beyond the third one."""
+    SlowStorage.begun = tmp_path / "begun"
+    fsspec.register_implementation("slow", SlowStorage, clobber=True)
+
+    def run(context: DistributedContext) -> tuple[dict[int, list[str]], list[bool], list[int]]:
+        complete: list[int] = []
+
+        class Noting(pytorch.PyTorchCallback):
+            def on_checkpoint_upload_end(self, uuid: str) -> None:
+                complete.append(len(complete))
+
+        class Announcing(SmallTrial):
+            def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+                return {"counter": self.counter, "noting": Noting()}
+
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+                if (context.rank, batch_idx) == (1, 3 * PERIOD):
+                    SlowStorage.begun.touch()
+                return super().train_batch(batch, epoch_idx, batch_idx)
+
+        fit: dict[str, Any] = {"checkpoint_period": pytorch.Batch([PERIOD]), "checkpoint_storage": "slow://bucket"}
+        after = exchanges_at_reports(context, tmp_path, Announcing, **fit)
+        return after, SlowStorage.was_passed, complete
+
+    for rank, (after, was_passed, complete) in enumerate(in_processes(2, tmp_path, run)):
+        assert [after[batch] for batch in (2 * PERIOD, 3 * PERIOD)] == [["group"] * 2] * 2
+        assert complete == [0, 1]
+        assert was_passed == ([True, True] if rank == 0 else [])
 
 
 class Asking(pytorch.PyTorchCallback):
