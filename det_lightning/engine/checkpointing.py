@@ -287,6 +287,8 @@ class RunCheckpoints:
             return
         complete: list[str] = _on_chief(self._distributed, self._saver.take_complete, wait)
         self._unreported -= len(complete)
+        if complete and self._distributed.size > 1:
+            self._run.early_end.forget()  # as on_checkpoint_upload_end may ask to stop
         self._report(complete)
 
     def finish(self) -> None:

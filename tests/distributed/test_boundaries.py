@@ -221,6 +221,13 @@ class AskingAfterValidation(Asking):
         self.ask()
 
 
+class AskingAfterUpload(Asking):
+    """There is a checkpoint at the second boundary."""
+
+    def on_checkpoint_upload_end(self, uuid: str) -> None:
+        self.context.set_stop_requested(True)
+
+
 class AskingHook(pl.Callback):
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -231,7 +238,7 @@ class AskingHook(pl.Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asking", [AskingAfterWorkload, AskingAfterValidation, AskingHook])
+@pytest.mark.parametrize("asking", [AskingAfterWorkload, AskingAfterValidation, AskingAfterUpload, AskingHook])
 def test_one_rank_that_wants_to_stop_after_a_reduction_stops_all_at_the_same_boundary(
     asking: type, tmp_path: Path
 ) -> None:
@@ -248,7 +255,10 @@ def test_one_rank_that_wants_to_stop_after_a_reduction_stops_all_at_the_same_bou
                 return super().train_batch(batch, epoch_idx, batch_idx)
 
         lightning = {"callbacks": [asking(context.rank)]} if asking is AskingHook else None
-        train(context, tmp_path, Stopping, lightning, validation_period=pytorch.Batch(PERIOD))
+        fit: dict[str, Any] = {"validation_period": pytorch.Batch(PERIOD)}
+        if asking is AskingAfterUpload:
+            fit["checkpoint_period"] = pytorch.Batch([2 * PERIOD])
+        train(context, tmp_path, Stopping, lightning, **fit)
         return Stopping.batches
 
     assert in_processes(2, tmp_path, run) == [2 * PERIOD] * 2
