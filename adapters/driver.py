@@ -90,6 +90,8 @@ class RunDriver:
         flags: Any = self._trainer  # mypy does not see what Lightning's connectors set
         run.start_up(flags.limit_train_batches, flags.overfit_batches > 0)
         self._hooks.attach(run.context)
+        run.hooks_follow_report = self._hooks.may_end_run("on_train_batch_end")
+        run.hooks_follow_validation = self._hooks.may_end_run("on_validation_end")
         run.window.keeps_latest = self._shows_each_training_batch
         run.evaluation.window.keeps_latest = self._shows_each_validation_batch
         lightning_loops.show_batches(

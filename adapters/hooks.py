@@ -7,7 +7,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from pytorch_lightning.profilers import PassThroughProfiler
 
 from det_lightning.adapters import lightning_internals
@@ -53,6 +53,11 @@ class WatchedHooks:
             return True
         callbacks = [c for c in self._callbacks if not isinstance(c, ProgressBar) and not _saves_by_epoch(c)]
         return any(self._is_overridden(hook, callbacks) for hook in _BATCH_HOOKS[stage])
+
+    def may_end_run(self, hook: str) -> bool:
+        """Return whether ``hook`` is overridden by something that may ask to end the run."""
+        asking_otherwise = (EarlyStopping, ModelCheckpoint, ProgressBar)
+        return self._is_overridden(hook, [c for c in self._callbacks if not isinstance(c, asking_otherwise)])
 
     def attach(self, context: PyTorchTrialContext) -> None:
         """Make a context call what is overridden, and show its backward passes and optimizer steps to a profiler."""

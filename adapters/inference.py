@@ -17,7 +17,9 @@ from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.loading import SavedTrial
 from det_lightning.adapters.reporting import as_tensors
 from det_lightning.core._metrics import scalars_of
-from det_lightning.engine.metrics import reduce_validation_metrics, to_numpy
+from det_lightning.distributed.rank_exchange import RankExchange
+from det_lightning.engine.metrics import to_numpy
+from det_lightning.engine.rank_metrics import reduce_validation_metrics
 from det_lightning.engine.validation import Evaluation
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -96,7 +98,8 @@ class GivenEvaluation:
         """Return the metrics over all batches and ranks; all ranks must call it."""
         if self._evaluation.by_batch:
             reducer = self._trial.evaluation_reducer()
-            metrics = reduce_validation_metrics(self._evaluation.close(), reducer, self._context.distributed)
+            exchange = RankExchange(self._context.distributed)
+            metrics, _ = reduce_validation_metrics(self._evaluation.close(), reducer, exchange)
         else:
             metrics = self._evaluation.full_metrics
         metrics.update(to_numpy(self._context.reducers.reduce_metrics(for_training=False)))

@@ -17,7 +17,7 @@ from det_lightning.core._topology import (
 )
 
 if TYPE_CHECKING:
-    from det_lightning.core._exchange import Exchange
+    from det_lightning.core._exchange import Collective, Exchange
     from det_lightning.core._session import Session
     from det_lightning.core._store import StoreAddress
 
@@ -226,6 +226,17 @@ class DistributedContext:
     def broadcast_local(self, stuff: Any = None) -> Any:
         """Return the object of local rank 0 on every rank of its node."""
         return stuff if self._local is None else self._local.broadcast(stuff)
+
+    def wait_for(self, collective: Collective, operation: str) -> None:
+        """Wait for a collective of ``torch.distributed`` that all ranks begin, with the errors of :meth:`gather`.
+
+        It is one of the operations that all ranks must call in the same order. ``collective`` is what a call with
+        ``async_op=True`` has returned, ``operation`` its name in messages.
+        """
+        if self._all is None:
+            collective.wait()
+        else:
+            self._all.wait_for(collective, operation)
 
     def close(self) -> None:
         """Take part in no further exchange, and notify the other ranks; a second call does nothing.

@@ -2,17 +2,16 @@
 
 The object collectives of a process group would not do: where a rank is missing, has left, or calls another operation,
 they wait for the timeout of the group and name nobody, and they must not cross the collectives of a backward pass.
+Tensor collectives that the engine begins are waited for here, where the store says what has become of other ranks.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import io
-import itertools
 import pickle
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from det_lightning.core._contributions import Contribution, condense, expand, read_contributions
 from det_lightning.core._rank_status import name_ranks
 from det_lightning.core._session import Session
 from det_lightning.core._store import Store, look, pauses
@@ -24,14 +23,11 @@ _LOOK_AROUND_S = 1.0
 _ALARM = b"!"  # no pickle starts with it
 
 
-@dataclasses.dataclass(frozen=True)
-class _Contribution:
-    """The part of one rank in a round: the operation that it calls, and its pickle, inline or in parts."""
+class Collective(Protocol):
+    """The part of ``torch.distributed.Work`` that is used here."""
 
-    index: int
-    operation: str
-    parts: int
-    inline: bytes
+    def is_completed(self) -> bool: ...
+    def wait(self) -> object: ...
 
 
 class Exchange:
@@ -42,6 +38,7 @@ class Exchange:
     does not grow with their number where all say the same. Every rank sees which operation each has called, so
     differing calls raise on every rank. The keys of a round are deleted when the next one is complete, large objects
     when all have read them. A rank that leaves puts an alarm under the key that the others would poll next.
+    A collective of a process group is a round too, which the store knows of only once it takes more than a second.
     ``name`` is the prefix of the group's keys, ``suffix`` that of its operations' names, ``_local`` on a node.
     """
 
@@ -52,6 +49,10 @@ class Exchange:
         self._members = list(members)
         self._index = self._members.index(session.rank)
         session.rounds[name] = 0
+        self._stored_rounds = 0
+        # Rounds of which the store has keys: on behalf of all members, and of this one.
+        self._kept_round: int | None = None
+        self._announced_rounds: list[int] = []
         session.on_leave.append(self._notify)
 
     def gather(self, stuff: Any) -> list[Any] | None:
@@ -77,6 +78,19 @@ class Exchange:
         (found,) = self._run("broadcast", b"", (0,))
         return pickle.loads(found)
 
+    def wait_for(self, collective: Collective, operation: str) -> None:
+        """Wait for a collective that all members begin, as for an exchange, and with the same errors."""
+        session = self._session
+        operation = operation + self._suffix
+        try:
+            with session.naming_a_lost_store():
+                self._wait_until_complete(session.store, operation, collective)
+            self._raise_its_error(operation, collective)
+        except BaseException as error:
+            session.leave(f"its {operation}() failed: {error or type(error).__name__}", failed=True)
+            raise
+        self._end_round()
+
     @property
     def _round(self) -> int:
         return self._session.rounds[self._name]
@@ -91,7 +105,8 @@ class Exchange:
         for number in (self._round, self._round + 1):
             store.compare_set(self._key("all", number), "", alarm)
         if store.add(f"{self._name}/left", 1) == len(self._members):
-            for number in range(max(self._round - 1, 0), self._round + 2):
+            kept = () if self._kept_round is None else (self._kept_round,)
+            for number in (*kept, *range(max(self._round - 1, 0), self._round + 2)):
                 self._delete_round(store, number)
             for key in (f"{self._name}/left", f"{self._name}/came"):
                 store.delete_key(key)
@@ -111,8 +126,16 @@ class Exchange:
         except BaseException as error:
             session.leave(f"its {operation}() failed: {error or type(error).__name__}", failed=True)
             raise
-        session.rounds[self._name] += 1
+        self._kept_round = self._round
+        self._stored_rounds += 1
+        self._end_round()
         return found
+
+    def _end_round(self) -> None:
+        """Count the round; what this rank has announced in earlier ones is not read any more."""
+        while self._announced_rounds and self._announced_rounds[0] < self._round:
+            self._session.store.delete_key(self._key("each", self._announced_rounds.pop(0)))
+        self._session.rounds[self._name] += 1
 
     def _contribute(self, store: Store, operation: str, pickled: bytes) -> None:
         size = len(pickled)
@@ -122,15 +145,14 @@ class Exchange:
             inline = b""
             for parts, start in enumerate(range(0, size, _PART_BYTES), 1):
                 store.set(self._part(self._index, parts), pickled[start : start + _PART_BYTES])
-        contribution = _Contribution(self._index, operation, parts, inline)
-        store.append(self._key("each"), pickle.dumps(dataclasses.astuple(contribution)))
-        if store.add(f"{self._name}/came", 1) == len(self._members) * (self._round + 1):
-            store.set(self._key("all"), _condense(_read_contributions(look(store, self._key("each")) or b"")))
+        store.append(self._key("each"), Contribution(self._index, operation, parts, inline).pickled())
+        if store.add(f"{self._name}/came", 1) == len(self._members) * (self._stored_rounds + 1):
+            store.set(self._key("all"), condense(self._came(store)))
             # All have come to this round, so none reads the one before.
-            if self._round:
-                self._delete_round(store, self._round - 1)
+            if self._kept_round is not None:
+                self._delete_round(store, self._kept_round)
 
-    def _wait_for_all(self, store: Store, operation: str) -> list[_Contribution]:
+    def _wait_for_all(self, store: Store, operation: str) -> list[Contribution]:
         session = self._session
         looks = 0
         for waited in pauses(session.timeout_s, session.longest_pause_s):
@@ -143,11 +165,53 @@ class Exchange:
             self._raise_for_missing(store, operation)
             found = store.get(self._key("all"))  # the last one has come after all
         if looks:
-            session.awaited = ()
-            store.delete_key(f"waiting/{session.rank}")
-        if found.startswith(_ALARM):
-            raise RuntimeError(f"Rank {session.rank} is in {operation}(), but {found.removeprefix(_ALARM).decode()}.")
-        return _expand(found)
+            self._note_end_of_wait(store)
+        self._raise_if_alarm(found, operation)
+        return expand(found)
+
+    def _wait_until_complete(self, store: Store, operation: str, collective: Collective) -> None:
+        session = self._session
+        looks = 0
+        for waited in pauses(session.timeout_s, session.longest_pause_s):
+            if collective.is_completed():
+                break
+            if waited > (looks + 1) * _LOOK_AROUND_S:
+                looks += 1
+                self._look_at_others(store, operation)
+        else:
+            self._raise_for_missing(store, operation)
+        if looks:
+            self._note_end_of_wait(store)
+
+    def _look_at_others(self, store: Store, operation: str) -> None:
+        """Raise if a rank has left, exchanges something else or waits for this one; announce that this one waits."""
+        if self._round not in self._announced_rounds:
+            store.append(self._key("each"), Contribution(self._index, operation, 0, b"").pickled())
+            self._announced_rounds.append(self._round)
+        self._raise_if_alarm(look(store, self._key("all")), operation)
+        self._check_same_operation(self._came(store))
+        self._look_for_deadlock(store, operation)
+
+    def _raise_its_error(self, operation: str, collective: Collective) -> None:
+        """Raise the error with which a collective has ended, if any; or why a rank left, of which it knows nothing."""
+        try:
+            collective.wait()
+        except RuntimeError as error:
+            rank = self._session.rank
+            self._raise_if_alarm(look(self._session.store, self._key("all")), operation)
+            raise RuntimeError(
+                f"Rank {rank} is in {operation}(), and has lost the connection to another rank, which has probably "
+                f"ended; look for an earlier error there. ({str(error).splitlines()[0]})"
+            ) from error
+
+    def _note_end_of_wait(self, store: Store) -> None:
+        self._session.awaited = ()
+        store.delete_key(f"waiting/{self._session.rank}")
+
+    def _raise_if_alarm(self, found: bytes | None, operation: str) -> None:
+        if found is not None and found.startswith(_ALARM):
+            rank = self._session.rank
+            raise RuntimeError(f"Rank {rank} is in {operation}(), but {found.removeprefix(_ALARM).decode()}.")
 
     def _look_for_deadlock(self, store: Store, operation: str) -> None:
         """Raise if a missing rank waits for this one in another group; note in the store where this one waits."""
@@ -170,8 +234,11 @@ class Exchange:
         return waiting
 
     def _missing(self, store: Store) -> list[int]:
-        came = {found.index for found in _read_contributions(look(store, self._key("each")) or b"")}
+        came = {found.index for found in self._came(store)}
         return [rank for index, rank in enumerate(self._members) if index not in came]
+
+    def _came(self, store: Store) -> list[Contribution]:
+        return read_contributions(look(store, self._key("each")) or b"")
 
     def _raise_for_missing(self, store: Store, operation: str) -> None:
         missing = self._missing(store)
@@ -186,18 +253,18 @@ class Exchange:
             "DistributedContext sets how long to wait."
         )
 
-    def _check_same_operation(self, contributions: list[_Contribution]) -> None:
+    def _check_same_operation(self, contributions: list[Contribution]) -> None:
         if len({found.operation for found in contributions}) > 1:
             calls = ", ".join(f"rank {self._members[found.index]} {found.operation}()" for found in contributions)
             raise RuntimeError(f"The ranks call different operations, where all must call the same: {calls}.")
 
-    def _read(self, store: Store, contribution: _Contribution) -> bytes:
+    def _read(self, store: Store, contribution: Contribution) -> bytes:
         if not contribution.parts:
             return contribution.inline
         parts = range(1, contribution.parts + 1)
         return b"".join(store.get(self._part(contribution.index, part)) for part in parts)
 
-    def _release(self, store: Store, contributions: list[_Contribution]) -> None:
+    def _release(self, store: Store, contributions: list[Contribution]) -> None:
         """Count this rank as one that has read the large objects; the last one deletes them."""
         in_parts = [found for found in contributions if found.parts]
         if in_parts and store.add(self._key("read"), 1) == len(self._members):
@@ -215,31 +282,3 @@ class Exchange:
 
     def _part(self, index: int, part: int) -> str:
         return self._key(f"part/{index}/{part}")
-
-
-def _read_contributions(appended: bytes) -> list[_Contribution]:
-    """Read the contributions of one key, in the order of the group."""
-    stream = io.BytesIO(appended)
-    found = []
-    while stream.tell() < len(appended):
-        found.append(_Contribution(*pickle.load(stream)))
-    return sorted(found, key=lambda contribution: contribution.index)
-
-
-def _condense(contributions: list[_Contribution]) -> bytes:
-    """Return contributions, in the order of the group, as a pickle that has equal ones of neighbours once."""
-
-    def content(one: _Contribution) -> tuple[str, int, bytes, int]:
-        # Those in parts are under keys of their own.
-        return one.operation, one.parts, one.inline, one.index if one.parts else 0
-
-    runs = [[*members] for _, members in itertools.groupby(contributions, content)]
-    return pickle.dumps([(dataclasses.astuple(members[0]), len(members)) for members in runs], pickle.HIGHEST_PROTOCOL)
-
-
-def _expand(condensed: bytes) -> list[_Contribution]:
-    """Return the contributions of :func:`_condense`."""
-    firsts = [(_Contribution(*fields), count) for fields, count in pickle.loads(condensed)]
-    return [
-        dataclasses.replace(first, index=first.index + offset) for first, count in firsts for offset in range(count)
-    ]

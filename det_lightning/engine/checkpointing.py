@@ -189,12 +189,20 @@ class RunCheckpoints:
         self._validated: tuple[int, float] | None = None
         self._unreported = 0
         self._batches_of: dict[str, int] = {}
+        if self._distributed.rank == 0:
+            run.exchange.has_checkpoint_news = self._has_news
+
+    def _has_news(self) -> bool:
+        return bool(self._unreported) and not self._saver.is_under_way()
 
     def save(self) -> None:
         """Write a checkpoint, or begin to, once the one before is written."""
         if self._unreported:
-            self.report_complete(wait=True)
+            self._report_complete(wait=True)
         run = self._run
+        if self._distributed.size > 1:
+            # The other ranks wait for the chief anyway, and a request to end may come while it writes.
+            run.early_end.forget()
         batches_trained = run.state.batches_trained
         run.state.last_ckpt = batches_trained
         checkpoint_id = self._distributed.broadcast(new_id())
@@ -217,7 +225,7 @@ class RunCheckpoints:
                 logger.info("Checkpoint %s after %d batches.", checkpoint_id, batches_trained)
         self._unreported += 1
         self._plan.last_id = checkpoint_id
-        self.report_complete()
+        self._report_complete()
 
     def save_unless_current(self) -> None:
         """Write a checkpoint if anything was trained since the latest one."""
@@ -259,21 +267,33 @@ class RunCheckpoints:
     def _is_current(self) -> bool:
         return self._run.state.last_ckpt == self._run.state.batches_trained
 
-    def report_complete(self, wait: bool = False) -> None:
-        """Notify the trial of the checkpoints that have become complete; raise on every rank if one has failed."""
+    def report_complete(self) -> None:
+        """Notify the trial of the checkpoints that have become complete; raise on every rank if one has failed.
+
+        Of several ranks none waits for the chief here, unless it has said before that there is one.
+        """
+        self._renew_claims()
+        if self._distributed.size == 1 or self._run.exchange.checkpoint_news:
+            self._report_complete()
+
+    def _renew_claims(self) -> None:
         run_storage = self._plan.run_storage
         # Not every connection can be used by two threads, and the one that writes in the background uses it too.
         if self._distributed.rank == 0 and (not self._unreported or run_storage.storage.root.is_object_store):
             run_storage.claims.renew()
+
+    def _report_complete(self, wait: bool = False) -> None:
         if not self._unreported:
             return
         complete: list[str] = _on_chief(self._distributed, self._saver.take_complete, wait)
         self._unreported -= len(complete)
+        if complete and self._distributed.size > 1:
+            self._run.early_end.forget()  # as on_checkpoint_upload_end may ask to stop
         self._report(complete)
 
     def finish(self) -> None:
         """Wait until all is written; raise a StorageError if a checkpoint of this run has vanished."""
-        self.report_complete(wait=True)
+        self._report_complete(wait=True)
         _on_chief(self._distributed, self._saver.finish)
 
     def abandon(self, exception: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""The metrics of a window of batches: collected on their device, converted together, averaged and reduced."""
+"""The metrics of a window of batches: collected on their device, converted together, and averaged."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from det_lightning import errors
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._metrics import as_float
-from det_lightning.distributed.rank_means import mean_over_ranks, means_device
-from det_lightning.engine.plain_window import PlainWindow
-from det_lightning.pytorch._reducer import Reducer, simple_reduce
 
 _NUMPY_TYPES = {
     torch.float16: np.float16,
@@ -159,105 +154,3 @@ def _mean(values: list[Any]) -> float | None:
         return cast("float", np.mean(present).item())
     except (TypeError, ValueError):
         return None
-
-
-def average_over_ranks(batches: list[dict[str, Any]], distributed: DistributedContext) -> list[dict[str, Any]]:
-    """Return the metrics of each batch of a window, averaged over the ranks."""
-    if distributed.size == 1:
-        return batches
-    device = means_device(distributed)
-    window = None if device is None else PlainWindow.of(batches)
-    # Small, and the same on all ranks: it shows that all are here, and may take the short way.
-    signatures = distributed.allgather(None if window is None else window.signature)
-    if window is not None and device is not None and signatures.count(window.signature) == len(signatures):
-        return window.with_values(mean_over_ranks(window.values, window.is_single, device))
-    per_rank: list[list[dict[str, Any]]] = distributed.allgather(batches)
-    first = [list(batch) for batch in per_rank[0]]
-    for rank, theirs in enumerate(per_rank):
-        names = [list(batch) for batch in theirs]
-        if [set(batch) for batch in names] != [set(batch) for batch in first]:
-            raise ValueError(
-                "train_batch() must return the same metrics on every rank; the batches of the workload have "
-                f"{_summary(first)} on rank 0, and {_summary(names)} on rank {rank}."
-            )
-    return [
-        {name: _mean_over_ranks([theirs[index][name] for theirs in per_rank]) for name in names}
-        for index, names in enumerate(first)
-    ]
-
-
-def _summary(names: list[list[str]]) -> str:
-    return f"{len(names)} times {sorted({name for batch in names for name in batch})}"
-
-
-def _mean_over_ranks(values: list[Any]) -> Any:
-    array = np.array(values)
-    mean = np.mean(array[array != None])  # noqa: E711 (element by element)
-    return np.array(mean) if isinstance(values[0], np.ndarray) else mean
-
-
-def reduce_validation_metrics(
-    batches: list[dict[str, Any]], reducer: Reducer | dict[str, Reducer], distributed: DistributedContext
-) -> dict[str, Any]:
-    """Reduce the metrics of a validation over batches and ranks. A rank may have no batches at all."""
-    own: dict[str, Any] = {}
-    if batches:
-        reducers = _reducer_of_each(list(batches[0]), reducer)
-        own = {name: _reduce_one(name, reducers[name], [batch[name] for batch in batches]) for name in batches[0]}
-    if distributed.size == 1:
-        return own
-    gathered: list[tuple[dict[str, Any], int]] = distributed.allgather((own, len(batches)))
-    names = _names_on_all_ranks([list(metrics) if count else None for metrics, count in gathered])
-    reducers = _reducer_of_each(names, reducer)
-    per_rank = [metrics for metrics, count in gathered if count]
-    counts = [count for _, count in gathered if count]
-    return {name: simple_reduce(reducers[name], [metrics[name] for metrics in per_rank], counts) for name in names}
-
-
-def _names_on_all_ranks(names: list[list[str] | None]) -> list[str]:
-    with_batches = {rank: found for rank, found in enumerate(names) if found is not None}
-    if not with_batches:
-        raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
-    first, expected = next(iter(with_batches.items()))
-    for rank, found in with_batches.items():
-        if set(found) != set(expected):
-            raise ValueError(
-                f"evaluate_batch() must return the same metrics on every rank; it returned {sorted(expected)} on rank "
-                f"{first}, and {sorted(found)} on rank {rank}."
-            )
-    return expected
-
-
-def _reducer_of_each(names: list[str], reducer: Reducer | dict[str, Reducer]) -> dict[str, Reducer]:
-    reducers = reducer if isinstance(reducer, dict) else dict.fromkeys(names, reducer)
-    if reducers.keys() != set(names):
-        raise errors.InvalidExperimentException(
-            f"evaluation_reducer() returned reducers for {sorted(reducers)}, but the validation metrics are "
-            f"{sorted(names)}. Return one Reducer for all of them, or a dict with exactly these keys."
-        )
-    wrong = {name: value for name, value in reducers.items() if not isinstance(value, Reducer)}
-    if wrong:
-        raise errors.InvalidExperimentException(
-            f"evaluation_reducer() must return members of det_lightning.pytorch.Reducer; got {wrong}."
-        )
-    return reducers
-
-
-def _reduce_one(name: str, reducer: Reducer, values: list[Any]) -> Any:
-    try:
-        # Of numbers of one type the array has the same values, and takes a fraction of the time.
-        stacked = np.array(values) if _single_type(values) else np.stack(values, axis=0)
-    except ValueError as e:
-        shapes = sorted({np.shape(value) for value in values}, key=str)
-        raise ValueError(f"Validation metric {name!r} has another shape for some batches: {shapes}.") from e
-    try:
-        return simple_reduce(reducer, stacked)
-    except (TypeError, ValueError) as e:
-        raise TypeError(f"Validation metric {name!r} cannot be reduced by {reducer}: {e}") from e
-
-
-def _single_type(values: list[Any]) -> bool:
-    """Return whether values are numpy arrays of shape ``()`` that hold numbers of the same type."""
-    shapes_and_types = {(value.shape, value.dtype) if type(value) is np.ndarray else None for value in values}
-    only = shapes_and_types.pop()
-    return only is not None and not shapes_and_types and only[0] == () and only[1].kind in "biuf"

@@ -1,27 +1,71 @@
-"""The metrics of a window as one vector, if all of them are plain floating-point numbers."""
+"""The metrics of a window as rows of numbers, if all of them are plain numbers."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from typing import Any
 
 import numpy as np
 
+from det_lightning.distributed.row_reduction import Rows
+
+_INT64 = range(-(2**63), 2**63)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """The type of a metric: its numbers, and whether each is in an array of shape ``()``."""
+
+    dtype: str
+    in_array: bool
+
+    def to_bits(self, values: list[Any]) -> np.ndarray[Any, Any]:
+        """Return integers as they are, and the bits of floating-point numbers as those of float64."""
+        return np.array(values, np.int64 if "int" in self.dtype else np.float64).view(np.int64)
+
+    def mean(self, bits: np.ndarray[Any, Any]) -> Any:
+        """Return the mean of numbers, given their bits, rounded as numpy rounds that of numbers of this type."""
+        if "int" in self.dtype:
+            return np.mean(bits)
+        values = bits.view(np.float64)
+        return np.mean(values.astype(np.float32) if self.dtype == "float32" else values)
+
+    def as_mean(self, mean: np.float64) -> Any:
+        """Return the mean in the form that means of such metrics have."""
+        rounded = np.float32(mean) if self.dtype == "float32" else mean
+        return np.array(rounded) if self.in_array else rounded
+
+
+_OF_NUMBERS = {
+    float: _Kind("float64", False),
+    np.float64: _Kind("float64", False),
+    np.float32: _Kind("float32", False),
+    int: _Kind("int64", False),
+    np.int64: _Kind("int64", False),
+}
+_OF_ARRAYS = {np.dtype(name): _Kind(name, True) for name in ("float64", "float32", "int64", "int32")}
+
+
+def _kind_of(value: Any) -> _Kind | None:
+    """Return the kind of a value; None if it is not one plain number."""
+    if type(value) is np.ndarray:
+        return _OF_ARRAYS.get(value.dtype) if value.shape == () else None
+    return None if type(value) is int and value not in _INT64 else _OF_NUMBERS.get(type(value))
+
 
 class PlainWindow:
-    """The metrics of each batch of a window, with the same names and types in each.
+    """The metrics of each batch of a window, with the same names and types in each; ``kinds`` are the types."""
 
-    ``values`` is float64, of shape ``(batches * metrics,)``, ``is_single`` which of them are float32. ``signature`` is
-    equal on two ranks if their vectors mean the same.
-    """
+    #: Numbers in each row.
+    width = 1
 
-    def __init__(self, names: list[str], kinds: list[str], batches: list[dict[str, Any]]) -> None:
-        self._names = names
-        self._kinds = kinds
-        self.values = np.array([[batch[name] for name in names] for batch in batches], np.float64).reshape(-1)
-        self.is_single = np.array([kind == "float32" for kind in kinds] * len(batches))
-        content = repr((names, kinds, len(batches)))
-        self.signature = hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()
+    def __init__(self, kinds: dict[str, _Kind], batches: list[dict[str, Any]]) -> None:
+        self._names = list(kinds)
+        self._kinds = list(kinds.values())
+        bits = np.stack([kind.to_bits([batch[name] for batch in batches]) for name, kind in kinds.items()], axis=1)
+        #: One row for each metric of each batch, which is reduced to its mean.
+        self.rows = Rows(bits.reshape(-1, 1), signature_of(self._names, self._kinds, len(batches)), self._means)
 
     @classmethod
     def of(cls, batches: list[dict[str, Any]]) -> PlainWindow | None:
@@ -29,31 +73,30 @@ class PlainWindow:
         if not batches or not batches[0]:
             return None
         names = list(batches[0])
-        kinds = [_kind(batches[0][name]) for name in names]
-        if not all(isinstance(name, str) for name in names) or not all(kinds):
+        kinds = {name: kind for name, value in batches[0].items() if (kind := _kind_of(value)) is not None}
+        if len(kinds) < len(names) or not all(isinstance(name, str) for name in names):
             return None
+        expected = list(kinds.values())
         for batch in batches:
-            if list(batch) != names or [_kind(value) for value in batch.values()] != kinds:
+            if list(batch) != names or [_kind_of(value) for value in batch.values()] != expected:
                 return None
-        return cls(names, kinds, batches)
+        return cls(kinds, batches)
 
-    def with_values(self, values: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
-        """Return the metrics of each batch, of the types of means of these, with other values."""
-        rows = values.reshape(-1, len(self._names))
+    def with_means(self, bits: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
+        """Return the means of the metrics of each batch, of the types that such means have, from their bits."""
         return [
-            {name: _of_kind(kind, value) for name, kind, value in zip(self._names, self._kinds, row, strict=True)}
-            for row in rows
+            {name: kind.as_mean(mean) for name, kind, mean in zip(self._names, self._kinds, means, strict=True)}
+            for means in bits.view(np.float64).reshape(-1, len(self._names))
         ]
 
-
-def _kind(value: Any) -> str:
-    """Return ``float32`` or ``float64`` for an array of one such number, ``float`` for Python's; else empty text."""
-    if type(value) is float:
-        return "float"
-    if type(value) is np.ndarray and value.shape == () and value.dtype in (np.float32, np.float64):
-        return str(value.dtype)
-    return ""
+    def _means(self, first: int, bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        # One by one: numpy adds the rows of a matrix in another order than the numbers of a vector.
+        columns = np.ascontiguousarray(bits[:, :, 0].T)
+        means = [self._kinds[index % len(self._kinds)].mean(column) for index, column in enumerate(columns, first)]
+        return np.array(means, np.float64).view(np.int64)
 
 
-def _of_kind(kind: str, value: np.float64) -> Any:
-    return value if kind == "float" else np.array(value, np.dtype(kind))
+def signature_of(*meaning: object) -> int:
+    """Return a number that says what rows mean, from objects whose ``repr`` is the same on all ranks."""
+    digest = hashlib.sha256(repr(meaning).encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:7], "big") + 1  # not 0

@@ -9,20 +9,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
+from det_lightning.engine.boundary_exchange import BoundaryExchange
 from det_lightning.engine.data_stream import TrialData
 from det_lightning.engine.device_copies import CudaSideStream, copy_aside
 from det_lightning.engine.events import TrialEvents
-from det_lightning.engine.metrics import (
-    average_metrics,
-    average_over_ranks,
-    reduce_validation_metrics,
-    to_numpy,
-)
+from det_lightning.engine.metrics import average_metrics
 from det_lightning.engine.resume import adapt_to, apply, journal_of, require_same_checkpoint
 from det_lightning.engine.run_log import RunLog
 from det_lightning.engine.run_warnings import RunWarnings
 from det_lightning.engine.schedule import Action, Boundary, BoundaryActions, Schedule
-from det_lightning.engine.stopping import EarlyEnd, StopRequest
+from det_lightning.engine.stopping import StopRequest
 from det_lightning.engine.trainable import require_trainable
 from det_lightning.engine.training import Training
 from det_lightning.engine.validation import Evaluation
@@ -79,7 +75,11 @@ class TrialRun:
         self._due: list[Boundary] = []
         self._step_end = sys.maxsize
         self.rng_before_final_validation: dict[str, Any] | None = None
-        self.early_end = EarlyEnd(context, stop_request)
+        self.exchange = BoundaryExchange(context, stop_request)
+        self.early_end = self.exchange.early_end
+        #: Hooks of others run after a report, or a validation, and before what else is due at the boundary.
+        self.hooks_follow_report = False
+        self.hooks_follow_validation = False
         self._actions = BoundaryActions(schedule, self.state, self.early_end.agree)
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
@@ -210,9 +210,10 @@ class TrialRun:
         if not self._in_workload:
             return
         self._in_workload = False
-        batch_metrics = average_over_ranks(self.window.close(), self.context.distributed)
+        users_code_follows = self.hooks_follow_report or bool(self.events.overriding("on_training_workload_end"))
+        batch_metrics = self.exchange.average(self.window.close(), users_code_follows)
         avg_metrics: dict[str, Any] = average_metrics(batch_metrics)
-        avg_metrics.update(to_numpy(self.context.reducers.reduce_metrics(for_training=True)))
+        avg_metrics.update(self.exchange.reduce_registered(for_training=True))
         self._log.end_workload(self.state.batches_trained, avg_metrics, len(batch_metrics))
         self._warnings.look_at_training(self.state.batches_trained, avg_metrics, batch_metrics)
         for reporter in self._reporters:
@@ -258,12 +259,10 @@ class TrialRun:
     def end_validation(self) -> dict[str, Any]:
         """Reduce and report the metrics of the validation; return them."""
         if self.evaluation.by_batch:
-            batches = self.evaluation.close()
-            self.events.emit("on_validation_epoch_end", batches)
-            metrics = reduce_validation_metrics(batches, self.trial.evaluation_reducer(), self.context.distributed)
+            metrics = self._reduce_validation()
         else:
-            metrics = self.context.distributed.broadcast(self.evaluation.full_metrics)
-        metrics.update(to_numpy(self.context.reducers.reduce_metrics(for_training=False)))
+            metrics = self.exchange.broadcast_validation(self.evaluation.full_metrics)
+        metrics.update(self.exchange.reduce_registered(for_training=False))
         self.events.emit("on_validation_end", metrics)
         for hook in self.events.overriding("on_validation_step_end"):
             hook(metrics)
@@ -275,6 +274,13 @@ class TrialRun:
             reporter.report_validation(self.state.batches_trained, metrics)
         self._add_position(metrics)
         return metrics
+
+    def _reduce_validation(self) -> dict[str, Any]:
+        batches = self.evaluation.close()
+        self.events.emit("on_validation_epoch_end", batches)
+        overriding = [*self.events.overriding("on_validation_end"), *self.events.overriding("on_validation_step_end")]
+        users_code_follows = self.hooks_follow_validation or bool(overriding)
+        return self.exchange.reduce_validation(batches, self.trial.evaluation_reducer(), users_code_follows)
 
     def _add_position(self, metrics: dict[str, Any]) -> None:
         metrics.setdefault("batches", self.state.batches_trained)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ from types import FrameType, TracebackType
 
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._signals import SAME_SIGNAL_S, end_by_signal, print_at_once
+from det_lightning.distributed.rank_exchange import RankExchange
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 logger = logging.getLogger(__name__)
@@ -31,22 +33,56 @@ class StopRequest:
     requested: bool = False
 
 
-class EarlyEnd:
-    """Agrees with the other ranks on whether the run ends; ``preempted`` if it does because a process was asked to."""
+class _Wish(enum.IntFlag):
+    """What a rank says about the end of a run, with its metrics or by itself."""
 
-    def __init__(self, context: PyTorchTrialContext, stop_request: StopRequest | None) -> None:
+    STOP = 1  # the trial wants to stop
+    PREEMPT = 2  # the process was asked to end
+    ASK_AGAIN = 4  # code of the user runs before the ranks look at their answers, and may want to stop
+
+
+class EarlyEnd:
+    """Agrees with the other ranks on whether the run ends; ``preempted`` if it does because a process was asked to.
+
+    What the ranks say travels with the metrics of a workload or a validation. They ask again, before they go on, only
+    if code of the user has run since on any of them, or a checkpoint was written.
+    """
+
+    def __init__(self, context: PyTorchTrialContext, stop_request: StopRequest | None, exchange: RankExchange) -> None:
         self.stop_request = stop_request or StopRequest(exit_code=0)
-        self.is_alone = context.distributed.size == 1
+        self.is_alone = exchange.is_alone
         self.preempted = False
         self._context = context
+        self._exchange = exchange
+        self._agreed: _Wish | None = None
+
+    def wishes(self, users_code_follows: bool) -> int:
+        """Return flags to send to the other ranks; ``users_code_follows`` before :meth:`agree` is called."""
+        found = _Wish.STOP if self._context.get_stop_requested() else _Wish(0)
+        if self.stop_request.requested:
+            found |= _Wish.PREEMPT
+        if users_code_follows:
+            found |= _Wish.ASK_AGAIN
+        return int(found)
+
+    def note(self, flags: int) -> None:
+        """Remember the flags of all ranks for :meth:`agree`."""
+        self._agreed = None if self.is_alone or flags & _Wish.ASK_AGAIN else _Wish(flags)
+
+    def forget(self) -> None:
+        """Ask again at the next :meth:`agree`, on all ranks."""
+        self._agreed = None
 
     def agree(self) -> bool:
         """Return whether any rank wants to stop, or was asked to end; all ranks must call it."""
-        wishes = (self._context.get_stop_requested(), self.stop_request.requested)
-        of_all = [wishes] if self.is_alone else self._context.distributed.allgather(wishes)
-        stops = any(requested for requested, _ in of_all)
+        agreed = self._agreed
+        if agreed is None:
+            wishes = self.wishes(users_code_follows=False)
+            agreed = _Wish(self._exchange.reduce(None, wishes, 1, "agree").flags)
+            self.note(agreed)
+        stops = _Wish.STOP in agreed
         # A trial that wanted to stop is done: a scheduler must not start it again.
-        self.preempted = any(asked for _, asked in of_all) and not stops
+        self.preempted = _Wish.PREEMPT in agreed and not stops
         return stops or self.preempted
 
     def is_immediate(self, at_boundary: bool) -> bool:

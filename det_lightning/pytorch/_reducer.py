@@ -255,15 +255,19 @@ class ReducerRegistry:
         for registration in self._registrations:
             registration.run("reset")
 
-    def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
+    def reduce_metrics(self, for_training: bool, allgather_fn: AllGather | None = None) -> dict[str, Any]:
         """Return the metrics of the wrapped reducers, over all ranks; the training loop reports them.
+
+        Args:
+            for_training: whether it is those of a training workload, or of a validation.
+            allgather_fn: is used in place of that of the registry.
 
         Raises:
             ValueError: a reducer failed; names it, the method and what it was given.
             AssertionError: a reducer with a name returned a dict, or one without a name anything else.
         """
         due = [r for r in self._registrations if (r.training if for_training else r.validation)]
-        return _combine(due, self._allgather(_contributions(due))) if due else {}
+        return _combine(due, (allgather_fn or self._allgather)(_contributions(due))) if due else {}
 
     def reduce_on_chief(self, gather: Callable[[Any], list[Any] | None]) -> dict[str, Any] | None:
         """Return the metrics of all wrapped reducers on the chief; None elsewhere, or if there are none.

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from det_lightning import errors
 from det_lightning.core import DistributedContext
+from det_lightning.distributed.rank_exchange import RankExchange
 from det_lightning.engine.metrics import (
     MetricWindow,
     average_metrics,
-    reduce_validation_metrics,
     to_numpy,
 )
+from det_lightning.engine.rank_metrics import reduce_validation_metrics
 from det_lightning.pytorch import Reducer
 
 floats = st.floats(-1e6, 1e6, width=32)
@@ -36,7 +37,9 @@ class Threads(DistributedContext):
     def allgather(self, stuff: Any) -> list[Any]:
         self._shared[self.rank] = stuff
         self._barrier.wait(timeout=10)
-        return list(self._shared)
+        found = list(self._shared)
+        self._barrier.wait(timeout=10)
+        return found
 
 
 @pytest.mark.parametrize(
@@ -190,7 +193,7 @@ def reduce_over(shards: list[list[dict[str, Any]]], reducer: Any) -> list[dict[s
     barrier = threading.Barrier(len(shards))
 
     def reduce(rank: int) -> dict[str, Any]:
-        return reduce_validation_metrics(shards[rank], reducer, Threads(rank, shared, barrier))
+        return reduce_validation_metrics(shards[rank], reducer, RankExchange(Threads(rank, shared, barrier)))[0]
 
     with ThreadPoolExecutor(len(shards)) as pool:
         return list(pool.map(reduce, range(len(shards))))
@@ -216,8 +219,9 @@ def test_ranks_with_more_batches_weigh_more() -> None:
 
 def test_vectors_are_reduced_over_all_of_their_elements() -> None:
     batches = [{"m": np.array([1.0, 2.0])}, {"m": np.array([3.0, 6.0])}]
-    assert reduce_validation_metrics(batches, Reducer.AVG, DistributedContext()) == {"m": 3.0}
-    assert reduce_validation_metrics(batches, {"m": Reducer.MAX}, DistributedContext()) == {"m": 6.0}
+    alone = RankExchange(DistributedContext())
+    assert reduce_validation_metrics(batches, Reducer.AVG, alone) == ({"m": 3.0}, 0)
+    assert reduce_validation_metrics(batches, {"m": Reducer.MAX}, alone) == ({"m": 6.0}, 0)
 
 
 @pytest.mark.parametrize(
@@ -239,8 +243,8 @@ def test_values_of_any_types_are_reduced_as_numpy_stacks_them(values: list[Any],
     batches = [{"m": value} for value in values]
     stacked: dict[Reducer, Any] = {Reducer.AVG: np.average, Reducer.SUM: np.sum, Reducer.MAX: np.max}
     expected = stacked.get(reducer, np.min)(np.stack(values))
-    found = reduce_validation_metrics(batches, reducer, DistributedContext())["m"]
-    assert (type(found), found) == (type(expected), expected)
+    reduced, _ = reduce_validation_metrics(batches, reducer, RankExchange(DistributedContext()))
+    assert (type(reduced["m"]), reduced["m"]) == (type(expected), expected)
 
 
 @pytest.mark.parametrize(
@@ -256,4 +260,4 @@ def test_values_of_any_types_are_reduced_as_numpy_stacks_them(values: list[Any],
 )
 def test_what_can_not_be_reduced_is_named(metric: Any, reducer: Any, error: type[BaseException], message: str) -> None:
     with pytest.raises(error, match=message):
-        reduce_validation_metrics([{"m": metric}] * 2, reducer, DistributedContext())
+        reduce_validation_metrics([{"m": metric}] * 2, reducer, RankExchange(DistributedContext()))

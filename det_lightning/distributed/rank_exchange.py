@@ -1,0 +1,118 @@
+"""What the ranks of a run exchange at its boundaries: by tensor collectives where they have a process group."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import pickle
+from typing import Any
+
+import numpy as np
+
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.distributed.group_collectives import Array, GroupCollectives, device_of_group
+from det_lightning.distributed.row_reduction import Reduced, RowReduction, Rows
+
+_LENGTH_BYTES = 8
+
+
+class RankExchange:
+    """Exchanges among the ranks of a run, which all must call in the same order.
+
+    They go over the process group if all ranks have one, which they find out at the first exchange; otherwise objects
+    go through the store of ``distributed``.
+    """
+
+    def __init__(self, distributed: DistributedContext) -> None:
+        self.distributed = distributed
+        self.is_alone = distributed.size == 1
+        self._reductions: dict[str, RowReduction] = {}
+        self._found_group: tuple[GroupCollectives | None] | None = None
+        # Of the exchange before, so that one of about as many bytes takes a single collective.
+        self._object_bytes = 1024
+
+    def _group(self) -> GroupCollectives | None:
+        """Return the collectives of the process group, if all ranks have one; the first call asks them."""
+        # Not a cached property, which in older Pythons lets one of several ranks that are threads look at a time.
+        if self._found_group is None:
+            device = device_of_group(self.distributed)
+            everywhere = all(self.distributed.allgather(device is not None))
+            found = GroupCollectives(self.distributed, device) if everywhere and device is not None else None
+            self._found_group = (found,)
+        return self._found_group[0]
+
+    def reduce(self, rows: Rows | None, flags: int, width: int, operation: str) -> Reduced:
+        """Return the flags of all ranks; and the results of the rows, if there is a process group and all have some.
+
+        Args:
+            rows: what this rank contributes, each of ``width`` numbers; None for nothing.
+            flags: bits, of which all that any rank has set are returned.
+            width: the same at all calls with this operation.
+            operation: what is done, for messages.
+        """
+        if self.is_alone:
+            return Reduced(flags, None)
+        group = self._group()
+        if group is None:
+            return Reduced(functools.reduce(operator.or_, self.distributed.allgather(flags)), None)
+        if operation not in self._reductions:
+            self._reductions[operation] = RowReduction(group, width, operation)
+        return self._reductions[operation].reduce(rows, flags)
+
+    def allgather(self, stuff: Any) -> list[Any]:
+        """Return the objects of all ranks, in their order: copies, but for the chief's own one on the chief."""
+        if self.is_alone:
+            return [stuff]
+        group = self._group()
+        if group is None:
+            return self.distributed.allgather(stuff)
+        pickled = pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL)
+        framed = group.all_gather(self._frame(pickled), "allgather")
+        longest = max(map(_length_in, framed))
+        if self._grow_to(longest):
+            framed = group.all_gather(self._frame(pickled), "allgather")
+        self._shrink_to(longest)
+        own = [stuff] if self.distributed.rank == 0 else []
+        return [*own, *(pickle.loads(_content_of(frame)) for frame in framed[len(own) :])]
+
+    def broadcast(self, stuff: Any) -> Any:
+        """Return the chief's object."""
+        if self.is_alone:
+            return stuff
+        group = self._group()
+        if group is None:
+            return self.distributed.broadcast(stuff)
+        pickled = pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL) if self.distributed.rank == 0 else b""
+        framed = group.broadcast(self._frame(pickled), "broadcast")
+        longest = _length_in(framed)
+        if self._grow_to(longest):
+            framed = group.broadcast(self._frame(pickled), "broadcast")
+        self._shrink_to(longest)
+        return stuff if self.distributed.rank == 0 else pickle.loads(_content_of(framed))
+
+    def _frame(self, pickled: bytes) -> Array:
+        """Return a vector of the length that all ranks send: that of the pickle and, if it fits, the pickle itself."""
+        frame = np.zeros(_LENGTH_BYTES + self._object_bytes, np.uint8)
+        frame[:_LENGTH_BYTES] = np.array([len(pickled)], np.int64).view(np.uint8)
+        if len(pickled) <= self._object_bytes:
+            frame[_LENGTH_BYTES : _LENGTH_BYTES + len(pickled)] = np.frombuffer(pickled, np.uint8)
+        return frame
+
+    def _grow_to(self, longest: int) -> bool:
+        """Make room for pickles of this length; return whether there was not enough."""
+        if longest <= self._object_bytes:
+            return False
+        self._object_bytes = longest
+        return True
+
+    def _shrink_to(self, longest: int) -> None:
+        # The next one may be a little longer.
+        self._object_bytes = max(1024, longest + longest // 4)
+
+
+def _length_in(frame: Array) -> int:
+    return int(frame[:_LENGTH_BYTES].view(np.int64)[0])
+
+
+def _content_of(frame: Array) -> bytes:
+    return bytes(frame[_LENGTH_BYTES : _LENGTH_BYTES + _length_in(frame)].data)

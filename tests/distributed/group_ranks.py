@@ -1,0 +1,71 @@
+"""Ranks of a process group of gloo, each a process that is forked from the one of the tests."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from det_lightning.core import DistributedContext
+from tests.core.ranks import free_port, numbers
+
+
+class CountedCollectives(TorchDispatchMode):
+    """Notes the collectives inside, and the bytes that each takes from this rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            (tensor,) = [one for one in args[1:2] if isinstance(one, torch.Tensor)]
+            self.sent.append(tensor.nbytes)
+        return func(*args, **(kwargs or {}))
+
+
+def _run(
+    do: Callable[[DistributedContext], Any], rank: int, size: int, folder: Path, port: int, timeout_s: float, queue: Any
+) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'group'}", rank=rank, world_size=size)
+    context = DistributedContext(**numbers(rank, 1, size), pub_port=port, timeout_s=timeout_s)
+    try:
+        found = do(context)
+    except Exception as error:
+        found = error
+    queue.put((rank, found))
+    queue.close()
+    queue.join_thread()
+    context.close()
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(60)  # it keeps the store for the other ranks
+    os._exit(0)  # the group of a rank that has failed would wait for the others
+
+
+def in_processes(
+    size: int, folder: Path, do: Callable[[DistributedContext], Any], timeout_s: float = 300.0, killed: int = 0
+) -> list[Any]:
+    """Run the function on every rank; return its results, or the errors it raised. Of some nothing may come back."""
+    forking = multiprocessing.get_context("fork")
+    queue = forking.Queue()
+    with CountedCollectives():
+        torch.zeros(1).clone()  # imports hundreds of modules, which each process would import
+    port = free_port()
+    ranks = [
+        forking.Process(target=_run, args=(do, rank, size, folder, port, timeout_s, queue)) for rank in range(size)
+    ]
+    for process in ranks:
+        process.start()
+    found = sorted((queue.get(timeout=300) for _ in range(size - killed)), key=lambda one: one[0])
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks].count(0) == size - killed
+    return [result for _, result in found]

@@ -1,0 +1,264 @@
+"""What the ranks of a training exchange at its boundaries, and for what they wait there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+import pytorch_lightning as pl
+from fsspec.implementations.memory import MemoryFileSystem
+from pytorch_lightning.loggers.logger import DummyLogger
+
+from det_lightning import pytorch
+from det_lightning.core import DistributedContext
+from tests.distributed.group_ranks import in_processes
+from tests.trials import SmallTrial, seed_everything
+
+PERIOD = 4
+LENGTH = 16
+WAIT_S = 20.0
+
+
+class CalledExchanges:
+    """Notes the exchanges of this thread over the process group and over the store, by name; watches the real ones."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self._names = {
+            "det_lightning.distributed.group_collectives": {"all_to_all": "group", "broadcast": "group"},
+            "det_lightning.core._exchange": {"_run": "store"},
+        }
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+        if event == "call":
+            names = self._names.get(frame.f_globals.get("__name__", ""), {})
+            if name := names.get(frame.f_code.co_name):
+                self.found.append(name)
+
+
+def train(
+    context: DistributedContext,
+    folder: Path,
+    trial_class: Callable[[Any], SmallTrial] = SmallTrial,
+    lightning: dict[str, Any] | None = None,
+    **fit: Any,
+) -> SmallTrial:
+    """Train on the ranks of a process group, a report every four batches."""
+    own = folder / f"rank{context.rank}"
+    own.mkdir(exist_ok=True)
+    os.chdir(own)
+    seed_everything()
+    with pytorch.init(
+        hparams={"global_batch_size": 8}, distributed=context, enable_tensorboard_logging=False
+    ) as trial_context:
+        trial = trial_class(trial_context)
+        trainer = pytorch.Trainer(trial, trial_context, enable_progress_bar=False, **(lightning or {}))
+        trainer.fit(
+            max_length=pytorch.Batch(LENGTH),
+            reporting_period=pytorch.Batch(PERIOD),
+            checkpoint_policy="none",
+            code_dir=own,
+            **{"checkpoint_storage": folder / "checkpoints", **fit},
+        )
+        return trial
+
+
+def appears(path: Path) -> bool:
+    """Wait for a file; return whether it is there."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not path.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return path.exists()
+
+
+def exchanges_at_reports(
+    context: DistributedContext, folder: Path, trial_class: type[SmallTrial] = SmallTrial, **fit: Any
+) -> dict[int, list[str]]:
+    """Return what this rank exchanges after each batch, until the next one begins."""
+    called = CalledExchanges()
+    after: dict[int, list[str]] = {}
+
+    class Marking(trial_class):  # type: ignore[misc,valid-type]
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            after[batch_idx] = called.found = []
+            return {"loss": super().train_batch(batch, epoch_idx, batch_idx)["loss"]}
+
+    sys.setprofile(called)
+    train(context, folder, Marking, **fit)
+    sys.setprofile(None)
+    # Batch N is followed by the exchanges noted when batch N began.
+    return {batch_idx + 1: list(found) for batch_idx, found in after.items() if batch_idx + 1 < LENGTH}
+
+
+@pytest.mark.slow
+def test_a_boundary_takes_one_exchange_over_the_group_and_none_over_the_store(tmp_path: Path) -> None:
+    """The first one shows that all ranks have a group, and how many numbers there are."""
+    for after in in_processes(2, tmp_path, lambda context: exchanges_at_reports(context, tmp_path)):
+        assert after.pop(PERIOD) == ["store", *["group"] * 4]
+        boundaries = range(2 * PERIOD, LENGTH, PERIOD)
+        assert after == {batch: ["group"] * 2 if batch in boundaries else [] for batch in after}
+
+
+@pytest.mark.slow
+def test_a_validation_adds_one_exchange_to_its_boundary(tmp_path: Path) -> None:
+    period = pytorch.Batch(PERIOD)
+    for after in in_processes(
+        2, tmp_path, lambda context: exchanges_at_reports(context, tmp_path, validation_period=period)
+    ):
+        assert [after[batch] for batch in range(2 * PERIOD, LENGTH, PERIOD)] == [["group"] * 4] * 2
+
+
+class SlowLogger(DummyLogger):
+    """Is done with a metric only once another rank has begun the batch that follows."""
+
+    def __init__(self, metric: str, begun: Path) -> None:
+        super().__init__()
+        self.metric = metric
+        self.begun = begun
+        self.was_passed: list[bool] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if self.metric not in metrics:
+            return
+        self.was_passed.append(appears(self.begun))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", ["loss", "validation_loss"])
+def test_no_rank_waits_while_the_chief_writes_its_metrics(metric: str, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    def run(context: DistributedContext) -> list[bool]:
+        class Announcing(SmallTrial):
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+                if context.rank == 1 and batch_idx == PERIOD:
+                    begun.touch()
+                return super().train_batch(batch, epoch_idx, batch_idx)
+
+        logger = SlowLogger(metric, begun)
+        validation = {"validation_period": pytorch.Batch(PERIOD)} if "validation" in metric else {}
+        train(context, tmp_path, Announcing, {"logger": logger if context.rank == 0 else False}, **validation)
+        return logger.was_passed
+
+    of_chief, _ = in_processes(2, tmp_path, run)
+    assert len(of_chief) >= LENGTH // PERIOD
+    assert all(of_chief)
+
+
+class SlowStorage(MemoryFileSystem):
+    """Memory in which a file is written only once ``begun`` is there."""
+
+    protocol = "slow"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    begun: ClassVar[Path]
+    was_passed: ClassVar[list[bool]] = []
+
+    def put_file(self, lpath: Any, rpath: Any, *args: Any, **kwargs: Any) -> None:
+        if "state_dict" in rpath:
+            self.was_passed.append(appears(self.begun))
+        super().put_file(lpath, rpath, *args, **kwargs)
+
+
+@pytest.mark.slow
+def test_ranks_pass_boundaries_without_waiting_for_the_chief_while_it_uploads_a_checkpoint(tmp_path: Path) -> None:
+    """The upload of the checkpoint after the first boundary ends once the other rank is beyond the third one."""
+    SlowStorage.begun = tmp_path / "begun"
+    fsspec.register_implementation("slow", SlowStorage, clobber=True)
+
+    def run(context: DistributedContext) -> tuple[dict[int, list[str]], list[bool], list[int]]:
+        complete: list[int] = []
+
+        class Noting(pytorch.PyTorchCallback):
+            def on_checkpoint_upload_end(self, uuid: str) -> None:
+                complete.append(len(complete))
+
+        class Announcing(SmallTrial):
+            def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+                return {"counter": self.counter, "noting": Noting()}
+
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+                if (context.rank, batch_idx) == (1, 3 * PERIOD):
+                    SlowStorage.begun.touch()
+                return super().train_batch(batch, epoch_idx, batch_idx)
+
+        fit: dict[str, Any] = {"checkpoint_period": pytorch.Batch([PERIOD]), "checkpoint_storage": "slow://bucket"}
+        after = exchanges_at_reports(context, tmp_path, Announcing, **fit)
+        return after, SlowStorage.was_passed, complete
+
+    for rank, (after, was_passed, complete) in enumerate(in_processes(2, tmp_path, run)):
+        assert [after[batch] for batch in (2 * PERIOD, 3 * PERIOD)] == [["group"] * 2] * 2
+        assert complete == [0, 1]
+        assert was_passed == ([True, True] if rank == 0 else [])
+
+
+class Asking(pytorch.PyTorchCallback):
+    """Wants to stop at the second boundary; subclasses after the metrics of the ranks are reduced."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.calls = 0
+        self.context = context
+
+    def ask(self) -> None:
+        self.calls += 1
+        if self.calls == 2:
+            self.context.set_stop_requested(True)
+
+
+class AskingAfterWorkload(Asking):
+    def on_training_workload_end(self, avg_metrics: Any, batch_metrics: Any) -> None:
+        self.ask()
+
+
+class AskingAfterValidation(Asking):
+    def on_validation_end(self, metrics: Any) -> None:
+        self.ask()
+
+
+class AskingAfterUpload(Asking):
+    """There is a checkpoint at the second boundary."""
+
+    def on_checkpoint_upload_end(self, uuid: str) -> None:
+        self.context.set_stop_requested(True)
+
+
+class AskingHook(pl.Callback):
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        if self.rank == 1 and pl_module.trial_run.state.batches_trained == 2 * PERIOD:
+            pl_module.trial_run.context.set_stop_requested(True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asking", [AskingAfterWorkload, AskingAfterValidation, AskingAfterUpload, AskingHook])
+def test_one_rank_that_wants_to_stop_after_a_reduction_stops_all_at_the_same_boundary(
+    asking: type, tmp_path: Path
+) -> None:
+    def run(context: DistributedContext) -> int:
+        class Stopping(SmallTrial):
+            batches = 0
+
+            def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+                asks = context.rank == 1 and issubclass(asking, Asking)
+                return {"counter": self.counter, **({"asks": asking(self.context)} if asks else {})}
+
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+                Stopping.batches += 1
+                return super().train_batch(batch, epoch_idx, batch_idx)
+
+        lightning = {"callbacks": [asking(context.rank)]} if asking is AskingHook else None
+        fit: dict[str, Any] = {"validation_period": pytorch.Batch(PERIOD)}
+        if asking is AskingAfterUpload:
+            fit["checkpoint_period"] = pytorch.Batch([2 * PERIOD])
+        train(context, tmp_path, Stopping, lightning, **fit)
+        return Stopping.batches
+
+    assert in_processes(2, tmp_path, run) == [2 * PERIOD] * 2

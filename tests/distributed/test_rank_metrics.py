@@ -1,0 +1,176 @@
+"""Metrics of several ranks are reduced to the bit, and no rank's traffic grows with the number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from det_lightning.core import DistributedContext
+from det_lightning.distributed.rank_exchange import RankExchange
+from det_lightning.engine.rank_metrics import average_over_ranks, reduce_validation_metrics
+from det_lightning.pytorch import Reducer
+from det_lightning.pytorch._reducer import simple_reduce
+from tests.core.ranks import on_ranks
+from tests.distributed.group_ranks import CountedCollectives, in_processes
+
+BATCHES = 100
+METRICS = 10
+REPORTS = 3
+#: Of rows whose first batches say what is in them, and which ranks want to stop.
+HEADER = 2
+
+RANKS = pytest.mark.parametrize("size", [2, 4, 8, pytest.param(16, marks=pytest.mark.slow)])
+
+
+def metric_of(kind: int, random: np.random.RandomState) -> Any:
+    """Return a number of one of all plain types, whose mean depends on the order in which such are added."""
+    value = random.lognormal(0, 8)
+    return (
+        float(value),
+        np.array(value, np.float32),
+        np.array(value, np.float64),
+        np.float32(value),
+        int(value),
+        np.array(int(value), np.int64),
+        np.array(int(value) % 1000, np.int32),
+    )[kind % 7]
+
+
+def window_of(rank: int) -> list[dict[str, Any]]:
+    random = np.random.RandomState(rank)
+    return [{f"metric{index}": metric_of(index, random) for index in range(METRICS)} for _ in range(BATCHES)]
+
+
+def mean_of_gathered(size: int) -> list[dict[str, Any]]:
+    """Return what a chief computes that has gathered the windows of all ranks."""
+    windows = [window_of(rank) for rank in range(size)]
+    return [
+        {name: np.mean(np.array([window[index][name] for window in windows])) for name in batch}
+        for index, batch in enumerate(windows[0])
+    ]
+
+
+def is_same(found: Any, expected: Any) -> bool:
+    """Return whether two numbers are equal to the bit and of the same type."""
+    return bool(found.dtype == expected.dtype and found.tobytes() == expected.tobytes())
+
+
+def report(context: DistributedContext) -> tuple[Any, int, list[list[int]]]:
+    """Return the averages of the last one of several reports, its flags, and the bytes in the collectives of each."""
+    exchange = RankExchange(context)
+    sent = []
+    for _ in range(REPORTS):
+        with CountedCollectives() as counted:
+            window, flags = average_over_ranks(window_of(context.rank), exchange, 1 << context.rank % 2)
+        sent.append(counted.sent)
+    return window, flags, sent
+
+
+@RANKS
+def test_a_report_takes_two_collectives_and_the_same_bytes_on_any_number_of_ranks(size: int, tmp_path: Path) -> None:
+    expected = mean_of_gathered(size)
+    for window, flags, sent in in_processes(size, tmp_path, report):
+        assert flags == 0b11
+        for batch, means in zip(window, expected, strict=True):
+            assert all(is_same(batch[name], mean) for name, mean in means.items())
+            assert [isinstance(batch[f"metric{index}"], np.ndarray) for index in range(7)] == [0, 1, 1, 0, 0, 1, 1]
+        shares = -(-(BATCHES * METRICS + HEADER) // size) * size
+        header = -(-HEADER // size) * size
+        assert sent == [[8 * header, 8 * header, 8 * shares, 8 * shares], *[[8 * shares, 8 * shares]] * (REPORTS - 1)]
+        assert 8 * shares < 8 * (BATCHES * METRICS + HEADER + size)
+
+
+def validation_of(rank: int, batches: int) -> list[dict[str, Any]]:
+    random = np.random.RandomState(100 + rank)
+    return [
+        {f"{way.name} {kind}": metric_of(kind, random) for way in Reducer for kind in range(7)} for _ in range(batches)
+    ]
+
+
+def reducers_of(names: list[str]) -> dict[str, Reducer]:
+    return {name: Reducer[name.split()[0]] for name in names}
+
+
+def reduce_of_gathered(size: int, batches: list[int]) -> dict[str, Any]:
+    """Return what a chief computes that has gathered what each rank has reduced its batches to."""
+    ranks = [validation_of(rank, count) for rank, count in enumerate(batches) if count]
+    counts = [count for count in batches if count]
+    return {
+        name: simple_reduce(way, [simple_reduce(way, np.stack([b[name] for b in rank])) for rank in ranks], counts)
+        for name, way in reducers_of(list(ranks[0][0])).items()
+    }
+
+
+@pytest.mark.parametrize("without", [0, 1], ids=["all have batches", "one has none"])
+@RANKS
+def test_a_validation_is_reduced_over_uneven_ranks_as_one_that_was_gathered(
+    size: int, without: int, tmp_path: Path
+) -> None:
+    counts = [3 + rank % 2 for rank in range(size - without)] + [0] * without
+
+    def validate(context: DistributedContext) -> tuple[dict[str, Any], int, int]:
+        batches = validation_of(context.rank, counts[context.rank])
+        reducers = reducers_of(list(validation_of(0, 1)[0]))
+        with CountedCollectives() as counted:
+            metrics, flags = reduce_validation_metrics(batches, reducers, RankExchange(context), context.rank & 1)
+        return metrics, flags, len(counted.sent)
+
+    expected = reduce_of_gathered(size, counts)
+    for metrics, flags, collectives in in_processes(size, tmp_path, validate):
+        # A rank without batches has no numbers: then all exchange objects.
+        assert (flags, collectives) == (1, 4 - without)
+        assert list(metrics) == list(expected)
+        wrong = {name: (metrics[name], value) for name, value in expected.items() if not is_same(metrics[name], value)}
+        assert not wrong
+
+
+@pytest.mark.parametrize("value", [np.array(3.0, np.float16), np.array([1.0, 2.0]), True, 2**80])
+def test_metrics_that_are_not_plain_numbers_are_gathered(value: Any, tmp_path: Path) -> None:
+    def average(context: DistributedContext) -> list[dict[str, Any]]:
+        batches, _ = average_over_ranks([{"a": 1.0 + context.rank, "b": value}], RankExchange(context), 0)
+        return batches
+
+    for found in (on_ranks(1, 2, average), in_processes(2, tmp_path, average)):
+        assert [(one[0]["a"], float(one[0]["b"])) for one in found] == [(1.5, float(np.mean(value)))] * 2
+
+
+def test_ranks_with_other_metrics_are_named(tmp_path: Path) -> None:
+    def average(context: DistributedContext) -> Any:
+        return average_over_ranks([{f"of rank {context.rank}": 1.0}], RankExchange(context), 0)
+
+    for found in (on_ranks(1, 2, average), in_processes(2, tmp_path, average)):
+        assert all("1 times ['of rank 0'] on rank 0, and 1 times ['of rank 1'] on rank 1" in str(e) for e in found)
+
+
+def test_windows_of_changing_length_are_averaged_as_they_come(tmp_path: Path) -> None:
+    def average(context: DistributedContext) -> list[list[dict[str, Any]]]:
+        exchange = RankExchange(context)
+        windows = [[{"a": float(batch + context.rank)} for batch in range(length)] for length in (3, 1, 7, 2, 7)]
+        return [average_over_ranks(window, exchange, 0)[0] for window in windows]
+
+    for found in in_processes(2, tmp_path, average):
+        assert found == [[{"a": batch + 0.5} for batch in range(length)] for length in (3, 1, 7, 2, 7)]
+
+
+def test_objects_of_any_size_go_over_the_process_group(tmp_path: Path) -> None:
+    """Also ones that are larger than all before, and such that are much smaller."""
+    sizes = [10, 100_000, 100_001, 0, 2_000_000, 5]
+
+    def exchange_all(context: DistributedContext) -> list[Any]:
+        exchange = RankExchange(context)
+        found = []
+        for size in sizes:
+            own = {"rank": context.rank, "bytes": bytes([context.rank]) * size}
+            gathered = exchange.allgather(own)
+            assert (gathered[0] is own) == (context.rank == 0)
+            found.append((gathered, exchange.broadcast(own)))
+        return found
+
+    ranks = in_processes(3, tmp_path, exchange_all)
+    assert ranks[0] == ranks[1] == ranks[2]
+    for size, (gathered, of_chief) in zip(sizes, ranks[0], strict=True):
+        assert gathered == [{"rank": rank, "bytes": bytes([rank]) * size} for rank in range(3)]
+        assert of_chief == gathered[0]
