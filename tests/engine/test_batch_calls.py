@@ -143,7 +143,7 @@ def test_tensorboard_files_take_one_call_for_a_metric_of_a_batch(tmp_path: Path)
     batch = {"loss": np.array(0.5, np.float32)}
     output.add_training(1, {}, [batch])
     profiled(recorder, lambda: output.add_training(1001, {}, [batch] * 1000))
-    assert len(recorder.calls) <= 1020, recorder.calls[:20]
+    assert len(recorder.calls) <= 1030, recorder.calls[:20]
 
 
 @pytest.mark.parametrize("aggregation_frequency", [1, 2])
