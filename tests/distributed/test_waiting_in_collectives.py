@@ -53,7 +53,7 @@ def test_a_rank_that_has_left_is_named(tmp_path: Path) -> None:
     def do(context: DistributedContext) -> Any:
         if context.rank == 1:
             context.abandon(ValueError("the culprit's message"))
-            time.sleep(5)
+            time.sleep(2)
             return None
         return exchange(context)
 
@@ -72,10 +72,10 @@ def test_a_rank_that_exchanges_something_else_is_named(tmp_path: Path) -> None:
 
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     def do(context: DistributedContext) -> Any:
-        return time.sleep(6) if context.rank == 1 else exchange(context)
+        return time.sleep(4) if context.rank == 1 else exchange(context)
 
-    error = str(in_processes(2, tmp_path, do, timeout_s=3)[0])
-    assert "sum() of rank 0 has waited 3 s for rank 1." in error
+    error = str(in_processes(2, tmp_path, do, timeout_s=2)[0])
+    assert "sum() of rank 0 has waited 2 s for rank 1." in error
 
 
 def test_a_rank_that_is_killed_ends_the_waiting(tmp_path: Path) -> None:
