@@ -119,8 +119,8 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[str, st
 @pytest.mark.parametrize(
     ("begins_a_step", "most_calls", "most_files"),
     [
-        (False, 10, 6),
-        (True, 16, 9),  # a workload begins
+        (False, 8, 6),
+        (True, 14, 9),  # a workload begins
     ],
 )
 def test_a_plain_batch_goes_through_few_calls_and_files(
