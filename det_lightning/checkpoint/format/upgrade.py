@@ -100,6 +100,10 @@ def read_load_data(directory: pathlib.Path) -> LoadData:
     return LoadData(path, spec, hparams, config, False, True, make_load_data(hparams, config, spec, is_trainer=False))
 
 
+#: The entries of ``load_data.json``.
+LOAD_DATA_ENTRIES = frozenset({"trial_type", "experiment_config", "hparams", "trial_cls_spec", "is_trainer"})
+
+
 def make_load_data(
     hparams: Any, experiment_config: Any, trial_cls_spec: str | None = None, is_trainer: bool = True
 ) -> dict[str, Any]:
