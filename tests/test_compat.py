@@ -45,6 +45,7 @@ print(sum(type(finder).__name__ == "_AliasFinder" for finder in sys.meta_path))
     ) == ["True True True", "True True", "det_lightning det_lightning det_lightning.errors True", "1"]
 
 
+@pytest.mark.slow
 def test_modules_run_as_scripts_by_their_names_in_determined() -> None:
     code = """
 import runpy
@@ -56,6 +57,7 @@ runpy._run_module_as_main("determined.launch.torch_distributed")
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_internal_modules_of_determineds_pytorch_api_are_there_with_their_names() -> None:
     assert printed(
         """
@@ -102,6 +104,7 @@ for name in ("determined.keras", "determined.core.profiler", "determined.no.such
     )
 
 
+@pytest.mark.slow
 def test_model_hub_is_ours_unless_a_project_has_a_package_of_that_name() -> None:
     assert printed(
         """

@@ -17,6 +17,7 @@ def imported_with(module: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "without"),
     [

@@ -29,6 +29,7 @@ def test_the_directory_is_imported_from_inside_the_block_only(tmp_path: Path) ->
         importlib.import_module(MODULE)
 
 
+@pytest.mark.slow
 def test_two_directories_may_hold_modules_of_the_same_name(tmp_path: Path) -> None:
     found = []
     for name in ("first", "second"):

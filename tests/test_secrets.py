@@ -84,6 +84,7 @@ def test_settings_without_secrets_stay_as_they_are(settings: Any) -> None:
     assert leave_out_masked(settings, "settings") is settings
 
 
+@pytest.mark.slow
 @hypothesis.given(
     settings=st.dictionaries(NAMES, SETTINGS, max_size=3),
     name=st.sampled_from(SECRET_NAMES),
@@ -137,6 +138,7 @@ def test_secrets_in_a_text_are_masked(text: str) -> None:
     assert masked.startswith(text.partition("{}")[0][:6].replace("{{", "{"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part", ["a", "a://b:", "sk-", "eyJ-", "bearer ", "'a':'", "k=", "--k ", ",a: ", "{ ", "http://", "-", "\n-", "@"]
 )
@@ -293,6 +295,7 @@ def test_show_masks_what_others_wrote(flags: list[str], tmp_path: Path) -> None:
     assert MASK in result.output
 
 
+@pytest.mark.slow
 def test_what_is_exported_and_imported_has_no_secrets(tmp_path: Path) -> None:
     load_data = {"trial_cls_spec": "m:T", "hparams": HPARAMS, "experiment_config": CONFIG, "is_trainer": True}
     checkpoint, file = write_checkpoint(tmp_path / "from", load_data=load_data), tmp_path / "one.ckpt"

@@ -84,6 +84,7 @@ def test_other_code_is_left_alone(text: str) -> None:
     assert lines_found(text) == []
 
 
+@pytest.mark.slow
 def test_the_whole_product_keeps_to_the_style() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{line}"

@@ -55,6 +55,7 @@ def test_slow_batches_take_as_many_steps_as_fast_ones(seconds: float) -> None:
     assert module.steps == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bar_class", [TQDMProgressBar, RichProgressBar])
 def test_a_progress_bar_moves_within_a_step(bar_class: Any) -> None:
     shown: list[int] = []

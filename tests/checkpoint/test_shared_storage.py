@@ -214,6 +214,7 @@ for number in range(40):
 """
 
 
+@pytest.mark.slow
 def test_processes_that_change_an_index_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", ADDS, str(tmp_path)]

@@ -137,6 +137,7 @@ def test_help_imports_nothing_that_is_slow(arguments: list[str]) -> None:
     assert imported.isdisjoint({"torch", "numpy", "fsspec", "pytorch_lightning", "lightning_fabric"})
 
 
+@pytest.mark.slow
 def test_a_listing_does_not_wait_for_torch(checkpoint: Path) -> None:
     assert modules_after("checkpoint", "ls", checkpoint.parent).isdisjoint({"torch", "numpy", "pytorch_lightning"})
 

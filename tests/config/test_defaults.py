@@ -230,6 +230,7 @@ def test_reading_leaves_its_argument_alone(configuration: dict[str, Any]) -> Non
     assert json.dumps(configuration) == before
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(sorted(DEFAULTED)) | TEXT, JSON | st.dictionaries(TEXT, JSON), max_size=4))
 def test_whatever_is_wrong_is_one_error(configuration: dict[str, Any]) -> None:
     try:

@@ -104,6 +104,7 @@ def test_mistakes_of_values_come_together() -> None:
     assert [mistake.line for mistake in YamlDocument("a: .inf\na: 1\nb: !x 1\nc: 017").mistakes] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_aliases_cannot_fill_the_memory() -> None:
     rows = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     rows += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
@@ -111,6 +112,7 @@ def test_aliases_cannot_fill_the_memory() -> None:
     assert "values" in mistake.message
 
 
+@pytest.mark.slow
 def test_many_merge_keys_take_no_longer_than_many_keys() -> None:
     rows = [f"  <<: {{k{number}: 1}}" for number in range(10_000)]
     assert len(YamlDocument("a:\n" + "\n".join(rows)).data["a"]) == 10_000

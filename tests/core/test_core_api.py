@@ -133,6 +133,7 @@ def test_an_upload_of_nothing_is_refused(arguments: dict[str, Any], named: str, 
 # Checkpoints of several ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (2, 1)])
 def test_ranks_contribute_their_files_to_one_checkpoint(
     nodes: int, per_node: int, storage: CheckpointStorage, tmp_path: Path
@@ -150,6 +151,7 @@ def test_ranks_contribute_their_files_to_one_checkpoint(
     assert checkpoint.get_metadata(ids[0]) == {"steps_completed": 2, "of": {"0": 0, "1": 1}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (2, 1)])
 def test_ranks_save_into_one_path(nodes: int, per_node: int, storage: CheckpointStorage) -> None:
     def save(context: core.DistributedContext) -> str:
@@ -164,6 +166,7 @@ def test_ranks_save_into_one_path(nodes: int, per_node: int, storage: Checkpoint
     assert content_of(checkpoint, ids[0]) == {"shard0": "0", "shard1": "1"}
 
 
+@pytest.mark.slow
 def test_a_directory_that_ranks_share_is_uploaded_once(tmp_path: Path) -> None:
     own = make_files(tmp_path / "own", model="weights")
     storage = CheckpointStorage(tmp_path / "storage")
@@ -171,6 +174,7 @@ def test_a_directory_that_ranks_share_is_uploaded_once(tmp_path: Path) -> None:
     assert content_of(CheckpointContext(core.DistributedContext(), storage), ids[0]) == {"model": "weights"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["files", "metadata"])
 def test_contradictions_between_ranks_are_refused_on_all(what: str, tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
@@ -187,6 +191,7 @@ def test_contradictions_between_ranks_are_refused_on_all(what: str, tmp_path: Pa
     assert storage.root.find_files() == {}
 
 
+@pytest.mark.slow
 def test_no_checkpoint_remains_where_one_rank_fails(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
 
@@ -202,6 +207,7 @@ def test_no_checkpoint_remains_where_one_rank_fails(tmp_path: Path) -> None:
     assert storage.root.find_files() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", core.DownloadMode)
 def test_ranks_of_a_machine_download_what_any_of_them_selects(
     mode: core.DownloadMode, storage: CheckpointStorage, tmp_path: Path
@@ -222,6 +228,7 @@ def test_ranks_of_a_machine_download_what_any_of_them_selects(
         assert [files_in(tmp_path / f"of{rank}") for rank in (0, 1)] == [{"file0": "0"}, {"file1": "1"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", core.DownloadMode)
 def test_ranks_of_a_machine_see_a_checkpoint_until_all_have_left_it(
     mode: core.DownloadMode, storage: CheckpointStorage, tmp_path: Path
@@ -240,6 +247,7 @@ def test_ranks_of_a_machine_see_a_checkpoint_until_all_have_left_it(
     assert on_ranks(1, 2, restore) == [("weights", storage.is_local)] * 2
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_reported_on_all_ranks(storage: CheckpointStorage) -> None:
     def restore(context: core.DistributedContext) -> None:
         with CheckpointContext(context, storage).restore_path("no such checkpoint"):
@@ -248,6 +256,7 @@ def test_what_is_not_there_is_reported_on_all_ranks(storage: CheckpointStorage) 
     assert [type(error) for error in on_ranks(1, 2, restore)] == [errors.CheckpointNotFound] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["upload", "store_path"])
 def test_without_shards_only_the_chief_writes(method: str, tmp_path: Path) -> None:
     def write(context: core.DistributedContext) -> None:
@@ -367,6 +376,7 @@ sys.exit(3)
         assert process.wait(60) == ends_with
 
 
+@pytest.mark.slow
 def test_all_ranks_learn_that_one_was_asked_to_end() -> None:
     def ask(context: core.DistributedContext) -> list[bool]:
         preempt = core.PreemptContext(context)
@@ -391,6 +401,7 @@ def test_the_handler_of_before_is_restored(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", core.PreemptMode)
 def test_who_may_ask_depends_on_the_mode(mode: core.PreemptMode) -> None:
     def ask(context: core.DistributedContext) -> bool:

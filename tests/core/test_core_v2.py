@@ -78,6 +78,7 @@ core_v2.close()
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_is_started_again_with_its_ids_goes_on_from_its_newest_checkpoint() -> None:
     def first_step(experiment: str, trial: str, length: int) -> list[int]:
         command = [sys.executable, "-c", SCRIPT, experiment, trial, str(length)]

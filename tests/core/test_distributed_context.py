@@ -51,6 +51,7 @@ def store_of(context: DistributedContext) -> Any:
     return store.underlying_store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "per_node"), LAYOUTS)
 def test_every_rank_gets_the_objects_in_the_order_of_the_ranks(nodes: int, per_node: int) -> None:
     def do(context: DistributedContext) -> list[Any]:
@@ -115,6 +116,7 @@ def test_any_sequence_of_operations_gives_what_a_list_would(data: st.DataObject,
     assert on_ranks(nodes, per_node, do) == [[expected(rank, *call) for call in calls] for rank in range(size)]
 
 
+@pytest.mark.slow
 @lists_keys
 def test_large_objects_arrive_whole_and_leave_the_store() -> None:
     large = os.urandom(1 << 20) * 50
@@ -149,6 +151,7 @@ def test_thousands_of_operations_leave_no_keys_but_those_of_the_latest() -> None
         assert max(counts) <= 16
 
 
+@pytest.mark.slow
 @lists_keys
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
 def test_what_a_rank_reads_does_not_grow_with_the_ranks_where_all_say_the_same(size: int) -> None:
@@ -167,6 +170,7 @@ def test_what_a_rank_reads_does_not_grow_with_the_ranks_where_all_say_the_same(s
         assert max(lengths) < 350
 
 
+@pytest.mark.slow
 def test_the_objects_of_others_are_copies() -> None:
     def do(context: DistributedContext) -> bool:
         mine = [context.rank]
@@ -179,6 +183,7 @@ def test_the_objects_of_others_are_copies() -> None:
     assert on_ranks(1, 3, do) == [True] * 3
 
 
+@pytest.mark.slow
 def test_waiting_ranks_take_hardly_any_processor_time() -> None:
     def do(context: DistributedContext) -> float:
         context.allgather(None)
@@ -227,6 +232,7 @@ def test_a_port_out_of_range_is_refused() -> None:
         DistributedContext(**numbers(0, 1, 2), pub_port=65000, port_offset=1000)
 
 
+@pytest.mark.slow
 def test_ranks_that_disagree_are_refused_on_every_rank() -> None:
     port = free_port()
 
@@ -256,6 +262,7 @@ def test_port_offset_is_added_and_the_other_transport_arguments_are_accepted() -
         assert list(pool.map(on_rank, range(2))) == [[0, 1], [0, 1]]
 
 
+@pytest.mark.slow
 def test_the_store_of_a_single_node_cannot_be_reached_from_others() -> None:
     def do(context: DistributedContext) -> bool:
         assert context._session is not None
@@ -273,6 +280,7 @@ def test_the_store_of_a_single_node_cannot_be_reached_from_others() -> None:
     assert on_ranks(1, 2, do) == [False, False]
 
 
+@pytest.mark.slow
 def test_the_topology_comes_from_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INTER_TRAIN_PROCESS_COMM_PORT_1", str(free_port()))
     monkeypatch.setenv("DET_CHIEF_IP", "127.0.0.1")
@@ -321,6 +329,7 @@ def test_a_launcher_that_did_not_start_the_process_is_named() -> None:
 # What goes wrong
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_to_an_exchange_is_named() -> None:
     finished = threading.Event()
 
@@ -338,6 +347,7 @@ def test_a_rank_that_does_not_come_to_an_exchange_is_named() -> None:
     assert "allgather() of rank 0 has waited 2 s for rank 1." in found[0]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_never_started_is_named() -> None:
     port = free_port()
 
@@ -352,6 +362,7 @@ def test_a_rank_that_is_never_started_is_named() -> None:
     assert other == chief
 
 
+@pytest.mark.slow
 def test_a_chief_that_is_never_started_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"Rank 1 has not reached the store at 127.0.0.1.* Does rank 0 run"):
         DistributedContext(**numbers(1, 1, 2), pub_port=free_port(), timeout_s=1)
@@ -365,6 +376,7 @@ def test_a_port_that_is_in_use_is_named() -> None:
         DistributedContext(**numbers(0, 1, 2), pub_port=taken.getsockname()[1], timeout_s=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaver", [0, 1])
 def test_a_rank_that_closes_early_ends_the_waiting_of_the_others(leaver: int) -> None:
     def do(context: DistributedContext) -> None:
@@ -379,6 +391,7 @@ def test_a_rank_that_closes_early_ends_the_waiting_of_the_others(leaver: int) ->
     assert any(f"rank {leaver} takes part no more, since its context was closed" in text for text in found.values())
 
 
+@pytest.mark.slow
 def test_different_operations_are_named_on_every_rank() -> None:
     def do(context: DistributedContext) -> None:
         if context.rank == 1:
@@ -392,6 +405,7 @@ def test_different_operations_are_named_on_every_rank() -> None:
         assert "rank 0 gather(), rank 1 broadcast(), rank 2 gather()" in text
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_each_other_in_different_groups_raise_an_error_that_says_so() -> None:
     def do(context: DistributedContext) -> None:
         if context.rank == 3:
@@ -406,6 +420,7 @@ def test_ranks_that_wait_for_each_other_in_different_groups_raise_an_error_that_
     assert any("allgather()" in text and "broadcast_local()" in text for text in found.values())
 
 
+@pytest.mark.slow
 def test_after_closing_an_exchange_raises() -> None:
     def do(context: DistributedContext) -> None:
         context.allgather(None)
@@ -417,6 +432,7 @@ def test_after_closing_an_exchange_raises() -> None:
         assert "exchanges nothing any more: its context was closed" in text
 
 
+@pytest.mark.slow
 def test_an_object_that_cannot_be_pickled_breaks_nothing() -> None:
     def do(context: DistributedContext) -> Any:
         with contextlib.suppress(Exception):
@@ -426,6 +442,7 @@ def test_an_object_that_cannot_be_pickled_breaks_nothing() -> None:
     assert on_ranks(1, 2, do) == [[0, 1], [0, 1]]
 
 
+@pytest.mark.slow
 def test_contexts_one_after_another_and_at_once_share_a_port() -> None:
     port = free_port()
 
@@ -444,6 +461,7 @@ def test_contexts_one_after_another_and_at_once_share_a_port() -> None:
             assert found == [([(number, 1)] * 3, [(number, 2)] * 3) for number in range(3)]
 
 
+@pytest.mark.slow
 def test_contexts_may_be_closed_one_by_one_from_one_thread() -> None:
     contexts: list[DistributedContext] = []
     port = free_port()

@@ -47,6 +47,7 @@ def join_late(context: DistributedContext) -> None:
     context.allgather(context.rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("period", ["0", "30"])
 def test_no_line_where_it_is_turned_off_or_not_due(
     period: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

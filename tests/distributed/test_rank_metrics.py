@@ -69,6 +69,7 @@ def report(context: DistributedContext) -> tuple[Any, int, list[list[int]]]:
     return window, flags, sent
 
 
+@pytest.mark.slow
 @RANKS
 def test_a_report_takes_two_collectives_and_the_same_bytes_on_any_number_of_ranks(size: int, tmp_path: Path) -> None:
     expected = mean_of_gathered(size)
@@ -126,6 +127,7 @@ def test_a_validation_is_reduced_over_uneven_ranks_as_one_that_was_gathered(
         assert not wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.array(3.0, np.float16), np.array([1.0, 2.0]), True, 2**80])
 def test_metrics_that_are_not_plain_numbers_are_gathered(value: Any, tmp_path: Path) -> None:
     def average(context: DistributedContext) -> list[dict[str, Any]]:
@@ -136,6 +138,7 @@ def test_metrics_that_are_not_plain_numbers_are_gathered(value: Any, tmp_path: P
         assert [(one[0]["a"], float(one[0]["b"])) for one in found] == [(1.5, float(np.mean(value)))] * 2
 
 
+@pytest.mark.slow
 def test_ranks_with_other_metrics_are_named(tmp_path: Path) -> None:
     def average(context: DistributedContext) -> Any:
         return average_over_ranks([{f"of rank {context.rank}": 1.0}], RankExchange(context), 0)
@@ -144,6 +147,7 @@ def test_ranks_with_other_metrics_are_named(tmp_path: Path) -> None:
         assert all("1 times ['of rank 0'] on rank 0, and 1 times ['of rank 1'] on rank 1" in str(e) for e in found)
 
 
+@pytest.mark.slow
 def test_windows_of_changing_length_are_averaged_as_they_come(tmp_path: Path) -> None:
     def average(context: DistributedContext) -> list[list[dict[str, Any]]]:
         exchange = RankExchange(context)
@@ -154,6 +158,7 @@ def test_windows_of_changing_length_are_averaged_as_they_come(tmp_path: Path) ->
         assert found == [[{"a": batch + 0.5} for batch in range(length)] for length in (3, 1, 7, 2, 7)]
 
 
+@pytest.mark.slow
 def test_objects_of_any_size_go_over_the_process_group(tmp_path: Path) -> None:
     """Also ones that are larger than all before, and such that are much smaller."""
     sizes = [10, 100_000, 100_001, 0, 2_000_000, 5]

@@ -205,6 +205,7 @@ def test_a_callback_can_make_an_older_checkpoint_fit(tmp_path: Path) -> None:
     assert torch.equal(resumed.head.weight, straight.head.weight)
 
 
+@pytest.mark.slow
 def test_state_of_callbacks_that_is_missing_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Renamed(SmallTrial):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:

@@ -17,12 +17,14 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", WITHOUT + code], capture_output=True, text=True, env=environment())
 
 
+@pytest.mark.slow
 def test_trials_and_reducers_can_be_defined() -> None:
     names = "EstimatorTrial, EstimatorTrialContext, MetricReducer"
     done = run(f"from det_lightning.estimator import {names}; type('T', (EstimatorTrial,), {{}})")
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["RunHook", "EstimatorModule", "init", "load_estimator_from_checkpoint_path"])
 def test_what_needs_tensorflow_names_the_command_that_installs_it(name: str) -> None:
     done = run(f"from det_lightning.estimator import {name}")

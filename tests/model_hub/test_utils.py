@@ -125,6 +125,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_file_is_downloaded_once(server: tuple[str, list[str]], tmp_path: Path) -> None:
     url, requested = server
     paths = {utils.download_url(str(tmp_path / "data" / "sets"), f"{url}/some%20data.json?v=1") for _ in range(2)}

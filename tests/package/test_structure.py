@@ -86,6 +86,7 @@ def reads_of_parents(sources: list[ClassSource]) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_no_class_reads_an_underscore_name_of_its_parent_class() -> None:
     files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     sources = [found for path in files for found in classes_in(path.read_text(), path.relative_to(ROOT).as_posix())]

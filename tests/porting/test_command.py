@@ -42,6 +42,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "files",
     [
@@ -109,6 +110,7 @@ def test_a_name_with_line_breaks_adds_no_lines_to_the_patch(tmp_path: Path) -> N
     assert lines[2].startswith("@@")
 
 
+@pytest.mark.slow
 def test_notes_are_no_reason_to_fail(tmp_path: Path) -> None:
     (tmp_path / "const.yaml").write_text(
         "entrypoint: model_def:MyTrial\nsearcher: {name: single, metric: loss}\nresources: {shm_size: 1}\n"
@@ -240,6 +242,7 @@ def test_a_file_that_takes_too_long_is_left_and_the_next_one_is_ported(tmp_path:
         assert process.port(quick).after == "import det_lightning\n"
 
 
+@pytest.mark.slow
 def test_many_equal_lines_take_no_longer_than_others(tmp_path: Path) -> None:
     rows = "  determined==0.38.1\n" * 20_000
     (tmp_path / "setup.cfg").write_text("[options]\ninstall_requires =\n" + rows)

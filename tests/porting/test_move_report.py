@@ -48,6 +48,7 @@ def projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_page_says_what_was_done_and_what_is_left_in_each_project(projects: Path) -> None:
     assert "Wrote move.html." in port(".", "--write", "--report", "move.html", "--checks", "checks.xml").stderr
     page = Path("move.html").read_text()

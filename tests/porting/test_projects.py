@@ -58,6 +58,7 @@ def made(**files: str) -> ProjectPort:
     return ported()
 
 
+@pytest.mark.slow
 def test_each_entry_point_of_a_project_is_named_with_what_runs_it() -> None:
     assert sentences(given("classic")) == {
         **{
@@ -134,6 +135,7 @@ def test_a_configuration_that_run_refuses_names_what_to_change(config: str, sent
     assert entry.sentence.startswith(f"runs with `det-lightning run const.yaml` once this is changed: {sentence}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "entrypoint",
     [
@@ -165,6 +167,7 @@ def test_the_code_of_any_entrypoint_is_found_and_keeps_it_where_it_must(entrypoi
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "entrypoint",
     [
@@ -179,6 +182,7 @@ def test_a_trial_of_a_package_that_is_not_covered_stays(entrypoint: str) -> None
     assert entrypoint in Path("const.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_a_trial_moves_though_its_file_submits_it_as_a_script() -> None:
     script = "from determined.experimental import client\n" + TRIAL + "if __name__ == '__main__':\n    client.login()\n"
     project = made(const_yaml=CONFIG.format("model:T"), model_py=script)
@@ -187,6 +191,7 @@ def test_a_trial_moves_though_its_file_submits_it_as_a_script() -> None:
     assert Path("model.py").read_text().startswith("from det_lightning.pytorch import PyTorchTrial\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "before", "after"),
     [
@@ -221,6 +226,7 @@ def test_determined_is_required_for_as_long_as_a_file_imports_it(file: str, befo
     assert text.count("det-lightning") == 1
 
 
+@pytest.mark.slow
 def test_a_script_beside_what_stays_runs_with_the_name_of_determined_answered() -> None:
     project = made(
         zero_yaml=CONFIG.format("zero:Z"),
@@ -232,6 +238,7 @@ def test_a_script_beside_what_stays_runs_with_the_name_of_determined_answered() 
     assert Path("data.py").read_text() == "from determined.pytorch import DataLoader\n"
 
 
+@pytest.mark.slow
 def test_files_that_have_nothing_to_do_with_determined_are_no_entry_points() -> None:
     assert made(a_py="print(1)\n", b_sh="ls\n", c_yaml="searcher: google\nx: 1\n", d_py=TRIAL).entry_points == []
 
@@ -259,6 +266,7 @@ def test_a_configuration_that_is_said_to_run_does(name: str, config: str, tmp_pa
     assert experiment["state"] == "COMPLETED"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "is_there"),
     [
@@ -275,6 +283,7 @@ def test_an_entrypoint_whose_class_is_not_in_its_module_says_so(model: str, is_t
     assert (entry.outcome is Outcome.moves, said in entry.sentence) == (is_there, not is_there)
 
 
+@pytest.mark.slow
 def test_a_script_that_the_launcher_of_deepspeed_starts_runs_once_another_one_does() -> None:
     script = SCRIPT.replace("init()", "init(distributed=core.DistributedContext.from_deepspeed())")
     project = made(const_yaml=CONFIG.format("python3 -m determined.launch.deepspeed python3 train.py"), train_py=script)
@@ -292,6 +301,7 @@ def test_a_script_that_the_launcher_of_deepspeed_starts_runs_once_another_one_do
     assert ported().entry_points[0].outcome is Outcome.moves
 
 
+@pytest.mark.slow
 def test_an_entrypoint_that_is_not_executable_says_so() -> None:
     project = made(const_yaml=CONFIG.format("./train.py --x 1"), train_py=SCRIPT)
     (entry,) = project.entry_points
@@ -307,6 +317,7 @@ def reasons(project: ProjectPort, path: str) -> list[str]:
     return [found.reason for port in project.files if str(port.path) == path for found in port.findings]
 
 
+@pytest.mark.slow
 def test_what_stays_has_no_findings_of_changes() -> None:
     model = f"from determined.experimental import client, Determined\nfrom determined import keras\n{TRIAL}"
     project = made(
@@ -318,6 +329,7 @@ def test_what_stays_has_no_findings_of_changes() -> None:
     assert not [reason for reason in reasons(project, "model.py") if "is removed" in reason]
 
 
+@pytest.mark.slow
 def test_variables_that_the_configuration_sets_are_set() -> None:
     variables = "environment:\n  environment_variables: [DET_DATA=/data, 'DET_MASTER=http://x']\n"
     read = "import os\nos.environ['DET_DATA'], os.environ['DET_MASTER'], os.environ['DET_OTHER']\n"
@@ -333,6 +345,7 @@ def test_variables_that_the_configuration_sets_are_set() -> None:
     assert "DET_DATA" in [reason.partition(":")[0] for reason in reasons(ported(), "train.py")]
 
 
+@pytest.mark.slow
 def test_a_script_that_a_configuration_starts_has_what_only_run_provides() -> None:
     script = (
         "from determined import get_cluster_info, pytorch\ninfo = get_cluster_info()\nprint(info.trial.hparams)\n"
@@ -343,6 +356,7 @@ def test_a_script_that_a_configuration_starts_has_what_only_run_provides() -> No
     assert reasons(made(const_yaml=CONFIG.format("python3 train.py")), "train.py") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "expected"), [(SCRIPT, 0), (f"import helper\n{TRIAL}", 1)])
 def test_advice_about_a_context_is_for_what_trials_use(script: str, expected: int) -> None:
     project = made(train_py=f"import helper\n{script}", helper_py="def f(model): return model.cuda()\n")

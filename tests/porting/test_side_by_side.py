@@ -287,6 +287,7 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_module_trains_as_the_trial_does(name: str, tmp_path: Path) -> None:
     changes, expected = CASES[name]

@@ -185,6 +185,7 @@ def test_metrics_are_reduced_as_before(reducer: str, log: str) -> None:
     assert "evaluation_reducer" not in written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
@@ -246,6 +247,7 @@ def test_an_optimizer_that_a_method_wraps_is_configured() -> None:
     assert todos == 0
 
 
+@pytest.mark.slow
 def test_a_return_of_no_metrics_is_removed_at_the_end_of_the_class() -> None:
     evaluate = "def evaluate_batch(self, batch):\n    self.x.update(batch)\n    return {}\nx = 1"
     source = (TRIALS / "images.py").read_text()
@@ -267,6 +269,7 @@ def test_annotations_in_strings_need_no_det_lightning() -> None:
     assert "import det_lightning" not in written
 
 
+@pytest.mark.slow
 def test_other_imports_of_the_same_statement_stay() -> None:
     source = (TRIALS / "images.py").read_text()
     written = write_module("import collections, determined\n" + source).text
@@ -330,6 +333,7 @@ def test_the_command_writes_to_the_standard_output_or_to_a_file(tmp_path: Path) 
     assert "5 TODO comments to look at.\n" in run(TRIALS / "detections.py").stderr
 
 
+@pytest.mark.slow
 def test_wrong_arguments_are_usage_errors(tmp_path: Path) -> None:
     wrong = {"python2.py": b"import determined\nprint 1", "latin.py": b"# \xe9", "none.py": b"x = 1\n"}
     for name, content in wrong.items():
@@ -363,6 +367,7 @@ def test_imports_are_sorted_in_the_groups_that_the_user_has_made(imports: str, i
     assert with_sorted_imports(f'"""A module."""\n\n{imports}{rest}') == f'"""A module."""\n\n{in_order}{rest}'
 
 
+@pytest.mark.slow
 def test_the_imports_of_a_written_module_are_sorted() -> None:
     text = write_module((TRIALS / "images.py").read_text()).text
     assert with_sorted_imports(text) == text

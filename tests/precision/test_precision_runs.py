@@ -105,6 +105,7 @@ def test_an_old_state_of_apex_goes_on() -> None:
     assert context.precision.scaling.state_dict() == {"amp_state": dict(old["amp_state"])}
 
 
+@pytest.mark.slow
 def test_states_of_other_precisions_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for earlier, later, message in (
         (SmallTrial, Leveled, "no 'amp_state'"),

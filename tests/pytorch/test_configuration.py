@@ -163,6 +163,7 @@ def test_without_a_configuration_everything_is_as_determined_has_it() -> None:
     assert outcome(fitted({"searcher": {"max_length": {"epochs": 2}}})) == (16, [16], [16])
 
 
+@pytest.mark.slow
 def test_the_seed_of_the_experiment_is_the_seed_of_the_trial() -> None:
     first, again, other = (fitted({**CONFIG, "reproducibility": {"experiment_seed": seed}}) for seed in (7, 7, 8))
     assert torch.equal(weight(first), weight(again))
@@ -283,6 +284,7 @@ def test_nothing_is_warned_of_where_everything_has_an_effect(caplog: pytest.LogC
     assert "no effect" not in caplog.text
 
 
+@pytest.mark.slow
 def test_defaults_that_a_configuration_spells_out_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     full = read_config(CONFIG).as_dict()
     for train in (fitted, fitted_by_lightning):
@@ -291,11 +293,13 @@ def test_defaults_that_a_configuration_spells_out_are_not_warned_of(caplog: pyte
     assert "no effect" not in caplog.text
 
 
+@pytest.mark.slow
 def test_hyperparameters_are_those_of_the_configuration_unless_a_call_gives_some() -> None:
     assert fitted(CONFIG).context.get_hparams() == {"lr": 0.1, "global_batch_size": 4}
     assert fitted(CONFIG, {"hparams": {"lr": 1}}).context.get_hparams() == {"lr": 1}
 
 
+@pytest.mark.slow
 def test_a_file_is_seen_with_all_defaults_and_a_dict_as_it_is(tmp_path: Path) -> None:
     seen = fitted(in_file(tmp_path / "files", {"searcher": CONFIG["searcher"]})).context.get_experiment_config()
     assert seen["searcher"]["smaller_is_better"] is True

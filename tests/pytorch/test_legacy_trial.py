@@ -459,6 +459,7 @@ def test_an_incomplete_old_trial_is_refused(
         fit(trial_class)
 
 
+@pytest.mark.slow
 def test_mixed_precision_of_the_configuration_is_applied_or_refused() -> None:
     def configured(level: str) -> dict[str, Any]:
         return {"optimizations": {"mixed_precision": level}}

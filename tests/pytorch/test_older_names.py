@@ -44,6 +44,7 @@ class Regression(pytorch.PyTorchTrial):
         return {"validation_loss": self.model(batch).pow(2).mean()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "clipping"),
     [("norm", pytorch.ClipGradsL2Norm), ("largest", pytorch.ClipGradsL2Value)],

@@ -216,6 +216,7 @@ class CountedData(Dataset[int]):
         return 1_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_batch", [999_990, 2_999_990], ids=["first pass", "third pass"])
 def test_a_resume_after_a_million_batches_reads_and_keeps_none_of_them(first_batch: int) -> None:
     data = CountedData()

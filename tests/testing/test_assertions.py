@@ -137,10 +137,12 @@ def test_trainings_with_other_seeds_differ_and_the_message_says_where() -> None:
         assert_same_training(*runs)
 
 
+@pytest.mark.slow
 def test_a_trial_that_keeps_all_its_state_resumes() -> None:
     assert_resumes(SmallTrial)
 
 
+@pytest.mark.slow
 def test_a_trial_that_loses_state_fails_with_what_it_loses() -> None:
     with pytest.raises(AssertionError, match=r"(?s)metric loss at batch 2: .*not in the checkpoint: trial .*: seen"):
         assert_resumes(Forgetful)

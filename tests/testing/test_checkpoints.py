@@ -47,12 +47,14 @@ def runs(folder: Path, old: Path, **options: Any) -> TrialRuns:
     return TrialRuns(TrialOptions("model_def:MyTrial", folder, HPARAMS, checkpoint=str(old), **options))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_the_trial_loads_and_validates_as_it_did(folder: Path, old: Path) -> None:
     found = runs(folder, old)
     checks.loads(found)
     checks.reproduces_metrics(found)
 
 
+@pytest.mark.slow
 def test_other_metrics_fail_with_their_distance(folder: Path, old: Path, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(CORRECT.replace('"validation_loss": self', '"validation_loss": 2 * self'))
     with pytest.raises(CheckFailed, match=r"'validation_loss' was .* when the checkpoint was written, and is .* apart"):
@@ -60,6 +62,7 @@ def test_other_metrics_fail_with_their_distance(folder: Path, old: Path, tmp_pat
     checks.reproduces_metrics(runs(tmp_path, old, tolerance=0.6))
 
 
+@pytest.mark.slow
 def test_a_model_that_has_changed_since_fails_with_the_wrong_keys(old: Path, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(
         CORRECT.replace("torch.nn.Linear(4, 1)", "torch.nn.Linear(4, 1, bias=False)")
@@ -68,6 +71,7 @@ def test_a_model_that_has_changed_since_fails_with_the_wrong_keys(old: Path, tmp
         checks.loads(runs(tmp_path, old))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_metrics_is_compared_with_given_ones(folder: Path, old: Path, tmp_path: Path) -> None:
     silent = tmp_path / old.name
     shutil.copytree(old, silent)

@@ -168,6 +168,7 @@ def test_every_finite_value_lies_in_the_picture(values: list[float]) -> None:
     assert all(Chart.left <= x <= Chart.width and 0 <= y <= Chart.height for x, y in curve.points)
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_finite_leave_a_gap() -> None:
     chart = make_chart("loss", "batch", {"ours": [(0, 1.0), (1, 2.0), (2, math.nan), (3, math.inf), (4, 1.0)]})
     assert [len(segment) for segment in chart.curves[0].segments] == [2, 1]

@@ -112,6 +112,7 @@ STATES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(state=STATES)
 def test_a_snapshot_is_the_state_at_the_time_of_the_call(state: Any) -> None:
     expected = copy.deepcopy(state)

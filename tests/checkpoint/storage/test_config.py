@@ -104,6 +104,7 @@ def test_no_storage_path_leads_out_of_the_host_path(storage_path: str) -> None:
 PARTS = st.lists(st.sampled_from(["", ".", "..", "a", "b", "a b", "..."]), max_size=6).map("/".join)
 
 
+@pytest.mark.slow
 @given(host_path=PARTS, storage_path=PARTS)
 def test_whatever_the_paths_the_storage_lies_under_the_host_path(host_path: str, storage_path: str) -> None:
     host_path = "/" + host_path.lstrip("/")  # two slashes mean something else to POSIX
@@ -126,6 +127,7 @@ def test_whatever_the_prefix_the_storage_lies_in_the_bucket(prefix: str) -> None
         assert url.split("/") == ["s3:", "", "b", *(part for part in prefix.split("/") if part not in ("", "."))]
 
 
+@pytest.mark.slow
 def test_a_section_opens_a_bucket(s3_options: dict[str, Any]) -> None:
     config = {
         "type": "s3",

@@ -278,6 +278,7 @@ def test_other_temporary_directories_stay(staging: Path, flaky: Backend, tmp_pat
 # Keys that are both file and directory
 
 
+@pytest.mark.slow
 def test_a_key_that_is_file_and_directory_is_named(s3_options: dict[str, Any], tmp_path: Path) -> None:
     """As only an object store can hold it."""
     backend = backend_of("s3", tmp_path, s3_options)

@@ -213,6 +213,7 @@ def test_a_link_in_place_of_a_file_is_not_written_through(tmp_path: Path, where:
     assert precious.read_text() == "precious"
 
 
+@pytest.mark.slow
 def test_links_of_an_sftp_server_are_not_checkpoints_either(tmp_path: Path, sftp_options: dict[str, Any]) -> None:
     backend: Backend = backend_of("sftp", tmp_path, sftp_options)
     storage = backend.storage()

@@ -79,6 +79,7 @@ def bucket(s3_options: dict[str, Any]) -> Bucket:
     return Bucket(name, CheckpointStorage(f"s3://{name}", options=s3_options, retry=QUICK))
 
 
+@pytest.mark.slow
 def test_without_an_index_each_checkpoint_is_read_once(bucket: Bucket) -> None:
     ids = bucket.fill(60)
     with bucket.counting() as counted:
@@ -89,6 +90,7 @@ def test_without_an_index_each_checkpoint_is_read_once(bucket: Bucket) -> None:
     assert counted["all"] <= 60 + 5
 
 
+@pytest.mark.slow
 def test_with_an_index_no_checkpoint_is_read(bucket: Bucket) -> None:
     ids = bucket.fill(60)
     before = bucket.storage.survey()
@@ -218,6 +220,7 @@ def test_the_rest_of_an_interrupted_removal_is_not_listed_as_complete(bucket: Bu
     assert bucket.storage.list_ids(complete=False) == ids
 
 
+@pytest.mark.slow
 def test_nothing_is_deleted_by_an_index_that_is_out_of_date(bucket: Bucket) -> None:
     """Metrics that another program adds can change which checkpoints are the best."""
     ids = [bucket.put_checkpoint(steps) for steps in range(10)]
