@@ -8,16 +8,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from importlib.machinery import (
-    BYTECODE_SUFFIXES,
-    EXTENSION_SUFFIXES,
-    SOURCE_SUFFIXES,
-    ExtensionFileLoader,
-    FileFinder,
-    ModuleSpec,
-    SourceFileLoader,
-    SourcelessFileLoader,
-)
+from importlib import machinery
 from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import Any
@@ -111,7 +102,7 @@ def import_only(path: str | os.PathLike[str], files: Iterable[pathlib.Path]) -> 
         _forget_finders(directory)
 
 
-class _SourceLoader(SourceFileLoader):
+class _SourceLoader(machinery.SourceFileLoader):
     """Compiles the source, whatever bytecode there may be beside it."""
 
     def path_stats(self, path: Any) -> Any:
@@ -119,20 +110,20 @@ class _SourceLoader(SourceFileLoader):
 
 
 _LOADERS = (
-    [(suffix, ExtensionFileLoader) for suffix in EXTENSION_SUFFIXES]
-    + [(suffix, _SourceLoader) for suffix in SOURCE_SUFFIXES]
-    + [(suffix, SourcelessFileLoader) for suffix in BYTECODE_SUFFIXES]
+    [(suffix, machinery.ExtensionFileLoader) for suffix in machinery.EXTENSION_SUFFIXES]
+    + [(suffix, _SourceLoader) for suffix in machinery.SOURCE_SUFFIXES]
+    + [(suffix, machinery.SourcelessFileLoader) for suffix in machinery.BYTECODE_SUFFIXES]
 )
 
 
-class _Finder(FileFinder):
+class _Finder(machinery.FileFinder):
     """Finds modules among given files of a directory; what else lies there does not exist for it."""
 
     def __init__(self, path: str, allowed: frozenset[str]) -> None:
         super().__init__(path)
         self._allowed = allowed
 
-    def find_spec(self, fullname: str, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, target: ModuleType | None = None) -> machinery.ModuleSpec | None:
         base = str(pathlib.Path(self.path, fullname.rpartition(".")[2]))
         for stem, locations in ((str(pathlib.Path(base, "__init__")), [base]), (base, None)):
             for suffix, loader in _LOADERS:
@@ -141,7 +132,7 @@ class _Finder(FileFinder):
                         fullname, file, loader=loader(fullname, file), submodule_search_locations=locations
                     )
         if any(file.startswith(base + os.sep) for file in self._allowed):
-            namespace = ModuleSpec(fullname, None, is_package=True)
+            namespace = machinery.ModuleSpec(fullname, None, is_package=True)
             namespace.submodule_search_locations = [base]
             return namespace
         return None

@@ -1,4 +1,4 @@
-"""How what is said of the parts of Determined that are not here is raised, at run time."""
+"""Errors for imports and attributes of Determined that det_lightning does not have, and for broken links."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
-from det_lightning.errors import UnsupportedAttribute, UnsupportedPart
+from det_lightning.errors import MissingLinks, UnsupportedAttribute, UnsupportedPart
 from det_lightning.parts_of_determined import missing_part, topic_of
 
 _THEIRS = "determined"
 _OURS = "det_lightning"
 #: Names that our package has too, for something else.
 _SOMETHING_ELSE = ("determined.cli",)
+#: The packages that are symbolic links in a clone.
+_LINKED = {f"{_OURS}.{name}": Path(__file__).parent / name for name in ("adapters", "callbacks")}
 
 
 class UnsupportedImport(UnsupportedPart, ModuleNotFoundError):
@@ -43,8 +46,8 @@ def _by_their_name(name: str) -> str:
     return _THEIRS + name.removeprefix(_OURS)
 
 
-class _MissingPartFinder(importlib.abc.MetaPathFinder):
-    """Raises the error for parts that are not here; asked last, when no other finder has the module."""
+class _LastFinder(importlib.abc.MetaPathFinder):
+    """Raises the error for what no other finder has: an installed clone, for one, needs no links."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -52,10 +55,20 @@ class _MissingPartFinder(importlib.abc.MetaPathFinder):
         theirs = _by_their_name(fullname)
         if fullname.startswith(f"{_OURS}.") and topic_of(theirs) != _THEIRS:
             raise import_error(theirs)
+        link = _LINKED.get(fullname)
+        if link is not None and link.is_file():
+            raise MissingLinks(
+                f"{link} is a text file and not a link to the package: git has written it so because core.symlinks is "
+                "false, as it is on Windows. Either install the clone with pip (pip install -e .), or run "
+                "'git config core.symlinks true' and 'git checkout -- det_lightning/adapters det_lightning/callbacks', "
+                "which on Windows needs the developer mode.",
+                name=fullname,
+                path=str(link),
+            )
         return None
 
 
 def explain_imports() -> None:
-    """Let the import of a part that is not here raise the error that says so; calling it again changes nothing."""
-    if not any(isinstance(finder, _MissingPartFinder) for finder in sys.meta_path):
-        sys.meta_path.append(_MissingPartFinder())
+    """Let the import of what is not here raise the error that says why; calling it again changes nothing."""
+    if not any(isinstance(finder, _LastFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_LastFinder())

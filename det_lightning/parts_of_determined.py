@@ -57,7 +57,10 @@ MISSING_PARTS = {
     ),
     "determined.ipc": _INTERNAL,
     "determined.keras": _KERAS,
-    "determined.launch": ("it is unknown", "python -m det_lightning.launch.torch_distributed"),
+    "determined.launch": (
+        "det_lightning has no launcher of this name",
+        "start the script with python -m det_lightning.launch.torch_distributed",
+    ),
     "determined.launch.deepspeed": (
         "DeepSpeed's launcher is not covered",
         "python -m det_lightning.launch.torch_distributed starts processes for DDP and FSDP, and those of a "
@@ -99,24 +102,18 @@ MISSING_PARTS = {
 
 
 class MissingPart(NamedTuple):
-    """A part of Determined that is not here.
+    """A part of Determined that is not here."""
 
-    Args:
-        path: its dotted name, as Determined has it.
-        reason: why it is not here.
-        advice: what to use in its place.
-    """
-
-    path: str
-    reason: str
-    advice: str
+    path: str  # its dotted name, as Determined has it
+    reason: str  # why it is not here
+    advice: str  # what to use in its place
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}. What to do: {self.advice}."
 
 
 def missing_part(path: str) -> MissingPart:
-    """Return what there is to say of a dotted name of Determined, which det_lightning does not have."""
+    """Return why det_lightning does not have a dotted name of Determined, and what to use in its place."""
     return MissingPart(path, *MISSING_PARTS[topic_of(path)])
 
 

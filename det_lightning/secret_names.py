@@ -27,14 +27,8 @@ _OF_TEXT = re.compile(
 )
 # Names of a configuration's secrets, which somebody may have mistyped.
 _OFTEN_MISTYPED = (
-    "secretkey",
-    "accesskey",
-    "sessiontoken",
-    "password",
-    "registryauth",
-    "connectionstring",
-    "credential",
-)
+    "secretkey", "accesskey", "sessiontoken", "password", "registryauth", "connectionstring", "credential",
+)  # fmt: skip
 _NEARLY = 0.84
 _LONGEST = 32
 

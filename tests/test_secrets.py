@@ -37,7 +37,7 @@ CONFIG: dict[str, Any] = {
     "searcher": {"metric": "validation_loss"},
     "checkpoint_storage": {"type": "s3", "bucket": "b", "access_key": SECRET, "secret_key": SECRET},
     "environment": {
-        "registry_auth": {"username": SECRET, "password": SECRET, "auth": {"identitytoken": SECRET}},
+        "registry_auth": {"username": SECRET, "password": SECRET, "identitytoken": SECRET},
         "environment_variables": ["EPOCHS=3", f"WANDB_API_KEY={SECRET}", f"DB=postgres://me:{SECRET}@host/db"],
     },
     "data": {"url": f"https://me:{SECRET}@host/data", "azure": f"AccountName=me;AccountKey={SECRET};", "shards": 3},

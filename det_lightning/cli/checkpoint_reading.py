@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from det_lightning.checkpoint.storage.metadata import CheckpointInfo
 
 # The number of tensors of a model that are shown unless all are asked for.
-_FEW = 10
+_SHOWN_TENSORS = 10
 
 
 @report_errors()
@@ -213,7 +213,7 @@ def _model_rows(models: list[dict[str, Any]]) -> Iterator[list[Any]]:
 def _tensor_rows(models: list[dict[str, Any]], all_tensors: bool) -> Iterator[list[Any]]:
     for index, model in enumerate(models):
         prefix = f"{index}: " if len(models) > 1 else ""
-        shown = model["tensors"] if all_tensors else model["tensors"][:_FEW]
+        shown = model["tensors"] if all_tensors else model["tensors"][:_SHOWN_TENSORS]
         for tensor in shown:
             yield [prefix + tensor["name"], tensor["dtype"], " x ".join(map(str, tensor["shape"])) or "scalar"]
         if len(shown) < len(model["tensors"]):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from det_lightning.checkpoint.format.master_export import MasterExport
     from det_lightning.checkpoint.retention.pruning import PrunePlan
     from det_lightning.checkpoint.storage.annotating import Annotation
+    from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 
 
 class ExportKind(str, enum.Enum):
@@ -92,14 +93,15 @@ def import_file(
     json: JsonFlag = False,
 ) -> None:
     """Write a .ckpt file as a new checkpoint in Determined's format, without code, and print its id."""
-    from det_lightning.checkpoint.format.lightning_file import from_lightning
-    from det_lightning.checkpoint.safe_load import read_state
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-    from det_lightning.checkpoint.storage.writer import CheckpointWriter
 
     options = parse_options(option)
     target = CheckpointStorage(storage, options=options)
     with _local_file(file, options) as path:
+        from det_lightning.checkpoint.format.lightning_file import from_lightning  # brings torch
+        from det_lightning.checkpoint.safe_load import read_state
+        from det_lightning.checkpoint.storage.writer import CheckpointWriter
+
         try:
             files = from_lightning(read_state(path, trusted=trusted), any_module=any_module)
         except errors.InvalidCheckpointException as e:
@@ -108,10 +110,7 @@ def import_file(
     # The file has no code of the trial, and the working directory is not that code.
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as empty:
         checkpoint_id = CheckpointWriter(target, pathlib.Path(empty)).write(files)
-    if json:
-        print_json({"uuid": checkpoint_id, "path": str(target.root / checkpoint_id)})
-    else:
-        print_lines([checkpoint_id])
+    _print_new(checkpoint_id, target, json)
 
 
 @report_errors()
@@ -139,8 +138,12 @@ def merge(
     target = CheckpointStorage(storage or location.parent.url, options=options)
     with opened(location, options, with_code=True) as directory:
         checkpoint_id = merge_checkpoint(directory, target, trusted=trusted)
+    _print_new(checkpoint_id, target, json)
+
+
+def _print_new(checkpoint_id: str, storage: CheckpointStorage, json: bool) -> None:
     if json:
-        print_json({"uuid": checkpoint_id, "path": str(target.root / checkpoint_id)})
+        print_json({"uuid": checkpoint_id, "path": str(storage.root / checkpoint_id)})
     else:
         print_lines([checkpoint_id])
 

@@ -28,7 +28,7 @@ EXIT_CODES = (
 )
 
 # Of the trials that failed as many are named.
-_FEW = 3
+_MOST_SHOWN_TRIALS = 3
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="An experiment configuration.", show_default=False)]
 Experiment = Annotated[
@@ -73,7 +73,9 @@ def run(
     ] = False,
 ) -> None:
     """Train what an experiment configuration of Determined describes."""
-    config = _read(config_file, override)
+    config = _read_or_report(config_file, override)
+    if config is None:
+        raise typer.Exit(2)
     from det_lightning.config import field_effects
     from det_lightning.experiments import experiment
 
@@ -247,14 +249,6 @@ def stop(directory: Experiment) -> None:
     warn(f"Process {process} was asked to pause the experiment.")
 
 
-def _read(file: Path, overrides: list[str] | None) -> ExperimentConfig:
-    """Read a configuration; where it is wrong, report all mistakes and exit with 2."""
-    config = _read_or_report(file, overrides)
-    if config is None:
-        raise typer.Exit(2)
-    return config
-
-
 def _read_or_report(file: Path, overrides: list[str] | None) -> ExperimentConfig | None:
     from det_lightning.config import read_config
     from det_lightning.errors import ConfigError
@@ -280,6 +274,6 @@ def _run(directory: ExperimentDirectory, machines: Machines, demand: Demand) -> 
         raise typer.Exit(130)
     warn(f"Experiment {directory.experiment_id}: {outcome.value}")
     if outcome is not outcome.COMPLETED:
-        for trial_id in failed_trials(directory)[:_FEW]:
+        for trial_id in failed_trials(directory)[:_MOST_SHOWN_TRIALS]:
             warn(f"What trial {trial_id} wrote: det-lightning experiment logs {directory.path} {trial_id}")
         raise typer.Exit(1)

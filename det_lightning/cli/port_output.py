@@ -80,7 +80,7 @@ def print_diff(changed: list[FilePort]) -> None:
 
 
 def print_findings(ports: list[FilePort]) -> None:
-    """Write what is left to the user to the standard error."""
+    """Print the findings to standard error."""
     for port in ports:
         for found in port.findings:
             position = f"{escape(port.path)}:{found.line}" if found.line else escape(port.path)

@@ -12,23 +12,17 @@ from pydantic import BaseModel
 from det_lightning.config.experiment import ExperimentConfig
 from det_lightning.config.key_paths import KeyPath, path_text
 
+#: What happens with a field; ``warned`` is ignored, with a warning that something may be missing.
 Effect = Literal["used", "ignored", "warned", "refused"]
 
 
 class FieldRule(NamedTuple):
-    """A row of the table.
+    """A row of the table; it holds for all that is below its field, too, unless that has a row of its own."""
 
-    Args:
-        field: dotted keys; the row holds for all that is below, too, unless that has a row of its own.
-        effect: what happens with the field; ``warned`` is ignored, with a warning that something may be missing.
-        note: what it does, or why nothing.
-        in_calls: the effect in the configuration that ``init``, ``TrialModule`` or ``pytest --trial-config`` is given,
-            where that differs.
-    """
-
-    field: str
+    field: str  # dotted keys
     effect: Effect
-    note: str
+    note: str  # what the field does, or why nothing
+    # In the configuration that init, TrialModule or pytest --trial-config is given, where that differs.
     in_calls: Effect | None = None
 
 
@@ -98,11 +92,7 @@ FIELD_RULES = (
     FieldRule("optimizations.aggregation_frequency", "used", "Batches for one update."),
     FieldRule("optimizations.average_aggregated_gradients", "used", "Their mean in place of their sum."),
     FieldRule("optimizations.average_training_metrics", "ignored", "Training metrics are those of the chief."),
-    FieldRule(
-        "optimizations.gradient_compression",
-        "used",
-        "Half precision between processes, where Horovod trains.",
-    ),
+    FieldRule("optimizations.gradient_compression", "used", "Half precision between processes, where Horovod trains."),
     FieldRule(
         "optimizations.mixed_precision",
         "warned",
@@ -149,19 +139,12 @@ _BY_FIELD = {rule.field: rule for rule in FIELD_RULES}
 
 @dataclasses.dataclass(frozen=True)
 class FieldEffect:
-    """What a field that was given does.
+    """What a field that was given does."""
 
-    Args:
-        line: where it is in the file; None if it came from elsewhere.
-        path: its keys, such as ``resources.shm_size``.
-        effect: ``used``, ``ignored`` or ``warned``; a field that is refused does not come this far.
-        note: what it does, or why nothing.
-    """
-
-    line: int | None
-    path: str
-    effect: Effect
-    note: str
+    line: int | None  # in the file; None if it came from elsewhere
+    path: str  # its keys, such as resources.shm_size
+    effect: Effect  # a field that is refused does not come this far
+    note: str  # what it does, or why nothing
 
 
 def field_effects(config: ExperimentConfig) -> list[FieldEffect]:

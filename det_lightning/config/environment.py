@@ -119,13 +119,25 @@ class ProxyPort(Section):
     default_service_id: bool = False
 
 
+class RegistryAuth(Section):
+    """How to log in to a registry of images."""
+
+    username: str | None = None
+    password: str | None = None
+    auth: str | None = None
+    email: str | None = None
+    serveraddress: str | None = None
+    identitytoken: str | None = None
+    registrytoken: str | None = None
+
+
 class Environment(Section):
     """What is around a trial: variables of the environment, and containers."""
 
     environment_variables: Annotated[EnvironmentVariables, BeforeValidator(_same_variables)] = EnvironmentVariables()
     image: Annotated[Images, BeforeValidator(_same_image)] = Images()
     force_pull_image: bool = False
-    registry_auth: dict[str, Any] | None = None
+    registry_auth: RegistryAuth | None = None
     add_capabilities: list[str] = []
     drop_capabilities: list[str] = []
     pod_spec: dict[str, Any] | None = None

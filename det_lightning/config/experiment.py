@@ -72,7 +72,7 @@ def _action(value: Any) -> Any:
 def _pattern(pattern: str) -> str:
     try:
         re.compile(pattern)
-    except re.error as e:
+    except (re.error, OverflowError, RecursionError) as e:  # the latter two for numbers and nesting beyond its limits
         raise ValueError(f"is not a regular expression of Python: {e}; got {shown(pattern)}") from e
     return pattern
 

@@ -16,7 +16,7 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType
 
-from det_lightning.config.section import Integer, Mistakes, Positive, Section, read_variant, refuse, shown
+from det_lightning.config.section import Integer, Mistakes, Positive, Section, read_variant, refuse, shown, variants
 
 
 class Const(Section):
@@ -75,13 +75,7 @@ class Log(_Range):
 
 Leaf = Const | Categorical | Int | Double | Log
 Hyperparameter = TypeAliasType("Hyperparameter", "Leaf | dict[str, Hyperparameter]")
-_MODELS: dict[str, type[Leaf]] = {
-    "const": Const,
-    "int": Int,
-    "double": Double,
-    "log": Log,
-    "categorical": Categorical,
-}
+_MODELS: dict[str, type[Leaf]] = variants("type", Const, Int, Double, Log, Categorical)
 
 
 def _read_group(entries: Any) -> dict[str, Hyperparameter]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import PlainSerializer, PlainValidator
 
-from det_lightning.config.section import refuse, shown, unknown
+from det_lightning.config.section import hint_for, refuse, shown
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 _UNITS = ("batches", "epochs", "records")
@@ -17,15 +17,10 @@ _UNITS = ("batches", "epochs", "records")
 
 @dataclasses.dataclass(frozen=True)
 class Length:
-    """A length or a period of training.
-
-    Args:
-        units: how many.
-        unit: of what; None for a bare number, which only a script can interpret.
-    """
+    """A length or a period of training."""
 
     units: int
-    unit: Literal["batches", "epochs", "records"] | None
+    unit: Literal["batches", "epochs", "records"] | None  # None for a bare number, which only a script can interpret
 
     def as_plain(self) -> dict[str, int] | int:
         """Return the length as a configuration has it."""
@@ -62,7 +57,7 @@ def _read(value: Any, least: int, bare: bool) -> Length:
     ((unit, units),) = given.items()
     path = () if unit is None else (unit,)
     if unit not in (*_UNITS, None):
-        refuse(path, f"unknown unit{unknown(unit, _UNITS)}")
+        refuse(path, f"unknown unit{hint_for(unit, _UNITS)}")
     if isinstance(units, bool) or not isinstance(units, int | float) or units != int(units) or units < least:
         refuse(path, f"must be an integer, at least {least}; got {shown(units)}")
     return Length(int(units), unit)

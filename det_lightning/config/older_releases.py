@@ -18,6 +18,8 @@ _LENGTHS = ("max_steps", "target_trial_steps")
 _OF_STEPS = {*_LENGTHS, "step_budget", "steps_per_round"}
 _RENAMED = {"integration": "integrations", "log_pattern_policies": "log_policies"}
 _PERIODS = ("min_validation_period", "min_checkpoint_period")
+# Until 0.19 the arguments of the schedulers' commands were lists below ``environment``.
+_OF_SCHEDULERS = {"slurm": "sbatch_args", "pbs": "pbsbatch_args"}
 
 
 class OlderSpellings:
@@ -43,11 +45,9 @@ class OlderSpellings:
         self._top_level()
 
     def _move(self, old: tuple[str, ...], new: tuple[str, ...], value: Any) -> None:
-        """Replace the entry ``old`` by the entry ``new``, which must have the same parent."""
-        parent = self._data
-        for key in old[:-1]:
-            parent = parent[key]
-        del parent[old[-1]]
+        """Replace the entry ``old`` by the entry ``new``; the parents of both must be there."""
+        del self._parent(old)[old[-1]]
+        parent = self._parent(new)
         if parent.get(new[-1]) is not None:
             message = f"is the older name of {path_text(new)}, which is given, too: delete one of them"
             self.mistakes.append(self._lines.mistake(old, message))
@@ -59,6 +59,12 @@ class OlderSpellings:
         meaning = shown(value, new[-1])
         message = f"read as {meaning}" if old == new else f"read as {path_text(new)}: {meaning}"
         self.notes.append(self._lines.mistake(old, message))
+
+    def _parent(self, path: tuple[str, ...]) -> dict[str, Any]:
+        parent = self._data
+        for key in path[:-1]:
+            parent = parent[key]
+        return parent
 
     def _steps(self) -> None:
         searcher = self._data.get("searcher")
@@ -79,7 +85,7 @@ class OlderSpellings:
                 self._move(("searcher", name), ("searcher", "max_length"), {"batches": steps * batches})
 
     def _take_integer(self, parent: dict[str, Any], path: tuple[str, ...]) -> int | None:
-        """Return the integer at ``path``; what is none is removed, and reported unless it is null."""
+        """Return the integer at ``path``; remove any other value, and report it unless it is null."""
         value = parent.get(path[-1])
         if isinstance(value, int) and not isinstance(value, bool):
             return value
@@ -101,6 +107,11 @@ class OlderSpellings:
             entries = environment.get(name)
             if isinstance(entries, dict) and "gpu" in entries:
                 self._move(("environment", name, "gpu"), ("environment", name, "cuda"), entries["gpu"])
+        for name, argument in _OF_SCHEDULERS.items():
+            section = self._data.get(name)
+            if isinstance(environment.get(name), list) and isinstance(section, dict | None):
+                self._data[name] = section or {}
+                self._move(("environment", name), (name, argument), environment[name])
 
     def _top_level(self) -> None:
         labels = self._data.get("labels")

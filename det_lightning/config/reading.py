@@ -40,16 +40,13 @@ def read_config(source: Source, overrides: Sequence[str] = (), *, partial: bool 
 
 @dataclasses.dataclass(frozen=True)
 class GivenConfig:
-    """The configuration that a call was given.
+    """The configuration that a call was given."""
 
-    Attributes:
-        typed: what it says; what it does not say is not among the ``model_fields_set`` of a section.
-        plain: what a trial gets to see: a dict as it was given, a file with all defaults.
-        checkpoint_storage: that section as it was given; its secrets may be masked.
-    """
-
+    #: What it says; what it does not say is not among the ``model_fields_set`` of a section.
     typed: ExperimentConfig
+    #: What a trial gets to see: a dict as it was given, a file with all defaults.
     plain: dict[str, Any] = dataclasses.field(repr=False)
+    #: That section as it was given; its secrets may be masked.
     checkpoint_storage: dict[str, Any] | None = dataclasses.field(repr=False)
 
 

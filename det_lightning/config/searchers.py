@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, ValidationInfo, model_validator
 
 from det_lightning.config.length import Length, MaxLength
-from det_lightning.config.section import Count, Integer, Mistakes, Positive, Section, read_variant
+from det_lightning.config.section import Count, Integer, Mistakes, Positive, Section, read_variant, variants
 
 _Divisor = Annotated[float, Field(gt=1)]
 _Mode = Literal["aggressive", "standard", "conservative"]
@@ -150,13 +150,9 @@ def _as_length(max_time: int | None, time_metric: str | None) -> Length | None:
     return None
 
 
-SEARCHERS: dict[str, type[SearcherConfig]] = {
-    "single": SingleSearcher,
-    "random": RandomSearcher,
-    "grid": GridSearcher,
-    "adaptive_asha": AdaptiveAshaSearcher,
-    "async_halving": AsyncHalvingSearcher,
-}
+SEARCHERS: dict[str, type[SearcherConfig]] = variants(
+    "name", SingleSearcher, RandomSearcher, GridSearcher, AdaptiveAshaSearcher, AsyncHalvingSearcher
+)
 
 #: Searches that cannot be run, and what to write in their place.
 REFUSED_SEARCHERS = {

@@ -24,7 +24,7 @@ _Kind = Literal["configuration", "unknown_key"]
 _OURS: _Kind = "configuration"
 #: What pydantic calls an unknown key.
 UNKNOWN_KEY: _Kind = "unknown_key"
-_FEW = 12
+_MOST_LISTED_NAMES = 12
 # What pydantic calls the mistake, and what was expected, with what pydantic knows about it.
 _EXPECTED = {
     "bool_type": "must be true or false",
@@ -96,13 +96,13 @@ def shown(value: Any, name: str | int = "") -> str:
     return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
-def unknown(name: object, known: Iterable[str]) -> str:
-    """Return which known name is near to an unknown one; where there is none, all of them, if they are few."""
+def hint_for(name: object, known: Iterable[str]) -> str:
+    """Return what to append to a message: the most similar known name, or all of them if they are few, or nothing."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1)
     if near:
         return f"; did you mean {near[0]}?"
-    return f"; known are {', '.join(names)}" if len(names) <= _FEW else ""
+    return f"; known are {', '.join(names)}" if len(names) <= _MOST_LISTED_NAMES else ""
 
 
 def _integral(value: Any) -> Any:
@@ -116,6 +116,11 @@ Positive = Annotated[Integer, Field(ge=1)]
 
 
 SectionT = TypeVar("SectionT", bound="Section")
+
+
+def variants(key: str, *models: type[SectionT]) -> dict[str, type[SectionT]]:
+    """Return models by the value that the entry ``key`` has in each of them."""
+    return {model.model_fields[key].default: model for model in models}
 
 
 def read_variant(
@@ -140,7 +145,7 @@ def read_variant(
     if isinstance(name, str) and refused is not None and name in refused:
         refuse((key,), f"{name} cannot be used: {refused[name]}")
     if not isinstance(name, str) or name not in models:
-        refuse((key,), f"unknown {key} {shown(name)}{unknown(name, models)}")
+        refuse((key,), f"unknown {key} {shown(name)}{hint_for(name, models)}")
     return models[name].model_validate(value)
 
 
@@ -163,7 +168,7 @@ class Section(BaseModel):
         for name, item in value.items():
             field = cls.model_fields.get(name)
             if field is None:
-                mistakes.add((name,), f"unknown key{unknown(name, cls.model_fields)}", UNKNOWN_KEY)
+                mistakes.add((name,), f"unknown key{hint_for(name, cls.model_fields)}", UNKNOWN_KEY)
             elif item is not None or field.is_required():
                 known[name] = item
         try:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, SerializeAsAny, model_validator
 
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
-from det_lightning.config.section import Count, Section, read_variant
+from det_lightning.config.section import Count, Section, read_variant, variants
 
 
 class StorageConfig(Section):
@@ -80,15 +80,9 @@ class AzureStorage(StorageConfig):
     credential: str | None = None
 
 
-STORAGES: dict[str, type[StorageConfig]] = {
-    "shared_fs": SharedFsStorage,
-    "directory": DirectoryStorage,
-    "s3": S3Storage,
-    "gcs": GcsStorage,
-    "azure": AzureStorage,
-}
-
-
+STORAGES: dict[str, type[StorageConfig]] = variants(
+    "type", SharedFsStorage, DirectoryStorage, S3Storage, GcsStorage, AzureStorage
+)
 _REFUSED = {"hdfs": "it was removed from Determined; copy the checkpoints to a storage of another type"}
 
 

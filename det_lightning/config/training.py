@@ -21,6 +21,13 @@ class TrainingSettings:
         trial_seed: in place of the seed of the experiment.
         checkpoint_storage: where checkpoints go: a directory, or a section of a configuration.
         rungs: lengths, in units of the search, at which it needs a validation.
+
+    Attributes:
+        trial_seed: the seed of the trial; that of the experiment if a call trains it alone.
+        aggregation_frequency: number of batches for one update.
+        average_aggregated_gradients: whether the gradients of aggregated batches are averaged, not added.
+        checkpoint_policy: after which validations to checkpoint.
+        step_zero_validation: whether to validate before the first batch.
     """
 
     def __init__(
@@ -34,26 +41,15 @@ class TrainingSettings:
     ) -> None:
         self._config = config
         self._hparams = hparams or {}
-        self._trial_seed = trial_seed
         self._rungs = rungs
+        seed = _said(config.reproducibility, "experiment_seed") if trial_seed is None else trial_seed
+        optimizations = config.optimizations
+        self.trial_seed: int | None = seed
         self.checkpoint_storage = checkpoint_storage
-
-    @property
-    def aggregation_frequency(self) -> int | None:
-        """Number of batches for one update."""
-        frequency: int | None = _said(self._config.optimizations, "aggregation_frequency")
-        return frequency
-
-    @property
-    def average_aggregated_gradients(self) -> bool | None:
-        """Whether the gradients of aggregated batches are averaged, not added."""
-        average: bool | None = _said(self._config.optimizations, "average_aggregated_gradients")
-        return average
-
-    @property
-    def trial_seed(self) -> int | None:
-        """The seed of the trial; that of the experiment if a call trains it alone."""
-        return _said(self._config.reproducibility, "experiment_seed") if self._trial_seed is None else self._trial_seed
+        self.aggregation_frequency: int | None = _said(optimizations, "aggregation_frequency")
+        self.average_aggregated_gradients: bool | None = _said(optimizations, "average_aggregated_gradients")
+        self.checkpoint_policy: str | None = _said(config, "checkpoint_policy")
+        self.step_zero_validation: bool | None = _said(config, "perform_initial_validation")
 
     @property
     def max_length(self) -> TrainUnit | None:
@@ -89,18 +85,6 @@ class TrainingSettings:
         """When training metrics are reported."""
         unit = _said(self._config, "scheduling_unit")
         return None if unit is None else Batch(unit)
-
-    @property
-    def checkpoint_policy(self) -> str | None:
-        """After which validations to checkpoint."""
-        policy: str | None = _said(self._config, "checkpoint_policy")
-        return policy
-
-    @property
-    def step_zero_validation(self) -> bool | None:
-        """Whether to validate before the first batch."""
-        initial: bool | None = _said(self._config, "perform_initial_validation")
-        return initial
 
     def _period(self, name: str) -> TrainUnit | None:
         period: Length | None = _said(self._config, name)

@@ -159,7 +159,7 @@ class YamlDocument:
         except (ValueError, KeyError, IndexError):
             return self._wrong(node, path, f"not of the type {node.tag}")
         if isinstance(value, float) and not math.isfinite(value):
-            return self._wrong(node, path, f"must be a finite number; got {text}")
+            return self._wrong(node, path, f"must be a finite number; got {text:.100}")
         return value
 
     def _joined(self, node: Node, path: KeyPath, text: str) -> str:

@@ -6,9 +6,8 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.counterparts import trainer_methods
+from det_lightning.porting.counterparts import package_finding, trainer_methods
 from det_lightning.porting.findings import Premise, Severity
-from det_lightning.porting.packages import package_finding
 from det_lightning.porting.python_syntax import PythonFile, dotted_name, is_keyword, last_name, methods_of, string_of
 
 _DEVICE = re.compile(r"cuda(:\d+)?")
@@ -210,7 +209,8 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
                 _check_info(file, assign, name)
     for use in file.find(cst.Attribute):
         if isinstance(use.value, cst.Call) and last_name(use.value.func) == "get_cluster_info":
-            reason = f"get_cluster_info() is None outside of det-lightning run, and has no {use.attr.value}"
+            name = use.attr.value
+            reason = f"get_cluster_info() is None outside of det-lightning run, so .{name} raises an AttributeError"
             file.note(use, Severity.check, reason, _CLUSTER, Premise.by_hand)
     for call in file.find(cst.Call):
         if last_name(call.func) == "from_deepspeed":

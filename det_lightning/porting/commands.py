@@ -1,13 +1,12 @@
-"""Commands of a shell: launch layers, installed packages, the program ``det``, and the base images of Dockerfiles."""
+"""Commands of a shell: launch layers, installed packages and the program ``det``, in scripts, hooks and Dockerfiles."""
 
 from __future__ import annotations
 
 import re
 
-from det_lightning.porting.counterparts import counterpart
+from det_lightning.porting.counterparts import counterpart, missing
 from det_lightning.porting.det_commands import port_det_commands
 from det_lightning.porting.findings import Finding, Need, Severity, line_at
-from det_lightning.porting.missing_parts import missing
 from det_lightning.porting.requirements import port_installs, useless_installs
 from det_lightning.porting.variables import note_variables
 
@@ -26,6 +25,13 @@ _TRIAL = re.compile(
 )
 _COMMENT = re.compile(r"(^[ \t]*#[^\n]*\n?)", re.MULTILINE)
 _IMAGE = re.compile(r"^\s*(?:FROM\s+(?:--\S+\s+)*|ARG\s+\w+=)(\S*determinedai/\S+)", re.MULTILINE | re.IGNORECASE)
+_INSTALLER = re.compile(
+    r"^[^#\n]*?\b(?:(?P<tool>pip3?|conda|mamba|apt|apt-get|yum|dnf|apk)\s+(?:-\S+\s+)*(?:install|add))\b", re.MULTILINE
+)
+_OF_HOOK = (
+    "install the packages once, in a virtual environment of the project, and remove such lines: pip may replace torch "
+    "itself by another release"
+)
 
 
 def launcher_counterpart(module: str) -> tuple[str, ...] | None:
@@ -116,4 +122,17 @@ def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
         reason = f"{found.group(1)} brings Determined's environment, with an old torch"
         advice = "build on an image with Python 3.10 or later, and let pip install det-lightning, which brings torch"
         findings.append(Finding(line_at(text, found.start(1)), Severity.check, reason, advice))
+    return ported, findings
+
+
+def port_startup_hook(text: str) -> tuple[str, list[Finding]]:
+    """Return ``startup-hook.sh`` as :func:`port_shell` does, with one finding if it installs packages.
+
+    Determined ran it in the container of a trial, and ``det-lightning run`` does on the machine.
+    """
+    ported, findings = port_shell(text)
+    found = _INSTALLER.search(text)
+    if found is not None:
+        reason = f"{found['tool']} installs here, without a container, whenever det-lightning run starts a trial"
+        findings.append(Finding(line_at(text, found.start("tool")), Severity.check, reason, _OF_HOOK))
     return ported, findings

@@ -1,4 +1,7 @@
-"""Where the names of Determined are in det_lightning, found in its files: importing them would bring torch."""
+"""What replaces a name of Determined in det_lightning, or the finding that nothing does.
+
+Names are looked up in the files of det_lightning: importing them would bring torch.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import functools
 import pathlib
 
 import det_lightning
+from det_lightning import parts_of_determined
+from det_lightning.porting.findings import Finding, Need, Severity
 
 _ROOT = pathlib.Path(det_lightning.__file__).parent
 _PYTORCH = "determined.pytorch"
@@ -42,6 +47,37 @@ _BLOCKED = (
 )
 _IN_BLOCKED = ("determined.experimental.core_v2", "determined.experimental.test_one_batch")
 
+# Of packages that code for Determined imports beside it, a part of one first: how much it matters, what it is, and what
+# to do.
+_PACKAGES = {
+    "model_hub.mmdetection": (
+        Severity.problem,
+        "{name}: model-hub's trials of MMDetection are not covered",
+        "train with MMDetection 3 and its own Runner, or write a PyTorchTrial around a model of it",
+    ),
+    "model_hub": (
+        Severity.check,
+        "{name}: model-hub is built on determined",
+        "det-lightning run and pytest --trial give det_lightning.model_hub under this name, and need "
+        "pip install 'det-lightning[transformers]'; in other scripts import det_lightning.model_hub",
+    ),
+    "determined_common": (
+        Severity.problem,
+        "{name}: it is internal to Determined's tools",
+        "use the standard library; for check, use assert",
+    ),
+    "attrdict": (
+        Severity.check,
+        "attrdict does not import on Python 3.10 or later",
+        "pip install attrdict3, which has a module of that name, or write a small class",
+    ),
+    "pedl": (
+        Severity.problem,
+        "{name}: the package's name before Determined was one",
+        "import the same names from det_lightning.pytorch",
+    ),
+}
+
 
 @functools.cache
 def counterpart(path: str) -> str | None:
@@ -57,6 +93,34 @@ def counterpart(path: str) -> str | None:
         if _exists(ours):
             return ours
     return None
+
+
+def missing_prefix(path: str) -> str:
+    """Return the shortest prefix of ``path`` that det_lightning does not have."""
+    parts = path.split(".")
+    prefixes = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return next((prefix for prefix in prefixes if counterpart(prefix) is None), path)
+
+
+def missing(path: str, line: int, need: Need = Need.file) -> Finding:
+    """Return the finding for a use of ``path``, a dotted name of Determined that det_lightning does not have."""
+    part = parts_of_determined.missing_part(path)
+    return Finding(line, Severity.problem, f"{part.path}: {part.reason}", part.advice, need)
+
+
+def has_own_advice(path: str, use: str) -> bool:
+    """Return whether there is other advice for ``use``, which begins with ``path``, than for all of ``path``."""
+    return parts_of_determined.topic_of(path) != parts_of_determined.topic_of(use)
+
+
+def package_finding(module: str, line: int) -> Finding | None:
+    """Return the finding for a module that is imported or started; None if there is nothing to say of its package."""
+    package = next((name for name in _PACKAGES if _is_in(module, name)), None)
+    if package is None:
+        return None
+    severity, reason, advice = _PACKAGES[package]
+    need = Need.file if severity is Severity.problem else Need.nothing
+    return Finding(line, severity, reason.format(name=module), advice, need)
 
 
 @functools.cache

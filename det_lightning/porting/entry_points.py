@@ -40,25 +40,15 @@ class Reason:
 
 @dataclasses.dataclass(frozen=True)
 class EntryPoint:
-    """Something that a user starts: a configuration, a script, a notebook.
+    """Something that a user starts: a configuration, a script, a notebook."""
 
-    Args:
-        port: its file.
-        project: the directory that its code is in.
-        outcome: whether it runs on det_lightning.
-        command: what starts it there; empty for what is opened, such as a notebook.
-        reasons: why it does not run yet.
-        to_check: how many findings there are in its files to look at.
-        files: what it is made of, its own file included.
-    """
-
-    port: FilePort
-    project: pathlib.Path
+    port: FilePort  # its file
+    project: pathlib.Path  # the directory that its code is in
     outcome: Outcome
-    command: str
-    reasons: list[Reason]
-    to_check: int
-    files: list[FilePort]
+    command: str  # what starts it on det_lightning; empty for what is opened, such as a notebook
+    reasons: list[Reason]  # why it does not run yet
+    to_check: int  # how many findings there are in its files to look at
+    files: list[FilePort]  # what it is made of, its own file included
 
     @property
     def sentence(self) -> str:
@@ -97,7 +87,7 @@ def find_entry_points(graph: FileGraph) -> list[EntryPoint]:
 
 
 def needs_of(port: FilePort, *needs: Need) -> list[Reason]:
-    """Return the lines of a file that keep it on Determined in one of some ways."""
+    """Return the findings of a file that have one of these needs, as reasons."""
     return [Reason(port.path, finding) for finding in port.findings if finding.needs_determined in needs]
 
 
@@ -156,8 +146,10 @@ def _not_found(port: FilePort) -> list[Reason]:
 
 
 def _one_per_line(reasons: list[Reason]) -> list[Reason]:
-    by_line = {(reason.path, reason.finding.line): reason for reason in reversed(reasons)}
-    return [reason for reason in reasons if by_line[reason.path, reason.finding.line] is reason]
+    first: dict[tuple[pathlib.Path, int], Reason] = {}
+    for reason in reasons:
+        first.setdefault((reason.path, reason.finding.line), reason)
+    return list(first.values())
 
 
 def _shown(directory: pathlib.Path) -> pathlib.Path:

@@ -36,43 +36,19 @@ class Kind(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the files of a project are put together by.
-
-    Args:
-        kind: what the file is.
-        imports: modules by their dotted names; a name with dots before it is relative.
-        starts: files that commands in it name.
-        executes: the file that the command of a configuration begins with, if it is named with a directory.
-        classes: classes that commands in it name, as ``module:Class``.
-        names: what a module of Python binds; with ``*`` if that is not known.
-        sets: variables that a configuration sets for the processes of a trial.
-        uses_determined: whether it imports or starts a part of Determined, or of det_lightning.
-        uses_trials: whether it imports Determined's PyTorch API, or ours.
-        imports_determined: whether it imports Determined under that name once it is ported.
-        has_entrypoint: whether a configuration says what to run.
-    """
+    """What the files of a project are put together by."""
 
     kind: Kind = Kind.other
-    imports: tuple[str, ...] = ()
-    starts: tuple[str, ...] = ()
-    uses_determined: bool = False
-    uses_trials: bool = False
-    imports_determined: bool = False
-    has_entrypoint: bool = False
-    executes: str = ""
-    classes: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    sets: tuple[str, ...] = ()
-
-    def as_list(self) -> list[Any]:
-        """Return what :meth:`of_list` makes the same facts of, to be written as JSON."""
-        return list(dataclasses.astuple(self))
-
-    @classmethod
-    def of_list(cls, values: list[Any]) -> Facts:
-        kind, *others = values
-        plain: list[Any] = [tuple(value) if isinstance(value, list) else value for value in others]
-        return cls(Kind(kind), *plain)
+    imports: tuple[str, ...] = ()  # modules by their dotted names; a name with dots before it is relative
+    starts: tuple[str, ...] = ()  # files that commands in it name
+    uses_determined: bool = False  # it imports or starts a part of Determined, or of det_lightning
+    uses_trials: bool = False  # it imports Determined's PyTorch API, or ours
+    imports_determined: bool = False  # under that name, once it is ported
+    has_entrypoint: bool = False  # a configuration says what to run
+    executes: str = ""  # what the command of a configuration begins with, if it is a file named with a directory
+    classes: tuple[str, ...] = ()  # that commands in it name, as module:Class
+    names: tuple[str, ...] = ()  # that a module of Python binds; with * if that is not known
+    sets: tuple[str, ...] = ()  # variables that a configuration sets for the processes of a trial
 
 
 def facts_of(path: pathlib.Path, text: str) -> Facts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from det_lightning.porting.facts import Kind
 from det_lightning.porting.file_port import FilePort
@@ -13,16 +13,15 @@ _HOOK = "startup-hook.sh"
 
 
 class FileGraph:
-    """The files of a project.
-
-    Args:
-        ports: all of them, ported one by one.
-    """
+    """The files of a project, ported one by one."""
 
     def __init__(self, ports: Iterable[FilePort]) -> None:
         self.ports = {_normal(port.path): port for port in ports}
-        self._imported = {path: list(self._imports_of(port)) for path, port in self.ports.items()}
-        self._started = {path: list(self._starts_of(port)) for path, port in self.ports.items()}
+        self._imported = {
+            path: [found for name in port.facts.imports if (found := self._module(port, name)) is not None]
+            for path, port in self.ports.items()
+        }
+        self._started = {path: self._starts_of(port) for path, port in self.ports.items()}
 
     def imported_by(self, port: FilePort) -> list[FilePort]:
         """Return the files that a file imports, and those that they import."""
@@ -80,20 +79,10 @@ class FileGraph:
                     left.append(found)
         return [self.ports[path] for path in reached]
 
-    def _imports_of(self, port: FilePort) -> Iterator[pathlib.Path]:
-        for name in port.facts.imports:
-            found = self._module(port, name)
-            if found is not None and found != _normal(port.path):
-                yield found
-
-    def _starts_of(self, port: FilePort) -> Iterator[pathlib.Path]:
-        for name in port.facts.starts:
-            found = self._file(port, name)
-            if found is not None and found != _normal(port.path):
-                yield found
+    def _starts_of(self, port: FilePort) -> list[pathlib.Path]:
+        started = [path for name in port.facts.starts if (path := self._file(port, name)) is not None]
         directory = self.code_directory(port) if port.facts.kind is Kind.configuration else None
-        if directory is not None and directory / _HOOK in self.ports:
-            yield directory / _HOOK
+        return started if directory is None or directory / _HOOK not in self.ports else [*started, directory / _HOOK]
 
     def _module(self, port: FilePort, name: str) -> pathlib.Path | None:
         parts = name.strip(".").split(".") if name.strip(".") else []
@@ -116,7 +105,8 @@ class FileGraph:
     def _first(self, port: FilePort, find: Callable[[pathlib.Path], pathlib.Path | None]) -> pathlib.Path | None:
         """Return what is found from the directory of a file or from one above it.
 
-        What is neither Python nor found there may be in the one directory below that has it.
+        For a file that is not Python, the directories right below its own are tried last; a match counts only if
+        exactly one of them has it.
         """
         directory = _normal(port.path.parent)
         found = next(filter(None, map(find, [directory, *directory.parents])), None)

@@ -31,7 +31,7 @@ _PORTS = {
     r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": "commands.port_dockerfile",
     r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": "requirements.port_requirements_file",
     r"pyproject\.toml|setup\.cfg|tox\.ini|Pipfile": "requirements.port_config_file",
-    r"startup-hook\.sh": "startup_hook.port_startup_hook",
+    r"startup-hook\.sh": "commands.port_startup_hook",
     r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile": "commands.port_shell",
 }
 _Port = Callable[[str], tuple[str, list[Finding]]]

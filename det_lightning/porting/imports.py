@@ -9,9 +9,8 @@ from typing import Any
 import libcst as cst
 
 from det_lightning.porting.bindings import Binding, Bindings, Reference
-from det_lightning.porting.counterparts import counterpart
+from det_lightning.porting.counterparts import counterpart, has_own_advice, missing, missing_prefix
 from det_lightning.porting.findings import Need, Premise, Severity
-from det_lightning.porting.missing_parts import has_own_advice, missing, missing_part
 from det_lightning.porting.python_syntax import PythonFile, dotted_name
 
 _LONG_STRINGS = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''", re.DOTALL)
@@ -183,7 +182,7 @@ class ImportRewriter:
 
     def _rewrite_use(self, use: Reference) -> None:
         if counterpart(use.path) is None and counterpart(use.binding.path) is not None:
-            self._note_missing(missing_part(use.path), use.node)
+            self._note_missing(missing_prefix(use.path), use.node)
         spelled = self._spelled(use.binding, [attribute.attr.value for attribute in use.attributes])
         if spelled is None:
             return
@@ -216,7 +215,7 @@ class ImportRewriter:
         ours = counterpart(path)
         name = binding.name
         if isinstance(binding.statement, cst.Import) and binding.alias.asname is None and self.bindings.renameable:
-            if ours is None and self._still_imported(missing_part(path)):
+            if ours is None and self._still_imported(missing_prefix(path)):
                 return None
             name = "det_lightning"
         if ours is None or ours == base or not ours.startswith(f"{base}."):

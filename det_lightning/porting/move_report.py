@@ -31,34 +31,21 @@ _STATES = {Outcome.moves: "runs", Outcome.waits: "waits", Outcome.stays: "stays"
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """The outcome of a check of ``pytest --trial``, as its JUnit file has it.
-
-    Args:
-        trial: what was checked.
-        name: of the check.
-        outcome: ``passed``, ``failed``, ``error`` or ``skipped``.
-        message: why it did not pass, in one line.
-    """
+    """The outcome of a check of ``pytest --trial``, as its JUnit file has it."""
 
     trial: str
-    name: str
-    outcome: str
-    message: str
+    name: str  # of the check
+    outcome: str  # passed, failed, error or skipped
+    message: str  # why it did not pass, in one line
 
 
 @dataclasses.dataclass(frozen=True)
 class MovedProject:
-    """A section of the report.
+    """A section of the report."""
 
-    Args:
-        name: the directory of the project; empty for files that belong to none.
-        entry_points: what can be started in it.
-        files: those that change or have findings.
-    """
-
-    name: str
+    name: str  # the directory of the project; empty for files that belong to none
     entry_points: list[EntryPoint]
-    files: list[FilePort]
+    files: list[FilePort]  # those that change or have findings
 
     @property
     def changed(self) -> list[tuple[FilePort, int]]:

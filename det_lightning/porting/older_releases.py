@@ -166,10 +166,7 @@ class OlderReleases:
             advice = "remove the parameter, and use the attribute that holds the wrapped model"
             self._file.note(method, Severity.problem, reason, advice)
         else:
-            self._file.edits.replace(self._end(given[index - 1]), self._end(given[index]), "")
-
-    def _end(self, parameter: cst.Param) -> int:
-        return self._file.span(parameter.default or parameter.annotation or parameter.name)[1]
+            self._file.edits.replace(self._file.end_of(given[index - 1]), self._file.end_of(given[index]), "")
 
 
 def _calls(node: cst.CSTNode, *methods: str) -> bool:

@@ -70,25 +70,15 @@ def _is_skipped(directory: pathlib.Path) -> bool:
     hidden = name.startswith(".") and name not in (".github", ".circleci")
     if hidden or name in _SKIPPED or name.endswith(".egg-info") or (directory / "pyvenv.cfg").exists():
         return True
-    return _is_record(directory)
-
-
-def _is_record(directory: pathlib.Path) -> bool:
-    """Return whether a directory is a checkpoint or an experiment."""
     return any(all((directory / name).is_file() for name in names) for names in _RECORDS)
 
 
 @dataclasses.dataclass(frozen=True)
 class ProjectPort:
-    """What becomes of the files below some paths.
+    """What becomes of the files below some paths."""
 
-    Args:
-        files: those that change or have findings.
-        entry_points: what can be started there.
-    """
-
-    files: list[FilePort]
-    entry_points: list[EntryPoint]
+    files: list[FilePort]  # those that change or have findings
+    entry_points: list[EntryPoint]  # what can be started there
 
 
 def port_project(paths: Iterable[pathlib.Path]) -> ProjectPort:

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from det_lightning.porting.bindings import Bindings
 from det_lightning.porting.bypasses import note_bypasses, note_cluster_uses, note_devices
-from det_lightning.porting.counterparts import counterpart
+from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
 from det_lightning.porting.findings import Finding, Premise
 from det_lightning.porting.imports import ImportRewriter
-from det_lightning.porting.missing_parts import missing, missing_part
 from det_lightning.porting.older_libraries import note_older_libraries
 from det_lightning.porting.older_releases import OlderReleases
 from det_lightning.porting.python_syntax import PythonFile, find_classes
@@ -63,4 +62,4 @@ def _note_missing_attributes(file: PythonFile, ported: Bindings) -> None:
         private = any(attribute.attr.value.startswith("_") for attribute in use.attributes)
         is_missing = counterpart(use.path) is None and counterpart(use.binding.path) is not None
         if use.attributes and is_missing and not private:
-            file.findings.append(missing(missing_part(use.path), file.line(use.node)))
+            file.findings.append(missing(missing_prefix(use.path), file.line(use.node)))

@@ -84,6 +84,11 @@ class PythonFile:
         start = self.edits.offset(position.start.line, position.start.column)
         return start, self.edits.offset(position.end.line, position.end.column)
 
+    def end_of(self, parameter: cst.Param) -> int:
+        """Return where a parameter ends in the text, before its comma."""
+        annotation = None if parameter.annotation is None else parameter.annotation.annotation
+        return self.span(parameter.default or annotation or parameter.name)[1]
+
     def source(self, node: cst.CSTNode) -> str:
         start, end = self.span(node)
         return self.edits.text[start:end]

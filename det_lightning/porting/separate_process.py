@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import functools
 import json
 import os
 import pathlib
@@ -12,13 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import det_lightning
-from det_lightning.porting.facts import Facts
 from det_lightning.porting.file_port import FilePort, port_file
-from det_lightning.porting.findings import Finding, Need, Premise, Severity
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 _CODE = "import sys; sys.path[:] = {path!r}; from det_lightning.porting.separate_process import serve; serve({limit})"
 _TOO_LATE = 1  # the exit code of a process that its watchdog ended
@@ -28,7 +29,7 @@ class PortingFailed(ValueError):
     """A file could not be ported, for a reason that says nothing about other files."""
 
 
-class PortingProcess:
+class PortingProcess(contextlib.AbstractContextManager["PortingProcess"]):
     """Ports files in another process, which is started again after a file that crashed it or took too long."""
 
     def __init__(self, timeout_s: float = 15.0) -> None:
@@ -53,19 +54,9 @@ class PortingProcess:
         reply = json.loads(line)
         if "error" in reply:
             raise PortingFailed(reply["error"])
-        findings = [
-            Finding(line, Severity(severity), reason, advice, Need(needs), Premise(premise))
-            for line, severity, reason, advice, needs, premise in reply["findings"]
-        ]
-        facts = Facts.of_list(reply["facts"])
-        return FilePort(path, reply["before"], reply["after"], findings, reply["encoding"], facts=facts)
+        return dataclasses.replace(_plain_form().validate_python(reply), path=path)
 
-    def __enter__(self) -> PortingProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end()
 
     def _start(self) -> subprocess.Popen[str]:
@@ -96,19 +87,18 @@ def serve(timeout_s: float) -> None:
             replies.flush()
 
 
-def _answer(path: pathlib.Path) -> dict[str, Any]:
+def _answer(path: pathlib.Path) -> Any:
     try:
-        port = port_file(path)
+        return _plain_form().dump_python(port_file(path), mode="json")
     except Exception as e:  # whatever a file does to its reader, the others are still to be ported
         return {"error": f"{type(e).__name__}: {e}"}
-    findings = [dataclasses.astuple(finding) for finding in port.findings]
-    return {
-        "before": port.before,
-        "after": port.after,
-        "findings": findings,
-        "encoding": port.encoding,
-        "facts": port.facts.as_list(),
-    }
+
+
+@functools.cache
+def _plain_form() -> TypeAdapter[FilePort]:
+    from pydantic import TypeAdapter  # takes a while, which --help should not cost
+
+    return TypeAdapter(FilePort)
 
 
 def _status(code: int) -> str:

@@ -32,11 +32,7 @@ def keep_what_stays(ports: Iterable[FilePort]) -> list[FilePort]:
 
 
 class _Kept:
-    """Knows which files of a project stay, and why.
-
-    Args:
-        graph: the project.
-    """
+    """Knows which files of a project stay, and why."""
 
     def __init__(self, graph: FileGraph) -> None:
         self.graph = graph
@@ -62,7 +58,7 @@ class _Kept:
         # A notebook is restored as a whole where lines would not do: ours and theirs would meet in one program.
         is_whole = is_python or port.facts.kind is Kind.configuration
         if is_whole or (port.facts.kind is Kind.notebook and port.facts.uses_trials):
-            reasons = [self._why[path] for path in (port.path, *_paths(staying)) if path in self._why]
+            reasons = [self._why[file.path] for file in (port, *staying.values()) if file.path in self._why]
             if reasons:
                 return _restored(port, reasons[0])
         return port if is_python and port.path.name != "setup.py" else self._by_line(port, list(staying))
@@ -90,10 +86,6 @@ class _Kept:
                 findings += found
             line = line_at(old, len(old), line)
         return dataclasses.replace(port, after="".join(lines), findings=sorted([*port.findings, *findings]))
-
-
-def _paths(files: dict[str, FilePort]) -> list[pathlib.Path]:
-    return [file.path for file in files.values()]
 
 
 def _restored(port: FilePort, why: Reason) -> FilePort:

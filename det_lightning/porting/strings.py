@@ -7,10 +7,9 @@ import re
 import libcst as cst
 
 from det_lightning.porting.commands import launcher_counterpart, missing_launcher, port_commands
-from det_lightning.porting.counterparts import counterpart
+from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
 from det_lightning.porting.findings import Severity
 from det_lightning.porting.imports import ImportRewriter
-from det_lightning.porting.missing_parts import missing, missing_part
 from det_lightning.porting.python_syntax import PythonFile, last_name, rename_in_code, string_of
 from det_lightning.porting.requirements import port_requirement
 
@@ -19,15 +18,8 @@ _LAUNCHER = re.compile(r"determined\.launch\.(\w+)")
 _INSIDE = re.compile(r"determined\.(?:exec|cli|deploy)\b[\w.]*")
 _REQUIREMENTS = {"extras_require", "install_requires", "requires", "setup_requires", "tests_require"}
 _TAKE_PATHS = {
-    "__import__",
-    "find_spec",
-    "getLogger",
-    "import_module",
-    "importorskip",
-    "patch",
-    "run_module",
-    "setattr",
-}
+    "__import__", "find_spec", "getLogger", "import_module", "importorskip", "patch", "run_module", "setattr",
+}  # fmt: skip
 
 
 def rewrite_strings(file: PythonFile, imports: ImportRewriter) -> None:
@@ -53,7 +45,7 @@ def _rewrite(file: PythonFile, node: cst.SimpleString, value: str) -> None:
     elif _PATH.fullmatch(value) and _is_path(file, node):
         ours = counterpart(value)
         if ours is None:
-            file.findings.append(missing(missing_part(value), line))
+            file.findings.append(missing(missing_prefix(value), line))
         else:
             _put(file, node, ours)
     elif launcher := _LAUNCHER.fullmatch(value):

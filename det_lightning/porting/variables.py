@@ -10,34 +10,15 @@ from det_lightning.porting.findings import Finding, Premise, Severity, line_at
 from det_lightning.porting.python_syntax import PythonFile, string_of
 
 #: What ``det-lightning run`` sets for the processes of a trial; DET_CHIEF_IP is set by its launcher.
-SET_BY_RUN = frozenset(
-    {
-        "DET_EXPERIMENT_CONFIG",
-        "DET_EXPERIMENT_ID",
-        "DET_HPARAMS",
-        "DET_LATEST_CHECKPOINT",
-        "DET_SLOT_IDS",
-        "DET_STEPS_COMPLETED",
-        "DET_TASK_TYPE",
-        "DET_TRIAL_ID",
-        "DET_TRIAL_RUN_ID",
-        "DET_TRIAL_SEED",
-    }
-)
+SET_BY_RUN = {
+    "DET_EXPERIMENT_CONFIG", "DET_EXPERIMENT_ID", "DET_HPARAMS", "DET_LATEST_CHECKPOINT", "DET_SLOT_IDS",
+    "DET_STEPS_COMPLETED", "DET_TASK_TYPE", "DET_TRIAL_ID", "DET_TRIAL_RUN_ID", "DET_TRIAL_SEED",
+}  # fmt: skip
 #: What a project may set for Determined's own tools, to no end here.
-_READ_BY_DETERMINED = frozenset(
-    {
-        "DET_MASTER",
-        "DET_MASTER_ADDR",
-        "DET_MASTER_CERT_FILE",
-        "DET_MASTER_CERT_NAME",
-        "DET_MASTER_PORT",
-        "DET_PASS",
-        "DET_SESSION_TOKEN",
-        "DET_USER",
-        "DET_USER_TOKEN",
-    }
-)
+_READ_BY_DETERMINED = {
+    "DET_MASTER", "DET_MASTER_ADDR", "DET_MASTER_CERT_FILE", "DET_MASTER_CERT_NAME", "DET_MASTER_PORT", "DET_PASS",
+    "DET_SESSION_TOKEN", "DET_USER", "DET_USER_TOKEN",
+}  # fmt: skip
 _READ_HERE = SET_BY_RUN | {"DET_CHIEF_IP"}
 _VARIABLE = re.compile(r"(?<![\w.-])DET_(?!LIGHTNING_)[A-Z][A-Z0-9_]*(?!\w)")
 _ADVICE = "remove it, or set it yourself, as in environment.environment_variables"

@@ -8,6 +8,9 @@ from typing import Any
 
 import yaml
 
+from det_lightning.config import FieldEffect, field_effects, read_config
+from det_lightning.config.environment import Images
+from det_lightning.errors import ConfigError
 from det_lightning.porting.commands import (
     RUN_AN_EXPERIMENT,
     launcher_counterpart,
@@ -16,13 +19,16 @@ from det_lightning.porting.commands import (
     runs_a_class,
     trial_class_in,
 )
-from det_lightning.porting.configurations import class_that_run_trains, findings_of_run
+from det_lightning.porting.counterparts import package_finding
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Severity
-from det_lightning.porting.packages import package_finding
 from det_lightning.porting.requirements import port_requirement
 
 _MODULE = re.compile(r"determined\.launch\.(\w+)")
+# The porting tool has advice of its own for these.
+_ELSEWHERE = {"optimizations.mixed_precision"}
+_INSTALL = "install what the code needs of the image before the run, in a virtual environment of the project"
+_SEVERITIES: dict[str, Severity] = {"ignored": Severity.note, "warned": Severity.check}
 
 
 def port_yaml(text: str) -> tuple[str, list[Finding]]:
@@ -105,9 +111,9 @@ class _YamlPort:
         """Note what ``det-lightning run`` does with the fields of an experiment configuration, if this is one."""
         entrypoint = entries.get("entrypoint")
         if "searcher" in entries and entries.keys() & {"entrypoint", "hyperparameters"}:
-            self.findings += findings_of_run(self.edits.text)
+            self.findings += _findings_of_run(self.edits.text)
             # As it will be: some launchers are replaced by one with other options.
-            trial = class_that_run_trains(self.edits.result())
+            trial = _class_that_run_trains(self.edits.result())
             if trial is not None and entrypoint is not None:
                 # A launcher that runs a class is what it should be in an entrypoint.
                 lines = range(_line(entrypoint), entrypoint.end_mark.line + 2)
@@ -130,6 +136,50 @@ class _YamlPort:
 
     def _note(self, node: yaml.Node, severity: Severity, reason: str, advice: str) -> None:
         self.findings.append(Finding(_line(node), severity, reason, advice))
+
+
+# What ``det-lightning run`` does with the fields of an experiment configuration
+
+
+def _findings_of_run(text: str) -> list[Finding]:
+    """Return a finding for each field of a configuration that is refused, ignored, or read differently."""
+    try:
+        config = read_config(f"{text}\n", partial=True)
+    except ConfigError as e:
+        advice = "change it: det-lightning run refuses the file"
+        mistakes = [(m.line or 0, ": ".join(part for part in (m.path, m.message) if part)) for m in e.mistakes]
+        return [Finding(line, Severity.problem, reason, advice) for line, reason in mistakes]
+    findings = [
+        Finding(note.line or 0, Severity.note, f"{note.path}: {note.message}", "leave it; det-lightning run says so")
+        for note in config.notes
+    ]
+    for field in field_effects(config):
+        if field.path == "environment.image" and not _is_of_determined(config.environment.image):
+            findings.append(_without_effect(field, Severity.check, _INSTALL))
+        elif field.effect in _SEVERITIES and field.path not in _ELSEWHERE:
+            findings.append(_without_effect(field, _SEVERITIES[field.effect], field.note.rstrip(".")))
+    return findings
+
+
+def _without_effect(field: FieldEffect, severity: Severity, advice: str) -> Finding:
+    return Finding(field.line or 0, severity, f"{field.path} has no effect under det-lightning run", advice)
+
+
+def _is_of_determined(image: Images) -> bool:
+    """Return whether images are those of Determined's environments, of which a trial needs nothing but torch."""
+    names = [name for name in (image.cpu, image.cuda, image.rocm) if name]
+    return all("determinedai/" in name for name in names)
+
+
+def _class_that_run_trains(text: str) -> str | None:
+    """Return the trial class that the entrypoint of a configuration names or has a launcher run, if it does."""
+    try:
+        return read_config(f"{text}\n", partial=True).trial_class
+    except ConfigError:
+        return None
+
+
+# Nodes
 
 
 def _line(node: yaml.Node) -> int:

@@ -62,6 +62,8 @@ from tests.config.configurations import mistakes_in, read, read_alone
         ("environment: {ports: {a: b}}", 1, "environment.ports.a", "must be an integer; got 'b'"),
         ("log_policies: [{pattern: a, action: x}]", 1, "log_policies[0].action", "must be 'cancel_retries' or"),
         ("log_policies: [{pattern: '('}]", 1, "log_policies[0].pattern", "is not a regular expression"),
+        (f"log_policies: [{{pattern: '{'(' * 5000}'}}]", 1, "log_policies[0].pattern", "is not a regular expression"),
+        ("log_policies: [{pattern: 'a{9999999999}'}]", 1, "log_policies[0].pattern", "is not a regular expression"),
         ("retention_policy: {log_retention_days: -2}", 1, "retention_policy.log_retention_days", "at least -1"),
         ("checkpoint_storage: {type: s4}", 1, "checkpoint_storage.type", "unknown type 's4'; known are azure"),
         ("checkpoint_storage: {type: hdfs}", 1, "checkpoint_storage.type", "it was removed from Determined"),
@@ -174,6 +176,14 @@ def test_a_mistake_shows_no_secret() -> None:
     found = mistakes_in(text)
     assert len(found) == 4
     assert "hunter2" not in str(found)
+
+
+def test_the_login_of_a_registry_has_known_keys_with_texts() -> None:
+    found = mistakes_in("environment:\n  registry_auth:\n    user: a\n    email: 5\n    password: null")
+    assert [str(mistake) for mistake in found] == [
+        "line 3: environment.registry_auth.user: unknown key; did you mean username?",
+        "line 4: environment.registry_auth.email: must be a string; got 5",
+    ]
 
 
 def test_null_is_the_default_wherever_there_is_one() -> None:

@@ -96,6 +96,18 @@ def test_a_file_of_0_12_counts_in_steps() -> None:
     assert str(config.notes[3]) == "line 14: searcher.max_steps: read as searcher.max_length: {'batches': 1000}"
 
 
+def test_a_file_of_0_19_has_arguments_of_schedulers_in_the_environment() -> None:
+    config = read_part("slurm: {slots_per_node: 4}\nenvironment: {slurm: [--exclusive], pbs: [-p1000]}")
+    assert (config.slurm.slots_per_node, config.slurm.sbatch_args) == (4, ["--exclusive"])
+    assert config.pbs.pbsbatch_args == ["-p1000"]
+    assert "line 2: environment.slurm: read as slurm.sbatch_args: ['--exclusive']" in map(str, config.notes)
+
+
+def test_arguments_of_a_scheduler_in_two_places_are_a_mistake() -> None:
+    (mistake,) = mistakes_in("slurm: {sbatch_args: [-A]}\nenvironment: {slurm: [--exclusive]}")
+    assert str(mistake).startswith("line 2: environment.slurm: is the older name of slurm.sbatch_args, which is given")
+
+
 def test_a_file_of_0_14_has_lengths_with_units() -> None:
     config = read_alone(LENGTHS)
     assert config.searcher.max_length == Length(800000, "records")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from det_lightning.core._ports import free_port
+from det_lightning.core._topology import free_port
 from tests.launching import environment
 
 pytestmark = pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -279,9 +280,32 @@ def test_the_cells_of_a_notebook_are_one_program(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
+@pytest.mark.parametrize("escapes", [True, False])
+@pytest.mark.parametrize(
+    "written",
+    [{"indent": 2}, {"indent": 4}, {"indent": "\t"}, {"indent": 0}, {"separators": (",", ":")}, {}],
+    ids=str,
+)
+def test_a_notebook_keeps_the_layout_of_the_program_that_wrote_it(
+    written: dict[str, Any], escapes: bool, line_break: str, tmp_path: Path
+) -> None:
+    cell = {"cell_type": "code", "source": "import determined\nprint('é')"}
+    before = json.dumps({"cells": [cell], "nbformat": 4}, ensure_ascii=escapes, **written).replace("\n", line_break)
+    port = port_text(tmp_path, "a.ipynb", before)
+    assert not port.findings
+    assert port.after == before.replace("determined", "det_lightning")
+
+
 def test_a_notebook_of_an_unusual_layout_is_not_changed(tmp_path: Path) -> None:
     port = port_text(tmp_path, "a.ipynb", '{"cells":  [{"cell_type": "code", "source": "import determined"}]}')
-    assert "not laid out as Jupyter does" in problems_of(port)[0]
+    assert "not laid out as any program does" in problems_of(port)[0]
+
+
+@pytest.mark.parametrize("cells", ["determined", None, ["determined"], [{"cell_type": "code", "source": [5]}], [{}, 7]])
+def test_what_only_looks_like_a_notebook_is_named(cells: Any, tmp_path: Path) -> None:
+    port = port_text(tmp_path, "a.ipynb", json.dumps({"cells": cells, "of": "determined"}))
+    assert "not ported: not a notebook of version 4" in problems_of(port)[0]
 
 
 def test_a_comment_resolves_a_finding(tmp_path: Path) -> None:

@@ -476,7 +476,7 @@ def test_a_method_that_no_trainer_has_is_a_problem(call: str) -> None:
         ("info = get_cluster_info(); f(info.trial.hparams)", "and the code needs info"),
         ("info = get_cluster_info(); assert info is not None; f(info.trial)", "and the code needs info"),
         ("info = get_cluster_info(); f(info.trial.hparams if info is not None else {})", None),
-        ("f(get_cluster_info().latest_checkpoint)", "and has no latest_checkpoint"),
+        ("f(get_cluster_info().latest_checkpoint)", "so .latest_checkpoint raises an AttributeError"),
     ],
 )
 def test_a_script_that_needs_a_cluster_is_to_be_started_with_run(line: str, reported: str | None) -> None:

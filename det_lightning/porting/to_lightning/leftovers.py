@@ -17,38 +17,13 @@ _WORDS = re.compile(r"\w+")
 _ADVICE = "a LightningModule has no context; pass what is needed from it"
 # Methods of a context whose names nothing else has.
 _OF_CONTEXT = {
-    "autocast_forward_pass",
-    "configure_apex_amp",
-    "current_train_batch",
-    "current_train_epoch",
-    "disable_auto_to_device",
-    "disable_dataset_reproducibility_checks",
-    "get_data_config",
-    "get_experiment_config",
-    "get_experiment_id",
-    "get_global_batch_size",
-    "get_hparam",
-    "get_hparams",
-    "get_initial_batch",
-    "get_per_slot_batch_size",
-    "get_stop_requested",
-    "get_tensorboard_path",
-    "get_tensorboard_writer",
-    "get_trial_id",
-    "get_trial_seed",
-    "is_epoch_end",
-    "is_epoch_start",
-    "reset_reducers",
-    "set_profiler",
-    "set_stop_requested",
-    "step_optimizer",
-    "use_amp",
-    "wrap_lr_scheduler",
-    "wrap_model",
-    "wrap_optimizer",
-    "wrap_reducer",
-    "wrap_scaler",
-}
+    "autocast_forward_pass", "configure_apex_amp", "current_train_batch", "current_train_epoch",
+    "disable_auto_to_device", "disable_dataset_reproducibility_checks", "get_data_config", "get_experiment_config",
+    "get_experiment_id", "get_global_batch_size", "get_hparam", "get_hparams", "get_initial_batch",
+    "get_per_slot_batch_size", "get_stop_requested", "get_tensorboard_path", "get_tensorboard_writer", "get_trial_id",
+    "get_trial_seed", "is_epoch_end", "is_epoch_start", "reset_reducers", "set_profiler", "set_stop_requested",
+    "step_optimizer", "use_amp", "wrap_lr_scheduler", "wrap_model", "wrap_optimizer", "wrap_reducer", "wrap_scaler",
+}  # fmt: skip
 
 _ALSO_OF_OTHERS = {"distributed", "experimental", "lr_schedulers", "models", "optimizers", "scaler", "to_device"}
 
@@ -130,19 +105,12 @@ def _kept(file: ModuleFile, definition: cst.ClassDef, parameters: set[cst.Param]
 
 def remove_unused_imports(file: ModuleFile, before: str) -> None:
     """Remove the imports of a file that only code needed that was in it ``before``."""
-    unused = set(_imported(file)) - _used(file)
-    gone = unused & _used(PythonFile(before))
+    gone = _used(PythonFile(before)) - _used(file)
     for statement in statements_of(file.module):
         if isinstance(statement, cst.Import | cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):
             kept = [alias for alias in statement.names if _name_of(alias) not in gone]
             if len(kept) < len(statement.names):
                 file.replace_statement(statement, import_lines(statement, kept))
-
-
-def _imported(file: PythonFile) -> Iterator[str]:
-    for statement in statements_of(file.module):
-        if isinstance(statement, cst.Import | cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):
-            yield from (_name_of(alias) for alias in statement.names)
 
 
 def _name_of(alias: cst.ImportAlias) -> str:

@@ -8,12 +8,44 @@ from collections.abc import Iterator
 import libcst as cst
 
 from det_lightning.porting.python_syntax import dotted_name, last_name, methods_of, targets_of
-from det_lightning.porting.to_lightning.context_names import ContextNames
 from det_lightning.porting.to_lightning.holders import holders_of, is_in_module, parameters_of
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self
 
 # What scales gradients.
 _AMP = ("use_amp", "wrap_scaler", "configure_apex_amp")
+
+
+class ContextNames:
+    """The parameter of ``__init__``, and the variables and attributes of ``self`` that it is assigned to."""
+
+    def __init__(self, file: ModuleFile, definition: cst.ClassDef, parameter: cst.Param | None) -> None:
+        self._file = file
+        self.attributes: set[str] = set()
+        self._variables: set[cst.CSTNode] = set()  # where they get their value
+        if parameter is not None:
+            self._variables.add(parameter)
+        statements = file.find(cst.Assign, cst.AnnAssign, within=definition)
+        while self._find_more(statements):
+            pass
+
+    def _find_more(self, statements: list[cst.Assign | cst.AnnAssign]) -> bool:
+        """Add what a known name is assigned to; return whether there is more than before."""
+        known = len(self._variables) + len(self.attributes)
+        for statement in statements:
+            is_context = statement.value is not None and self.include(statement.value)
+            for target in targets_of(statement) if is_context else []:
+                if isinstance(target, cst.Name):
+                    self._variables.add(target)
+                elif name := attribute_of_self(target):
+                    self.attributes.add(name)
+        return len(self._variables) + len(self.attributes) > known
+
+    def include(self, node: cst.CSTNode) -> bool:
+        """Return whether an expression is the context, and cannot be anything else."""
+        if isinstance(node, cst.Name):
+            assigned = self._file.assignments(node)
+            return bool(assigned) and all(given in self._variables for given in assigned)
+        return attribute_of_self(node) in self.attributes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,37 +128,37 @@ class Trial:
                 waiting += [attribute_of_self(node) for node in self.file.find(cst.Attribute, within=method)]
         return found
 
-    def _holders(self, call: cst.Call) -> list[str]:
-        return holders_of(self.file, call, list(self.assignments()))
+    def _holders(self, call: cst.Call, advice: str) -> list[str]:
+        """Return what holds the result of a call; where the code does not say, put the advice above it."""
+        holders = holders_of(self.file, call, list(self.assignments()))
+        if not holders:
+            self.file.todo(call, advice)
+        return holders
 
     def _add_model(self, call: cst.Call) -> None:
-        holders = self._holders(call)
-        if not holders:
-            self.file.todo(call, "keep this model in an attribute: Lightning saves, moves and counts no other ones")
-        elif any(holder.startswith("*") for holder in holders) and not is_in_module(call, self.file):
+        holders = self._holders(
+            call, "keep this model in an attribute: Lightning saves, moves and counts no other ones"
+        )
+        if any(holder.startswith("*") for holder in holders) and not is_in_module(call, self.file):
             self.file.todo(call, "keep these models in a torch.nn.ModuleList: Lightning saves and moves no other lists")
         self.models += [holder for holder in holders if holder not in self.models]
 
     def _add_optimizer(self, call: cst.Call) -> None:
-        holders = self._holders(call)
-        if not holders:
-            advice = "configure_optimizers() must return this optimizer too; keep it in an attribute"
-            self.file.todo(call, advice)
+        advice = "configure_optimizers() must return this optimizer too; keep it in an attribute"
+        holders = self._holders(call, advice)
         for holder in holders:
             if any(name == holder and dotted_name(value) == "None" for name, value in self.assignments()):
                 self.file.todo(call, f"configure_optimizers() must leave self.{holder} out where it is None")
         self.optimizers += [holder for holder in holders if holder not in self.optimizers]
 
     def _add_scheduler(self, call: cst.Call) -> None:
-        holders = self._holders(call)
-        if not holders:
-            advice = "step this scheduler in on_train_batch_end(), and return it from configure_optimizers()"
-            self.file.todo(call, advice)
-        mode = last_name(argument(call, 1, "step_mode"))
+        advice = "step this scheduler in on_train_batch_end(), and return it from configure_optimizers()"
+        holders = self._holders(call, advice)
         frequency = argument(call, 2, "frequency")
         if holders and frequency is not None and self._is_local(frequency):
             self.file.todo(call, "on_train_batch_end() needs the frequency: keep it in an attribute")
         known = [scheduler.holder for scheduler in self.schedulers]
+        mode = last_name(argument(call, 1, "step_mode"))
         self.schedulers += [Scheduler(holder, mode, frequency) for holder in holders if holder not in known]
 
     def render_frequencies(self) -> None:

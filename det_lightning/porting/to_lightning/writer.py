@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import libcst as cst
@@ -16,8 +17,7 @@ from det_lightning.porting.to_lightning.import_order import with_sorted_imports
 from det_lightning.porting.to_lightning.imports import Imports, advice_for
 from det_lightning.porting.to_lightning.leftovers import annotated_contexts, mark_leftovers, remove_unused_imports
 from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
-from det_lightning.porting.to_lightning.module_file import ModuleFile, statements_of
-from det_lightning.porting.to_lightning.one_line_blocks import expand_blocks
+from det_lightning.porting.to_lightning.module_file import ModuleFile, expand_blocks, statements_of
 from det_lightning.porting.to_lightning.reducers import rewrite_reducers
 from det_lightning.porting.to_lightning.steps import (
     rewrite_calls_of_steps,
@@ -26,7 +26,6 @@ from det_lightning.porting.to_lightning.steps import (
     rewrite_train_batch,
 )
 from det_lightning.porting.to_lightning.trial import Trial
-from det_lightning.porting.to_lightning.written_module import WrittenModule, find_todos
 
 _REQUIRED = ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
 _LOADERS = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
@@ -35,6 +34,41 @@ _NEEDED = {
     "torch.Generator()": "import torch",
     "pathlib.Path(self.logger.log_dir)": "import pathlib",
 }
+_HPARAM = re.compile(
+    r"""self\.(?:trial_)?hparams(?:\[["'](\w+)["']\]|\.get\(["'](\w+)["']|\.(?!get\b|items\b|keys\b|values\b)(\w+))"""
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Todo:
+    """A comment that leaves something to the user."""
+
+    line: int  # of the written file, from 1: the one that it is about
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenModule:
+    """The file of a trial as that of a LightningModule."""
+
+    text: str
+    name: str  # of the class
+    todos: list[Todo]
+    trainer_arguments: list[str]
+    arguments: list[str]  # names of the class's own that have no default
+
+    def program(self, module: str) -> str:
+        """Return the source of a program that trains; ``module`` is the name to import the file by.
+
+        What the file does not say is written as ``...``.
+        """
+        found = {name for match in _HPARAM.finditer(self.text) for name in match.groups() if name}
+        given = ", ".join(f"{name}=..." for name in [*self.arguments, *sorted(found - set(self.arguments))])
+        settings = ", ".join(["max_epochs=...", "num_sanity_val_steps=0", *self.trainer_arguments])
+        return (
+            f"import pytorch_lightning as pl\nfrom {module} import {self.name}\n\n"
+            f"trainer = pl.Trainer({settings})\ntrainer.fit({self.name}({given}))\n"
+        )
 
 
 class NoTrialError(ValueError):
@@ -91,8 +125,22 @@ def _finished(trial: Trial, module_name: str) -> WrittenModule:
     own = [parameter for parameter in parameters_of(trial.methods["__init__"])[2:] if parameter.default is None]
     settings = ['logger=pl.loggers.TensorBoardLogger("runs")'] if "self.logger" in text else []
     settings += ['precision="16-mixed"'] if trial.uses_amp() else []
-    todos = find_todos(text, [*trial.file.todos, *file.todos])
+    todos = _find_todos(text, [*trial.file.todos, *file.todos])
     return WrittenModule(text, module_name, todos, settings, [parameter.name.value for parameter in own])
+
+
+def _find_todos(text: str, texts: list[str]) -> list[Todo]:
+    """Return the comments of ``texts`` where they are in a written file."""
+    found: list[Todo] = []
+    waiting: list[str] = []
+    comments = {f"# TODO: {todo}": todo for todo in texts}
+    for number, line in enumerate([*text.split("\n"), ""], start=1):
+        if line.strip() in comments:
+            waiting.append(comments[line.strip()])
+        else:
+            found += [Todo(number, todo) for todo in waiting]
+            waiting = []
+    return found
 
 
 def _loaders_of(trial: Trial) -> dict[str, str]:
@@ -172,12 +220,7 @@ def _parameters(file: ModuleFile, function: cst.FunctionDef) -> list[str]:
     """Return the text of all parameters but the context."""
 
     def text(parameter: cst.Param) -> str:
-        start, end = file.span(parameter.name)
-        if parameter.annotation is not None:
-            end = file.span(parameter.annotation.annotation)[1]
-        if parameter.default is not None:
-            end = file.span(parameter.default)[1]
-        return file.edits.render(start, end)
+        return file.edits.render(file.span(parameter.name)[0], file.end_of(parameter))
 
     given = function.params
     texts = ["self", *(text(parameter) for parameter in parameters_of(function)[2:])]
