@@ -23,15 +23,15 @@ from det_lightning.core._shards import (
     Selector,
     abandoning,
     all_or_none,
-    describe_conflicts,
     fetch,
     list_files,
+    list_stored,
     merge_metadata,
     on_local_chief,
+    only_files,
     own_share,
     put,
     shared_directory,
-    with_parents,
 )
 from det_lightning.core._task import TrialTask
 
@@ -43,10 +43,8 @@ class CheckpointContext:
 
     A checkpoint is complete when its ``metadata.json``, which is written last, is there.
 
-    Args:
-        distributed: the other processes.
+    Attributes:
         storage: where the checkpoints are.
-        task: what the runner of an experiment has passed to this process, if there is one.
 
     Example:
         >>> import det_lightning as det
@@ -62,31 +60,18 @@ class CheckpointContext:
         self, distributed: DistributedContext, storage: CheckpointStorage, task: TrialTask | None = None
     ) -> None:
         self._distributed = distributed
-        self._storage = storage
+        self.storage = storage
         self._task = task
         self._job: str | None = None
-
-    @property
-    def storage(self) -> CheckpointStorage:
-        """Where the checkpoints are."""
-        return self._storage
 
     def continue_job(self, job: str) -> str | None:
         """Note ``job`` in the metadata of each checkpoint from now on; return the id of the newest that has it already.
 
-        All ranks call this.
-
-        Args:
-            job: name of the job, by which its checkpoints are known from others of the storage.
-
-        Returns:
-            The id; None if the storage has no checkpoint of the job.
-
-        Raises:
-            StorageError: the storage cannot be read.
+        All ranks call this. By the name of the job its checkpoints are known from others of the storage; if that has
+        none of them yet, None is returned. Raises a StorageError if it cannot be read.
         """
         self._job = job
-        newest = self._storage.newest(job) if self._distributed.rank == 0 else None
+        newest = self.storage.newest(job) if self._distributed.rank == 0 else None
         checkpoint_id: str | None = self._distributed.broadcast(newest and newest.rpartition("/")[2])
         return checkpoint_id
 
@@ -98,7 +83,7 @@ class CheckpointContext:
         shard: bool = False,
         selector: Selector | None = None,
     ) -> str:
-        """Copy the files of a directory into a new checkpoint.
+        """Copy the files of a directory into a new checkpoint, and return its id.
 
         Args:
             ckpt_dir: the directory; with ``shard``, None on ranks without files.
@@ -108,9 +93,6 @@ class CheckpointContext:
             selector: returns whether a file is copied, given by its path in the directory; those of directories end in
                 ``/``.
 
-        Returns:
-            The id of the checkpoint.
-
         Raises:
             RuntimeError: another rank than the chief calls it without ``shard``, there is no directory, or the ranks
                 contribute different files of one name or different metadata.
@@ -118,20 +100,18 @@ class CheckpointContext:
             TypeError: JSON cannot hold the metadata.
             StorageError: the storage refuses.
         """
-        if not shard:
-            self._require_chief("upload")
-            if ckpt_dir is None:
-                raise RuntimeError("upload(ckpt_dir=None) needs shard=True, and a directory on one rank at least.")
+        ranks = self._contributing("upload", shard)
+        if ckpt_dir is None and not shard:
+            raise RuntimeError("upload(ckpt_dir=None) needs shard=True, and a directory on one rank at least.")
         if ckpt_dir is None and selector is not None:
             raise RuntimeError("upload(ckpt_dir=None) has no files for a selector.")
         directory = None if ckpt_dir is None else pathlib.Path(ckpt_dir)
-        ranks = self._distributed if shard else DistributedContext()
         names = own_share(ranks, directory, selector)
         merged = self._merged(ranks, metadata)
         staging, target = self._begin(ranks)
         with abandoning(staging):
             if directory is not None:
-                put(directory, names, target, self._storage)
+                put(directory, names, target, self.storage)
             ranks.allgather(None)  # all files are there
         self._complete(staging, target, merged)
         return target.name
@@ -154,9 +134,7 @@ class CheckpointContext:
         Raises:
             RuntimeError, ValueError, TypeError, StorageError: see :meth:`upload`.
         """
-        if not shard:
-            self._require_chief("store_path")
-        ranks = self._distributed if shard else DistributedContext()
+        ranks = self._contributing("store_path", shard)
         staging, target = self._begin(ranks)
         directory = shared_directory(ranks, staging, target)
         with abandoning(staging):
@@ -164,7 +142,7 @@ class CheckpointContext:
                 yield directory, target.name
             merged = self._merged(ranks, metadata)
             if not target.is_local:
-                put(directory, own_share(ranks, directory, None), target, self._storage)
+                put(directory, own_share(ranks, directory, None), target, self.storage)
                 ranks.allgather(None)
                 if staging is None and ranks.local_rank == 0:
                     shutil.rmtree(directory)
@@ -194,7 +172,7 @@ class CheckpointContext:
         """
         ranks = self._sharing(download_mode)
         names = self._selected(ranks, storage_id, selector)
-        on_local_chief(ranks, lambda: self._copy(storage_id, names, pathlib.Path(ckpt_dir)))
+        on_local_chief(ranks, lambda: fetch(self._find(storage_id), names, pathlib.Path(ckpt_dir), self.storage))
 
     @contextlib.contextmanager
     def restore_path(
@@ -208,8 +186,7 @@ class CheckpointContext:
 
         Args:
             storage_id: its id, or the path or URL of any checkpoint.
-            download_mode: see :meth:`download`.
-            selector: see :meth:`download`. On a disk the directory itself is shown, with all files.
+            download_mode, selector: see :meth:`download`. On a disk the directory itself is shown, with all files.
 
         Yields:
             The directory. It must not be changed.
@@ -225,11 +202,10 @@ class CheckpointContext:
                     logger.warning("%s is on a disk, and is shown with all its files.", location)
                 directory = location.local_path
             else:
-                names = self._selected(ranks, storage_id, selector)
                 directory = on_local_chief(
                     ranks, lambda: pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 )
-                on_local_chief(ranks, lambda: self._copy(storage_id, names, directory))
+                self.download(storage_id, directory, download_mode, selector=selector)
             try:
                 yield directory
             finally:
@@ -239,8 +215,7 @@ class CheckpointContext:
         """Return the metadata of a checkpoint; empty if it has none.
 
         Raises:
-            CheckpointNotFound: there is none of this id.
-            StorageError: the storage cannot be read.
+            CheckpointNotFound, StorageError: see :meth:`download`.
         """
         return read_metadata(self._find(storage_id))
 
@@ -251,20 +226,22 @@ class CheckpointContext:
             CheckpointNotFound: the directory of this id is not a checkpoint; nothing was removed.
             StorageError: the storage refuses.
         """
-        if not checkpoint_path(self._storage.root, storage_id).is_dir():
-            logger.info("There is no checkpoint %s in %s.", storage_id, self._storage)
+        if not checkpoint_path(self.storage.root, storage_id).is_dir():
+            logger.info("There is no checkpoint %s in %s.", storage_id, self.storage)
             return
-        self._storage.delete(storage_id)
+        self.storage.delete(storage_id)
         logger.info("Checkpoint %s was deleted.", storage_id)
         if self._task is not None:
             self._task.report("checkpoint_deleted", None, {"checkpoint_id": storage_id})
 
-    def _require_chief(self, method: str) -> None:
-        if self._distributed.rank != 0:
+    def _contributing(self, method: str, shard: bool) -> DistributedContext:
+        """Return the ranks that write a checkpoint with this one."""
+        if not shard and self._distributed.rank != 0:
             raise RuntimeError(
                 f"{method}(shard=False) was called by rank {self._distributed.rank}; only the chief, rank 0, may. With "
                 "shard=True all ranks must."
             )
+        return self._distributed if shard else DistributedContext()
 
     def _sharing(self, mode: DownloadMode) -> DistributedContext:
         """Return the ranks that share a copy with this one."""
@@ -273,14 +250,12 @@ class CheckpointContext:
 
     def _begin(self, ranks: DistributedContext) -> tuple[StagingDirectory | None, Location]:
         """Return where a new checkpoint is written, on the chief, and where it will be."""
-        staging = self._storage.begin(new_id()) if ranks.rank == 0 else None
+        staging = self.storage.begin(new_id()) if ranks.rank == 0 else None
         checkpoint_id = ranks.broadcast(None if staging is None else staging.directory.name)
-        return staging, checkpoint_path(self._storage.root, checkpoint_id)
+        return staging, checkpoint_path(self.storage.root, checkpoint_id)
 
     def _merged(self, ranks: DistributedContext, metadata: dict[str, Any] | None) -> dict[str, Any]:
-        merged, conflicts = merge_metadata(ranks.allgather(metadata or {}))
-        if conflicts:
-            raise RuntimeError(describe_conflicts("metadata", conflicts))
+        merged = merge_metadata(ranks.allgather(metadata or {}))
         if self._task is not None and "steps_completed" not in merged:
             raise ValueError(
                 "The metadata of a checkpoint need 'steps_completed', the number of batches trained; got "
@@ -294,7 +269,7 @@ class CheckpointContext:
     def _complete(self, staging: StagingDirectory | None, target: Location, metadata: dict[str, Any]) -> None:
         if staging is None:
             return
-        files = [name for name in list_files(staging.directory) if not name.endswith("/")] if target.is_local else []
+        files = only_files(list_files(staging.directory)) if target.is_local else []
         try:
             staging.commit(metadata, files)
         except errors.StorageError:
@@ -302,24 +277,16 @@ class CheckpointContext:
         except BaseException:
             staging.abandon()
             raise
-        logger.info("Checkpoint %s is in %s.", target.name, self._storage)
+        logger.info("Checkpoint %s is in %s.", target.name, self.storage)
         if self._task is not None:
             self._task.report("checkpoint", metadata["steps_completed"], {"checkpoint_id": target.name})
 
     def _find(self, storage_id: str) -> Location:
-        return Location.parse(self._storage.find(storage_id), self._storage.options)
+        return Location.parse(self.storage.find(storage_id), self.storage.options)
 
     def _selected(self, ranks: DistributedContext, storage_id: str, selector: Selector | None) -> list[str]:
         """Return the files that any rank of this machine selects."""
-
-        def list_all() -> list[str]:
-            location = self._find(storage_id)
-            return list_files(location.local_path) if location.is_local else with_parents(location.find_files())
-
-        names: list[str] = on_local_chief(ranks, list_all)
+        names: list[str] = on_local_chief(ranks, lambda: list_stored(self._find(storage_id)))
         wanted = None if selector is None else [name for name in names if selector(name)]
         of_ranks = ranks.allgather_local(wanted)
         return names if None in of_ranks else sorted({name for chosen in of_ranks for name in chosen})
-
-    def _copy(self, storage_id: str, names: list[str], target: pathlib.Path) -> None:
-        fetch(self._find(storage_id), names, target, self._storage)

@@ -51,9 +51,8 @@ class DistributedContext:
         chief_ip: where the chief is reached from other nodes; needed with several nodes.
         pub_port: port of the store that rank 0 runs; by default the variable ``INTER_TRAIN_PROCESS_COMM_PORT_1`` of
             the environment, or 12360. Not used under ``torchrun``.
-        pull_port: accepted for compatibility; one port is enough.
+        pull_port, force_tcp: accepted for compatibility; one port is enough, and TCP is always used.
         port_offset: is added to ``pub_port``, for several runs on the same machines.
-        force_tcp: accepted for compatibility; TCP is always used.
         timeout_s: how long an operation, or making the context, waits for other ranks before it raises. It must be
             longer than what a rank may do while others wait, such as writing a checkpoint.
 
@@ -89,14 +88,7 @@ class DistributedContext:
         force_tcp: bool = False,
         timeout_s: float = _DEFAULT_TIMEOUT_S,
     ) -> None:
-        numbers = {
-            "rank": rank,
-            "size": size,
-            "local_rank": local_rank,
-            "local_size": local_size,
-            "cross_rank": cross_rank,
-            "cross_size": cross_size,
-        }
+        numbers = (rank, size, local_rank, local_size, cross_rank, cross_size)
         self.topology = topology = validate_topology(numbers, timeout_s)
         if topology.cross_size > 1 and chief_ip is None:
             raise AssertionError(
@@ -132,8 +124,7 @@ class DistributedContext:
             AssertionError, RuntimeError: see the class.
         """
         topology = topology_from_environment("from_torch_distributed() needs torchrun", TORCHRUN_VARIABLES)
-        address = _chief_ip(chief_ip) or os.environ.get("MASTER_ADDR")
-        return cls(**vars(topology), chief_ip=address, timeout_s=timeout_s)
+        return cls(**vars(topology), chief_ip=_chief_ip(chief_ip) or os.environ.get("MASTER_ADDR"), timeout_s=timeout_s)
 
     @classmethod
     def from_horovod(
@@ -144,10 +135,7 @@ class DistributedContext:
         Args:
             hvd: the module ``horovod.torch``, after ``hvd.init()``.
             chief_ip: where the chief is reached from other nodes; by default the variable ``DET_CHIEF_IP``.
-            timeout_s: see the class.
-
-        Raises:
-            ValueError, AssertionError, RuntimeError: see the class.
+            timeout_s: see the class, also for the errors.
         """
         return cls(**vars(topology_from_horovod(hvd)), chief_ip=_chief_ip(chief_ip), timeout_s=timeout_s)
 
@@ -171,11 +159,7 @@ class DistributedContext:
 
     @classmethod
     def from_tf_config(cls) -> NoReturn:
-        """Refuse: this belongs to TensorFlow.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Raise a NotImplementedError: this belongs to TensorFlow."""
         raise NotImplementedError(
             "DistributedContext.from_tf_config() belongs to TensorFlow, which det_lightning does not run; use "
             "from_torch_distributed(), or give DistributedContext() the numbers."
@@ -258,8 +242,7 @@ class DistributedContext:
     def name_progress(self, describe: Callable[[], str]) -> None:
         """Name the progress of this rank, such as ``"batch 12"``, in messages about ranks that wait for each other.
 
-        Args:
-            describe: is called in another thread, about once a second.
+        ``describe`` is called in another thread, about once a second.
         """
         if self._session is not None:
             self._session.name_progress(describe)
@@ -279,9 +262,8 @@ class DistributedContext:
             session.leave(f"its context could not be made: {error}", failed=True)
             raise
         if self.local_size > 1:
-            on_this_node = [topology for topology in ranks if topology.cross_rank == self.cross_rank]
-            on_this_node.sort(key=lambda topology: topology.local_rank)
-            members = [topology.rank for topology in on_this_node]
+            on_this_node = (topology for topology in ranks if topology.cross_rank == self.cross_rank)
+            members = [topology.rank for topology in sorted(on_this_node, key=lambda topology: topology.local_rank)]
             self._local = Exchange(session, f"node{self.cross_rank}", "_local", members)
 
 

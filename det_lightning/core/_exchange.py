@@ -7,9 +7,11 @@ Tensor collectives that the engine begins are waited for here, where the store s
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import pickle
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from det_lightning.core._contributions import Contribution, condense, expand, read_contributions
 from det_lightning.core._rank_status import name_ranks
@@ -21,6 +23,8 @@ _PART_BYTES = 4 << 20
 _INLINE_BYTES = 1024
 _LOOK_AROUND_S = 1.0
 _ALARM = b"!"  # no pickle starts with it
+
+_T = TypeVar("_T")
 
 
 class Collective(Protocol):
@@ -80,15 +84,13 @@ class Exchange:
 
     def wait_for(self, collective: Collective, operation: str) -> None:
         """Wait for a collective that all members begin, as for an exchange, and with the same errors."""
-        session = self._session
         operation = operation + self._suffix
-        try:
-            with session.naming_a_lost_store():
-                self._wait_until_complete(session.store, operation, collective)
+        with self._leaving_on_error(operation):
+            with self._session.naming_a_lost_store():
+                store = self._session.store
+                look_around = functools.partial(self._look_at_others, store, operation)
+                self._poll(store, operation, collective.is_completed, look_around)
             self._raise_its_error(operation, collective)
-        except BaseException as error:
-            session.leave(f"its {operation}() failed: {error or type(error).__name__}", failed=True)
-            raise
         self._end_round()
 
     @property
@@ -113,23 +115,27 @@ class Exchange:
 
     def _run(self, operation: str, pickled: bytes, wanted: Iterable[int]) -> list[bytes]:
         """Take part in the next round, and return the pickles of the wanted members."""
-        session = self._session
         store = self._session.store
         operation = operation + self._suffix
-        try:
-            with session.naming_a_lost_store():
-                self._contribute(store, operation, pickled)
-                contributions = self._wait_for_all(store, operation)
-                self._check_same_operation(contributions)
-                found = [self._read(store, contributions[index]) for index in wanted]
-                self._release(store, contributions)
-        except BaseException as error:
-            session.leave(f"its {operation}() failed: {error or type(error).__name__}", failed=True)
-            raise
+        with self._leaving_on_error(operation), self._session.naming_a_lost_store():
+            self._contribute(store, operation, pickled)
+            contributions = self._wait_for_all(store, operation)
+            self._check_same_operation(contributions)
+            found = [self._read(store, contributions[index]) for index in wanted]
+            self._release(store, contributions)
         self._kept_round = self._round
         self._stored_rounds += 1
         self._end_round()
         return found
+
+    @contextlib.contextmanager
+    def _leaving_on_error(self, operation: str) -> Iterator[None]:
+        """Take part in no further exchange if the block raises."""
+        try:
+            yield
+        except BaseException as error:
+            self._session.leave(f"its {operation}() failed: {error or type(error).__name__}", failed=True)
+            raise
 
     def _end_round(self) -> None:
         """Count the round; what this rank has announced in earlier ones is not read any more."""
@@ -153,35 +159,32 @@ class Exchange:
                 self._delete_round(store, self._kept_round)
 
     def _wait_for_all(self, store: Store, operation: str) -> list[Contribution]:
-        session = self._session
-        looks = 0
-        for waited in pauses(session.timeout_s, session.longest_pause_s):
-            if found := look(store, self._key("all")):
-                break
-            if waited > (looks + 1) * _LOOK_AROUND_S:
-                looks += 1
-                self._look_for_deadlock(store, operation)
-        else:
-            self._raise_for_missing(store, operation)
-            found = store.get(self._key("all"))  # the last one has come after all
-        if looks:
-            self._note_end_of_wait(store)
+        published = functools.partial(look, store, self._key("all"))
+        look_around = functools.partial(self._look_for_deadlock, store, operation)
+        found = self._poll(store, operation, published, look_around) or store.get(self._key("all"))
         self._raise_if_alarm(found, operation)
         return expand(found)
 
-    def _wait_until_complete(self, store: Store, operation: str, collective: Collective) -> None:
+    def _poll(self, store: Store, operation: str, ask: Callable[[], _T], look_around: Callable[[], None]) -> _T | None:
+        """Return the first answer that counts as true, and look around now and then until there is one.
+
+        None if the time is over, and the last rank has come after all; a RuntimeError if one has not.
+        """
         session = self._session
         looks = 0
         for waited in pauses(session.timeout_s, session.longest_pause_s):
-            if collective.is_completed():
+            if answer := ask():
                 break
             if waited > (looks + 1) * _LOOK_AROUND_S:
                 looks += 1
-                self._look_at_others(store, operation)
+                look_around()
         else:
             self._raise_for_missing(store, operation)
+            answer = None
         if looks:
-            self._note_end_of_wait(store)
+            session.awaited = ()
+            store.delete_key(f"waiting/{session.rank}")
+        return answer
 
     def _look_at_others(self, store: Store, operation: str) -> None:
         """Raise if a rank has left, exchanges something else or waits for this one; announce that this one waits."""
@@ -203,10 +206,6 @@ class Exchange:
                 f"Rank {rank} is in {operation}(), and has lost the connection to another rank, which has probably "
                 f"ended; look for an earlier error there. ({str(error).splitlines()[0]})"
             ) from error
-
-    def _note_end_of_wait(self, store: Store) -> None:
-        self._session.awaited = ()
-        store.delete_key(f"waiting/{self._session.rank}")
 
     def _raise_if_alarm(self, found: bytes | None, operation: str) -> None:
         if found is not None and found.startswith(_ALARM):

@@ -43,11 +43,6 @@ class PreemptContext:
     The signal is handled from the first call of :meth:`should_preempt` on: a script that never asks ends by it. A
     second one ends the process at once.
 
-    Args:
-        distributed: the other processes.
-        preempt_mode: which of them ask.
-        task: what the runner of an experiment has passed to this process, if there is one.
-
     Example:
         >>> import det_lightning as det
         >>> with det.core.init(checkpoint_storage="checkpoints") as core_context:

@@ -24,11 +24,8 @@ _BYTES = {
 class ProfilerContext:
     """Samples processor, memory, disk and network in a thread, for the metrics of a trial of an experiment.
 
-    Elsewhere :meth:`on` does nothing. The names of the groups and metrics are Determined's.
-
-    Args:
-        distributed: the other processes; the first one of each machine samples.
-        task: what the runner of an experiment has passed to this process, if there is one.
+    On each machine the first process samples. Elsewhere :meth:`on` does nothing. The names of the groups and metrics
+    are Determined's.
 
     Example:
         >>> import det_lightning as det

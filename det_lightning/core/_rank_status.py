@@ -8,20 +8,16 @@ from collections.abc import Collection, Sequence
 
 @dataclasses.dataclass
 class RankStatus:
-    """What one rank publishes about itself; ``tick`` counts how often, ``still_s`` is how long it has not moved.
-
-    ``stuck`` says that it should have moved since a signal, ``noticed`` that a message about it is out; ``awaited`` are
-    the ranks that it waits for, where it knows them.
-    """
+    """What one rank publishes about itself."""
 
     rank: int
-    tick: int
+    tick: int  # how often it has published
     where: str
     waits: bool
-    still_s: float
-    stuck: bool
-    awaited: list[int]
-    noticed: bool = False
+    still_s: float  # how long it has not moved
+    stuck: bool  # it should have moved since a signal
+    awaited: list[int]  # the ranks that it waits for, where it knows them
+    noticed: bool = False  # a message about it is out
 
 
 def describe_wait(own: RankStatus, statuses: Sequence[RankStatus], silent: Collection[int]) -> str:

@@ -15,9 +15,6 @@ class RunFiles:
 
     In a trial of an experiment that is the directory of the trial; otherwise a new directory below ``runs/``, which is
     made when something is written.
-
-    Args:
-        task: what the runner of an experiment has passed to this process, if there is one.
     """
 
     def __init__(self, task: TrialTask | None) -> None:

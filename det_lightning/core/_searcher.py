@@ -46,11 +46,8 @@ class SearcherMode(enum.Enum):
 class SearcherOperation:
     """A request to train up to a length, and to validate then.
 
-    Args:
-        length: the total length to train for, not that since the operation before, in the units of
-            ``searcher.max_length``.
-        is_chief: whether this process may report.
-        task: the trial of an experiment that progress is reported to.
+    Attributes:
+        completed: whether its completion was reported.
 
     Example:
         >>> import det_lightning as det
@@ -65,19 +62,14 @@ class SearcherOperation:
 
     def __init__(self, length: int, is_chief: bool, task: TrialTask | None = None) -> None:
         self._length = length
+        self.completed = False
         self._is_chief = is_chief
         self._task = task
-        self._completed = False
 
     @property
     def length(self) -> int:
-        """The total length to train for."""
+        """The total length to train for, not that since the operation before, in units of ``searcher.max_length``."""
         return self._length
-
-    @property
-    def completed(self) -> bool:
-        """Whether its completion was reported."""
-        return self._completed
 
     def report_progress(self, length: float) -> None:
         """Report how much of the length has been trained.
@@ -86,7 +78,7 @@ class SearcherOperation:
             RuntimeError: this is not the chief, or the operation is completed.
         """
         self._require_chief("report_progress")
-        if self._completed and length != self._length:
+        if self.completed and length != self._length:
             raise RuntimeError(f"op.report_progress({length}) was called after op.report_completed().")
         logger.info("Progress: %s of %s.", length, self._length)
         if self._task is not None:
@@ -99,9 +91,9 @@ class SearcherOperation:
             RuntimeError: this is not the chief, or it was reported before.
         """
         self._require_chief("report_completed")
-        if self._completed:
+        if self.completed:
             raise RuntimeError("op.report_completed() was called twice for one operation.")
-        self._completed = True
+        self.completed = True
         logger.info("The operation is completed, with the searcher's metric %s.", searcher_metric)
 
     def _require_chief(self, method: str) -> None:
@@ -113,12 +105,6 @@ class SearcherContext:
     """The operations of the trial: one, of ``searcher.max_length``; off an experiment one of length 1.
 
     Asking for operations is deprecated since Determined 0.38, and warns: let the script say how long it trains.
-
-    Args:
-        distributed: the other processes.
-        length: the length of the operation; None if the configuration has none.
-        units: what it counts.
-        task: the trial of an experiment that progress is reported to.
 
     Example:
         >>> import det_lightning as det

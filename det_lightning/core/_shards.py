@@ -46,9 +46,16 @@ def list_files(directory: pathlib.Path, selector: Selector | None = None) -> lis
     return sorted(name for name in found if selector is None or selector(name))
 
 
-def with_parents(names: Iterable[str]) -> list[str]:
-    """Return the paths of files, and those of the directories that they are in, which end in ``/``."""
-    found = set(names)
+def only_files(names: Iterable[str]) -> list[str]:
+    """Return the paths that are not those of directories."""
+    return [name for name in names if not name.endswith("/")]
+
+
+def list_stored(checkpoint: Location) -> list[str]:
+    """Return the paths of the files of a checkpoint, and of the directories that they are in, which end in ``/``."""
+    if checkpoint.is_local:
+        return list_files(checkpoint.local_path)
+    found = set(checkpoint.find_files())
     for name in list(found):
         found.update(f"{parent}/" for parent in pathlib.PurePosixPath(name).parents if str(parent) != ".")
     return sorted(found)
@@ -60,7 +67,7 @@ def _conflicting_files(of_ranks: list[list[str]]) -> dict[str, list[int]]:
     for rank, names in enumerate(of_ranks):
         for name in names:
             having.setdefault(name.rstrip("/"), []).append(rank)
-    files = {name for names in of_ranks for name in names if not name.endswith("/")}
+    files = {name for names in of_ranks for name in only_files(names)}
     return {name: ranks for name, ranks in having.items() if name in files and len(ranks) > 1}
 
 
@@ -75,40 +82,34 @@ def _digest_of(path: pathlib.Path) -> str:
         return digest.hexdigest()
 
 
-def merge_metadata(of_ranks: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """Return the metadata of all ranks as one dict, and the keys of contradicting values with the ranks.
+def merge_metadata(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the metadata of all ranks as one dict.
 
-    Dicts under one key are merged; other values must be equal. A key in a dict is named ``"/outer/inner"``.
+    Dicts under one key are merged; other values must be equal, or a RuntimeError names the keys and the ranks.
     """
-    merged: dict[str, Any] = {}
     having: dict[str, list[int]] = {}
     conflicts: dict[str, list[int]] = {}
+
+    def add(merged: dict[str, Any], added: Mapping[str, Any], rank: int, path: str) -> None:
+        for key, value in added.items():
+            name = f"{path}/{key}"
+            having.setdefault(name, []).append(rank)
+            if isinstance(value, dict) and isinstance(merged.get(key, {}), dict):
+                add(merged.setdefault(key, {}), value, rank, name)
+            elif key not in merged:
+                merged[key] = value
+            elif merged[key] != value:
+                conflicts[name] = list(having[name])
+
+    merged: dict[str, Any] = {}
     for rank, metadata in enumerate(of_ranks):
-        _merge(merged, metadata, rank, "", having, conflicts)
-    return merged, conflicts
+        add(merged, metadata, rank, "")
+    if conflicts:
+        raise RuntimeError(_describe_conflicts("metadata", conflicts))
+    return merged
 
 
-def _merge(
-    merged: dict[str, Any],
-    added: Mapping[str, Any],
-    rank: int,
-    path: str,
-    having: dict[str, list[int]],
-    conflicts: dict[str, list[int]],
-) -> None:
-    for key, value in added.items():
-        name = f"{path}/{key}"
-        having.setdefault(name, []).append(rank)
-        if isinstance(value, dict) and isinstance(merged.get(key, {}), dict):
-            _merge(merged.setdefault(key, {}), value, rank, name, having, conflicts)
-        elif key not in merged:
-            merged[key] = value
-        elif merged[key] != value:
-            conflicts[name] = list(having[name])
-
-
-def describe_conflicts(what: str, conflicts: Mapping[str, list[int]]) -> str:
-    """Return an error message."""
+def _describe_conflicts(what: str, conflicts: Mapping[str, list[int]]) -> str:
     lines = [f"    {name}: ranks {', '.join(map(str, ranks))}" for name, ranks in sorted(conflicts.items())]
     return "\n".join([f"The ranks contribute different {what} to one checkpoint, which is not written:", *lines])
 
@@ -133,14 +134,14 @@ def own_share(ranks: DistributedContext, directory: pathlib.Path | None, selecto
         name: having for name, having in conflicts.items() if len({digests[rank][name] for rank in having}) > 1
     }
     if different:
-        raise RuntimeError(describe_conflicts("files", different))
+        raise RuntimeError(_describe_conflicts("files", different))
     return [name for name in names if name not in conflicts or conflicts[name][0] == ranks.rank]
 
 
 def put(directory: pathlib.Path, names: list[str], target: Location, storage: CheckpointStorage) -> None:
     """Copy files of a directory into a checkpoint that is being written."""
     if not target.is_local:
-        upload(directory, [name for name in names if not name.endswith("/")], target, storage.retry)
+        upload(directory, only_files(names), target, storage.retry)
         return
     for name in names:
         copy = target.local_path / name
@@ -157,7 +158,7 @@ def fetch(source: Location, names: list[str], directory: pathlib.Path, storage: 
     for name in names:
         if name.endswith("/"):
             (directory / name).mkdir(parents=True, exist_ok=True)
-    download(source, [name for name in names if not name.endswith("/")], directory, storage.retry)
+    download(source, only_files(names), directory, storage.retry)
 
 
 def shared_directory(ranks: DistributedContext, staging: StagingDirectory | None, target: Location) -> pathlib.Path:

@@ -28,17 +28,11 @@ _WRAPPERS = frozenset({"wrapper", "wrapped", "decorate_context", "inner", "__cal
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a thread is.
+    """Where a thread is."""
 
-    Attributes:
-        text: the innermost line of the user's code, and the functions that it has called.
-        waits: whether it is in an operation that waits for other ranks.
-        loads: whether it is waiting for a batch.
-    """
-
-    text: str
-    waits: bool
-    loads: bool
+    text: str  # the innermost line of the user's code, and the functions that it has called
+    waits: bool  # whether it is in an operation that waits for other ranks
+    loads: bool  # whether it is waiting for a batch
 
 
 def place_of(thread: int) -> Place | None:
@@ -62,7 +56,7 @@ def position_of(thread: int) -> tuple[tuple[int, int], ...]:
 def _stack_of(thread: int) -> list[FrameType]:
     """Return the frames of a thread, the innermost one first.
 
-    Those inside an exchange of objects are left out, which looks for the other ranks again and again.
+    Frames inside an exchange of objects are left out: it polls, so they change although the rank only waits.
     """
     innermost = _innermost_frames().get(thread)
     frames = [] if innermost is None else list(_outwards(innermost))
@@ -103,7 +97,7 @@ def _is_users(frame: FrameType) -> bool:
 
 
 def _describe(frames: list[FrameType], users: int) -> str:
-    """Return the user's line, and of the functions inside of it the first and the last two; the private ones apart."""
+    """Return the user's line and the public functions called from there; of many, the first and the last two."""
     inner = [frame.f_code.co_name for frame in reversed(frames[:users])]
     named = [name for name in dict.fromkeys(inner) if not name.startswith(("_", "<")) and name not in _WRAPPERS]
     calls = named if len(named) < 4 else [named[0], *named[-2:]]

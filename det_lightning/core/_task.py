@@ -16,40 +16,23 @@ TASK_VARIABLE = "DET_LIGHTNING_TASK"
 
 @dataclasses.dataclass(frozen=True)
 class TrialTask:
-    """One run of one trial of an experiment.
+    """One run of one trial of an experiment."""
 
-    Attributes:
-        directory: the trial's, for what it reports.
-        experiment_id, trial_id: both count from 1.
-        run_id: how often the trial was started, from 1.
-        trial_seed: for the random generators of the trial.
-        hparams: the values that the search has drawn.
-        config: the experiment configuration with all defaults.
-        slots: indices of the devices, or of processes on the CPU.
-        gpu_uuids: identifiers of the devices; empty on the CPU.
-        checkpoint_storage: where the checkpoints go: a directory, or a section of a configuration.
-        latest_checkpoint: what the run starts from: the trial's newest checkpoint, or that of a warm start.
-        steps_completed: batches that the trial's newest checkpoint has been trained for.
-        validate_at: lengths, in units of the search, at which a validation must take place.
-        best_validation: the best value of the searcher's metric in the experiment when the run began.
-        loggers: names of the loggers of Lightning that a trainer of this run logs to.
-    """
-
-    directory: Path
-    experiment_id: int
-    trial_id: int
-    run_id: int
-    trial_seed: int
-    hparams: dict[str, Any]
-    config: dict[str, Any]
-    slots: list[int]
-    checkpoint_storage: str | dict[str, Any]
-    latest_checkpoint: str | None = None
-    steps_completed: int = 0
-    validate_at: list[int] = dataclasses.field(default_factory=list)
-    best_validation: float | None = None
-    gpu_uuids: list[str] = dataclasses.field(default_factory=list)
-    loggers: list[str] = dataclasses.field(default_factory=list)
+    directory: Path  # the trial's, for what it reports
+    experiment_id: int  # from 1
+    trial_id: int  # in the experiment, from 1
+    run_id: int  # how often the trial was started, from 1
+    trial_seed: int  # for the random generators of the trial
+    hparams: dict[str, Any]  # the values that the search has drawn
+    config: dict[str, Any]  # the experiment configuration with all defaults
+    slots: list[int]  # indices of the devices, or of processes on the CPU
+    checkpoint_storage: str | dict[str, Any]  # a directory, or a section of a configuration
+    latest_checkpoint: str | None = None  # where the run starts: the trial's newest checkpoint, or that of a warm start
+    steps_completed: int = 0  # number of batches that the trial's newest checkpoint has been trained for
+    validate_at: list[int] = dataclasses.field(default_factory=list)  # lengths, in units of the search
+    best_validation: float | None = None  # of the searcher's metric in the experiment, when the run began
+    gpu_uuids: list[str] = dataclasses.field(default_factory=list)  # identifiers of the devices; empty on the CPU
+    loggers: list[str] = dataclasses.field(default_factory=list)  # names of Lightning's loggers for this run
 
     @property
     def file(self) -> Path:

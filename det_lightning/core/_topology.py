@@ -1,9 +1,10 @@
-"""Process topology: which rank a process has, on which node, and whether the numbers are consistent."""
+"""Process topology: which rank a process has, on which node, whether the numbers are consistent; a port for them."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 from typing import Any
 
 # The variables of the launchers, in the order of the fields of ProcessTopology.
@@ -47,11 +48,15 @@ class ProcessTopology:
         return found
 
 
-def validate_topology(numbers: dict[str, int | None], timeout_s: float) -> ProcessTopology:
-    """Return the topology with the given numbers, or that of a single process; an error names all that is wrong."""
-    given = {name: number for name, number in numbers.items() if number is not None}
-    if 0 < len(given) < len(numbers):
-        missing = ", ".join(name for name in numbers if name not in given)
+def validate_topology(numbers: tuple[int | None, ...], timeout_s: float) -> ProcessTopology:
+    """Return the topology with the numbers, in the order of its fields, or that of a single process if all are None.
+
+    An error names all that is wrong.
+    """
+    names = [field.name for field in dataclasses.fields(ProcessTopology)]
+    given = {name: number for name, number in zip(names, numbers, strict=True) if number is not None}
+    if 0 < len(given) < len(names):
+        missing = ", ".join(name for name in names if name not in given)
         raise ValueError(
             "DistributedContext needs rank, size, local_rank, local_size, cross_rank and cross_size, or none of them; "
             f"{missing} are missing, and only {', '.join(f'{name}={value}' for name, value in given.items())} given."
@@ -115,3 +120,11 @@ def restarts() -> int:
     """Return how often torchrun has restarted the processes of this job."""
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     return int(count) if count.isdecimal() else 0
+
+
+def free_port(host: str = "") -> int:
+    """Return a TCP port that nothing listens on, on one interface or by default on all."""
+    with socket.socket() as found:
+        found.bind((host, 0))
+        port: int = found.getsockname()[1]
+    return port

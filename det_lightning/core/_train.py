@@ -37,14 +37,7 @@ class EarlyExitReason(enum.Enum):
 
 
 class TrainContext:
-    """Reports metrics to the experiment, and writes them as TensorBoard files.
-
-    Args:
-        distributed: the other processes; the chief writes the TensorBoard files.
-        files: where they are written.
-        storage: where :meth:`upload_tensorboard_files` uploads to.
-        tensorboard_mode: whether reported metrics are written as TensorBoard files.
-        task: what the runner of an experiment has passed to this process, if there is one.
+    """Reports metrics to the experiment; on the chief it writes them as TensorBoard files.
 
     Example:
         >>> import det_lightning as det

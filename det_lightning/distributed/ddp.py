@@ -30,17 +30,11 @@ _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 @dataclasses.dataclass(frozen=True)
 class DDPOptions:
-    """How each model is replicated.
+    """How each model is replicated."""
 
-    Attributes:
-        arguments: those of ``DistributedDataParallel``, such as ``find_unused_parameters`` or ``static_graph``.
-        comm_hook: exchanges the gradients of a bucket; see ``DistributedDataParallel.register_comm_hook``.
-        comm_state: its state. The first model has it, each other one a copy.
-    """
-
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    comm_hook: Callable[[Any, Any], Any] | None = None
-    comm_state: Any = None
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # those of DistributedDataParallel
+    comm_hook: Callable[[Any, Any], Any] | None = None  # see DistributedDataParallel.register_comm_hook
+    comm_state: Any = None  # of the hook; the first model has it, each other one a copy
 
     def for_next_model(self) -> DDPOptions:
         """Return the same options with a state of their own; a process group is shared."""

@@ -193,18 +193,18 @@ class ShardedGradients(GradientExchange):
                 parameter.grad = None
 
     def _exchange(self, parameter: torch.nn.Parameter) -> None:
-        sharded = shard_like(self.average_kept(parameter), cast(DTensor, parameter))
+        sharded = self.average_kept(parameter)
         self._placed.whole[parameter].grad = None
         parameter.grad = sharded if parameter.grad is None else parameter.grad + sharded
 
     def average_kept(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Return the average over ranks of the gradient that was kept for a sharded parameter, in its whole shape."""
+        """Return the average over ranks of the gradient that was kept for a sharded parameter, sharded like it."""
         whole = self._placed.whole[parameter]
         average = torch.zeros(parameter.shape, dtype=parameter.dtype, device=self._placed.device)
         if whole.grad is not None:
             average.copy_(whole.grad)
         dist.all_reduce(average.div_(dist.get_world_size()))
-        return average
+        return shard_like(average, parameter)
 
     def agree(self, flag: torch.Tensor) -> None:
         dist.all_reduce(flag, dist.ReduceOp.MAX)
@@ -243,8 +243,7 @@ class ShardedStates(ModelStates):
 
     def load_model(self, model: torch.nn.Module, weights: dict[str, Any]) -> None:
         current = model.state_dict()
-        fitted = {name: shard_if_alike(value, current.get(name)) for name, value in weights.items()}
-        model.load_state_dict(fitted)
+        model.load_state_dict({name: shard_if_alike(value, current.get(name)) for name, value in weights.items()})
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         load_into_optimizer(optimizer, state)
@@ -259,7 +258,7 @@ class ShardedStates(ModelStates):
         for (name, parameter), is_kept in zip(named.items(), kept.tolist(), strict=True):
             parts = [] if parameter.grad is None else [parameter.grad]
             if is_kept:
-                parts.append(shard_like(self._gradients.average_kept(parameter), cast(DTensor, parameter)))
+                parts.append(self._gradients.average_kept(parameter))
             if parts:
                 found[name] = sum(parts[1:], parts[0])
         return self.gather(found)
@@ -275,7 +274,7 @@ class ShardedStates(ModelStates):
         return gather_tensors(tensors) if self._gathers else tensors
 
     def place_like(self, parameter: torch.nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
-        return shard_like(whole, cast(DTensor, parameter))
+        return shard_like(whole, parameter)
 
 
 class FSDPBackend(Backend):
@@ -295,9 +294,7 @@ class FSDPBackend(Backend):
 
 
 def _as_predicate(policy: Policy | None) -> Callable[[torch.nn.Module], bool]:
-    if policy is None:
-        return lambda module: False
     if callable(policy):
         return policy
-    classes = tuple(policy)
+    classes = tuple(policy or ())
     return lambda module: isinstance(module, classes)

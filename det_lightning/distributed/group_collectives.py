@@ -31,9 +31,7 @@ def device_of_group(distributed: DistributedContext) -> torch.device | None:
 class GroupCollectives:
     """Collectives that all ranks of a process group call in the same order, with arrays of the same size and type.
 
-    Args:
-        distributed: the same ranks.
-        device: see :func:`device_of_group`.
+    ``device`` is that of :func:`device_of_group`.
     """
 
     def __init__(self, distributed: DistributedContext, device: torch.device) -> None:

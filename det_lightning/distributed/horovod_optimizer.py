@@ -88,7 +88,7 @@ class HorovodOptimizer:
         # Lightning's optimizers derive from this class. Horovod's methods look for their parents from the class of
         # self, so that they would find themselves, without an end, and keep their marks on the wrong object.
         for name in ("load_state_dict", "synchronize", "skip_synchronize"):
-            setattr(kind, name, _always_of(getattr(wrapped, name)))
+            setattr(kind, name, getattr(wrapped, name))  # bound already, so that it stays one of this object
 
     def is_exchanging(self) -> bool:
         """Return whether the exchange of some gradient is under way."""
@@ -129,12 +129,3 @@ class HorovodOptimizer:
         for parameter, ranks in zip(self.parameters, self._hvd.synchronize(anywhere).tolist(), strict=True):
             if ranks == 0:
                 parameter.grad = None
-
-
-def _always_of(method: Any) -> Any:
-    """Return a method that calls ``method``, which is bound already, whatever object it is called on."""
-
-    def run(_: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(*args, **kwargs)
-
-    return run

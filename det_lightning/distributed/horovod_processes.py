@@ -9,8 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._ports import free_port
-from det_lightning.core._topology import topology_from_horovod
+from det_lightning.core._topology import free_port, topology_from_horovod
 from det_lightning.extras import how_to_install
 
 logger = logging.getLogger(__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,13 +68,9 @@ class RankExchange:
         if group is None:
             return self.distributed.allgather(stuff)
         pickled = pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL)
-        framed = group.all_gather(self._frame(pickled), "allgather")
-        longest = max(map(_length_in, framed))
-        if self._grow_to(longest):
-            framed = group.all_gather(self._frame(pickled), "allgather")
-        self._shrink_to(longest)
+        frames = self._exchange_whole(pickled, lambda frame: [*group.all_gather(frame, "allgather")])
         own = [stuff] if self.distributed.rank == 0 else []
-        return [*own, *(pickle.loads(_content_of(frame)) for frame in framed[len(own) :])]
+        return [*own, *(pickle.loads(_content_of(frame)) for frame in frames[len(own) :])]
 
     def broadcast(self, stuff: Any) -> Any:
         """Return the chief's object."""
@@ -83,12 +80,19 @@ class RankExchange:
         if group is None:
             return self.distributed.broadcast(stuff)
         pickled = pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL) if self.distributed.rank == 0 else b""
-        framed = group.broadcast(self._frame(pickled), "broadcast")
-        longest = _length_in(framed)
-        if self._grow_to(longest):
-            framed = group.broadcast(self._frame(pickled), "broadcast")
-        self._shrink_to(longest)
-        return stuff if self.distributed.rank == 0 else pickle.loads(_content_of(framed))
+        (frame,) = self._exchange_whole(pickled, lambda frame: [group.broadcast(frame, "broadcast")])
+        return stuff if self.distributed.rank == 0 else pickle.loads(_content_of(frame))
+
+    def _exchange_whole(self, pickled: bytes, exchange: Callable[[Array], list[Array]]) -> list[Array]:
+        """Exchange frames with room for the longest pickle: a second time, if the first had not enough."""
+        frames = exchange(self._frame(pickled))
+        longest = max(map(_length_in, frames))
+        if longest > self._object_bytes:
+            self._object_bytes = longest
+            frames = exchange(self._frame(pickled))
+        # The next one may be a little longer.
+        self._object_bytes = max(1024, longest + longest // 4)
+        return frames
 
     def _frame(self, pickled: bytes) -> Array:
         """Return a vector of the length that all ranks send: that of the pickle and, if it fits, the pickle itself."""
@@ -97,17 +101,6 @@ class RankExchange:
         if len(pickled) <= self._object_bytes:
             frame[_LENGTH_BYTES : _LENGTH_BYTES + len(pickled)] = np.frombuffer(pickled, np.uint8)
         return frame
-
-    def _grow_to(self, longest: int) -> bool:
-        """Make room for pickles of this length; return whether there was not enough."""
-        if longest <= self._object_bytes:
-            return False
-        self._object_bytes = longest
-        return True
-
-    def _shrink_to(self, longest: int) -> None:
-        # The next one may be a little longer.
-        self._object_bytes = max(1024, longest + longest // 4)
 
 
 def _length_in(frame: Array) -> int:

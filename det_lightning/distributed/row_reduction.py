@@ -24,7 +24,7 @@ class Rows:
 
     Attributes:
         bits: int64, shape ``(n, width)``, in which any numbers may be kept.
-        signature: an int64 but 0, equal on two ranks if they have equally many rows that mean the same.
+        signature: a nonzero int64, equal on two ranks if they have equally many rows that mean the same.
         reduce: returns the results of some rows, int64 of shape ``(k,)``, from the index of the first one and the bits
             of all ranks, of shape ``(ranks, k, width)``. The other ranks have the same signature, or what it returns is
             not used.
@@ -49,8 +49,8 @@ class Reduced:
 class RowReduction:
     """Reduces rows over the ranks, again and again; all ranks call it, with rows or without.
 
-    Two collectives do, unless there are more rows than ever before: then two more. As all ranks must send as much,
-    those with fewer rows send as many as there were at most.
+    Each call takes two collectives; four, if there are more rows than in any call before. All ranks send equally many
+    rows, so shorter lists are padded to the longest so far.
     """
 
     def __init__(self, collectives: GroupCollectives, width: int, operation: str) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from det_lightning import errors
+from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.layout import SHARDS_DIR
 from det_lightning.checkpoint.format.shards import StoredPart, index_file, map_tensors, write_index
-from det_lightning.checkpoint.safe_load import StoredTensor
 
 
 def take_shards(values: Any, name: str, shards: dict[str, torch.Tensor]) -> Any:
@@ -66,7 +66,7 @@ def write_parts(shards: Mapping[str, torch.Tensor], directory: pathlib.Path, ran
     return [*own, index_file(rank), *([f"{SHARDS_DIR}/.metadata"] if rank == 0 else [])]
 
 
-def read_shard(stored: StoredTensor, parameter: DTensor) -> DTensor:
+def read_shard(stored: safe_load.StoredTensor, parameter: DTensor) -> DTensor:
     """Return a stored tensor sharded as ``parameter`` is, reading only what this rank holds of it."""
     mesh = parameter.device_mesh
     dim = _divided_dim(parameter) if stored.shape == parameter.shape else None

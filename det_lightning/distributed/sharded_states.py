@@ -8,11 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from det_lightning.checkpoint.safe_load import StoredTensor
+from det_lightning.checkpoint import safe_load
 from det_lightning.distributed.shard_files import read_shard
-
-# What a loaded state may hold in place of a sharded tensor.
-_TENSORS = (torch.Tensor, StoredTensor)
 
 
 def gather_tensors(values: dict[Any, Any]) -> dict[Any, Any]:
@@ -47,9 +44,10 @@ def gather_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {**state, "state": gathered} if dist.get_rank() == 0 else {}
 
 
-def shard_like(whole: torch.Tensor | StoredTensor, parameter: DTensor) -> DTensor:
+def shard_like(whole: torch.Tensor | safe_load.StoredTensor, parameter: torch.Tensor) -> DTensor:
     """Return a copy of this rank's part of a tensor that every rank holds or can read, sharded as ``parameter`` is."""
-    if isinstance(whole, StoredTensor):
+    assert isinstance(parameter, DTensor)
+    if isinstance(whole, safe_load.StoredTensor):
         return read_shard(whole, parameter)
     # What an optimizer keeps in another shape, every rank needs as a whole.
     placements = parameter.placements if whole.shape == parameter.shape else [Replicate()] * parameter.device_mesh.ndim
@@ -57,11 +55,16 @@ def shard_like(whole: torch.Tensor | StoredTensor, parameter: DTensor) -> DTenso
     return cast(DTensor, sharded.clone())
 
 
+def _is_tensor(value: Any) -> bool:
+    """Return whether a value of a loaded state stands for a tensor, which may be sharded."""
+    return isinstance(value, torch.Tensor | safe_load.StoredTensor)
+
+
 def shard_if_alike(value: Any, target: Any) -> Any:
     """Return a whole tensor sharded as ``target`` is, if that is sharded and has the same shape; else ``value``."""
-    if isinstance(target, DTensor) and isinstance(value, _TENSORS) and value.shape == target.shape:
+    if isinstance(target, DTensor) and _is_tensor(value) and value.shape == target.shape:
         return shard_like(value, target)
-    return value.read() if isinstance(value, StoredTensor) else value
+    return value.read() if isinstance(value, safe_load.StoredTensor) else value
 
 
 def load_into_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -78,6 +81,6 @@ def load_into_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any])
 
 
 def _fit(value: Any, parameter: Any) -> Any:
-    if isinstance(value, _TENSORS) and value.dim() > 0 and isinstance(parameter, DTensor):
+    if _is_tensor(value) and value.dim() > 0 and isinstance(parameter, DTensor):
         return shard_like(value, parameter)
-    return value.read() if isinstance(value, StoredTensor) else value
+    return value.read() if isinstance(value, safe_load.StoredTensor) else value

@@ -14,12 +14,8 @@ from det_lightning.core._metrics import is_numerical_scalar
 from det_lightning.estimator import _files
 from det_lightning.estimator._context import EstimatorTrialContext
 from det_lightning.estimator._graph import TrainingGraph, call_with_offered
-from det_lightning.estimator._parts import (
-    EstimatorParts,
-    require_wrapped_dataset,
-    require_wrapped_optimizer,
-)
-from det_lightning.estimator._session import TrainingSession
+from det_lightning.estimator._parts import EstimatorParts, require_wrapped_dataset, require_wrapped_optimizer
+from det_lightning.estimator._session import RunCount, TrainingSession
 from det_lightning.estimator._tensorflow import tf
 from det_lightning.estimator._trial import EstimatorTrial
 from det_lightning.pytorch._callback import PyTorchCallback
@@ -32,19 +28,12 @@ logger = logging.getLogger(__name__)
 class EstimatorAdapter(SelfSavingTrial):
     """Trains the Estimator of a trial: each batch is one run of its session.
 
-    Args:
-        context: the context of the run.
-        trial: the trial, if it is built already.
-        own_context: the context that it was built with.
-
-    Attributes:
-        trial_class: the class of the trial.
-        single_batch: validate on one batch.
+    A ``trial`` that is built already comes with its ``own_context``. With ``single_batch`` one batch is validated on.
     """
 
     trial_type = "EstimatorTrial"
     config_fields = ("data_layer", "records_per_epoch")
-    trial_class: ClassVar[type[EstimatorTrial]]
+    trial_class: ClassVar[type[EstimatorTrial]]  # of the trial
 
     def __init__(
         self,
@@ -152,6 +141,7 @@ class EstimatorAdapter(SelfSavingTrial):
         """Evaluate this rank's share of the validation data in a graph of its own; ``batch`` only counts."""
         spec = self._parts_of_trial().eval_spec
         self._context.reduced.begin_graph()
+        evaluated = RunCount()
         with contextlib.ExitStack() as stack:
             path = None if self._files is None else _files.find_model(self._files)
             if self._session is not None:
@@ -160,9 +150,15 @@ class EstimatorAdapter(SelfSavingTrial):
             metrics = self._estimator.evaluate(
                 spec.input_fn,
                 steps=1 if self.single_batch else spec.steps,
-                hooks=self._parts_of_trial().evaluation_hooks(self._context),
+                hooks=[*self._parts_of_trial().evaluation_hooks(self._context), evaluated],
                 checkpoint_path=path,
                 name=spec.name,
+            )
+        if evaluated.count == 0:
+            logger.warning(
+                "There was no batch to validate on, so the metrics of rank %d are those of no data, such as 0: the "
+                "dataset of build_validation_spec() is empty, or has fewer batches than there are ranks.",
+                self._run.distributed.rank,
             )
         unused = sorted(name for name, value in metrics.items() if not is_numerical_scalar(value))
         if unused:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from det_lightning.estimator._cache import DatasetCache
-from det_lightning.estimator._reducer import MetricReducer, ReducedMetrics
+from det_lightning.estimator._reducer import ReducedMetrics
 from det_lightning.pytorch._forwarding import forward
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._settings import TrialSettings
@@ -87,21 +86,12 @@ class EstimatorTrialContext(EstimatorContext):
 
 
 class EstimatorExperimentalContext:
-    """The object ``context.experimental``.
-
-    Args:
-        context: the context that it belongs to.
-    """
+    """The object ``context.experimental``."""
 
     def __init__(self, context: EstimatorContext) -> None:
         self._context = context
         self.cache = DatasetCache(context.run)
 
-    def make_metric(
-        self, metric: Any, reducer: Callable[[list[Any]], Any] | MetricReducer, numpy_dtype: Any
-    ) -> tuple[Any, Any]:
-        """Return a metric for ``eval_metric_ops``; see :meth:`ReducedMetrics.make_metric`."""
-        return self._context.make_metric(metric, reducer, numpy_dtype)
-
+    make_metric = forward("_context.reduced", ReducedMetrics.make_metric)
     cache_train_dataset = forward("cache", DatasetCache.cache_train_dataset)
     cache_validation_dataset = forward("cache", DatasetCache.cache_validation_dataset)

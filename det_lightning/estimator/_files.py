@@ -10,8 +10,8 @@ import random
 import numpy as np
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import TENSORFLOW_FILE, read_bytes
-from det_lightning.checkpoint.safe_load.reading import load_plain
+from det_lightning.checkpoint.format.layout import TENSORFLOW_FILE
+from det_lightning.checkpoint.safe_load import read_pickle
 from det_lightning.estimator._tensorflow import tf
 from det_lightning.pytorch import _random_state
 
@@ -50,14 +50,7 @@ def restore_rng(directory: pathlib.Path) -> None:
     if not path.is_file():
         logger.warning("The checkpoint %s has no random state; that of the process stays.", directory)
         return
-    try:
-        state = load_plain(read_bytes(path), path, with_arrays=True)
-    except errors.CheckpointError:
-        raise
-    except Exception as e:  # unpickling damaged bytes may raise anything
-        raise errors.IncompleteCheckpointError(f"{path} cannot be read, it may be damaged: {e}") from e
-    if not isinstance(state, dict):
-        raise errors.IncompleteCheckpointError(f"{path} should hold a dict; it holds a {type(state).__name__}.")
+    state = read_pickle(path, with_arrays=True)
     found = {name: state.get(name) for name in ("np_rng_state", "random_rng_state")}
     _random_state.require_rng(found, str(path), without_torch=True)
     _random_state.restore_rng(found)

@@ -12,7 +12,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.estimator._callback import RunHook
 from det_lightning.estimator._context import EstimatorContext
-from det_lightning.estimator._session import StopWatch
+from det_lightning.estimator._session import StopForwarder
 from det_lightning.estimator._tensorflow import tf
 
 # What TensorFlow logs for an estimator without a RunConfig, which looks like one with the default values.
@@ -100,11 +100,11 @@ class EstimatorParts:
         own = [*self.train_spec.hooks, *spec.training_hooks]
         if context.distributed.rank == 0:
             own += spec.training_chief_hooks
-        return [StopWatch(hook, _stopper(context)) for hook in own]
+        return [StopForwarder(hook, _stopper(context)) for hook in own]
 
     def evaluation_hooks(self, context: EstimatorContext) -> list[Any]:
         """Return the hooks of an evaluation."""
-        return [StopWatch(hook, _stopper(context)) for hook in self.eval_spec.hooks]
+        return [StopForwarder(hook, _stopper(context)) for hook in self.eval_spec.hooks]
 
     def run_hooks(self) -> list[RunHook]:
         """Return those hooks of the trial that want its events."""
@@ -145,10 +145,7 @@ def _mistakes_of_config(config: Any, has_config: bool) -> list[str]:
             "the estimator has no RunConfig; give it config=tf.estimator.RunConfig(), for example with "
             "tf_random_seed=context.get_trial_seed()"
         )
-    distributed = {
-        "train_distribute": config.train_distribute,
-        "eval_distribute": config.eval_distribute,
-    }
+    distributed = {"train_distribute": config.train_distribute, "eval_distribute": config.eval_distribute}
     mistakes += [
         f"the RunConfig of the estimator has {name}={value!r}; leave it out, because wrap_optimizer() and "
         "wrap_dataset() distribute the training"

@@ -48,11 +48,7 @@ class _FunctionReducer(MetricReducer):
 
 
 class ReducedMetrics:
-    """The metrics of the present evaluation graph, whose exchanges between the ranks run one after another.
-
-    Args:
-        allgather: returns the list of what all ranks have passed.
-    """
+    """The metrics of the present evaluation graph, whose exchanges between the ranks run one after another."""
 
     def __init__(self, allgather: Callable[[Any], list[Any]]) -> None:
         self._allgather = allgather

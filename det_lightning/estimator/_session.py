@@ -24,8 +24,8 @@ _AGGREGATION = "aggregation.ckpt"
 _LONG_REPLAY_S = 5.0
 
 
-class StopWatch(tf.estimator.SessionRunHook):
-    """Passes everything on to a hook of the trial, and turns its request to stop into one of the trial."""
+class StopForwarder(tf.estimator.SessionRunHook):
+    """Wraps a hook of the trial; its request to stop becomes one of the trial, which takes effect at a boundary."""
 
     def __init__(self, hook: Any, request_stop: Callable[[], None]) -> None:
         self._hook = hook
@@ -55,14 +55,21 @@ class StopWatch(tf.estimator.SessionRunHook):
         self._hook.end(session)
 
 
+class RunCount(tf.estimator.SessionRunHook):
+    """Counts the runs of a session, in ``count``."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.count += 1
+
+
 class TrainingSession:
     """Trains batch after batch, and saves and restores what is trained.
 
-    Args:
-        training: the graph.
-        hooks: those of the trial.
-        restore_from: path of a checkpoint of TensorFlow, without the suffixes of its files; None to begin anew.
-        distributed: rank and size; all begin with the weights of the chief.
+    ``restore_from`` is the path of a checkpoint of TensorFlow, without the suffixes of its files; None to begin from
+    scratch. All ranks begin with the weights of the chief.
     """
 
     def __init__(
@@ -79,7 +86,7 @@ class TrainingSession:
                 checkpoint_filename_with_path=restore_from,
             )
             self._session = tf.compat.v1.train.MonitoredSession(
-                creator, hooks=[_InputBeginner(training), *hooks, tf.estimator.NanTensorHook(spec.loss)]
+                creator, hooks=[_InputInitializer(training), *hooks, tf.estimator.NanTensorHook(spec.loss)]
             )
         if distributed.size > 1 and restore_from is None:
             self._share_weights(distributed)
@@ -191,8 +198,8 @@ class TrainingSession:
         self._session.close()
 
 
-class _InputBeginner(tf.estimator.SessionRunHook):
-    """Begins the dataset."""
+class _InputInitializer(tf.estimator.SessionRunHook):
+    """Initializes the iterator over the dataset once the session exists."""
 
     def __init__(self, training: TrainingGraph) -> None:
         self._initialize = training.initialize_input

@@ -28,7 +28,7 @@ _EXIT_REASONS = {
 }
 
 
-class TrialRun(Protocol):
+class StartedRun(Protocol):
     """A run of a trial that was started."""
 
     def has_ended(self) -> bool:
@@ -53,10 +53,10 @@ class Launcher(Protocol):
     def has_room(self) -> bool:
         """Return whether another trial can be started."""
 
-    def start(self, trial: TrialRecord, state: ExperimentState) -> TrialRun:
+    def start(self, trial: TrialRecord, state: ExperimentState) -> StartedRun:
         """Start the next run of a trial, number ``trial.runs``."""
 
-    def adopt(self, trial: TrialRecord) -> TrialRun:
+    def adopt(self, trial: TrialRecord) -> StartedRun:
         """Return the run of a trial that a killed runner has left; it saves and ends by itself."""
 
     def release(self, trial_id: int) -> None:
@@ -96,7 +96,7 @@ class ExperimentRunner:
         self._launcher = launcher
         self._max_restarts = max_restarts
         self._on_change = on_change
-        self._running: dict[int, TrialRun] = {}
+        self._running: dict[int, StartedRun] = {}
 
     def run(self) -> Outcome | None:
         """Run until the search is finished; return its outcome, or None if the experiment was paused."""

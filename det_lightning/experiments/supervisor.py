@@ -67,7 +67,7 @@ def _supervise(settings: dict[str, object], directory: Path, lock: int) -> int:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=[lock],  # held until the last process of the trial has ended
-                preexec_fn=_of_child,
+                preexec_fn=_prepare_child,
             )
         except OSError as error:
             log.write(f"det-lightning: the entrypoint cannot be started: {error}\n".encode())
@@ -78,7 +78,8 @@ def _supervise(settings: dict[str, object], directory: Path, lock: int) -> int:
             _kill_descendants()
 
 
-def _of_child() -> None:
+def _prepare_child() -> None:
+    """Undo what Ray and this process did to signals; have the child end when this process dies."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     # Ray blocks SIGINT in all that it starts.
@@ -159,7 +160,7 @@ def _descendants(process: int) -> list[int]:
 
 
 def _prctl() -> Callable[..., object]:
-    """Return Linux's ``prctl`` with one argument filled in; a function that does nothing on other systems."""
+    """Return a function that sets an option of Linux's ``prctl``, by default to 1; elsewhere it does nothing."""
     if not sys.platform.startswith("linux"):
         return lambda *_: None
     libc = ctypes.CDLL(None)

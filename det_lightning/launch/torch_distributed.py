@@ -9,8 +9,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from det_lightning.core._ports import free_port
 from det_lightning.core._task import current_task
+from det_lightning.core._topology import free_port
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.launch.command_line import as_command, problem_of, slots_or_gpus, split, wants_help
 

@@ -35,8 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _rank_of(given: str) -> int | None:
-    names = [given, *(os.environ[name] for name in given.split(",") if name in os.environ)]
-    return next((int(text) for text in names if text.isascii() and text.isdigit()), None)
+    candidates = [given, *(os.environ[name] for name in given.split(",") if name in os.environ)]
+    return next((int(text) for text in candidates if text.isascii() and text.isdigit()), None)
 
 
 def _run(command: list[str], rank: int) -> int:

@@ -14,7 +14,7 @@ from det_lightning.extras import how_to_install
 from det_lightning.transformers._search import require_length, require_metrics
 
 try:
-    import transformers
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_utils import get_last_checkpoint
 except ModuleNotFoundError as error:
     if error.name != "transformers":
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _SPEEDS = ("_runtime", "_per_second", "_compilation_time")
 
 
-class DetCallback(transformers.TrainerCallback):
+class DetCallback(TrainerCallback):
     """Reports the metrics of a ``transformers.Trainer``, uploads its checkpoints, resumes from them, and is preempted.
 
     In a trial of ``det-lightning run`` all of it belongs to the experiment. Elsewhere metrics become TensorBoard files
@@ -57,7 +57,7 @@ class DetCallback(transformers.TrainerCallback):
     def __init__(
         self,
         core_context: Context,
-        args: transformers.TrainingArguments,
+        args: TrainingArguments,
         filter_metrics: Iterable[str] | None = None,
         user_data: dict[str, Any] | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class DetCallback(transformers.TrainerCallback):
         self._follow_experiment(args)
         self.load_last_checkpoint(args)
 
-    def load_last_checkpoint(self, args: transformers.TrainingArguments) -> None:
+    def load_last_checkpoint(self, args: TrainingArguments) -> None:
         """Download the newest checkpoint of the trial, and let ``args.resume_from_checkpoint`` name it.
 
         Nothing is done if there is none, or with ``overwrite_output_dir``, which older releases of transformers have.
@@ -102,11 +102,7 @@ class DetCallback(transformers.TrainerCallback):
         logger.info("The newest checkpoint, %s, is in %s.", newest, path)
 
     def on_train_begin(
-        self,
-        args: transformers.TrainingArguments,
-        state: transformers.TrainerState,
-        control: transformers.TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if self._resumes_from is not None and state.global_step == 0:
             logger.warning(
@@ -118,9 +114,9 @@ class DetCallback(transformers.TrainerCallback):
 
     def on_log(
         self,
-        args: transformers.TrainingArguments,
-        state: transformers.TrainerState,
-        control: transformers.TrainerControl,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -139,13 +135,7 @@ class DetCallback(transformers.TrainerCallback):
             logger.warning("Metrics of a test are not reported: %s.", ", ".join(logs))
         self._end_if_preempted(control)
 
-    def on_step_end(
-        self,
-        args: transformers.TrainingArguments,
-        state: transformers.TrainerState,
-        control: transformers.TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero and args.max_steps > -1:
             percent = int(state.global_step / args.max_steps * 100)
             if percent > self.last_progress:
@@ -155,14 +145,10 @@ class DetCallback(transformers.TrainerCallback):
             self._end_if_preempted(control)
 
     def on_epoch_end(
-        self,
-        args: transformers.TrainingArguments,
-        state: transformers.TrainerState,
-        control: transformers.TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if self._is_last(args, state, control):
-            # What is evaluated and saved already is not a second time. A preempted trial evaluates when it goes on.
+            # Do not evaluate or save the same batch twice. A preempted trial evaluates when it is resumed.
             if state.global_step > self.last_eval_metrics and self._force_final_evaluate and not self._preempted:
                 control.should_evaluate = True
             if state.global_step > self.last_save and (self._force_final_save or self._preempted):
@@ -170,13 +156,7 @@ class DetCallback(transformers.TrainerCallback):
         if state.is_world_process_zero and args.max_steps == -1:
             self._report_progress(state.epoch / args.num_train_epochs)
 
-    def on_save(
-        self,
-        args: transformers.TrainingArguments,
-        state: transformers.TrainerState,
-        control: transformers.TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.last_save = state.global_step
         folder = f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and self.user_data is not None:
@@ -194,7 +174,7 @@ class DetCallback(transformers.TrainerCallback):
         """Write ``user_data`` into the directory of a checkpoint; subclasses write something else."""
         Path(save_path, "my_data.json").write_text(json.dumps(self.user_data), encoding="utf-8")
 
-    def _follow_experiment(self, args: transformers.TrainingArguments) -> None:
+    def _follow_experiment(self, args: TrainingArguments) -> None:
         task = current_task()
         if task is None:
             return
@@ -215,9 +195,7 @@ class DetCallback(transformers.TrainerCallback):
                 args.output_dir,
             )
 
-    def _report(
-        self, group: Literal["training", "validation"], logs: Mapping[str, Any], state: transformers.TrainerState
-    ) -> None:
+    def _report(self, group: Literal["training", "validation"], logs: Mapping[str, Any], state: TrainerState) -> None:
         if not state.is_world_process_zero:
             return
         metrics = {name: value for name, value in logs.items() if self._is_reported(name)}
@@ -239,16 +217,14 @@ class DetCallback(transformers.TrainerCallback):
         # A fraction of an epoch is rounded up to whole batches.
         self.core_context.train.report_progress(min(1.0, progress))
 
-    def _end_if_preempted(self, control: transformers.TrainerControl) -> None:
-        # The checkpoint follows at the end of the epoch, which this one is then, so that there is one only.
+    def _end_if_preempted(self, control: TrainerControl) -> None:
+        # Stopping makes this epoch the last, at whose end the checkpoint is written: so there is only one.
         if self.core_context.preempt.should_preempt():
             self._preempted = True
             control.should_training_stop = True
 
     @staticmethod
-    def _is_last(
-        args: transformers.TrainingArguments, state: transformers.TrainerState, control: transformers.TrainerControl
-    ) -> bool:
+    def _is_last(args: TrainingArguments, state: TrainerState, control: TrainerControl) -> bool:
         """Return whether no epoch follows."""
         if control.should_training_stop:
             return True

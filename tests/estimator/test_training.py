@@ -33,6 +33,7 @@ from tests.estimator.small_trials import (
     train_with_tensorflow_alone,
     training_data,
     two_optimizers,
+    validation_data,
     warm_started,
 )
 
@@ -220,3 +221,15 @@ def test_a_checkpoint_is_validated_without_training(tmp_path: Path) -> None:
     (metrics,) = trainer.validate(module, ckpt_path=str(trained.checkpoint), verbose=False)
     assert metrics["loss"] == trained.reports.validations[-1]["loss"]
     assert isinstance(module, TrialModule)
+
+
+@pytest.mark.parametrize("batches", [0, 1])
+def test_an_empty_validation_dataset_is_warned_of(
+    batches: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Trial(SmallTrial):
+        def build_validation_spec(self) -> Any:
+            return tf.estimator.EvalSpec(lambda: validation_data(self.context.wrap_dataset).take(batches), steps=None)
+
+    Trained(Trial, tmp_path, 1)
+    assert ("There was no batch to validate on" in caplog.text) is (batches == 0)
