@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import pathlib
@@ -47,21 +48,21 @@ class CheckpointSaver:
         self._writer = writer
         self._in_background = in_background
         self._snapshotter = Snapshotter()
-        self._has_room = False
+        self._is_reserved = False
         self._under_way: BackgroundTask[str] | None = None
         # Ids of complete checkpoints: those not returned yet, those that exist, and those that have vanished.
         self._complete: list[str] = []
         self._existing: list[str] = []
         self._vanished: list[str] = []
 
-    def expect(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    def reserve_memory(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Reserve memory for copies of the states of models, and of optimizers once they have stepped.
 
         Nothing is reserved if the training waits anyway, or in a second run, which uses the memory of the first.
         """
-        if not self._in_background or self._has_room:
+        if not self._in_background or self._is_reserved:
             return
-        self._has_room = True
+        self._is_reserved = True
         self._snapshotter.reserve(tensors_in([model.state_dict() for model in models]))
         for optimizer in optimizers:
             self._expect_state(optimizer)
@@ -192,34 +193,25 @@ class CheckpointSaver:
         )
 
 
+@dataclasses.dataclass(eq=False)
 class RunStorage:
     """The storage of a trial's runs: claims the trial's name, and writes checkpoints that record where they belong.
 
     For the arguments see ``DeterminedCheckpoint``.
     """
 
-    def __init__(
-        self,
-        storage: CheckpointStorage,
-        saver: CheckpointSaver,
-        *,
-        metric: str | None,
-        smaller_is_better: bool,
-        retention: Retention | None,
-        experiment: str | None,
-        trial: str | None,
-        job: str | None,
-    ) -> None:
-        self.storage = storage
-        self.saver = saver
-        self.metric = metric
-        self.smaller_is_better = smaller_is_better
-        self.claims = RunClaims(storage)
-        self._retention = retention
-        self._experiment = experiment
-        self._given_trial = trial
-        self._job = job
-        self._trial = ""
+    storage: CheckpointStorage
+    saver: CheckpointSaver
+    metric: str | None
+    smaller_is_better: bool
+    retention: Retention | None
+    experiment: str | None
+    trial: str | None
+    job: str | None
+
+    def __post_init__(self) -> None:
+        self.claims = RunClaims(self.storage)
+        self._claimed_trial = ""
         self._notes: dict[str, Any] = {}
         self._hurries = False
         self._cleaning: BackgroundCleaning | None = None
@@ -231,15 +223,15 @@ class RunStorage:
         """
         self.storage.require_writable()
         inherited = None if resumed is None or resumed.resume is None else resumed.resume.trial
-        self._trial = self.claims.claim_trial(self._experiment, self._given_trial, inherited)
+        trial = self._claimed_trial = self.claims.claim_trial(self.experiment, self.trial, inherited)
         parent = (resumed.name or None) if resumed is not None else None
-        experiment = self._experiment or self._trial
-        self._notes = {"trial": self._trial, "experiment": experiment, **self.claims.trace_back(path, parent)}
-        if self._job is not None:
-            self._notes["job"] = self._job
-        if self._retention is not None:
-            index = TrialIndex(self.storage.root, experiment, self._trial, self.metric, self.smaller_is_better)
-            self.saver.retention = RunRetention(self.storage, index, self._retention, self.claims.run_id)
+        experiment = self.experiment or trial
+        self._notes = {"trial": trial, "experiment": experiment, **self.claims.trace_back(path, parent)}
+        if self.job is not None:
+            self._notes["job"] = self.job
+        if self.retention is not None:
+            index = TrialIndex(self.storage.root, experiment, trial, self.metric, self.smaller_is_better)
+            self.saver.retention = RunRetention(self.storage, index, self.retention, self.claims.run_id)
             self.saver.retention.catch_up(parent)
         self._cleaning = BackgroundCleaning(self.storage)
 
@@ -250,9 +242,9 @@ class RunStorage:
             self._cleaning = None
         self.claims.release()
 
-    def hurry_when(self, is_ending: Callable[[], bool]) -> None:
-        """Retry without pauses, at a storage that fails, once ``is_ending()`` is true."""
-        self.storage.hurry_when(lambda: self._hurries or is_ending())
+    def limit_retries_when(self, is_ending: Callable[[], bool]) -> None:
+        """Once ``is_ending()`` is true, try a failing transfer only once more, after a second at most."""
+        self.storage.limit_retries_when(lambda: self._hurries or is_ending())
 
     def save(
         self,
@@ -270,7 +262,7 @@ class RunStorage:
                 "smaller_is_better": self.smaller_is_better,
             }
         if content.resume is not None:
-            content.resume.trial = self._trial
+            content.resume.trial = self._claimed_trial
         self.saver.save(content, metric, report_written, checkpoint_id)
 
     def finish_in_a_hurry(self) -> list[str]:

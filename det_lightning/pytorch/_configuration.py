@@ -1,7 +1,8 @@
-"""The experiment configuration of a run: what a call does not say, it says."""
+"""The experiment configuration of a run, which supplies the arguments that a call leaves out."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections.abc import Collection, Mapping
@@ -21,25 +22,14 @@ logger = logging.getLogger(__name__)
 ExpConf = Mapping[str, Any] | str | os.PathLike[str]
 
 
+@dataclasses.dataclass(repr=False, eq=False)  # there may be secrets in it
 class RunConfiguration:
-    """The configuration that a run was given, and what follows from it; by default there is none.
+    """The configuration that a run was given, and what follows from it; by default there is none."""
 
-    Attributes:
-        exp_conf: what ``context.get_experiment_config()`` returns.
-        hparams: what ``context.get_hparams()`` returns.
-    """
-
-    def __init__(
-        self,
-        exp_conf: dict[str, Any] | None = None,
-        hparams: dict[str, Any] | None = None,
-        settings: TrainingSettings | None = None,
-        given: ExperimentConfig | None = None,
-    ) -> None:
-        self.exp_conf = exp_conf
-        self.hparams = hparams
-        self._settings = settings
-        self._given = given
+    exp_conf: dict[str, Any] | None = None  # what context.get_experiment_config() returns
+    hparams: dict[str, Any] | None = None  # what context.get_hparams() returns
+    settings: TrainingSettings | None = None
+    given: ExperimentConfig | None = None  # until it is reported
 
     @classmethod
     def of_call(cls, exp_conf: ExpConf | None, hparams: dict[str, Any] | None) -> RunConfiguration:
@@ -95,9 +85,9 @@ class RunConfiguration:
         Raises:
             ValueError: see :meth:`complete`.
         """
-        if self._settings is None:
+        if self.settings is None:
             return {}
-        found = {name: getattr(self._settings, name) for name, value in said.items() if value is None}
+        found = {name: getattr(self.settings, name) for name, value in said.items() if value is None}
         return {name: value for name, value in found.items() if value is not None}
 
     def report(self, call: str, idle: Collection[str] = (), read: Collection[str] = ()) -> None:
@@ -108,17 +98,17 @@ class RunConfiguration:
             idle: sections that it does not look at, besides those that no call does.
             read: fields that the trial itself looks at.
         """
-        if self._given is None:
+        if self.given is None:
             return
         from det_lightning.config import without_effect_in_calls
 
-        for note in self._given.notes:
+        for note in self.given.notes:
             logger.info("exp_conf: %s", note)
-        fields = without_effect_in_calls(self._given, idle=idle, read=read)
-        named = [*fields, *map(str, self._given.unknown_keys)]
+        fields = without_effect_in_calls(self.given, idle=idle, read=read)
+        named = [*fields, *map(str, self.given.unknown_keys)]
         if named:
             logger.warning("Of the exp_conf of %s these fields have no effect here: %s.", call, "; ".join(named))
-        self._given = None
+        self.given = None
 
 
 def require_usable(hparams: Any, exp_conf: Any) -> None:

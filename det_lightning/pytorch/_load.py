@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from det_lightning import errors
+from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format import layout
+from det_lightning.checkpoint.format.layout import LoadData, modernize, read_load_data
 from det_lightning.checkpoint.format.manifest import require_unchanged, require_unchanged_code, split_code
 from det_lightning.checkpoint.format.resume_state import read_settings
-from det_lightning.checkpoint.format.upgrade import LoadData, modernize, read_load_data
-from det_lightning.checkpoint.safe_load import read_models, read_resume, warn_of_nan
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.compat import answering_determined
 from det_lightning.escaping import escape
@@ -34,11 +34,7 @@ _FEW = 5
 class CheckpointLoadContext(PyTorchTrialContext):
     """A context for building a trial to hold weights, outside of training.
 
-    Models stay on the device on which the trial makes them.
-
-    Args:
-        hparams: hyperparameters that the trial asks for.
-        exp_conf: experiment configuration that the trial asks for.
+    Models stay on the device on which the trial makes them; ``hparams`` and ``exp_conf`` are what the trial asks for.
 
     Example:
         >>> import det_lightning as det
@@ -119,11 +115,11 @@ def load_trial_from_checkpoint_path(
         layout.require_complete(directory)
         state_file = layout.find_state_file(directory)
         load_data = _with_settings(read_load_data(directory), directory, hparams, exp_conf, trusted)
-        state, files_read = read_models(directory, trusted=trusted, **torch_load_kwargs or {})
+        state, files_read = safe_load.read_models(directory, trusted=trusted, **torch_load_kwargs or {})
         if not trusted:
             require_unchanged(directory, [*files_read, layout.LOAD_DATA_FILE])
         modernize(state, str(state_file))
-        warn_of_nan(state, str(state_file))
+        safe_load.warn_of_nan(state, str(state_file))
         with answering_determined():
             chosen = trial_class or _import_trial_class(directory, load_data, trusted)
             context = CheckpointLoadContext(load_data.hparams, load_data.experiment_config)
@@ -147,7 +143,7 @@ def _with_settings(
     Determined writes neither where one of them is missing.
     """
     saved = {"hparams": load_data.hparams, "experiment_config": load_data.experiment_config}
-    if load_data.hparams is None and (resume := read_resume(directory, trusted=trusted)) is not None:
+    if load_data.hparams is None and (resume := safe_load.read_resume(directory, trusted=trusted)) is not None:
         saved.update(read_settings(resume, None))
     return dataclasses.replace(
         load_data,

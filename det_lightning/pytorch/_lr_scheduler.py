@@ -16,7 +16,7 @@ class LRScheduler:
     Args:
         scheduler: any scheduler of ``torch.optim.lr_scheduler``, or an object with the same methods.
         step_mode: when :meth:`step` is called by the training loop.
-        frequency: of the moments that ``step_mode`` names, every how many count. Must be at least 1.
+        frequency: step at every ``frequency``-th of the moments that ``step_mode`` names; at least 1.
 
     Raises:
         TypeError: ``step_mode`` is not a :class:`LRScheduler.StepMode`.
@@ -65,18 +65,18 @@ class LRScheduler:
         """
         frequency = self.frequency
         if self.step_mode is LRScheduler.StepMode.STEP_EVERY_BATCH:
-            return self._moments(batch_idx + 1 - aggregation_frequency, batch_idx + 1)
+            return self._count_due(batch_idx + 1 - aggregation_frequency, batch_idx + 1)
         if self.step_mode is LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP:
             return int((batch_idx + 1) % frequency == 0)
         if self.step_mode is LRScheduler.StepMode.STEP_EVERY_EPOCH:
             # The step belongs to the last update before the epoch changes.
             epoch = batch_idx // epoch_len
             next_epoch = (batch_idx + aggregation_frequency) // epoch_len
-            return self._moments(epoch, next_epoch)
+            return self._count_due(epoch, next_epoch)
         return 0
 
-    def _moments(self, after: int, until: int) -> int:
-        """Count the batches or epochs, counted from 1, of ``after + 1`` to ``until`` that ``frequency`` divides."""
+    def _count_due(self, after: int, until: int) -> int:
+        """Count the multiples of ``frequency`` among the numbers from ``after + 1`` to ``until``."""
         if isinstance(self.frequency, int):
             return until // self.frequency - after // self.frequency
         return sum(number % self.frequency == 0 for number in range(after + 1, until + 1))

@@ -30,26 +30,13 @@ from det_lightning.pytorch._wrapping import WrappedParts
 
 logger = logging.getLogger(__name__)
 
-ClipGrads = Callable[[Any], Any]
-
 
 class PyTorchTrialContext:
     """Handed to a trial's ``__init__``; made by ``init()``, ``TrialModule`` or ``CheckpointLoadContext``.
 
-    Args:
-        hparams: hyperparameters.
-        exp_conf: experiment configuration.
-        trial_seed: seed that ``get_trial_seed`` returns.
-        aggregation_frequency: number of batches whose gradients make one optimizer update.
-        average_aggregated_gradients: divide the gradients of an update by ``aggregation_frequency``, unless an
-            optimizer is wrapped with its own choice.
-        distributed: the processes of the run; by default this one alone.
-        backend: the devices of the run; by default one.
-        enable_tensorboard_logging: write the metrics as TensorBoard files.
-        tensorboard_path: their directory; by default one below ``runs/``.
-        loading_only: the trial is built to hold the weights of a checkpoint, or to be tried out by hand; nothing is
-            placed on a device.
-        configuration: what ``exp_conf`` says for calls that do not say it; by default nothing.
+    Most of its arguments are those of ``init()``. With ``loading_only`` the trial is built to hold the weights of a
+    checkpoint, or to be tried out by hand: nothing is placed on a device. ``configuration`` is what ``exp_conf`` says
+    for calls that do not say it.
 
     Attributes:
         models, optimizers, lr_schedulers: what the trial wrapped, in that order.
@@ -87,25 +74,19 @@ class PyTorchTrialContext:
         if not loading_only:
             require_usable(hparams, exp_conf)
         self.distributed = distributed or DistributedContext()
+        size = self.distributed.size
         self.settings = TrialSettings(
-            hparams,
-            exp_conf,
-            trial_seed,
-            self.distributed.size,
-            aggregation_frequency,
-            average_aggregated_gradients,
-            configuration,
+            hparams, exp_conf, trial_seed, size, aggregation_frequency, average_aggregated_gradients, configuration
         )
         self.backend = backend or LocalBackend()
         self.device = self.backend.device
-        self.precision = ChosenPrecision(self.backend, self.distributed.size, loading_only)
+        self.precision = ChosenPrecision(self.backend, size, loading_only)
         backend = None if loading_only else self.backend
         self.wrapped = WrappedParts(self.distributed, backend, self.precision, self.settings)
         self.models = self.wrapped.models
         self.optimizers = self.wrapped.optimizers
         self.lr_schedulers = self.wrapped.lr_schedulers
-        reducer_device = None if loading_only else self.device
-        self.reducers = ReducerRegistry(self.distributed.allgather, self.distributed.size, reducer_device)
+        self.reducers = ReducerRegistry(self.distributed.allgather, size, None if loading_only else self.device)
         self.experimental = PyTorchExperimentalContext(self.precision, self.reducers)
         self.profiler: Any = None
         self.position = TrainingPosition()
@@ -127,18 +108,14 @@ class PyTorchTrialContext:
         Its trial is built, and ``train_batch`` and ``evaluate_batch`` called, without a run: models stay where the
         trial makes them, and each batch updates them.
 
-        Args:
-            config: an experiment configuration. Of a range among its ``hyperparameters`` the middle is taken, of
-                ``categorical`` the first value.
-
-        Raises:
-            ValueError: a hyperparameter is of an unknown type, or lacks its values.
+        Of a range among the ``hyperparameters`` of ``config`` the middle is taken, of ``categorical`` the first value;
+        a ValueError is raised if one is of an unknown type, or lacks its values.
         """
         seed = (config.get("reproducibility") or {}).get("experiment_seed", 0)
         hparams = chosen_hparams(config)
         return PyTorchTrialContext(hparams=hparams, exp_conf=dict(config), trial_seed=seed, loading_only=True)
 
-    # Settings
+    # Methods and attributes of the objects that it is made of
 
     get_hparams = forward("settings", TrialSettings.get_hparams)
     get_hparam = forward("settings", TrialSettings.get_hparam)
@@ -147,15 +124,6 @@ class PyTorchTrialContext:
     get_global_batch_size = forward("settings", TrialSettings.get_global_batch_size)
     get_per_slot_batch_size = forward("settings", TrialSettings.get_per_slot_batch_size)
     get_trial_seed = forward("settings", TrialSettings.get_trial_seed)
-
-    @property
-    def aggregation_frequency(self) -> int:
-        """Number of batches whose gradients make one optimizer update."""
-        return self.settings.aggregation_frequency
-
-    _aggregation_frequency = aggregation_frequency
-
-    # Wrapping
 
     wrap_model = forward("wrapped", WrappedParts.wrap_model)
     wrap_optimizer = forward("wrapped", WrappedParts.wrap_optimizer)
@@ -167,8 +135,6 @@ class PyTorchTrialContext:
     reset_reducers = forward("reducers", ReducerRegistry.reset_reducers)
     reduce_metrics = forward("reducers", ReducerRegistry.reduce_metrics)
 
-    # Precision
-
     wrap_scaler = forward("precision", ChosenPrecision.wrap_scaler)
     autocast_forward_pass = forward("precision", ChosenPrecision.autocast_forward_pass)
     configure_apex_amp = forward("precision", ChosenPrecision.configure_apex_amp)
@@ -176,6 +142,18 @@ class PyTorchTrialContext:
     scaler = ForwardedAttribute("precision", "scaler")
     # Setting this was the one way to use_amp() with a scaler of other arguments.
     _scaler = scaler
+
+    is_epoch_start = forward("position", TrainingPosition.is_epoch_start)
+    is_epoch_end = forward("position", TrainingPosition.is_epoch_end)
+    current_train_epoch = forward("position", TrainingPosition.current_train_epoch)
+    current_train_batch = forward("position", TrainingPosition.current_train_batch)
+    get_initial_batch = forward("position", TrainingPosition.get_initial_batch)
+    # Trials read these in their evaluation, and tests that run a trial by hand set them.
+    _current_batch_idx = ForwardedAttribute("position", "batch_idx")
+    _epoch_len = ForwardedAttribute("position", "epoch_len")
+
+    set_enable_tensorboard_logging = forward("tensorboard", TensorBoardOutput.set_enable_tensorboard_logging)
+    get_enable_tensorboard_logging = forward("tensorboard", TensorBoardOutput.get_enable_tensorboard_logging)
 
     # Training
 
@@ -200,7 +178,7 @@ class PyTorchTrialContext:
     def step_optimizer(
         self,
         optimizer: torch.optim.Optimizer,
-        clip_grads: ClipGrads | None = None,
+        clip_grads: Callable[[Any], Any] | None = None,
         auto_zero_grads: bool = True,
         scaler: Any | None = None,
         *,
@@ -270,6 +248,15 @@ class PyTorchTrialContext:
         frequency = self.settings.aggregation_frequency
         return self._loading_only or (self.position.current_train_batch() + 1) % frequency == 0
 
+    _should_communicate_and_update = is_update_batch
+
+    @property
+    def aggregation_frequency(self) -> int:
+        """Number of batches whose gradients make one optimizer update."""
+        return self.settings.aggregation_frequency
+
+    _aggregation_frequency = aggregation_frequency
+
     def to_device(self, data: Any) -> Any:
         """Move data that the trial made itself to the device; batches of the loader are moved already."""
         return move(self.device, self._warned_types, data)
@@ -280,11 +267,7 @@ class PyTorchTrialContext:
         return self.to_device if is_replaced else functools.partial(move, self.device, self._warned_types)
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Ask for the run to end, with a checkpoint, at the next boundary.
-
-        Raises:
-            AssertionError: the argument is not a bool.
-        """
+        """Ask for the run to end, with a checkpoint, at the next boundary; an AssertionError if not given a bool."""
         if not isinstance(stop_requested, bool):
             raise AssertionError(f"set_stop_requested() takes a bool; got {stop_requested!r}.")
         logger.info("The trial asked to stop; it will at the next boundary.")
@@ -294,18 +277,6 @@ class PyTorchTrialContext:
         """Return whether the trial asked for the run to end."""
         return self._stop_requested
 
-    # Position
-
-    is_epoch_start = forward("position", TrainingPosition.is_epoch_start)
-    is_epoch_end = forward("position", TrainingPosition.is_epoch_end)
-    current_train_epoch = forward("position", TrainingPosition.current_train_epoch)
-    current_train_batch = forward("position", TrainingPosition.current_train_batch)
-    get_initial_batch = forward("position", TrainingPosition.get_initial_batch)
-    # Trials read these in their evaluation, and tests that run a trial by hand set them.
-    _current_batch_idx = ForwardedAttribute("position", "batch_idx")
-    _epoch_len = ForwardedAttribute("position", "epoch_len")
-    _should_communicate_and_update = is_update_batch
-
     def get_experiment_id(self) -> int:
         """Return 0: there are no experiments without a master."""
         return 0
@@ -313,11 +284,6 @@ class PyTorchTrialContext:
     def get_trial_id(self) -> int:
         """Return 0, the id that Determined gives to a local trial."""
         return 0
-
-    # Outputs
-
-    set_enable_tensorboard_logging = forward("tensorboard", TensorBoardOutput.set_enable_tensorboard_logging)
-    get_enable_tensorboard_logging = forward("tensorboard", TensorBoardOutput.get_enable_tensorboard_logging)
 
     def get_tensorboard_path(self) -> pathlib.Path:
         """Return the directory of this run's TensorBoard files."""

@@ -192,15 +192,17 @@ class PassJournal:
     def __init__(self, starts: list[dict[str, Any]] | None = None, keep: int = 2) -> None:
         self.keep = keep
         self._starts = [PassStart(**start) for start in starts or []]
-        self._recorded = {start.first_batch for start in self._starts}
+        self._from_checkpoint = {start.first_batch for start in self._starts}
 
     def first_batch(self) -> int:
         """Return where the earliest remembered pass began; 0 for a run from the start."""
         return self._starts[0].first_batch if self._starts else 0
 
-    def recorded(self, first_batch: int) -> PassStart | None:
-        """Return the start of the pass that begins at ``first_batch`` if an earlier run recorded it."""
-        return next((s for s in self._starts if s.first_batch == first_batch and first_batch in self._recorded), None)
+    def start_in_checkpoint(self, first_batch: int) -> PassStart | None:
+        """Return the start of the pass that begins at ``first_batch``, if the checkpoint has it."""
+        return next(
+            (s for s in self._starts if s.first_batch == first_batch and first_batch in self._from_checkpoint), None
+        )
 
     def record(self, first_batch: int, batch_sampler: Any) -> None:
         """Remember the present random state as that in which the pass at ``first_batch`` begins."""
@@ -240,19 +242,18 @@ class ResumableBatchSampler(BatchSampler):
         """Yield the batches of each pass, as an iterator that runs no Python code of its own for a batch."""
         index = self.journal.first_batch()
         while True:
-            recorded = self.journal.recorded(index)
+            recorded = self.journal.start_in_checkpoint(index)
             if recorded is None:
                 self.journal.record(index, self.batch_sampler)
                 batches = iter(self.batch_sampler)
                 skip = max(self.first_batch - index, 0)
                 skipped = 0
-                ready: list[Any] = []
             else:
-                batches, ready, skipped = self._begin_again(recorded)
+                batches, skipped = self._begin_again(recorded)
                 skip = 0
             begun_at = index
             numbers = itertools.count(begun_at + skipped)
-            numbered = zip(itertools.chain(ready, batches), numbers)  # noqa: B905 (the batches end, the numbers do not)
+            numbered = zip(batches, numbers)  # noqa: B905 (the batches end, the numbers do not)
             yield map(operator.itemgetter(0), itertools.islice(numbered, skip, None))
             index = next(numbers)
             if index == begun_at:
@@ -261,10 +262,10 @@ class ResumableBatchSampler(BatchSampler):
                     "is empty, or smaller than one batch with drop_last=True."
                 )
 
-    def _begin_again(self, start: PassStart) -> tuple[Iterator[Any], list[Any], int]:
-        """Return the rest of the pass, the batch before that to go on with, and the number of those that were skipped.
+    def _begin_again(self, start: PassStart) -> tuple[Iterator[Any], int]:
+        """Return the rest of the pass, and how many of its batches were skipped because they were trained on already.
 
-        Those were trained already. They are drawn, but neither kept nor loaded.
+        Those are drawn, but neither kept nor loaded.
         """
         for sampler, state in zip(_samplers_of(self.batch_sampler), start.samplers, strict=True):
             _restore_sampler(sampler, state)
@@ -275,4 +276,4 @@ class ResumableBatchSampler(BatchSampler):
             skipped = sum(1 for _ in itertools.islice(batches, skip))
             # Samplers draw with their first batch.
             ready = list(itertools.islice(batches, 1))
-        return batches, ready, skipped
+        return itertools.chain(ready, batches), skipped

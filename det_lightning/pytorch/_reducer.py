@@ -160,11 +160,6 @@ class _Registration:
     training: bool
     validation: bool
 
-    def is_registered_as(self, source: object) -> bool:
-        """Return whether this was made of an object that can be registered only once; a function can be again."""
-        collects_for_a_function = isinstance(self.reducer, FunctionReducer) and self.reducer is not self.source
-        return self.source is source and not collects_for_a_function
-
     def describe(self) -> str:
         if isinstance(self.reducer, FunctionReducer):
             return f"reducer function {getattr(self.reducer.fn, '__name__', repr(self.reducer.fn))}()"
@@ -227,7 +222,8 @@ class ReducerRegistry:
         if isinstance(reducer, torch.nn.Module) and self._device is not None:
             reducer.to(self._device)
         # A function gets a collector of its own each time, so it may serve several metrics.
-        if any(known.reducer is reducer or known.is_registered_as(reducer) for known in self._registrations):
+        collectors = [known.reducer for known in self._registrations]
+        if any(reducer is (known.metric if isinstance(known, TorchMetricReducer) else known) for known in collectors):
             raise AssertionError(
                 f"wrap_reducer() got the same {type(reducer).__name__} object a second time (name={name!r}); "
                 "each reducer is wrapped once. Make a second object for a second metric."
@@ -254,6 +250,11 @@ class ReducerRegistry:
         """Reset every wrapped reducer; the training loop does so before each workload."""
         for registration in self._registrations:
             registration.run("reset")
+
+    @property
+    def reduces_training(self) -> bool:
+        """Whether there is a reducer for the metrics of training."""
+        return any(registration.training for registration in self._registrations)
 
     def reduce_metrics(self, for_training: bool, allgather_fn: AllGather | None = None) -> dict[str, Any]:
         """Return the metrics of the wrapped reducers, over all ranks; the training loop reports them.

@@ -208,12 +208,9 @@ class Trainer:
             checkpoint_storage: a directory or URL for the checkpoints, the ``checkpoint_storage`` section of an
                 experiment configuration, or a ``CheckpointStorage``; by default as in the configuration, otherwise
                 Determined's own directory for local runs.
-            code_dir: the directory that is copied into each checkpoint; by default the working directory.
-            code_with_secrets: copy files whose names suggest secrets too, such as ``.env``.
+            code_dir, code_with_secrets, async_write, retention: what checkpoints hold of the code, when they are
+                written, and which are kept; see ``DeterminedCheckpoint``.
             trusted: unpickle anything in ``latest_checkpoint``, running whatever code it contains.
-            async_write: write checkpoints while training continues; by default where the storage is remote.
-            retention: which checkpoints to keep; by default as in the configuration given as ``checkpoint_storage``,
-                otherwise all.
             preemption: save the run and end on ``SIGTERM`` or ``SIGUSR1``; see ``PreemptionHandler``. One among the
                 ``callbacks`` of the trainer is used in any case.
             fall_back: if the newest checkpoint is damaged, resume from the one before, with a warning that names both;
@@ -255,10 +252,8 @@ class Trainer:
             checkpoint_storage=checkpoint_storage,
         )
         self.checkpoints = self._checkpoint_callback(
-            checkpoints.get("checkpoint_policy", "best"),
+            checkpoints,
             job=job,
-            period=checkpoints.get("checkpoint_period"),
-            storage=checkpoints.get("checkpoint_storage"),
             code_dir=code_dir,
             code_with_secrets=code_with_secrets,
             async_write=async_write,
@@ -277,28 +272,22 @@ class Trainer:
             self.checkpoints.close()
 
     def _fit(
-        self,
-        checkpoints: DeterminedCheckpoint,
-        newest_first: list[str],
-        preemption: PreemptionHandler | None,
-        **options: Any,
+        self, checkpoints: DeterminedCheckpoint, newest: list[str], preemption: PreemptionHandler | None, **options: Any
     ) -> None:
+        storage_options = checkpoints.storage.options
         module = TrialModule(
-            self._trial,
-            context=self._context,
-            storage_options=checkpoints.storage.options,
-            newest_first=newest_first,
-            **options,
+            self._trial, context=self._context, storage_options=storage_options, newest_first=newest, **options
         )
         # What Lightning imports when it is set up may draw random numbers.
         with isolated_rng(), quiet_hints():
             trainer = make_lightning_trainer(self._context, self._experiment, self._lightning, checkpoints, preemption)
-        resumes_from = newest_first[0] if newest_first else None
+        resumes_from = newest[0] if newest else None
         interrupts = interrupts_in_one_line(module, checkpoints, preemption, resumes_from)
         with interrupts, quiet_hints(), contextlib.suppress(errors.ShouldExit):
             trainer.fit(module, ckpt_path=resumes_from)
 
-    def _checkpoint_callback(self, policy: str, **arguments: Any) -> DeterminedCheckpoint:
+    def _checkpoint_callback(self, configured: dict[str, Any], **others: Any) -> DeterminedCheckpoint:
+        policy = configured.get("checkpoint_policy", "best")
         try:
             searcher = self._context.settings.get_experiment_config().get("searcher") or {}
         except ValueError:
@@ -312,9 +301,11 @@ class Trainer:
                 )
             policy = "all"
         return DeterminedCheckpoint(
+            configured.get("checkpoint_storage"),
             policy=policy,
+            period=configured.get("checkpoint_period"),
             metric=metric,
             smaller_is_better=searcher.get("smaller_is_better", True),
-            **arguments,
+            **others,
             **({} if self._experiment is None else self._experiment.checkpoint_arguments()),
         )

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-_OptimizerHook = Callable[[torch.optim.Optimizer], Any]
+_OptimizerHooks = list[Callable[[torch.optim.Optimizer], Any]]
 
 
+@dataclasses.dataclass
 class UpdateHooks:
-    """Functions that a context calls in ``backward`` and ``step_optimizer``: none, unless a run adds some.
+    """Functions that a context calls in ``backward`` and ``step_optimizer``: none, unless a run adds some."""
 
-    Attributes:
-        before_backward: called with the loss, as the trial passed it.
-        after_backward: called without arguments.
-        clip: called with the optimizer where the trial does not clip its gradients itself; they are those of all
-            ranks, and unscaled.
-        before_step: called with the optimizer; its gradients are those of all ranks, unscaled and clipped.
-        after_step: called without arguments.
-        before_zero_grad: called with the optimizer whose gradients the context is about to zero.
-    """
-
-    def __init__(self) -> None:
-        self.before_backward: list[Callable[[torch.Tensor], Any]] = []
-        self.after_backward: list[Callable[[], Any]] = []
-        self.clip: list[_OptimizerHook] = []
-        self.before_step: list[_OptimizerHook] = []
-        self.after_step: list[Callable[[], Any]] = []
-        self.before_zero_grad: list[_OptimizerHook] = []
+    #: Called with the loss, as the trial passed it.
+    before_backward: list[Callable[[torch.Tensor], Any]] = dataclasses.field(default_factory=list)
+    after_backward: list[Callable[[], Any]] = dataclasses.field(default_factory=list)
+    #: Called where the trial does not clip gradients itself; they are those of all ranks, and unscaled.
+    clip: _OptimizerHooks = dataclasses.field(default_factory=list)
+    #: Called when gradients are those of all ranks, unscaled and clipped.
+    before_step: _OptimizerHooks = dataclasses.field(default_factory=list)
+    after_step: list[Callable[[], Any]] = dataclasses.field(default_factory=list)
+    #: Called before the context zeroes the gradients of an optimizer.
+    before_zero_grad: _OptimizerHooks = dataclasses.field(default_factory=list)
 
     def clear(self) -> None:
         """Remove all of them."""
-        self.before_backward.clear()
-        self.after_backward.clear()
-        self.clip.clear()
-        self.before_step.clear()
-        self.after_step.clear()
-        self.before_zero_grad.clear()
+        for functions in vars(self).values():
+            functions.clear()

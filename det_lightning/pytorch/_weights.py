@@ -1,4 +1,4 @@
-"""Between the state of a trial and the content of a checkpoint's ``state_dict.pth``."""
+"""Between the state of a trial and the content of a checkpoint's ``state_dict.pth`` and ``resume.pth``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from typing import Any
 import torch
 
 from det_lightning import errors
+from det_lightning.checkpoint.format.content import TrialState
+from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.distributed.backend import DDP_PREFIX
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._random_state import restore_rng
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +46,60 @@ def collect_rest(
     return {**state, **precision.scaling.state_dict()}
 
 
-def collect_gradients(context: PyTorchTrialContext) -> list[dict[str, torch.Tensor]]:
-    """Return the gradients that each model holds, by parameter and in its shape, of an aggregation under way."""
-    return [context.backend.states.gradients(model) for model in context.models]
+def collect_resume_state(
+    context: PyTorchTrialContext,
+    trial_state: TrialState,
+    rng: dict[str, Any],
+    journal: list[dict[str, Any]],
+    settings: dict[str, Any],
+    has_validated: bool,
+) -> ResumeState:
+    """Return what an exact resume needs beyond that. All ranks call it, each with its own random state and journal.
+
+    Ranks other than the chief lack what each rank has of its own.
+    """
+    distributed = context.distributed
+    states = context.backend.states
+    gradients: Any = [states.gradients(model) for model in context.models]
+    # The chief has the average of sharded ones already.
+    of_ranks = distributed.gather((rng, journal, None if states.is_sharded else gradients))
+    rng_states, journals, of_each = map(list, zip(*of_ranks, strict=True)) if of_ranks else ([], [], [])
+    if distributed.size > 1:
+        gradients = [gradients] if states.is_sharded else of_each
+    return ResumeState(
+        trial_state=dict(vars(trial_state)),
+        rng_states=rng_states,
+        journals=journals,
+        optimizer_steps=context.optimizer_steps,
+        gradients=gradients,
+        precision=context.precision.scaling.unfinished(),
+        world_size=distributed.size,
+        settings=settings,
+        has_validated=has_validated,
+    )
 
 
-def average_gradients(ranks: list[list[dict[str, torch.Tensor]]]) -> list[dict[str, torch.Tensor]]:
-    """Return the average of what :func:`collect_gradients` returned on several ranks; a missing gradient is zero."""
+def load_resume_state(context: PyTorchTrialContext, resume: ResumeState, source: str) -> None:
+    """Load what :func:`collect_resume_state` returned, except the position in the data."""
+    context.optimizer_steps = resume.optimizer_steps
+    rank = context.distributed.rank
+    states = context.backend.states
+    of_ranks = [resume.gradients] if resume.world_size == 1 else resume.gradients
+    with explaining(f"The gradients in {source}"):
+        gradients = _average_gradients(of_ranks) if states.is_sharded else of_rank(of_ranks, rank)
+        for model, saved in zip(context.models, gradients, strict=True):
+            states.load_gradients(model, saved)
+        context.precision.scaling.load_unfinished(resume.precision)
+    restore_rng(of_rank(resume.rng_states, rank), context.device)
+
+
+def of_rank(entries: list[Any], rank: int) -> Any:
+    """Return the entry of a rank; where there were fewer ranks, of one of those."""
+    return entries[rank % len(entries)]
+
+
+def _average_gradients(ranks: list[list[dict[str, torch.Tensor]]]) -> list[dict[str, torch.Tensor]]:
+    """Return the average of the gradients of several ranks, by parameter for each model; a missing one is zero."""
     if len(ranks) == 1:
         return ranks[0]
     averages = []
@@ -58,12 +108,6 @@ def average_gradients(ranks: list[list[dict[str, torch.Tensor]]]) -> list[dict[s
         present = {name: [gradients[name] for gradients in of_model if name in gradients] for name in names}
         averages.append({name: sum(present[name][1:], present[name][0]) / len(ranks) for name in names})
     return averages
-
-
-def load_gradients(context: PyTorchTrialContext, gradients: list[dict[str, torch.Tensor]]) -> None:
-    """Put back what :func:`collect_gradients` returned."""
-    for model, saved in zip(context.models, gradients, strict=True):
-        context.backend.states.load_gradients(model, saved)
 
 
 def load_state(

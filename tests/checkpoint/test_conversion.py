@@ -27,6 +27,7 @@ from det_lightning.checkpoint import (
     read_checkpoint,
 )
 from det_lightning.checkpoint.format.exports import export_lightning, export_safetensors, export_weights
+from det_lightning.checkpoint.format.layout import read_load_data
 from det_lightning.checkpoint.format.lightning_file import (
     TRIAL_KEY,
     from_lightning,
@@ -34,7 +35,6 @@ from det_lightning.checkpoint.format.lightning_file import (
     to_weights,
 )
 from det_lightning.checkpoint.format.resume_state import read_settings
-from det_lightning.checkpoint.format.upgrade import read_load_data
 from det_lightning.checkpoint.safe_load import read_state
 from tests.checkpoint.made_checkpoints import LOAD_DATA, assert_equal, forget_checksums, make_state, write_checkpoint
 from tests.trials import SmallTrial, seed_everything, weights_of

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -152,3 +154,40 @@ def test_a_one_cycle_schedule_of_torch_1_is_read_without_trust(tmp_path: Path) -
     )
     (schedule,) = load_checkpoint(tmp_path).state["lr_schedulers_state_dict"]
     assert schedule["anneal_func"] is torch.optim.lr_scheduler.OneCycleLR._annealing_cos
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        (
+            {
+                "load_data.json": {"trial_type": "TFKerasTrial", "trial_cls_spec": "a:B"},
+                "metadata.json": {"framework": "tensorflow-2.11.1", "format": "saved_weights"},
+                "determined-keras-model-weights.index": {},
+                "checkpoint": {},
+            },
+            "of a TFKerasTrial",
+        ),
+        (
+            {"load_data.json": {"trial_type": "DeepSpeedTrial"}, "metadata.json": {"framework": "torch-1.12.0"}},
+            "of a DeepSpeedTrial",
+        ),
+        (
+            {"metadata.json": {"framework": "tensorflow-1.15.5", "format": "h5"}, "determined-keras-model.h5": {}},
+            "of TensorFlow or Keras (tensorflow-1.15.5)",
+        ),
+        (
+            {"metadata.json": {"tensorflow_version": "2.4.1"}, "determined-keras-model": {}},
+            "of TensorFlow or Keras (2.4.1)",
+        ),
+        ({"metadata.json": {"steps_completed": 5}, "weights.bin": {}}, "of a script of the Core API"),
+    ],
+)
+def test_a_checkpoint_of_no_pytorch_trial_is_refused_by_its_name(
+    files: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    for read in (load_checkpoint, load_trial_from_checkpoint_path):
+        with pytest.raises(errors.InvalidCheckpointException, match=re.escape(f"is a checkpoint {kind}")):
+            read(str(tmp_path))

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 from typer.testing import CliRunner
 
 from det_lightning import errors, pytorch
+from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TrialCheckpointIO
 from det_lightning.checkpoint import load_checkpoint
 from det_lightning.cli.app import app
 from tests.checkpoint.storage.backends import new_bucket, s3_server
@@ -269,6 +271,22 @@ def test_a_flipped_bit_is_noticed_although_only_parts_are_read(copied: Path) -> 
     stored = load_checkpoint(copied, in_parts=True).state["models_state_dict"][0]
     with pytest.raises(errors.IncompleteCheckpointError, match=r"__0_0.distcp.*checksum"):
         stored[name.removeprefix("state.models_state_dict.0.")].read()
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_where_a_part_of_the_newest_is_damaged_the_one_before_is_used(
+    copied: Path, tmp_path: Path, trusted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = Path(shutil.copytree(copied, tmp_path / "before"))
+    part = copied / "shards" / "__1_0.distcp"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    reader = TrialCheckpointIO(TorchCheckpointIO(), trusted, newest_first=[str(copied), str(before)])
+    loaded = reader.load_checkpoint(str(copied))[DETERMINED_KEY]
+    # As with any other checkpoint, files that the user trusts may have been changed.
+    assert loaded.directory == (copied if trusted else before)
+    assert "__1_0.distcp has the checksum" in caplog.text
 
 
 def test_without_our_index_torchs_pickled_one_is_not_used(copied: Path) -> None:

@@ -252,11 +252,11 @@ def test_only_what_an_earlier_run_recorded_is_repeated() -> None:
     sampler = in_batches(SequentialSampler(range(4)), 2)
     journal = PassJournal()
     journal.record(0, sampler)
-    assert journal.recorded(0) is None
+    assert journal.start_in_checkpoint(0) is None
     resumed = PassJournal(journal.state_dict(1))
     assert resumed.first_batch() == 0
-    assert resumed.recorded(0) is not None
-    assert resumed.recorded(2) is None
+    assert resumed.start_in_checkpoint(0) is not None
+    assert resumed.start_in_checkpoint(2) is None
 
 
 def test_captured_state_brings_every_global_generator_back() -> None:

@@ -8,10 +8,11 @@ import os
 import pathlib
 import stat
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from det_lightning.checkpoint.format.code_rules import CodeRules
-from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeScan
+if TYPE_CHECKING:
+    from det_lightning.checkpoint.format.code_rules import CodeRules
+    from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeScan
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 # A FIFO that has taken the place of a file must not make the open wait for a writer.
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 # Number of files that a message names.
-_FEW = 5
+_MOST_NAMED_FILES = 5
 # Errors of a file system that cannot hold a name.
 _NAME_ERRNOS = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)
 
@@ -52,7 +53,7 @@ class CodeCopier:
         self._source = source or pathlib.Path()
         self._apart = apart
         self._with_secrets = with_secrets
-        self._limits = limits or CodeLimits()
+        self._limits = limits
         self._reported: set[str] = set()
 
     def copy(self, target: pathlib.Path) -> None:
@@ -63,9 +64,13 @@ class CodeCopier:
         except FileNotFoundError:
             logger.warning("No code is copied into checkpoints any more: the working directory has been removed.")
             return
+        # Only now: a hundred patterns are compiled.
+        from det_lightning.checkpoint.format.code_rules import CodeRules
+        from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeScan
+
         rules = CodeRules(source, self._with_secrets)
         apart = [target.parent, *([self._apart] if self._apart is not None else [])]
-        scan = CodeScan(source, rules, apart, self._limits)
+        scan = CodeScan(source, rules, apart, self._limits or CodeLimits())
         for name in [*scan.directories, *scan.files]:
             try:
                 if name.endswith("/"):
@@ -117,7 +122,6 @@ def _copy_file(source: pathlib.Path, target: pathlib.Path, name: str, rules: Cod
         chunk = _read(reader, status.st_size)
         if not is_imported and rules.holds_key(chunk, name):
             raise _SecretError
-        _make_directory(target.parent)
         _copy_content(reader, status, chunk, target)
 
 
@@ -144,9 +148,10 @@ def _read(reader: IO[bytes], count: int) -> bytes:
 
 
 def _new_file(target: pathlib.Path, mode: int) -> IO[bytes]:
-    """Create a file with the permissions of another one, as far as the umask leaves them."""
+    """Create a file, and its directory, with the permissions of another file, as far as the umask leaves them."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         return os.fdopen(os.open(target, flags, stat.S_IMODE(mode) & 0o777 | stat.S_IWUSR | stat.S_IRUSR), "wb")
     except OSError as e:
         if e.errno in _NAME_ERRNOS:
@@ -168,8 +173,8 @@ def _reason(error: OSError) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _FEW:,} more" if len(names) > _FEW else ""
-    return ", ".join(names[:_FEW]) + more
+    more = f" and {len(names) - _MOST_NAMED_FILES:,} more" if len(names) > _MOST_NAMED_FILES else ""
+    return ", ".join(names[:_MOST_NAMED_FILES]) + more
 
 
 def _shown(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import operator
 import os
 import pathlib
 import re
@@ -12,7 +11,7 @@ import sys
 import sysconfig
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.code_rules import CodeRules, GitIgnores
@@ -107,7 +106,7 @@ class CodeScan:
         self.secrets: list[str] = []
         self.partial_because: str | None = None
         self._walk()
-        self.imported = {name for name in files_imported_from(source) if self._may_be_copied(name)}
+        self.imported = set(filter(self._may_be_copied, files_imported_from(source)))
         self.partial_because = self.partial_because or self._why_partial()
         if self.partial_because is None:
             self.files = sorted({*self._sizes, *self.imported})
@@ -123,9 +122,8 @@ class CodeScan:
             if folder and _is_environment_or_result(self._source / folder, entries):
                 continue
             self.directories.append(folder)
-            names = {entry.name for entry in entries}
-            inner = ignores.entered(f"{self._source}/{folder}", names, self.rule_problems)
-            folders.extend((name, inner) for name in self._look_at(folder, inner, entries))
+            inner = ignores.entered(f"{self._source}/{folder}", entries, self.rule_problems)
+            folders.extend(zip(self._look_at(folder, inner, entries), itertools.repeat(inner)))
 
     def largest(self) -> list[tuple[str, int]]:
         """Return the largest files and directories at the top, as far as they were looked at, with sizes in bytes."""
@@ -153,11 +151,12 @@ class CodeScan:
                 chosen.add(name)
         return chosen
 
-    def _entries_of(self, folder: str) -> list[os.DirEntry[str]]:
-        found: list[os.DirEntry[str]] = []
+    def _entries_of(self, folder: str) -> dict[str, os.DirEntry[str]]:
+        found: dict[str, os.DirEntry[str]] = {}
         try:
             with os.scandir(self._source / folder) as entries:
-                found.extend(itertools.takewhile(self._is_within_limits, entries))
+                for entry in itertools.takewhile(self._is_within_limits, entries):
+                    found[entry.name] = entry
         except OSError as e:
             self.problems[folder or "."] = e.strerror or str(e)
         return found
@@ -171,10 +170,10 @@ class CodeScan:
             self.partial_because = f"looking through it took more than {self._limits.scan_s:g} s"
         return self.partial_because is None
 
-    def _look_at(self, folder: str, ignores: GitIgnores, entries: list[os.DirEntry[str]]) -> list[str]:
+    def _look_at(self, folder: str, ignores: GitIgnores, entries: Mapping[str, os.DirEntry[str]]) -> list[str]:
         """Note the files and problems among the entries of a directory; return the directories in it."""
         folders = []
-        for entry in sorted(entries, key=operator.attrgetter("name")):
+        for _, entry in sorted(entries.items()):
             name = f"{folder}{entry.name}"
             try:
                 is_directory = entry.is_dir(follow_symlinks=False)
@@ -215,19 +214,18 @@ def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _is_environment_or_result(folder: pathlib.Path, entries: list[os.DirEntry[str]]) -> bool:
-    names = {entry.name for entry in entries}
-    if names & _MARKERS or names >= _OF_EXPERIMENT:
+def _is_environment_or_result(folder: pathlib.Path, entries: Mapping[str, os.DirEntry[str]]) -> bool:
+    if not _MARKERS.isdisjoint(entries) or entries.keys() >= _OF_EXPERIMENT:
         return True
     descriptions = (layout.METADATA_FILE, layout.LOAD_DATA_FILE)
-    described = any(entry.name in descriptions and entry.is_file() for entry in entries)
+    described = any(name in entries and entries[name].is_file() for name in descriptions)
     return described and any(os.path.lexists(folder / name) for name in (*layout.STATE_FILES, layout.CODE_DIR))
 
 
 def _holds_environment_or_result(folder: pathlib.Path) -> bool:
     try:
         with os.scandir(folder) as entries:
-            return _is_environment_or_result(folder, list(entries))
+            return _is_environment_or_result(folder, {entry.name: entry for entry in entries})
     except OSError:  # the module's file cannot be read either
         return False
 

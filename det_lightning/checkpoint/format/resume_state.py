@@ -37,6 +37,7 @@ class ResumeState:
         precision: unfinished state of the precision.
         world_size: number of ranks that wrote it.
         settings: ``hparams`` and ``experiment_config``, as JSON and without secrets; None if not known.
+        has_validated: a validation began before, whose workers may live on.
         best_value: the best value of the metric that checkpoints are chosen by.
         trial: name of the trial in its storage.
 
@@ -55,6 +56,7 @@ class ResumeState:
     precision: dict[str, Any] = dataclasses.field(default_factory=dict)
     world_size: int = 1
     settings: dict[str, Any] | None = None
+    has_validated: bool = False
     best_value: float | None = None
     trial: str | None = None
 
@@ -222,6 +224,7 @@ _EXPECTED: _Expected = {
         lambda value: type(value) is int and 1 <= value <= _MAX_WORLD_SIZE,
     ),
     "settings": ("JSON objects named hparams and experiment_config", _is_settings),
+    "has_validated": ("true or false", lambda value: isinstance(value, bool)),
     "best_value": ("a number", lambda value: isinstance(value, int | float | None)),
     "trial": ("a name", lambda value: isinstance(value, str | None)),
 }

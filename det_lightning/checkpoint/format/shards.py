@@ -84,6 +84,12 @@ def index_files(directory: pathlib.Path) -> list[str]:
     return sorted(path.relative_to(directory).as_posix() for path in (directory / SHARDS_DIR).glob(_INDEX_FILES))
 
 
+def part_files(directory: pathlib.Path) -> list[str]:
+    """Return the paths in a checkpoint of the files with the parts of tensors; see :func:`read_indexes`."""
+    files = {part.file for parts in read_indexes(directory).values() for part in parts}
+    return [f"{SHARDS_DIR}/{file}" for file in sorted(files)]
+
+
 def read_indexes(directory: pathlib.Path) -> dict[str, list[StoredPart]]:
     """Return where the parts of each tensor of a sharded checkpoint are.
 

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 
 from det_lightning import errors
 from det_lightning.checkpoint.retention.rule import CheckpointRecord, Retention
-from det_lightning.checkpoint.retention.run_claims import delete_unless_used, find_used, is_trial_live
-from det_lightning.checkpoint.retention.trial_index import TrialIndex, is_trial_name, read_indexes, record_from_metadata
+from det_lightning.checkpoint.retention.run_claims import delete_unless_used, find_used, is_trial_live, is_trial_name
+from det_lightning.checkpoint.retention.trial_index import TrialIndex, read_indexes, record_from_metadata
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import explain_errors
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, notes_in
 from det_lightning.checkpoint.storage.staging import find_writers
+from det_lightning.checkpoint.storage.survey import require_current
 from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
         StorageError: the storage refuses; or, in a bucket, the checkpoints have changed, and nothing was deleted.
     """
     if plan.by_rule:
-        storage.require_current(plan.surveyed)
+        require_current(storage.root, plan.surveyed)
     deleted = []
     for index, ids in plan.by_rule:
         gone: list[str] = []

@@ -6,13 +6,14 @@ import hashlib
 import json
 import logging
 import os
+import re
 import threading
 import uuid
+from collections.abc import Container
 from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
-from det_lightning.checkpoint.retention.trial_index import LOCKS_DIR, is_trial_name
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.leases import Lease, is_claimed
 from det_lightning.checkpoint.storage.location import Location, bookkeeping_path, explain_errors, is_name
@@ -21,12 +22,21 @@ from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
+#: The directory of the locks that are held while the index of a trial is changed.
+LOCKS_DIR = "locks"
 _TRIALS_DIR = "runs"
 _USES_DIR = "in_use"
 _DELETING = "deleting"
 
 # A run without leftovers to remove does not end in the middle of a request.
 _LAST_WAIT_S = 1.0
+
+_TRIAL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def is_trial_name(name: str) -> bool:
+    """Return whether a trial or an experiment of this name can have an index, whose file is named like it."""
+    return _TRIAL_NAME.fullmatch(name) is not None and not name.startswith(".")
 
 
 class RunClaims:
@@ -38,9 +48,10 @@ class RunClaims:
         self.run_id = str(uuid.uuid4())
 
     def use(self, path: str | os.PathLike[str]) -> bool:
-        """Keep other runs from deleting a checkpoint; return False if it is being deleted, or is gone.
+        """Keep other runs from deleting a checkpoint; return False if another run is deleting it, or just has.
 
-        In another storage than the run's own this needs a directory of det_lightning that can be written to.
+        In a storage other than the run's own that works only where det_lightning has a directory that can be written
+        to; elsewhere nothing is claimed, and the return value is True.
         """
         checkpoint = Location.parse(path, self._storage.options)
         if checkpoint.path in self._leases:
@@ -142,26 +153,19 @@ def is_trial_live(root: Location, experiment: str, trial: str) -> bool:
         return is_claimed(_trial_file(root, experiment, trial))
 
 
-def is_used(root: Location, checkpoint_id: str, by_others_than: str | None = None) -> bool:
-    """Return whether a live run, other than the run ``by_others_than``, has resumed a checkpoint."""
-    folder = bookkeeping_path(root, _USES_DIR)
-    ignored = (_DELETING, by_others_than)
-    with explain_errors("looking for runs in", root):
-        for name in folder.list_names():
-            used, _, run_id = name.removesuffix(".json").rpartition(".")
-            if used == checkpoint_id and run_id not in ignored and is_claimed(folder / name):
-                return True
-    return False
+def find_used(root: Location, by_others_than: str | None = None, among: Container[str] | None = None) -> set[str]:
+    """Return the ids of the checkpoints that live runs, other than ``by_others_than``, have resumed.
 
-
-def find_used(root: Location) -> set[str]:
-    """Return the ids of the checkpoints that live runs have resumed."""
+    If they are only looked for ``among`` some, the files of others are not read.
+    """
     folder = bookkeeping_path(root, _USES_DIR)
     found = set()
     with explain_errors("looking for runs in", root):
         for name in folder.list_names():
             used, _, run_id = name.removesuffix(".json").rpartition(".")
-            if run_id != _DELETING and is_claimed(folder / name):
+            if run_id in (_DELETING, by_others_than) or (among is not None and used not in among):
+                continue
+            if is_claimed(folder / name):
                 found.add(used)
     return found
 
@@ -174,7 +178,7 @@ def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: s
     if deleting is None:
         return False
     with deleting:
-        if is_used(storage.root, checkpoint_id, by_others_than=run_id):
+        if find_used(storage.root, run_id, among=[checkpoint_id]):
             return False
         storage.delete(checkpoint_id)
     return True
@@ -236,4 +240,4 @@ def _describe_holder(file: Location) -> str:
         claim = json.loads(file.read())
         return f"process {int(claim['pid'])} on {str(claim['host'])!r:.100}"
     except (OSError, ValueError, KeyError, TypeError):
-        return "of another process"
+        return "a process that is not known"

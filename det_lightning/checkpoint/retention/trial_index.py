@@ -7,28 +7,19 @@ import dataclasses
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, METADATA_FILE
 from det_lightning.checkpoint.retention.rule import CheckpointRecord
+from det_lightning.checkpoint.retention.run_claims import LOCKS_DIR, is_trial_name
 from det_lightning.checkpoint.storage.leases import Lease
 from det_lightning.checkpoint.storage.location import Location, bookkeeping_path, explain_errors
 from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausible_time, read_metadata
 
 logger = logging.getLogger(__name__)
 
-#: The directory of the locks that are held while an index is changed.
-LOCKS_DIR = "locks"
 _INDEX_DIR = "index"
-
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
-
-
-def is_trial_name(name: str) -> bool:
-    """Return whether a trial or an experiment of this name can have an index, whose file is named like it."""
-    return _NAME.fullmatch(name) is not None and not name.startswith(".")
 
 
 class _Content(NamedTuple):

@@ -1,16 +1,40 @@
 """Reading untrusted checkpoints. Import from this package, not from its modules."""
 
-from det_lightning.checkpoint.safe_load.inspection import Verdict, inspect_checkpoint, verify_checkpoint
-from det_lightning.checkpoint.safe_load.numpy_values import allow_safe_values, finish
-from det_lightning.checkpoint.safe_load.reading import (
-    load_checkpoint,
-    read_checkpoint,
-    read_models,
-    read_resume,
-    read_trial_state,
-)
-from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
-from det_lightning.checkpoint.safe_load.stored_tensors import StoredTensor, read_all_parts
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from det_lightning.checkpoint.safe_load.inspection import Verdict, inspect_checkpoint, verify_checkpoint
+    from det_lightning.checkpoint.safe_load.numpy_values import allow_safe_values, finish
+    from det_lightning.checkpoint.safe_load.reading import (
+        load_checkpoint,
+        read_checkpoint,
+        read_models,
+        read_pickle,
+        read_resume,
+        read_trial_state,
+    )
+    from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
+    from det_lightning.checkpoint.safe_load.stored_tensors import StoredTensor, read_all_parts
+
+# Where each name comes from: a run that does not resume reads no checkpoint, and must not wait for the modules.
+_MODULES = {
+    "StoredTensor": "stored_tensors",
+    "Verdict": "inspection",
+    "allow_safe_values": "numpy_values",
+    "finish": "numpy_values",
+    "inspect_checkpoint": "inspection",
+    "load_checkpoint": "reading",
+    "read_all_parts": "stored_tensors",
+    "read_checkpoint": "reading",
+    "read_models": "reading",
+    "read_pickle": "reading",
+    "read_resume": "reading",
+    "read_state": "state_file",
+    "read_trial_state": "reading",
+    "verify_checkpoint": "inspection",
+    "warn_of_nan": "state_file",
+}
 
 __all__ = [
     "StoredTensor",
@@ -22,9 +46,16 @@ __all__ = [
     "read_all_parts",
     "read_checkpoint",
     "read_models",
+    "read_pickle",
     "read_resume",
     "read_state",
     "read_trial_state",
     "verify_checkpoint",
     "warn_of_nan",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -131,36 +131,16 @@ def _check(parameters: str, describe: Callable[..., Any], interpreter: Interpret
     return describe(interpreter, **given)
 
 
-def _plain(_interpreter: Interpreter, **_: Any) -> PlainValue:
-    return PlainValue()
-
-
-def _elsewhere(_interpreter: Interpreter, **_: Any) -> CheckedElsewhere:
-    return CheckedElsewhere()
-
-
 def _ordered_dict(interpreter: Interpreter, pairs: Any = ()) -> DescribedDict:
     for key, _ in pairs:
         interpreter.require_key(key)
     return DescribedDict([part for pair in pairs for part in pair], ordered=True)
 
 
-def _counter(_interpreter: Interpreter, counts: DescribedDict) -> DescribedDict:
-    return DescribedDict(list(counts.items))
-
-
 def _set(interpreter: Interpreter, items: list[Any]) -> CheckedElsewhere:
     for item in items:
         interpreter.require_key(item)
     return CheckedElsewhere()
-
-
-def _size(_interpreter: Interpreter, size: tuple[int, ...]) -> tuple[int, ...]:
-    return size
-
-
-def _layout(_interpreter: Interpreter, layout_name: str) -> NamedGlobal:
-    return NamedGlobal(layout_name)
 
 
 def _strided(
@@ -199,11 +179,6 @@ def _sparse(_interpreter: Interpreter, layout: NamedGlobal, parts: tuple[Any, ..
     return DescribedTensor()
 
 
-def _meta(_interpreter: Interpreter, size: tuple[int, ...], stride: tuple[int, ...], **_: Any) -> DescribedTensor:
-    _require(len(size) == len(stride), "size and stride")
-    return DescribedTensor()
-
-
 def _parameter(_interpreter: Interpreter, attributes: Any = None, **_: Any) -> DescribedTensor:
     return DescribedTensor(attributes)
 
@@ -219,6 +194,11 @@ def _from_type(interpreter: Interpreter, function: Any, kind: NamedGlobal, args:
     return DescribedTensor((made, state))
 
 
+def _meta(_interpreter: Interpreter, size: tuple[int, ...], stride: tuple[int, ...], **_: Any) -> DescribedTensor:
+    _require(len(size) == len(stride), "size and stride")
+    return DescribedTensor()
+
+
 _STRIDED = "storage offset size stride"
 
 #: For each function, by its name, one that checks its arguments and describes the result.
@@ -226,14 +206,14 @@ CALLS: dict[str, Callable[..., Any]] = {
     name: functools.partial(_check, parameters, describe)
     for name, parameters, describe in (
         ("collections.OrderedDict", "[pairs]", _ordered_dict),
-        ("collections.Counter", "counts", _counter),
+        ("collections.Counter", "counts", lambda _, counts: DescribedDict(list(counts.items))),
         ("builtins.set", "items", _set),
-        ("builtins.bytearray", "[content] [encoding]", _elsewhere),
-        ("builtins.complex", "real imaginary", _plain),
-        ("_codecs.encode", "text encoding", _plain),
-        ("torch.Size", "size", _size),
-        ("torch.device", "device [index]", _plain),
-        ("torch.serialization._get_layout", "layout_name", _layout),
+        ("builtins.bytearray", "[content] [encoding]", lambda _, **__: CheckedElsewhere()),
+        ("builtins.complex", "real imaginary", lambda _, **__: PlainValue()),
+        ("_codecs.encode", "text encoding", lambda _, **__: PlainValue()),
+        ("torch.Size", "size", lambda _, size: size),
+        ("torch.device", "device [index]", lambda _, **__: PlainValue()),
+        ("torch.serialization._get_layout", "layout_name", lambda _, layout_name: NamedGlobal(layout_name)),
         ("torch._utils._rebuild_tensor", _STRIDED, _strided),
         ("torch._utils._rebuild_tensor_v2", f"{_STRIDED} requires_grad hooks [flags]", _strided),
         ("torch._utils._rebuild_tensor_v3", f"{_STRIDED} requires_grad hooks dtype [flags]", _strided),

@@ -15,7 +15,6 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout, manifest
 from det_lightning.checkpoint.format.resume_state import read_settings
-from det_lightning.checkpoint.format.upgrade import modernize, read_load_data
 from det_lightning.checkpoint.safe_load.reading import read_checkpoint, read_resume, read_trial_state
 from det_lightning.checkpoint.safe_load.state_file import read_state
 from det_lightning.masking import mask
@@ -39,7 +38,7 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
     attempt = functools.partial(_attempt, verdict.problems)
     attempt(lambda: layout.require_complete(directory))
     attempt(lambda: _compare_checksums(directory, verdict))
-    attempt(lambda: read_load_data(directory))
+    attempt(lambda: layout.read_load_data(directory))
     attempt(lambda: read_trial_state(directory, trusted=trusted))
     # The first check has reported a missing state.
     with contextlib.suppress(errors.CheckpointNotFound):
@@ -94,7 +93,7 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     reads: tuple[Callable[[], dict[str, Any]], ...] = (
         lambda: _inspect_completeness(directory),
         lambda: _inspect_metadata(directory),
-        lambda: {"load_data": mask(read_load_data(directory).content)},
+        lambda: {"load_data": mask(layout.read_load_data(directory).content)},
         lambda: _inspect_trial_state(directory, trusted),
         lambda: _inspect_state(directory, trusted),
         lambda: _inspect_resume(directory, found.get("load_data"), trusted),
@@ -140,7 +139,7 @@ def _inspect_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
     except errors.CheckpointNotFound:
         return {}  # reported already: the checkpoint is incomplete
     state = read_state(path, trusted=trusted)
-    modernize(state, str(path))
+    layout.modernize(state, str(path))
     return {
         "models": [_describe_model(weights) for weights in _dicts(state, "models_state_dict")],
         "optimizers": [_describe_optimizer(one) for one in _dicts(state, "optimizers_state_dict")],

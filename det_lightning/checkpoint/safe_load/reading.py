@@ -18,8 +18,13 @@ from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState, find_wrong_counts, short_text
 from det_lightning.checkpoint.format.manifest import find_damage, require_unchanged
 from det_lightning.checkpoint.format.resume_state import ResumeState
-from det_lightning.checkpoint.format.shards import RESUME_ROOT, SHARDED_RESUME_VALUES, STATE_ROOT, index_files
-from det_lightning.checkpoint.format.upgrade import read_load_data
+from det_lightning.checkpoint.format.shards import (
+    RESUME_ROOT,
+    SHARDED_RESUME_VALUES,
+    STATE_ROOT,
+    index_files,
+    part_files,
+)
 from det_lightning.checkpoint.safe_load.numpy_values import STAND_INS, finish
 from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
 from det_lightning.checkpoint.safe_load.stored_tensors import (
@@ -62,13 +67,7 @@ class _Unpickler(pickle.Unpickler):
         return found
 
 
-def load_plain(content: bytes, path: pathlib.Path, *, with_arrays: bool = False) -> Any:
-    """Return the content of a pickle: containers, numbers and strings, and with ``with_arrays`` numpy's arrays.
-
-    Raises:
-        UnsafeCheckpointError: it refers to anything else.
-        Exception: it is damaged, or would take much memory or time.
-    """
+def _load_plain(content: bytes, path: pathlib.Path, with_arrays: bool) -> Any:
     _require_small(content, with_arrays)
     value = _Unpickler(content, path, _NUMPY if with_arrays else {}).load()
     return finish(value) if with_arrays else value
@@ -99,15 +98,21 @@ def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple
     for name in (layout.TRIAL_STATE_FILE, layout.WORKLOAD_FILE):
         path = directory / name
         if path.is_file():
-            values = _read_pickle(path, trusted)
+            values = read_pickle(path, trusted=trusted)
             return _checked(values, path), "epochs_trained" in values
     return TrialState(), False
 
 
-def _read_pickle(path: pathlib.Path, trusted: bool) -> dict[str, Any]:
+def read_pickle(path: pathlib.Path, *, trusted: bool = False, with_arrays: bool = False) -> dict[str, Any]:
+    """Read a pickled dict of containers, numbers and strings, and with ``with_arrays`` numpy's arrays.
+
+    Raises:
+        UnsafeCheckpointError: it refers to anything else, and is not ``trusted``.
+        IncompleteCheckpointError: it is damaged, would take much memory or time, or is not a dict.
+    """
     content = layout.read_bytes(path)
     try:
-        values = pickle.loads(content) if trusted else load_plain(content, path)
+        values = pickle.loads(content) if trusted else _load_plain(content, path, with_arrays)
     except errors.CheckpointError:
         raise
     except Exception as e:  # unpickling damaged bytes may raise anything
@@ -139,6 +144,7 @@ def load_checkpoint(
     *,
     trusted: bool = False,
     in_parts: bool = False,
+    verify_parts: bool = False,
 ) -> CheckpointContent:
     """Read the checkpoint at a path or URL; see :func:`read_checkpoint`.
 
@@ -147,6 +153,7 @@ def load_checkpoint(
         options: see ``CheckpointStorage``.
         trusted: unpickle anything, and run any code that the files ask for.
         in_parts: see :func:`read_checkpoint`; a copy of remote files is kept for as long as the content is.
+        verify_parts: see :func:`read_checkpoint`.
 
     Raises:
         CheckpointNotFound: there is no checkpoint.
@@ -165,7 +172,7 @@ def load_checkpoint(
     """
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_checkpoint(url, options))
-        content = read_checkpoint(directory, trusted=trusted, in_parts=in_parts)
+        content = read_checkpoint(directory, trusted=trusted, in_parts=in_parts, verify_parts=verify_parts)
         # Both are read later.
         if content.is_sharded or (directory / layout.TENSORFLOW_FILE).is_file():
             content.kept = stack.pop_all()
@@ -175,13 +182,16 @@ def load_checkpoint(
     return dataclasses.replace(content, source=f"{location}/{pathlib.Path(content.source).relative_to(directory)}")
 
 
-def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False, in_parts: bool = False) -> CheckpointContent:
+def read_checkpoint(
+    directory: pathlib.Path, *, trusted: bool = False, in_parts: bool = False, verify_parts: bool = False
+) -> CheckpointContent:
     """Read the checkpoint in ``directory``, of any release since 0.12.
 
     Args:
         directory: a checkpoint's own directory.
         trusted: unpickle anything, and run any code that the files ask for.
         in_parts: do not read the parts of a sharded checkpoint: it has a ``StoredTensor`` for each sharded tensor.
+        verify_parts: compare the parts of a sharded checkpoint with their checksums, for which all are read once.
 
     Raises:
         CheckpointNotFound: there is no checkpoint.
@@ -213,7 +223,7 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False, in_parts:
         trial_state=trial_state,
         resume=read_resume(directory, trusted=trusted),
         lightning=read_state(lightning, trusted=trusted) if lightning.is_file() else None,
-        load_data=read_load_data(directory).content,
+        load_data=layout.read_load_data(directory).content,
         epochs_known=epochs_known,
         name=directory.name,
         source=str(state_file),
@@ -223,7 +233,7 @@ def read_checkpoint(directory: pathlib.Path, *, trusted: bool = False, in_parts:
     if layout.is_sharded(directory, state_file):
         content = _with_stored(content, directory, trusted)
         content = content if in_parts else read_all_parts(content)
-        names = [*names, *index_files(directory)]
+        names = [*names, *index_files(directory), *(part_files(directory) if verify_parts else [])]
     if (directory / layout.TENSORFLOW_FILE).is_file():
         names = [*names, *layout.find_files_of_tensorflow(directory)]
     # Last, because an exchanged file may be unsafe, which the readers report.

@@ -7,6 +7,7 @@ descriptions in place of values, and only one that ``torch.save`` can have writt
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import logging
@@ -15,7 +16,7 @@ import pickle
 import re
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 import torch
@@ -24,7 +25,6 @@ from det_lightning import errors
 from det_lightning.checkpoint.safe_load.allowed_calls import CALLS, NAMES, READ_VALUES
 from det_lightning.checkpoint.safe_load.archive import Entry, read_entries
 from det_lightning.checkpoint.safe_load.descriptions import require_bounded
-from det_lightning.checkpoint.safe_load.file_streams import FileSection, FileStream
 from det_lightning.checkpoint.safe_load.numpy_values import STAND_INS, allow_safe_values, finish
 from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
 from det_lightning.checkpoint.safe_load.plain_archive import PlainArchive, UnknownOrderError
@@ -145,18 +145,13 @@ def read_state(
     if path.exists() and not path.is_file():  # such as a pipe, which would be waited for
         raise errors.IncompleteCheckpointError(f"{escape(source)} cannot be read: it is not a file.")
     kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False, **torch_load_kwargs}
-    try:
-        with path.open("rb", buffering=0) as file:
-            is_archive = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
-            file.seek(0)
-            if is_archive:
-                state = _read_archive(path, file, read_entries(file), kwargs)
-            else:
-                state = _read_old_format(path, file, kwargs)
-    except errors.CheckpointError:
-        raise
-    except Exception as e:  # reading damaged bytes may raise anything
-        raise _explain(e, source) from e
+    with _explaining(source), path.open("rb", buffering=0) as file:
+        is_archive = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
+        file.seek(0)
+        if is_archive:
+            state = _read_archive(path, file, read_entries(file), kwargs)
+        else:
+            state = _read_old_format(path, file, kwargs)
     if not isinstance(state, dict):
         raise errors.IncompleteCheckpointError(
             f"{escape(source)} should hold a dict; it holds a {type(state).__name__}."
@@ -167,21 +162,48 @@ def read_state(
 def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: bool = False) -> torch.Tensor:
     """Read a tensor that ``torch.save`` wrote into ``length`` bytes of a file, from ``offset`` on; see `read_state`."""
     kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False}
-    try:
-        with path.open("rb", buffering=0) as file:
-            section: Any = FileSection(file, offset, length)
-            found = read_entries(section).items()
-            entries = {name: dataclasses.replace(entry, begin=offset + entry.begin) for name, entry in found}
-            tensor = _read_archive(path, file, entries, kwargs)
-    except errors.CheckpointError:
-        raise
-    except Exception as e:  # reading damaged bytes may raise anything
-        raise _explain(e, f"{path} at byte {offset:,}") from e
+    with _explaining(f"{path} at byte {offset:,}"), path.open("rb", buffering=0) as file:
+        section: Any = _FileSection(file, offset, length)
+        found = read_entries(section).items()
+        entries = {name: dataclasses.replace(entry, begin=offset + entry.begin) for name, entry in found}
+        tensor = _read_archive(path, file, entries, kwargs)
     if not isinstance(tensor, torch.Tensor):
         raise errors.IncompleteCheckpointError(
             f"{path} should hold a tensor at byte {offset:,}; it holds a {type(tensor).__name__}."
         )
     return tensor
+
+
+class _FileSection(io.RawIOBase):
+    """Some bytes of a file, as a stream of their own."""
+
+    def __init__(self, file: IO[bytes], begin: int, length: int) -> None:
+        super().__init__()
+        size = file.seek(0, io.SEEK_END)
+        if begin + length > size:
+            raise ValueError(f"it has {size:,} bytes; the tensor should end at byte {begin + length:,}")
+        self._file = file
+        self._begin = begin
+        self._length = length
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
+        self._position = max(0, origin + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._begin + self._position)
+        room = memoryview(buffer)[: max(0, self._length - self._position)]
+        count: int = self._file.readinto(room)  # type: ignore[attr-defined]  # of an unbuffered file
+        self._position += count
+        return count
 
 
 def _load(source: Any, kwargs: dict[str, Any]) -> Any:
@@ -214,8 +236,7 @@ def _read_archive(path: pathlib.Path, file: IO[bytes], entries: Mapping[str, Ent
 
 def _load_intact(archive: PlainArchive, source: Any, kwargs: dict[str, Any]) -> Any:
     state = _load(source, kwargs)
-    damaged = archive.find_damage()
-    if damaged:
+    if damaged := archive.find_damage():
         raise ValueError(f"checksums of {len(damaged):,} entries differ, such as that of {damaged[0]!r:.100}")
     return state
 
@@ -241,10 +262,22 @@ def _read_old_format(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]
     """Read a format of torch before 1.6. It has no checksums."""
     if not kwargs["weights_only"]:
         return _load(path, kwargs)
-    stream = io.BufferedReader(FileStream(file))
+    # Without a descriptor: torch tries other formats on a file of the system.
+    stream = io.BufferedReader(_FileSection(file, 0, path.stat().st_size))
     check_old_format(stream, path.stat().st_size)
     stream.seek(0)
     return _load(stream, kwargs)
+
+
+@contextlib.contextmanager
+def _explaining(where: object) -> Iterator[None]:
+    """Turn whatever reading a file raises inside into a ``CheckpointError``."""
+    try:
+        yield
+    except errors.CheckpointError:
+        raise
+    except Exception as e:  # reading damaged bytes may raise anything
+        raise _explain(e, where) from e
 
 
 def _explain(error: Exception, where: object) -> errors.CheckpointError:

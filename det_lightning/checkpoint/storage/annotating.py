@@ -20,14 +20,6 @@ from det_lightning.masking import mask
 _OTHER_NAMES = {"trial": ("trial_id",), "experiment": ("experiment_id",)}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Change:
-    """The new content of the ``metadata.json`` of one checkpoint."""
-
-    file: Location
-    content: dict[str, Any]
-
-
 @dataclasses.dataclass
 class Annotation:
     """What an export says about the checkpoints of a storage, and what is to be written; ids of checkpoints.
@@ -39,6 +31,7 @@ class Annotation:
         not_in_storage: those of the export that are not in the storage, and were not deleted on the platform.
         unreadable: those without a ``metadata.json`` that can be read.
         not_in_export: complete ones of the storage of which the export does not speak.
+        changes: the files to be written, with their new content.
     """
 
     annotated: list[str] = dataclasses.field(default_factory=list)
@@ -47,7 +40,7 @@ class Annotation:
     not_in_storage: list[str] = dataclasses.field(default_factory=list)
     unreadable: list[str] = dataclasses.field(default_factory=list)
     not_in_export: list[str] = dataclasses.field(default_factory=list)
-    changes: list[_Change] = dataclasses.field(default_factory=list)
+    changes: list[tuple[Location, dict[str, Any]]] = dataclasses.field(default_factory=list)
 
 
 def plan_annotation(storage: CheckpointStorage, export: MasterExport) -> Annotation:
@@ -83,12 +76,12 @@ def carry_out_annotation(plan: Annotation, storage: CheckpointStorage) -> None:
     Raises:
         StorageError: the storage failed for good.
     """
-    for change in plan.changes:
-        with explain_errors("looking for", change.file):
-            if not change.file.exists():  # another process has just deleted the checkpoint
+    for file, content in plan.changes:
+        with explain_errors("looking for", file):
+            if not file.exists():  # another process has just deleted the checkpoint
                 continue
-        write = functools.partial(change.file.write, json.dumps(change.content).encode("utf-8"))
-        storage.retry.call("writing", write, where=change.file)
+        write = functools.partial(file.write, json.dumps(content).encode("utf-8"))
+        storage.retry.call("writing", write, where=file)
     if plan.changes and storage.root.is_object_store:
         storage.retry.call("removing", lambda: remove_index(storage.root), where=storage)
 
@@ -118,7 +111,7 @@ def _plan_one(
         plan.unchanged.append(exported.checkpoint_id)
     else:
         plan.annotated.append(exported.checkpoint_id)
-        plan.changes.append(_Change(file, content))
+        plan.changes.append((file, content))
     if "metric" not in content:
         plan.without_metric.append(exported.checkpoint_id)
     return []

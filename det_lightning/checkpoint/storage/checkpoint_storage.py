@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import difflib
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import platformdirs
-
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.storage import metadata, staging, survey
+from det_lightning.checkpoint.storage import metadata, removal, staging, survey
 from det_lightning.checkpoint.storage.location import (
     Location,
     bookkeeping_path,
     checkpoint_path,
     explain_errors,
     is_name,
-    is_own_id,
     new_id,
 )
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
-
-# Other programs too write a metadata.json, or a checkpoint.pt, into directories with names of their own.
-_OWN_MARKERS = {layout.LOAD_DATA_FILE, layout.RESUME_FILE, layout.TRIAL_STATE_FILE}
-# A directory with none of these is not a checkpoint, nor the rest of one.
-_MARKERS = {layout.METADATA_FILE, *layout.STATE_FILES, *_OWN_MARKERS}
-
-# Concurrent requests; an object store answers each after some milliseconds.
-_PARALLEL = 16
 
 
 class CheckpointStorage:
@@ -72,14 +61,18 @@ class CheckpointStorage:
         self.options: dict[str, Any] = dict(options or {})
         if isinstance(root, Mapping):
             root, self.options = storage_from_config(root, self.options)
-        self.root = Location.parse(platformdirs.user_data_dir("determined") if root is None else root, self.options)
+        if root is None:
+            import platformdirs  # only here: most storages are named
+
+            root = platformdirs.user_data_dir("determined")
+        self.root = Location.parse(root, self.options)
         self.is_local = self.root.is_local
         self.retry = retry or RetryPolicy()
 
     def __str__(self) -> str:
         return str(self.root)
 
-    def hurry_when(self, is_ending: Callable[[], bool]) -> None:
+    def limit_retries_when(self, is_ending: Callable[[], bool]) -> None:
         """Give up soon on transfers that fail while ``is_ending`` returns that the process was asked to end."""
         self.retry = dataclasses.replace(self.retry, is_ending=is_ending)
 
@@ -130,18 +123,7 @@ class CheckpointStorage:
         directory = self._directory_of(checkpoint_id)
         if directory is None:
             raise self._not_found(checkpoint_id)
-        files = self._require_own_files(directory)
-        if self.is_local:
-            with explain_errors("removing", directory):
-                staging.remove_tree(staging.move_aside(self.root, directory.local_path))
-            return
-        mark = self.retry.call("removing", lambda: staging.mark_removal(self.root, checkpoint_id), where=directory)
-        # In this order: without its metadata and weights, the rest of a checkpoint is never taken for one.
-        for name in (layout.METADATA_FILE, *layout.STATE_FILES):
-            if name in files:
-                self.retry.call("removing", (directory / name).remove, where=directory)
-        self.retry.call("removing", directory.remove, where=directory)
-        self.retry.call("removing", mark.remove, where=directory)
+        removal.delete(self.root, directory, self.retry)
 
     def replace(self, checkpoint_id: str, by: str) -> None:
         """Give the complete checkpoint ``by`` another id. A checkpoint or link that has that id is removed.
@@ -155,21 +137,11 @@ class CheckpointStorage:
         old = checkpoint_path(self.root, checkpoint_id)
         new = checkpoint_path(self.root, by)
         with explain_errors(f"replacing {escape(old)} by", new):
-            if not self.is_local:
+            if self.is_local:
+                removal.replace_local(self.root, old, new)
+            else:
                 self.delete(checkpoint_id)
                 new.fs.mv(new.path, old.path, recursive=True)
-                return
-            if old.link_target() is not None:
-                old.local_path.unlink()
-                new.local_path.rename(old.local_path)
-                return
-            aside = None
-            if old.is_dir():
-                self._require_own_files(old)
-                aside = staging.move_aside(self.root, old.local_path)
-            new.local_path.rename(old.local_path)
-            if aside is not None:
-                staging.remove_tree(aside)
 
     def remove_abandoned(self, own_only: bool = False) -> list[str]:
         """Remove the incomplete checkpoints of writers that were killed; return the ids.
@@ -178,9 +150,9 @@ class CheckpointStorage:
             own_only: on a local disk, leave those of other users.
         """
         if not self.is_local:
-            staging.remove_dead_stagings()
+            removal.remove_dead_stagings()
         with explain_errors("looking for incomplete checkpoints in", self):
-            return staging.remove_abandoned(self.root, own_only)
+            return removal.remove_abandoned(self.root, own_only)
 
     # Finding
 
@@ -242,7 +214,7 @@ class CheckpointStorage:
 
         def find() -> list[str]:
             if self.is_local:
-                return [checkpoint_id for checkpoint_id in checkpoint_ids if not self._has_metadata(checkpoint_id)]
+                return list(itertools.filterfalse(self._has_metadata, checkpoint_ids))
             names = {*self.root.list_names()} if checkpoint_ids else set()
             torn = [name for name in checkpoint_ids[-1:] if not (self.root / name / layout.METADATA_FILE).exists()]
             return [name for name in checkpoint_ids if name not in names or name in torn]
@@ -294,47 +266,14 @@ class CheckpointStorage:
         if not self.root.is_object_store:
             return self.describe(self.list_ids(complete))
         with explain_errors("listing", self):
-            found = survey.survey(self.root, self._in_parallel)
+            found = survey.survey(self.root)
         return [info for info in found if survey.is_checkpoint(info, complete)]
-
-    def require_current(self, infos: Sequence[metadata.CheckpointInfo]) -> None:
-        """Raise if the metadata of checkpoints are not as :meth:`survey` has found them.
-
-        Raises:
-            StorageError: the index of the bucket was out of date; it is removed.
-        """
-        if not self.root.is_object_store:
-            return
-        by_id = {info.id: survey.indexed_part(info.metadata) for info in infos}
-        with explain_errors("reading", self):
-            found = self._in_parallel(self.read_metadata, list(by_id))
-            changed = [one for one, now in zip(by_id, found, strict=True) if survey.indexed_part(now) != by_id[one]]
-            if changed:
-                survey.remove_index(self.root)
-        if changed:
-            raise errors.StorageError(
-                f"The index of {escape(self)} was out of date: the metadata of {len(changed)} checkpoints, such as "
-                f"{escape(changed[0])}, have changed or are gone. It was removed, and nothing was deleted. Try again."
-            )
 
     def describe(self, checkpoint_ids: list[str]) -> list[metadata.CheckpointInfo]:
         """Return what is known of checkpoints without reading their state."""
         with explain_errors("reading", self):
-            return self._in_parallel(lambda name: metadata.describe(checkpoint_path(self.root, name)), checkpoint_ids)
-
-    def _require_own_files(self, directory: Location) -> set[str]:
-        """Return the names of the files of a directory that is to be removed, and must be a checkpoint itself."""
-        with explain_errors("looking for", directory):
-            target = directory.link_target()
-            files = set(directory.find_files()) if target is None else set()
-        if target is not None:
-            raise errors.CheckpointNotFound(
-                f"{escape(directory)} is a link{f' to {escape(target)}' if target else ''}, and nothing is deleted "
-                "through one. Delete the checkpoint itself by its id, or remove the link."
-            )
-        if not files & (_MARKERS if is_own_id(directory.name) else _OWN_MARKERS):
-            raise errors.CheckpointNotFound(f"{escape(directory)} is not a checkpoint, and is not deleted.")
-        return files
+            directories = [checkpoint_path(self.root, name) for name in checkpoint_ids]
+            return survey.in_parallel(self.root, metadata.describe, directories)
 
     def _directory_of(self, name: str) -> Location | None:
         if not is_name(name):
@@ -350,10 +289,3 @@ class CheckpointStorage:
         return errors.CheckpointNotFound(
             f"There is no checkpoint {mask_url(name)!r}, neither as a directory nor as an id in {escape(self)}. {hint}"
         )
-
-    def _in_parallel(self, function: Callable[[str], Any], names: list[str]) -> list[Any]:
-        # A connection such as SFTP's must not be used by two threads at a time.
-        if not self.root.is_object_store or len(names) < 2:
-            return [function(name) for name in names]
-        with concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
-            return list(pool.map(function, names))

@@ -38,6 +38,9 @@ _ABANDONED_AFTER_S = 24 * 3600.0
 
 _MOST_ATTEMPTS = 100
 
+# What reading the file of a lease raises that is cut off, or damaged.
+_DAMAGED = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
+
 # Leases of this process: its process id alone may be that of an earlier one.
 _own_tokens: set[str] = set()
 _locked: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
@@ -90,11 +93,7 @@ class Lease:
         unnamed = path.with_suffix(".new")
         content = new_content()
         while True:
-            _make_directory(path.parent)
-            try:
-                lock = _open(unnamed, os.O_CREAT | os.O_TRUNC)
-            except FileNotFoundError:  # another writer has just removed the empty directory
-                continue
+            lock = _create(unnamed, os.O_TRUNC)
             try:
                 lock.write(json.dumps(content).encode())
                 if try_to_lock(lock) is not False:
@@ -179,9 +178,7 @@ def is_abandoned(mark: Location) -> bool:
             if lock_taken is not None:
                 return lock_taken
         age_s = time.time() - float(json.loads(mark.read())["started"])
-    except (FileNotFoundError, PermissionError, IsADirectoryError):  # just finished, or another user's, or not a mark
-        return False
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (FileNotFoundError, PermissionError, IsADirectoryError, *_DAMAGED):  # finished, another user's, or no mark
         return False
     return math.isfinite(age_s) and age_s > _ABANDONED_AFTER_S
 
@@ -193,17 +190,11 @@ class _NoLocks(Exception):
 def _lock_at(path: pathlib.Path, create: bool = True) -> IO[bytes] | None:
     """Return the file at a path, locked; None if another process has locked it."""
     while True:
-        if create:
-            _make_directory(path.parent)
-        try:
-            file = _open(path, os.O_CREAT if create else 0)
-        except FileNotFoundError:
-            if create:  # another process has just removed the empty directory
-                continue
-            raise
+        file = _create(path) if create else _open(path)
         locked = try_to_lock(file)
-        if locked and _is_at(path, file):
-            return file
+        with contextlib.suppress(FileNotFoundError):
+            if locked and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
         file.close()
         if locked is None:
             raise _NoLocks
@@ -216,6 +207,19 @@ def _open(path: pathlib.Path, flags: int = 0) -> IO[bytes]:
     """Open a file for reading and writing; do not follow a link."""
     flags |= os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     return os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+
+
+def _create(path: pathlib.Path, flags: int = 0) -> IO[bytes]:
+    """Open a file, made if it is missing; other processes may make its directory, and while it is empty, remove it."""
+    attempts = 0
+    while True:
+        attempts += 1
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return _open(path, flags | os.O_CREAT)
+        except (FileExistsError, FileNotFoundError):
+            if attempts == _MOST_ATTEMPTS or path.parent.is_file():
+                raise
 
 
 def try_to_lock(file: IO[bytes]) -> bool | None:
@@ -252,25 +256,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def _is_at(path: pathlib.Path, file: IO[bytes]) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
-def _make_directory(path: pathlib.Path) -> None:
-    """Make a directory that other processes make and, while it is empty, remove at the same time."""
-    for attempt in range(_MOST_ATTEMPTS):
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, FileNotFoundError):
-            if attempt == _MOST_ATTEMPTS - 1 or path.is_file():
-                raise
-        else:
-            return
-
-
 def remove_if_empty(folder: pathlib.Path) -> None:
     """Remove a directory of the bookkeeping, and those above it up to the bookkeeping itself, if they are empty."""
     while BOOKKEEPING_DIR in folder.parts:
@@ -290,8 +275,7 @@ def _may_live(content: bytes, seen: float | None, lasts_s: float) -> bool:
         if claim["machine"] == _this_machine() and not _runs(claim["pid"], claim["token"]):
             return False
         renewed = float(claim["renewed"]) if seen is None else seen
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        # Cut off or damaged.
+    except _DAMAGED:
         return seen is not None and time.time() - seen < lasts_s
     return time.time() - renewed < lasts_s
 
@@ -301,10 +285,8 @@ def _runs(pid: int, token: str) -> bool:
         return token in _own_tokens
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as e:
+        return not isinstance(e, ProcessLookupError)  # it may be another user's
     return True
 
 

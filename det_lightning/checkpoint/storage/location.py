@@ -158,12 +158,31 @@ class Location:
             if path.startswith(prefix) and not path.endswith("/")
         }
 
-    def read(self) -> bytes:
-        """Return the content; raise a ValueError for a local path that is neither a file nor a directory."""
+    def read(self, limit: int | None = None) -> bytes:
+        """Return the content; raise a ValueError for a local path that is neither a file nor a directory.
+
+        With a ``limit`` one byte more is read at most, whatever size is listed; raise a ValueError if there is one.
+        """
         # A pipe would be waited for, and a device may have no end.
         if self.is_local and not (stat.S_ISREG(mode := self.local_path.stat().st_mode) or stat.S_ISDIR(mode)):
             raise ValueError(f"{escape(self.path)} is not a file")
+        if limit is not None:
+            return self._read_beginning(limit)
         content: bytes = self.fs.cat_file(self.path)
+        return content
+
+    def _read_beginning(self, limit: int) -> bytes:
+        try:
+            content: bytes = self.fs.cat_file(self.path, end=limit + 1)
+        except FileNotFoundError:
+            raise
+        except Exception:
+            # Servers have no range to return of an empty object.
+            if self.fs.size(self.path) != 0:
+                raise
+            return b""
+        if len(content) > limit:
+            raise ValueError(f"{escape(self.path)} has more than {limit:,} bytes")
         return content
 
     def write(self, content: bytes) -> None:
@@ -292,8 +311,7 @@ def bookkeeping_path(root: Location, *names: str) -> Location:
         if path is not root and not is_name(name):
             raise errors.StorageError(f"{name!r} cannot be the name of a file in {escape(path)}.")
         path = path / name
-        target = path.link_target()
-        if target is not None:
+        if (target := path.link_target()) is not None:
             raise errors.StorageError(
                 f"{escape(path)} is a link{f' to {escape(target)}' if target else ''}, and nothing is written or "
                 "deleted through a link. Replace it by its target, or remove it."

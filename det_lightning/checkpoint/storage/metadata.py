@@ -7,6 +7,7 @@ import datetime
 import json
 import logging
 import math
+import sys
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -96,13 +97,9 @@ def notes_in(metadata: Mapping[str, Any]) -> CheckpointNotes:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        float(value)
-    except OverflowError:
-        return None
-    return value
+    # An integer may be larger than any float.
+    is_number = type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)
+    return value if is_number else None
 
 
 def _text(value: Any) -> str | None:
@@ -116,38 +113,34 @@ def _count(value: Any) -> int:
 def describe(checkpoint: Location, files: Mapping[str, Mapping[str, Any]] | None = None) -> CheckpointInfo:
     """Return what is known of the checkpoint in a directory, whose ``files`` may have been listed already."""
     files = checkpoint.find_files() if files is None else files
+    entry = files.get(METADATA_FILE)
+    is_small = entry is not None and (entry.get("size") or 0) <= MAX_SMALL_FILE_BYTES  # others would fill the memory
     times = [time for entry in files.values() if (time := _time_of(entry)) is not None]
     return CheckpointInfo(
         id=checkpoint.name,
         # Up to 0.17.7 there was neither; see require_complete().
         complete=any(name in files for name in STATE_FILES)
         and (METADATA_FILE in files or not {LOAD_DATA_FILE, RESUME_FILE} & files.keys()),
-        metadata=read_metadata(checkpoint) if _is_small(files.get(METADATA_FILE)) else {},
+        metadata=read_metadata(checkpoint) if is_small else {},
         size_bytes=sum(entry.get("size") or 0 for entry in files.values()),
         written=max(times, default=None),
-        metadata_written=_time_of(files[METADATA_FILE]) if METADATA_FILE in files else None,
+        metadata_written=None if entry is None else _time_of(entry),
         markers=frozenset({METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES} & files.keys()),
     )
 
 
-def _is_small(entry: Mapping[str, Any] | None) -> bool:
-    """Return whether there is such a file, and not one that is meant to fill the memory."""
-    return entry is not None and (entry.get("size") or 0) <= MAX_SMALL_FILE_BYTES
-
-
 def glance(checkpoint: Location) -> CheckpointInfo | None:
     """Return what is known of a complete checkpoint from its ``metadata.json`` alone; None if it is gone."""
-    file = checkpoint / METADATA_FILE
     try:
-        return describe(checkpoint, {METADATA_FILE: file.fs.info(file.path)})
+        return describe(checkpoint, {METADATA_FILE: checkpoint.fs.info(f"{checkpoint.path}/{METADATA_FILE}")})
     except FileNotFoundError:  # another run has just deleted it
         return None
 
 
 def read_metadata(checkpoint: Location) -> dict[str, Any]:
-    """Return the content of ``metadata.json``; empty if it is missing, or damaged as its checksum shows."""
+    """Return the content of ``metadata.json``; empty if it is missing, too large, or damaged as its checksum shows."""
     try:
-        content = json.loads((checkpoint / METADATA_FILE).read())
+        content = json.loads((checkpoint / METADATA_FILE).read(MAX_SMALL_FILE_BYTES))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return {}
     if not isinstance(content, dict) or not is_shallow(content):
@@ -165,10 +158,9 @@ def modified(file: Location) -> float | None:
 
 def plausible_time(noted: Any, written: float | None) -> float | None:
     """Return the time that metadata note; None if a checkpoint with files of the time ``written`` cannot have it."""
-    if not isinstance(noted, int | float) or isinstance(noted, bool):
-        return None
+    time_s = _number(noted)
     latest = _LATEST_TIME_S if written is None else written + _TOLERANCE_S
-    return float(noted) if 0 <= noted <= latest else None
+    return float(time_s) if time_s is not None and 0 <= time_s <= latest else None
 
 
 def time_written(metadata: Mapping[str, Any], modified_s: float | None) -> float | None:

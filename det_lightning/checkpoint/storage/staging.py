@@ -1,34 +1,28 @@
-"""Staging directories: where a checkpoint is written before it is complete, and removing what never was completed.
+"""Staging directories: where a checkpoint is written before it is complete.
 
 A mark in the storage's bookkeeping directory names each checkpoint that is being written; if such a checkpoint has no
-``metadata.json``, it was never finished. On a local disk a directory is renamed before it is removed: an interrupted
-removal leaves nothing under the checkpoint's name, and the next run removes the rest. Only directories that
-det_lightning itself made are ever removed.
+``metadata.json``, it was never finished.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import pathlib
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterable
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import CODE_DIR, LOAD_DATA_FILE, METADATA_FILE, SHARDS_DIR, STAGING_MARK
-from det_lightning.checkpoint.storage.leases import Lease, is_abandoned, new_content, remove_if_empty
+from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE, STAGING_MARK
+from det_lightning.checkpoint.storage.leases import Lease, is_abandoned, new_content
 from det_lightning.checkpoint.storage.location import (
     Location,
     bookkeeping_path,
     checkpoint_path,
     is_name,
-    is_own_id,
-    new_id,
     write_whole,
 )
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, upload
@@ -36,140 +30,26 @@ from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
-# Prefix of the temporary directories of writers to remote storages.
-_STAGING_PREFIX = "det_lightning-"
-# "replaced" is the name of earlier releases.
-_REMOVED_DIRS = ("removed", "replaced")
-_MARKS_DIR = "partial"
-_MARK_SUFFIX = ".json"
+#: Prefix of the temporary directories of writers to remote storages.
+STAGING_PREFIX = "det_lightning-"
+#: The directory of the marks, and the end of their names.
+MARKS_DIR = "partial"
+MARK_SUFFIX = ".json"
 
 
 def find_writers(root: Location) -> dict[str, bool]:
     """Return the ids of the checkpoints that were begun, and whether their writer may still live."""
-    marks = bookkeeping_path(root, _MARKS_DIR)
-    ids = [name.removesuffix(_MARK_SUFFIX) for name in marks.list_names() if name.endswith(_MARK_SUFFIX)]
-    return {name: not is_abandoned(marks / f"{name}{_MARK_SUFFIX}") for name in ids if is_name(name)}
+    return {name: not is_abandoned(_mark_of(root, name)) for name in find_marked(root) if is_name(name)}
 
 
 def find_marked(root: Location) -> set[str]:
     """Return the ids of the checkpoints that are being written or removed, or whose writer was killed."""
-    names = bookkeeping_path(root, _MARKS_DIR).list_names()
-    return {name.removesuffix(_MARK_SUFFIX) for name in names if name.endswith(_MARK_SUFFIX)}
+    names = bookkeeping_path(root, MARKS_DIR).list_names()
+    return {name.removesuffix(MARK_SUFFIX) for name in names if name.endswith(MARK_SUFFIX)}
 
 
-def mark_removal(root: Location, checkpoint_id: str) -> Location:
-    """Mark a checkpoint of a remote storage that is going to be removed; return the mark, to be removed afterwards.
-
-    If that is interrupted, the rest is known to be incomplete, and is removed like that of a killed writer.
-    """
-    mark = bookkeeping_path(root, _MARKS_DIR) / f"{checkpoint_id}{_MARK_SUFFIX}"
-    mark.write(_to_json(new_content()))
-    return mark
-
-
-def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
-    """Remove the incomplete checkpoints of writers that are gone: killed, or cut off. Return the ids.
-
-    On a local disk all are renamed before the first is removed. ``own_only`` leaves what other users have there.
-    """
-    aside: list[pathlib.Path] = []
-    marks = bookkeeping_path(root, _MARKS_DIR)
-    removed_ids = []
-    for name in marks.list_names():
-        checkpoint_id, _, suffix = name.rpartition(".")
-        if f".{suffix}" not in (_MARK_SUFFIX, ".new") or not is_name(checkpoint_id) or not is_abandoned(marks / name):
-            continue
-        checkpoint = checkpoint_path(root, checkpoint_id)
-        # The writer of a mark that never got its final name had not begun.
-        if f".{suffix}" == _MARK_SUFFIX and checkpoint.exists() and not (checkpoint / METADATA_FILE).exists():
-            if not _is_own_partial(checkpoint) or (own_only and _is_of_another_user(checkpoint)):
-                continue
-            logger.warning("Removing the incomplete checkpoint %s: its writer ended before it did.", escape(checkpoint))
-            if root.is_local:
-                aside.append(move_aside(root, checkpoint.local_path))
-            else:
-                checkpoint.remove()
-            removed_ids.append(checkpoint_id)
-        (marks / name).remove()
-    for directory in aside:
-        remove_tree(directory)
-    if root.is_local:
-        remove_if_empty(marks.local_path)
-        _finish_removals(root, own_only)
-    return removed_ids
-
-
-def _is_of_another_user(location: Location) -> bool:
-    try:
-        return location.is_local and not _is_own_directory(location.local_path)
-    except FileNotFoundError:  # another process has just removed it
-        return True
-
-
-def _is_own_partial(checkpoint: Location) -> bool:
-    """Return whether a killed writer of det_lightning left this directory: it writes the code, then the load data."""
-    if not is_own_id(checkpoint.name) or checkpoint.link_target() is not None or not checkpoint.is_dir():
-        return False
-    names = {*checkpoint.list_names(), *checkpoint.list_links()}
-    return METADATA_FILE not in names and (LOAD_DATA_FILE in names or names <= {CODE_DIR, SHARDS_DIR})
-
-
-def move_aside(root: Location, directory: pathlib.Path) -> pathlib.Path:
-    """Rename a directory of a local storage that is to be removed; return its new path."""
-    while True:
-        aside = bookkeeping_path(root, _REMOVED_DIRS[0], new_id()).local_path
-        try:
-            aside.parent.mkdir(parents=True, exist_ok=True)
-            directory.rename(aside)
-        except FileNotFoundError:
-            if not os.path.lexists(directory):
-                raise
-            continue  # another process has just removed the empty directory
-        return aside
-
-
-def remove_tree(directory: pathlib.Path) -> None:
-    """Remove a directory that other processes may be removing too; of links in it, only the links themselves."""
-    while directory.exists():
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(directory)
-    remove_if_empty(directory.parent)
-
-
-def _finish_removals(root: Location, own_only: bool) -> None:
-    """Remove what processes had renamed to be removed when they were killed."""
-    for name in _REMOVED_DIRS:
-        removed = bookkeeping_path(root, name)
-        for one in removed.list_names():
-            if not is_own_id(one) or (own_only and _is_of_another_user(removed / one)):
-                continue
-            try:
-                remove_tree((removed / one).local_path)
-            except OSError as e:  # another user's, perhaps; training need not wait for that
-                logger.warning("The rest of a removed checkpoint, %s, stays: %s", escape(removed / one), escape(e))
-
-
-def remove_dead_stagings() -> None:
-    """Remove temporary directories of this user's writers to remote storages that were killed."""
-    for directory in pathlib.Path(tempfile.gettempdir()).glob(f"{_STAGING_PREFIX}*"):
-        try:
-            if _is_own_directory(directory) and is_abandoned(Location.parse(directory / STAGING_MARK)):
-                logger.warning("Removing %s, which a killed writer left behind.", escape(directory))
-                _remove_dead_staging(directory)
-        except OSError as e:  # another process was faster, or it is not to be removed
-            logger.warning("%s, which a killed writer left behind, stays: %s", escape(directory), escape(e))
-
-
-def _remove_dead_staging(directory: pathlib.Path) -> None:
-    for path in directory.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-    shutil.rmtree(directory)  # with the mark, by which it is known
-
-
-def _is_own_directory(path: pathlib.Path) -> bool:
-    found = path.lstat()
-    return stat.S_ISDIR(found.st_mode) and (not hasattr(os, "getuid") or found.st_uid == os.getuid())
+def _mark_of(root: Location, checkpoint_id: str) -> Location:
+    return bookkeeping_path(root, MARKS_DIR) / f"{checkpoint_id}{MARK_SUFFIX}"
 
 
 class LocalStaging:
@@ -177,7 +57,7 @@ class LocalStaging:
 
     def __init__(self, root: Location, checkpoint_id: str) -> None:
         self.directory = checkpoint_path(root, checkpoint_id).local_path
-        self._mark = Lease.mark(bookkeeping_path(root, _MARKS_DIR) / f"{checkpoint_id}{_MARK_SUFFIX}")
+        self._mark = Lease.mark(_mark_of(root, checkpoint_id))
         try:
             self.directory.mkdir(parents=True)
         except BaseException:
@@ -199,10 +79,14 @@ class LocalStaging:
         self._mark.release()
 
 
-def announce(root: Location, checkpoint_id: str, retry: RetryPolicy) -> None:
-    """Mark a checkpoint in a remote storage as one that is being written, before its first file is."""
-    mark = bookkeeping_path(root, _MARKS_DIR) / f"{checkpoint_id}{_MARK_SUFFIX}"
+def announce(root: Location, checkpoint_id: str, retry: RetryPolicy) -> Location:
+    """Mark a checkpoint in a remote storage as one that is being written or removed, before its first file is.
+
+    Return the mark, to be removed afterwards. If that is interrupted, the rest is known to be incomplete.
+    """
+    mark = _mark_of(root, checkpoint_id)
     retry.call("writing", lambda: mark.write(_to_json(new_content())), where=mark)
+    return mark
 
 
 class RemoteStaging:
@@ -211,9 +95,9 @@ class RemoteStaging:
     def __init__(self, root: Location, checkpoint_id: str, retry: RetryPolicy) -> None:
         self._root = root
         self._target = checkpoint_path(root, checkpoint_id)
-        self._mark = bookkeeping_path(root, _MARKS_DIR) / f"{checkpoint_id}{_MARK_SUFFIX}"
+        self._mark = _mark_of(root, checkpoint_id)
         self._retry = retry
-        self._staging = pathlib.Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX))
+        self._staging = pathlib.Path(tempfile.mkdtemp(prefix=STAGING_PREFIX))
         self.directory = self._staging / checkpoint_id
         try:
             self._lease = Lease.mark(Location.parse(self._staging / STAGING_MARK))

@@ -7,12 +7,14 @@ there, and those that it lacks are read. Several processes may write it; what on
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from det_lightning import errors
 from det_lightning.checkpoint.format.layout import (
     BOOKKEEPING_DIR,
     LOAD_DATA_FILE,
@@ -21,25 +23,33 @@ from det_lightning.checkpoint.format.layout import (
     is_shallow,
 )
 from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, MANIFEST_KEY, find_metadata_damage, with_checksum
-from det_lightning.checkpoint.storage.location import Location, bookkeeping_path, is_name, is_own_id
-from det_lightning.checkpoint.storage.metadata import CheckpointInfo, describe
+from det_lightning.checkpoint.storage.location import (
+    Location,
+    bookkeeping_path,
+    checkpoint_path,
+    explain_errors,
+    is_name,
+    is_own_id,
+)
+from det_lightning.checkpoint.storage.metadata import CheckpointInfo, describe, read_metadata
 from det_lightning.checkpoint.storage.staging import find_marked
+from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
-InParallel = Callable[[Callable[[str], Any], list[str]], list[Any]]
-
+# Concurrent requests; an object store answers each after some milliseconds.
+_PARALLEL = 16
 _INDEX_FILE = "checkpoints.json"
 _VERSION = 1
 # Large entries of metadata.json that only those who open a checkpoint need.
 _LEFT_OUT = {MANIFEST_KEY, CHECKSUM_KEY, "experiment_config"}
-# So many checkpoints are read each time before the index is written again.
-_FEW = 4
+# The index is written again once more than this many checkpoints had to be read.
+_MOST_UNINDEXED = 4
 # No file system counts further.
 _MAX_BYTES = 2**63 - 1
 
 
-def survey(root: Location, in_parallel: InParallel) -> list[CheckpointInfo]:
+def survey(root: Location) -> list[CheckpointInfo]:
     """Return what is known of all checkpoints below ``root``, sorted by id, incomplete ones included.
 
     The metadata of those of the index lack what only those who open a checkpoint need.
@@ -49,20 +59,29 @@ def survey(root: Location, in_parallel: InParallel) -> list[CheckpointInfo]:
     indexed = {name: known[name] for name in _trusted(root, names, known)}
     missing = [name for name in names if name not in indexed and name != BOOKKEEPING_DIR]
     if len(names) <= 2 * len(missing):
-        # The pages of one listing are fewer than a listing of each.
+        # Listing everything at once takes fewer requests than listing each directory.
         files = _files_by_directory(root)
         has_bookkeeping = BOOKKEEPING_DIR in files
         missing = [name for name in files if name not in indexed and is_name(name)]
-        read = in_parallel(lambda name: describe(root / name, files[name]), missing)
+        read = in_parallel(root, lambda name: describe(root / name, files[name]), missing)
     else:
         has_bookkeeping = BOOKKEEPING_DIR in names
-        read = in_parallel(lambda name: describe(root / name), missing)
+        read = in_parallel(root, lambda name: describe(root / name), missing)
     found = {**indexed, **{info.id: info for info in read if info is not None}}
     new = sum(_can_be_indexed(info) for info in read)
     # Another program's bucket is left as it is.
-    if has_bookkeeping and (new > _FEW or len(known) > 2 * len(indexed) + _FEW):
+    if has_bookkeeping and (new > _MOST_UNINDEXED or len(known) > 2 * len(indexed) + _MOST_UNINDEXED):
         _write_index(root, found.values())
     return [found[name] for name in sorted(found)]
+
+
+def in_parallel(root: Location, function: Callable[[Any], Any], arguments: list[Any]) -> list[Any]:
+    """Return the result of a function that reads from ``root`` for each of its arguments, in their order."""
+    # A connection such as SFTP's must not be used by two threads at a time.
+    if not root.is_object_store or len(arguments) < 2:
+        return [function(argument) for argument in arguments]
+    with concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
+        return list(pool.map(function, arguments))
 
 
 def _trusted(root: Location, names: Collection[str], known: Mapping[str, Any]) -> list[str]:
@@ -145,7 +164,7 @@ def _write_index(root: Location, infos: Iterable[CheckpointInfo]) -> None:
     entries = [
         {
             "id": info.id,
-            "metadata": indexed_part(info.metadata),
+            "metadata": _indexed_part(info.metadata),
             "size_bytes": info.size_bytes,
             "written": info.written,
             "metadata_written": info.metadata_written,
@@ -160,9 +179,30 @@ def _write_index(root: Location, infos: Iterable[CheckpointInfo]) -> None:
         logger.info("The index %s cannot be written, so each checkpoint is read the next time: %s", file, e)
 
 
-def indexed_part(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _indexed_part(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of ``metadata.json`` that the index holds."""
     return {name: value for name, value in metadata.items() if name not in _LEFT_OUT}
+
+
+def require_current(root: Location, infos: Sequence[CheckpointInfo]) -> None:
+    """Raise if the metadata of checkpoints are not as :func:`survey` has found them.
+
+    Raises:
+        StorageError: the index of the bucket was out of date; it is removed.
+    """
+    if not root.is_object_store:
+        return
+    with explain_errors("reading", root):
+        found = in_parallel(root, read_metadata, [checkpoint_path(root, info.id) for info in infos])
+        pairs = zip(infos, found, strict=True)
+        changed = [info.id for info, now in pairs if _indexed_part(now) != _indexed_part(info.metadata)]
+        if changed:
+            remove_index(root)
+    if changed:
+        raise errors.StorageError(
+            f"The index of {escape(root)} was out of date: the metadata of {len(changed)} checkpoints, such as "
+            f"{escape(changed[0])}, have changed or are gone. It was removed, and nothing was deleted. Try again."
+        )
 
 
 def remove_index(root: Location) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import itertools
 import logging
 import os
 import pathlib
@@ -16,8 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
-
-import tenacity
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR
@@ -72,54 +69,51 @@ class RetryPolicy:
 
         Raise a ``StorageError`` if it fails for good; the last failure is its cause.
         """
-        retrying = tenacity.Retrying(
-            stop=functools.partial(self._should_stop, itertools.count(1)),
-            sleep=self._sleep,
-            wait=self._wait,
-            retry=tenacity.retry_if_exception(_may_pass),
-            before_sleep=functools.partial(_log_retry, what, where),
-            reraise=True,
-        )
         # Libraries draw from Python's generator for pauses of their own; in another thread, restoring it would undo
         # draws of the trial, which trains at the same time.
         in_main_thread = threading.current_thread() is threading.main_thread()
         before = random.getstate() if in_main_thread else None
         try:
             with explain_errors(what, where):
-                return retrying(action)
+                return self._retry(what, action, where)
         finally:
             if before is not None:
                 random.setstate(before)
 
-    def _should_stop(self, failures_while_ending: Iterator[int], state: tenacity.RetryCallState) -> bool:
-        return state.attempt_number >= self.attempts or (self.is_ending() and next(failures_while_ending) > 1)
+    def _retry(self, what: str, action: Callable[[], Any], where: object) -> Any:
+        attempt = 0
+        failures_while_ending = 0
+        while True:
+            attempt += 1
+            try:
+                return action()
+            except Exception as e:
+                failures_while_ending += self.is_ending()
+                if not _may_pass(e) or attempt >= self.attempts or failures_while_ending > 1:
+                    raise
+                wait_s = self._wait_after(attempt)
+                logger.warning(
+                    "Failed while %s %s: %s: %s. Trying again in %.1f s.",
+                    *(what, escape(where), type(e).__name__, mask_text(str(e)), wait_s),
+                )
+            self._sleep(wait_s)
 
     def _sleep(self, wait_s: float) -> None:
         since = time.monotonic()
         while (slept := time.monotonic() - since) < wait_s and not (slept > _LAST_WAIT_S and self.is_ending()):
             time.sleep(min(_POLL_S, wait_s - slept))
 
-    def _wait(self, state: tenacity.RetryCallState) -> float:
-        longest = min(self.first_wait_s * 2.0 ** (state.attempt_number - 1), self.longest_wait_s)
+    def _wait_after(self, attempt: int) -> float:
+        longest = min(self.first_wait_s * 2.0 ** (attempt - 1), self.longest_wait_s)
         return longest * _OWN_RANDOM.uniform(0.5, 1.0)
 
 
-def _may_pass(error: BaseException) -> bool:
+def _may_pass(error: Exception) -> bool:
     """Return whether another attempt may succeed."""
     return (
-        isinstance(error, Exception)
-        and not isinstance(error, _FINAL_ERRORS)
+        not isinstance(error, _FINAL_ERRORS)
         and not (isinstance(error, OSError) and error.errno in _FINAL_ERRNOS)
         and type(error).__name__ not in _FINAL_NAMES
-    )
-
-
-def _log_retry(what: str, where: object, state: tenacity.RetryCallState) -> None:
-    error = state.outcome and state.outcome.exception()
-    wait_s = state.next_action.sleep if state.next_action is not None else 0.0
-    logger.warning(
-        "Failed while %s %s: %s: %s. Trying again in %.1f s.",
-        *(what, escape(where), type(error).__name__, mask_text(str(error)), wait_s),
     )
 
 

@@ -19,7 +19,6 @@ from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, describe_files, with_checksum
 from det_lightning.checkpoint.format.resume_state import read_settings
-from det_lightning.checkpoint.format.upgrade import LOAD_DATA_ENTRIES, make_load_data
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
@@ -169,6 +168,6 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
 def _complete_load_data(content: CheckpointContent) -> dict[str, Any]:
     """Return the content of ``load_data.json`` with all entries that readers need; what is not known is null."""
     known = content.load_data or {}
-    if known.keys() >= LOAD_DATA_ENTRIES:
+    if known.keys() >= layout.LOAD_DATA_ENTRIES:
         return known
-    return {**make_load_data(**read_settings(content.resume, known)), **known}
+    return {**layout.make_load_data(**read_settings(content.resume, known)), **known}

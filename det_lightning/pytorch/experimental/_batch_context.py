@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.transfer import upload
-from det_lightning.core._context import Context
-from det_lightning.core._shards import list_files
+from det_lightning.core._context import Context, ExperimentalCoreContext
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._shards import list_files, only_files
+from det_lightning.core._train import TrainContext
 from det_lightning.distributed.torch_processes import device_of
 from det_lightning.pytorch._data import to_device
 from det_lightning.pytorch._forwarding import forward
@@ -38,10 +39,6 @@ def get_default_device(core_context: Context) -> torch.device:
 
 class TorchBatchProcessorContext:
     """Handed to the ``__init__`` of a :class:`TorchBatchProcessor`; made by :func:`torch_batch_process`.
-
-    Args:
-        core_context: the Core API.
-        storage_path: the directory of this rank's output in the storage of the checkpoints.
 
     Attributes:
         device: where batches and models go.
@@ -77,6 +74,16 @@ class TorchBatchProcessorContext:
     wrap_reducer = forward("reducers", ReducerRegistry.wrap_reducer)
     reset_reducers = forward("reducers", ReducerRegistry.reset_reducers)
     reduce_metrics = forward("reducers", ReducerRegistry.reduce_metrics)
+    report_metrics = forward("_core_context.train", TrainContext.report_metrics)
+    get_tensorboard_path = forward("_core_context.train", TrainContext.get_tensorboard_path)
+    report_task_using_model_version = forward(
+        "_core_context.experimental", ExperimentalCoreContext.report_task_using_model_version
+    )
+    report_task_using_checkpoint = forward(
+        "_core_context.experimental", ExperimentalCoreContext.report_task_using_checkpoint
+    )
+    get_distributed_rank = forward("distributed", DistributedContext.get_rank)
+    get_distributed_size = forward("distributed", DistributedContext.get_size)
 
     def get_hparams(self) -> dict[str, Any]:
         """Return the hyperparameters of the trial.
@@ -120,43 +127,6 @@ class TorchBatchProcessorContext:
             yield self._output.local_path
             return
         with tempfile.TemporaryDirectory() as directory:
-            yield pathlib.Path(directory)
-            self._upload(pathlib.Path(directory), self._output)
-
-    def _upload(self, directory: pathlib.Path, target: Location) -> None:
-        files = [name for name in list_files(directory) if not name.endswith("/")]
-        upload(directory, files, target, self._core_context.checkpoint.storage.retry)
-
-    def get_tensorboard_path(self) -> pathlib.Path:
-        """Return the directory of the run's TensorBoard files, such as for ``torch.profiler``."""
-        return self._core_context.train.get_tensorboard_path()
-
-    def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
-        """Report metrics of any group; see ``report_metrics`` of the Core API.
-
-        Args:
-            group: name of the group, without ``.``.
-            steps_completed: number of batches processed.
-            metrics: the metrics.
-
-        Raises:
-            ValueError: the name of the group cannot be used, in a trial of an experiment.
-            RuntimeError: a validation metric is None, in a trial of an experiment.
-        """
-        self._core_context.train.report_metrics(group, steps_completed, metrics)
-
-    def report_task_using_model_version(self, model_version: Any) -> None:
-        """Log that a version of a model is used; Determined's master kept it."""
-        self._core_context.experimental.report_task_using_model_version(model_version)
-
-    def report_task_using_checkpoint(self, checkpoint: Any) -> None:
-        """Log that a checkpoint is used; Determined's master kept it."""
-        self._core_context.experimental.report_task_using_checkpoint(checkpoint)
-
-    def get_distributed_rank(self) -> int:
-        """Return the index of this process among all."""
-        return self.distributed.rank
-
-    def get_distributed_size(self) -> int:
-        """Return the number of processes."""
-        return self.distributed.size
+            path = pathlib.Path(directory)
+            yield path
+            upload(path, only_files(list_files(path)), self._output, self._core_context.checkpoint.storage.retry)

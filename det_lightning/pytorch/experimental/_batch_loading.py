@@ -19,21 +19,13 @@ _OF_THE_ORDER = ("sampler", "batch_sampler")
 
 @dataclasses.dataclass(frozen=True)
 class BatchLoading:
-    """How the batches of a dataset are made and shared out.
-
-    Attributes:
-        dataset: the dataset.
-        batch_size: records per batch.
-        max_batches: number of batches of each rank; None: all.
-        checkpoint_interval: number of batches of each rank between checkpoints.
-        options: further arguments of the loader.
-    """
+    """How the batches of a dataset are made and shared out."""
 
     dataset: data.Dataset[Any]
-    batch_size: int
-    max_batches: int | None
-    checkpoint_interval: int
-    options: dict[str, Any]
+    batch_size: int  # records per batch
+    max_batches: int | None  # number of batches of each rank; None: all
+    checkpoint_interval: int  # number of batches of each rank between checkpoints
+    options: dict[str, Any]  # further arguments of the loader
 
     @classmethod
     def of_call(

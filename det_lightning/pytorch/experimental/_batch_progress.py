@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import uuid
@@ -18,19 +19,13 @@ _OUTPUT_ID = "default_output_uuid"
 _FILE = "batch_completed.json"
 
 
+@dataclasses.dataclass(frozen=True)
 class BatchProgress:
-    """The progress of all ranks.
+    """The progress of all ranks."""
 
-    Args:
-        core_context: the Core API.
-        steps_completed: number of batches that each rank has processed in earlier runs.
-        output_id: name of the directory of the output.
-    """
-
-    def __init__(self, core_context: Context, steps_completed: int, output_id: str) -> None:
-        self._core_context = core_context
-        self.steps_completed = steps_completed
-        self.output_id = output_id
+    core_context: Context
+    steps_completed: int  # number of batches that each rank has processed in earlier runs
+    output_id: str  # name of the directory of the output
 
     @classmethod
     def begin(cls, core_context: Context, latest_checkpoint: str | None) -> BatchProgress:
@@ -55,22 +50,22 @@ class BatchProgress:
 
     def save(self, steps_completed: int) -> None:
         """Checkpoint that each rank has processed so many batches; all ranks call this."""
-        of_ranks = self._core_context.distributed.gather(steps_completed)
+        of_ranks = self.core_context.distributed.gather(steps_completed)
         if of_ranks is None:
             return
         completed = min(of_ranks)
         metadata = {_STEPS_COMPLETED: completed, _OUTPUT_ID: self.output_id}
-        with self._core_context.checkpoint.store_path(metadata) as (path, _):
+        with self.core_context.checkpoint.store_path(metadata) as (path, _):
             (path / _FILE).write_text(json.dumps({"batch_completed": completed}), encoding="utf-8")
 
     def is_preempted(self, fraction: float) -> bool:
         """Report which part of the batches is processed; return whether the run is to end. All ranks call this."""
-        if self._core_context.distributed.rank == 0:
-            self._core_context.train.report_progress(fraction)
-        return self._core_context.preempt.should_preempt()
+        if self.core_context.distributed.rank == 0:
+            self.core_context.train.report_progress(fraction)
+        return self.core_context.preempt.should_preempt()
 
     def report_metrics(self, reducers: ReducerRegistry, steps_completed: int) -> None:
         """Reduce and report the metrics of all ranks, all of which call this; nothing if there are none."""
-        metrics = reducers.reduce_on_chief(self._core_context.distributed.gather)
+        metrics = reducers.reduce_on_chief(self.core_context.distributed.gather)
         if metrics is not None:
-            self._core_context.train.report_validation_metrics(steps_completed, metrics)
+            self.core_context.train.report_validation_metrics(steps_completed, metrics)

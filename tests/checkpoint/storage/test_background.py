@@ -275,7 +275,7 @@ def test_memory_is_reserved_when_optimizers_have_stepped(tmp_path: Path) -> None
     model = torch.nn.Linear(30, 30)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     saver = saver_for(CheckpointStorage(tmp_path))
-    saver.expect([model], [optimizer, Bare(optimizer)])
+    saver.reserve_memory([model], [optimizer, Bare(optimizer)])
     for _ in range(2):
         model(torch.ones(1, 30)).sum().backward()
         optimizer.step()
@@ -293,7 +293,7 @@ def test_a_second_run_needs_no_more_memory_than_the_first(tmp_path: Path) -> Non
     model = torch.nn.Linear(31, 30)
     saver = saver_for(CheckpointStorage(tmp_path))
     for _ in range(2):
-        saver.expect([model], [])
+        saver.reserve_memory([model], [])
         saver.take_complete(wait=True)
     held = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.dtype is torch.uint8]
     assert [memory.nbytes for memory in held].count(30 * 31 * 4) == 1

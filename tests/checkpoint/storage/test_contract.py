@@ -13,6 +13,8 @@ import pytest
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage, TrialState, load_checkpoint, open_checkpoint, read_checkpoint
+from det_lightning.checkpoint.format.layout import MAX_SMALL_FILE_BYTES, METADATA_FILE
+from det_lightning.checkpoint.storage.location import checkpoint_path
 from tests.checkpoint.storage.backends import RESUME, STATE, Backend, all_paths, backend_of, equal, write
 
 
@@ -117,6 +119,16 @@ def test_checkpoints_are_described_without_being_read(backend: Backend) -> None:
     assert before < of_complete.written < time.time() + 2
     assert (of_torn.complete, of_torn.metadata) == (False, {})
     assert (of_none.complete, of_none.size_bytes, of_none.written) == (False, 0, None)
+
+
+@pytest.mark.parametrize("padding", [None, MAX_SMALL_FILE_BYTES], ids=["empty", "too large"])
+def test_of_metadata_that_fill_the_memory_or_are_none_nothing_is_known(backend: Backend, padding: int | None) -> None:
+    storage = backend.storage()
+    checkpoint_id = write(storage)
+    file = checkpoint_path(storage.root, checkpoint_id) / METADATA_FILE
+    file.write(b"" if padding is None else file.read() + b" " * padding)
+    # Asked for without a listing, whose size anyone could have made up.
+    assert storage.read_metadata(checkpoint_id) == {}
 
 
 def test_a_deleted_one_is_gone_and_the_others_stay(backend: Backend) -> None:

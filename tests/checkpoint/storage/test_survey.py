@@ -16,7 +16,7 @@ from det_lightning.checkpoint import CheckpointStorage, Retention
 from det_lightning.checkpoint.format.manifest import with_checksum
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.storage.location import new_id
-from det_lightning.checkpoint.storage.staging import mark_removal
+from det_lightning.checkpoint.storage.staging import announce
 from tests.checkpoint.storage.backends import QUICK, new_bucket
 
 INDEX = ".det_lightning/checkpoints.json"
@@ -214,7 +214,7 @@ def test_the_rest_of_an_interrupted_removal_is_not_listed_as_complete(bucket: Bu
     ids = bucket.fill(10)
     bucket.storage.survey()
     # As far as a process gets that is killed in the middle of delete().
-    mark_removal(bucket.storage.root, ids[4])
+    announce(bucket.storage.root, ids[4], bucket.storage.retry)
     (bucket.storage.root / ids[4] / "metadata.json").remove()
     assert bucket.storage.list_ids() == [*ids[:4], *ids[5:]]
     assert bucket.storage.list_ids(complete=False) == ids

@@ -1,0 +1,193 @@
+"""Removing checkpoints, and what killed writers have left of them.
+
+On a local disk a directory is renamed before it is removed: an interrupted removal leaves nothing under the
+checkpoint's name, and the next run removes the rest. Only directories that det_lightning itself made, and those of
+checkpoints, are ever removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pathlib
+import shutil
+import stat
+import tempfile
+
+from det_lightning import errors
+from det_lightning.checkpoint.format import layout
+from det_lightning.checkpoint.storage.leases import is_abandoned, remove_if_empty
+from det_lightning.checkpoint.storage.location import (
+    Location,
+    bookkeeping_path,
+    checkpoint_path,
+    explain_errors,
+    is_name,
+    is_own_id,
+    new_id,
+)
+from det_lightning.checkpoint.storage.staging import MARK_SUFFIX, MARKS_DIR, STAGING_PREFIX, announce
+from det_lightning.checkpoint.storage.transfer import RetryPolicy
+from det_lightning.escaping import escape
+
+logger = logging.getLogger(__name__)
+
+# "replaced" is the name of earlier releases.
+_REMOVED_DIRS = ("removed", "replaced")
+
+# Other programs too write a metadata.json, or a checkpoint.pt, into directories with names of their own.
+_OWN_MARKERS = {layout.LOAD_DATA_FILE, layout.RESUME_FILE, layout.TRIAL_STATE_FILE}
+# A directory with none of these is not a checkpoint, nor the rest of one.
+_MARKERS = {layout.METADATA_FILE, *layout.STATE_FILES, *_OWN_MARKERS}
+
+
+def delete(root: Location, directory: Location, retry: RetryPolicy) -> None:
+    """Remove the directory of a checkpoint; raise a ``CheckpointNotFound`` if it is a link, or something else."""
+    files = _require_own_files(directory)
+    if root.is_local:
+        with explain_errors("removing", directory):
+            _remove_tree(_move_aside(root, directory.local_path))
+        return
+    mark = announce(root, directory.name, retry)
+    # In this order: without its metadata and weights, the rest of a checkpoint is never taken for one.
+    first = [directory / name for name in (layout.METADATA_FILE, *layout.STATE_FILES) if name in files]
+    for location in (*first, directory, mark):
+        retry.call("removing", location.remove, where=directory)
+
+
+def replace_local(root: Location, old: Location, new: Location) -> None:
+    """Give the directory ``new`` the name of the checkpoint or link ``old``, which is removed; one of both exists."""
+    if old.link_target() is not None:
+        old.local_path.unlink()
+        new.local_path.rename(old.local_path)
+        return
+    aside = None
+    if old.is_dir():
+        _require_own_files(old)
+        aside = _move_aside(root, old.local_path)
+    new.local_path.rename(old.local_path)
+    if aside is not None:
+        _remove_tree(aside)
+
+
+def _require_own_files(directory: Location) -> set[str]:
+    """Return the names of the files of a directory that is to be removed, and must be a checkpoint itself."""
+    with explain_errors("looking for", directory):
+        target = directory.link_target()
+        files = set(directory.find_files()) if target is None else set()
+    if target is not None:
+        raise errors.CheckpointNotFound(
+            f"{escape(directory)} is a link{f' to {escape(target)}' if target else ''}, and nothing is deleted "
+            "through one. Delete the checkpoint itself by its id, or remove the link."
+        )
+    if not files & (_MARKERS if is_own_id(directory.name) else _OWN_MARKERS):
+        raise errors.CheckpointNotFound(f"{escape(directory)} is not a checkpoint, and is not deleted.")
+    return files
+
+
+def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
+    """Remove the incomplete checkpoints of writers that are gone: killed, or cut off. Return the ids.
+
+    On a local disk all are renamed before the first is removed. ``own_only`` leaves what other users have there.
+    """
+    aside: list[pathlib.Path] = []
+    marks = bookkeeping_path(root, MARKS_DIR)
+    removed_ids = []
+    for name in marks.list_names():
+        checkpoint_id, _, suffix = name.rpartition(".")
+        if f".{suffix}" not in (MARK_SUFFIX, ".new") or not is_name(checkpoint_id) or not is_abandoned(marks / name):
+            continue
+        checkpoint = checkpoint_path(root, checkpoint_id)
+        # The writer of a mark that never got its final name had not begun.
+        if f".{suffix}" == MARK_SUFFIX and checkpoint.exists() and not (checkpoint / layout.METADATA_FILE).exists():
+            if not _is_own_partial(checkpoint) or (own_only and _is_of_another_user(checkpoint)):
+                continue
+            logger.warning("Removing the incomplete checkpoint %s: its writer ended before it did.", escape(checkpoint))
+            if root.is_local:
+                aside.append(_move_aside(root, checkpoint.local_path))
+            else:
+                checkpoint.remove()
+            removed_ids.append(checkpoint_id)
+        (marks / name).remove()
+    for directory in aside:
+        _remove_tree(directory)
+    if root.is_local:
+        remove_if_empty(marks.local_path)
+        _finish_removals(root, own_only)
+    return removed_ids
+
+
+def _is_of_another_user(location: Location) -> bool:
+    try:
+        return location.is_local and not _is_own_directory(location.local_path)
+    except FileNotFoundError:  # another process has just removed it
+        return True
+
+
+def _is_own_partial(checkpoint: Location) -> bool:
+    """Return whether a killed writer of det_lightning left this directory: it writes the code, then the load data."""
+    if not is_own_id(checkpoint.name) or checkpoint.link_target() is not None or not checkpoint.is_dir():
+        return False
+    names = {*checkpoint.list_names(), *checkpoint.list_links()}
+    return layout.METADATA_FILE not in names and (
+        layout.LOAD_DATA_FILE in names or names <= {layout.CODE_DIR, layout.SHARDS_DIR}
+    )
+
+
+def _move_aside(root: Location, directory: pathlib.Path) -> pathlib.Path:
+    """Rename a directory of a local storage that is to be removed; return its new path."""
+    while True:
+        aside = bookkeeping_path(root, _REMOVED_DIRS[0], new_id()).local_path
+        try:
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            directory.rename(aside)
+        except FileNotFoundError:
+            if not os.path.lexists(directory):
+                raise
+            continue  # another process has just removed the empty directory
+        return aside
+
+
+def _remove_tree(directory: pathlib.Path) -> None:
+    """Remove a directory that other processes may be removing too; of links in it, only the links themselves."""
+    while directory.exists():
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(directory)
+    remove_if_empty(directory.parent)
+
+
+def _finish_removals(root: Location, own_only: bool) -> None:
+    """Remove what processes had renamed to be removed when they were killed."""
+    for name in _REMOVED_DIRS:
+        removed = bookkeeping_path(root, name)
+        for one in removed.list_names():
+            if not is_own_id(one) or (own_only and _is_of_another_user(removed / one)):
+                continue
+            try:
+                _remove_tree((removed / one).local_path)
+            except OSError as e:  # another user's, perhaps; training need not wait for that
+                logger.warning("The rest of a removed checkpoint, %s, stays: %s", escape(removed / one), escape(e))
+
+
+def remove_dead_stagings() -> None:
+    """Remove temporary directories of this user's writers to remote storages that were killed."""
+    for directory in pathlib.Path(tempfile.gettempdir()).glob(f"{STAGING_PREFIX}*"):
+        try:
+            if _is_own_directory(directory) and is_abandoned(Location.parse(directory / layout.STAGING_MARK)):
+                logger.warning("Removing %s, which a killed writer left behind.", escape(directory))
+                _remove_dead_staging(directory)
+        except OSError as e:  # another process was faster, or it is not to be removed
+            logger.warning("%s, which a killed writer left behind, stays: %s", escape(directory), escape(e))
+
+
+def _remove_dead_staging(directory: pathlib.Path) -> None:
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+    shutil.rmtree(directory)  # with the mark, by which it is known
+
+
+def _is_own_directory(path: pathlib.Path) -> bool:
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and (not hasattr(os, "getuid") or found.st_uid == os.getuid())
