@@ -35,6 +35,11 @@ class BoundaryExchange:
         #: What that has returned on the chief when the ranks exchanged metrics last.
         self.checkpoint_news = False
 
+    @property
+    def may_average_later(self) -> bool:
+        """Whether the metrics of a workload need neither another rank nor a reducer of the trial."""
+        return self.early_end.is_alone and not self._reducers.reduces_training
+
     def average(self, batches: list[dict[str, Any]], users_code_follows: bool) -> list[dict[str, Any]]:
         """Return the metrics of each batch of a workload, averaged over the ranks."""
         metrics, of_all_ranks = average_over_ranks(batches, self._ranks, self._flags(users_code_follows))

@@ -13,8 +13,8 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.layout import make_load_data
 from det_lightning.checkpoint.format.resume_state import ResumeState
-from det_lightning.checkpoint.format.upgrade import make_load_data
 from det_lightning.checkpoint.saving import RunStorage
 from det_lightning.checkpoint.storage.background import tensors_in
 from det_lightning.checkpoint.storage.location import new_id
@@ -23,10 +23,9 @@ from det_lightning.core._metrics import as_float
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.shard_writing import SharedCheckpoint, take_shards_of_run
 from det_lightning.pytorch._legacy_trial import original_trial
-from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
 from det_lightning.pytorch._random_state import capture_rng
-from det_lightning.pytorch._weights import collect_gradients, collect_rest, collect_weights
+from det_lightning.pytorch._weights import collect_rest, collect_resume_state, collect_weights
 from det_lightning.units import TrainUnit
 
 logger = logging.getLogger(__name__)
@@ -41,8 +40,7 @@ class CheckpointPlan:
     The policy ``"best"`` compares the metric of ``run_storage``, also with what ``best_elsewhere`` returns on the
     chief: the best value outside the run, or None. ``best_id`` is the checkpoint that followed the best
     validation, ``last_id`` the one begun last, ``complete`` the latest complete one with its number of batches.
-    ``on_complete`` is called on the chief for each complete checkpoint,
-    with its id and the number of batches.
+    ``on_complete`` is called on the chief for each complete checkpoint, with its id and the number of batches.
     """
 
     run_storage: RunStorage
@@ -68,10 +66,9 @@ class CheckpointPlan:
         """Return the value of the metric to compare; None if there is none and the policy needs none."""
         metric = self.run_storage.metric
         value = metrics.get(metric or "")
-        if (number := as_float(value)) is not None:
+        number = as_float(value)
+        if number is not None or self.policy != "best":
             return number
-        if self.policy != "best":
-            return None
         raise ValueError(
             f"checkpoint policy 'best' compares the validation metric {metric!r}, which must be a number; the "
             f"validation returned {sorted(metrics)}" + (f", and {metric!r} is {value!r}." if value is not None else ".")
@@ -80,9 +77,8 @@ class CheckpointPlan:
     def improves(self, value: float) -> bool:
         """Return whether a value is the best up to now; remember it then."""
         best = self.best_value
-        smaller_is_better = self.run_storage.smaller_is_better
-        is_better = best is None or math.isnan(best) or (value < best if smaller_is_better else value > best)
-        if is_better:
+        sign = 1 if self.run_storage.smaller_is_better else -1
+        if is_better := best is None or math.isnan(best) or sign * value < sign * best:
             self.best_value = value
         return is_better
 
@@ -103,18 +99,19 @@ class RunContent:
         states = context.backend.states
         chief = context.distributed.rank == 0
         files = run.trial.collect_files() if isinstance(run.trial, SelfSavingTrial) else None
+        rng = capture_rng(context.device)
         shards: dict[str, torch.Tensor] = {}
         if states.writes_shards:
             with states.in_shards():
-                weights, resume = take_shards_of_run(collect_weights(context), self._resume_state(), shards)
+                weights, resume = take_shards_of_run(collect_weights(context), self._resume_state(rng), shards)
         else:
-            resume = self._resume_state()
+            resume = self._resume_state(rng)
             weights = collect_weights(context) if chief or states.is_sharded else {}
         if not chief:
             part = CheckpointContent({}, dataclasses.replace(run.state), is_sharded=True, shards=shards)
             return part if states.writes_shards else None
         copies = list(tensors_in(weights)) if states.is_sharded and not states.writes_shards else []
-        state = {**weights, **collect_rest(context, run.events.callbacks, capture_rng(context.device))}
+        state = {**weights, **collect_rest(context, run.events.callbacks, dict(rng))}
         run.events.emit("on_checkpoint_save_start", state)
         content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume, copies=copies)
         content.is_sharded = states.writes_shards
@@ -127,26 +124,16 @@ class RunContent:
     def collect_without_weights(self) -> CheckpointContent:
         """Return callbacks, random state and position in the data, which Lightning's own files lack."""
         run = self._run
-        rest = collect_rest(run.context, run.events.callbacks, capture_rng(run.context.device))
-        state = dataclasses.replace(run.state)
-        return CheckpointContent(rest, state, self._load_data, self._resume_state(), has_weights=False)
+        rng = capture_rng(run.context.device)
+        rest = collect_rest(run.context, run.events.callbacks, dict(rng))
+        resume = self._resume_state(rng)
+        return CheckpointContent(rest, dataclasses.replace(run.state), self._load_data, resume, has_weights=False)
 
-    def _resume_state(self) -> ResumeState:
+    def _resume_state(self, rng: dict[str, Any]) -> ResumeState:
         run = self._run
-        context = run.context
-        distributed = context.distributed
-        rng = run.rng_before_final_validation or capture_rng(context.device)
-        journal = run.data.journal.state_dict(run.state.batches_trained * distributed.size)
-        return ResumeState(
-            trial_state=dict(vars(run.state)),
-            rng_states=distributed.allgather(rng),
-            journals=distributed.allgather(journal),
-            optimizer_steps=context.optimizer_steps,
-            gradients=_gradients_of_ranks(context),
-            precision=context.precision.scaling.unfinished(),
-            world_size=distributed.size,
-            settings=self._settings,
-        )
+        journal = run.data.journal.state_dict(run.state.batches_trained * run.context.distributed.size)
+        rng, has_validated = run.before_final_validation or (rng, run.has_validated)
+        return collect_resume_state(run.context, run.state, rng, journal, self._settings, has_validated)
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
@@ -166,17 +153,6 @@ class RunContent:
         return load_data
 
 
-def _gradients_of_ranks(context: PyTorchTrialContext) -> Any:
-    """Return the gradients of an aggregation under way: those of a single rank, or a list with those of each rank.
-
-    Where they are sharded the list has only their average, on the chief.
-    """
-    own = collect_gradients(context)
-    if context.distributed.size == 1:
-        return own
-    return [own] if context.backend.states.is_sharded else context.distributed.allgather(own)
-
-
 class RunCheckpoints:
     """Saves a run, and notifies the trial of the checkpoints that are complete. All ranks call the same methods."""
 
@@ -186,14 +162,12 @@ class RunCheckpoints:
         self._content = RunContent(run)
         self._distributed = run.context.distributed
         self._saver = plan.run_storage.saver
-        self._validated: tuple[int, float] | None = None
+        # The metric of the latest validation, by the number of batches.
+        self._metrics: dict[int, float] = {}
         self._unreported = 0
         self._batches_of: dict[str, int] = {}
         if self._distributed.rank == 0:
-            run.exchange.has_checkpoint_news = self._has_news
-
-    def _has_news(self) -> bool:
-        return bool(self._unreported) and not self._saver.is_under_way()
+            run.exchange.has_checkpoint_news = lambda: bool(self._unreported) and not self._saver.is_under_way()
 
     def save(self) -> None:
         """Write a checkpoint, or begin to, once the one before is written."""
@@ -212,10 +186,8 @@ class RunCheckpoints:
         if content is not None:
             if content.resume is not None:
                 content.resume.best_value = self._plan.best_value
-            steps, value = self._validated or (-1, None)
-            metric = value if steps == batches_trained else None
             run_storage = self._plan.run_storage
-            save = functools.partial(run_storage.save, content, checkpoint_id, metric)
+            save = functools.partial(run_storage.save, content, checkpoint_id, self._metrics.get(batches_trained))
             if content.is_sharded:
                 shared = SharedCheckpoint(self._distributed, run_storage.storage, checkpoint_id, content)
                 shared.write(save, run.events.report_written)
@@ -245,7 +217,7 @@ class RunCheckpoints:
             saved = "" if plan.last_id is None else f" What was trained is saved in checkpoint {plan.last_id}."
             raise ValueError(f"{e}{saved}") from None
         if value is not None:
-            self._validated = (self._run.state.batches_trained, value)
+            self._metrics = {self._run.state.batches_trained: value}
         self._take_best_elsewhere()
         improved = plan.policy == "best" and value is not None and plan.improves(value)
         if (improved or plan.policy == "all") and not self._is_current():
@@ -257,12 +229,10 @@ class RunCheckpoints:
 
     def _take_best_elsewhere(self) -> None:
         plan = self._plan
-        if plan.policy != "best" or plan.best_elsewhere is None:
-            return
-        value: float | None = plan.best_elsewhere() if self._distributed.rank == 0 else None
-        value = self._distributed.broadcast(value)
-        if value is not None:
-            plan.improves(value)
+        if plan.policy == "best" and plan.best_elsewhere is not None:
+            value = self._distributed.broadcast(plan.best_elsewhere() if self._distributed.rank == 0 else None)
+            if value is not None:
+                plan.improves(value)
 
     def _is_current(self) -> bool:
         return self._run.state.last_ckpt == self._run.state.batches_trained
@@ -272,15 +242,12 @@ class RunCheckpoints:
 
         Of several ranks none waits for the chief here, unless it has said before that there is one.
         """
-        self._renew_claims()
-        if self._distributed.size == 1 or self._run.exchange.checkpoint_news:
-            self._report_complete()
-
-    def _renew_claims(self) -> None:
         run_storage = self._plan.run_storage
         # Not every connection can be used by two threads, and the one that writes in the background uses it too.
         if self._distributed.rank == 0 and (not self._unreported or run_storage.storage.root.is_object_store):
             run_storage.claims.renew()
+        if self._distributed.size == 1 or self._run.exchange.checkpoint_news:
+            self._report_complete()
 
     def _report_complete(self, wait: bool = False) -> None:
         if not self._unreported:

@@ -26,7 +26,8 @@ class TrialData:
     With ``sharded_validation`` each rank validates on its share; otherwise the chief validates on all of the data.
     A resumed run has the ``journal`` of its checkpoint: how the passes over the training data began. ``limit`` is the
     most batches of an epoch (an int), or a share of the loader's batches (a float); if it ``overfits`` every epoch has
-    the same ones, the first in the order of the dataset.
+    the same ones, the first in the order of the dataset. ``has_validated`` says whether the run has validated before it
+    was interrupted.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class TrialData:
         journal: list[dict[str, Any]] | None = None,
         limit: float = 1.0,
         overfits: bool = False,
+        has_validated: bool = False,
     ) -> None:
         self._context = context
         self._replicas = context.distributed.size
@@ -55,6 +57,8 @@ class TrialData:
         self.training = TrainStream(training, context.position, length)
         validation = trial.build_validation_data_loader()
         self.validation_loader = self._build_validation(validation, sharded_validation)
+        if has_validated:
+            _begin_workers_without_drawing(self.validation_loader)
         self.validation = ValidationStream(self.validation_loader)
 
     def _build_training(self, loader: Any) -> Any:
@@ -100,6 +104,15 @@ def _length(loader: Any) -> int | None:
         return len(loader)
     except TypeError:
         return None
+
+
+def _begin_workers_without_drawing(loader: Any) -> None:
+    """Let persistent workers begin as those did that the interrupted run had: only once they drew a seed.
+
+    Without a generator of its own the loader would draw it from the global random state.
+    """
+    if getattr(loader, "persistent_workers", False) and loader.generator is None:
+        loader.generator = torch.Generator()
 
 
 def _limited(length: int, limit: float) -> int:

@@ -23,7 +23,7 @@ class MetricWindow:
     """The metrics of the batches since the last boundary.
 
     A tensor counts with the value that it has when it is added. On the CPU it is converted at once; on an accelerator
-    it stays there, so that no batch waits for the device, and :meth:`close` transfers all of them together. If it
+    it stays there, so that no batch waits for the device, until all of them are brought over together. If it
     ``keeps_latest``, the metrics of the latest batch are there as they were added, until they are taken.
     """
 
@@ -90,41 +90,87 @@ class MetricWindow:
 
     def close(self) -> list[dict[str, Any]]:
         """Return the metrics of each batch, tensors as numpy values, and begin a new window."""
-        batches = self._batches
-        on_device = self._on_device
+        return self.begin_transfer().finish()
+
+    def begin_transfer(self) -> MetricTransfer:
+        """Begin to bring the metrics to the host, and a new window."""
+        transfer = MetricTransfer(self._batches, _stack_by_device(self._batches) if self._on_device else [])
         self.clear()
-        return _transfer(batches) if on_device else batches
+        return transfer
 
 
-def _transfer(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Convert tensors to numpy values, with one transfer for all of a device, as bytes."""
-    kinds: dict[tuple[Any, ...], list[tuple[dict[str, Any], str]]] = {}
+#: Where a value of a stack belongs: the metrics of a batch, and the name.
+_Entries = list[tuple[dict[str, Any], str]]
+
+
+class MetricTransfer:
+    """The metrics of the ``batches`` of a window on their way to the host: one copy for each device.
+
+    A copy from a GPU is in the order of its work, so that neither it nor the host waits before :meth:`finish`.
+    ``runs_aside`` says that there is such a copy.
+    """
+
+    def __init__(self, batches: list[dict[str, Any]], stacks: list[list[tuple[torch.Tensor, _Entries]]]) -> None:
+        self._batches = batches
+        self._copies = [(_HostCopy([stack for stack, _ in of_device]), of_device) for of_device in stacks]
+        self.runs_aside = any(copy.runs_aside for copy, _ in self._copies)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Wait for the copies; return the metrics of each batch, tensors as numpy values."""
+        for copy, stacks in self._copies:
+            for values, (_, entries) in zip(copy.values(), stacks, strict=True):
+                for index, (batch, name) in enumerate(entries):
+                    batch[name] = np.array(values[index])
+        return self._batches
+
+
+def _stack_by_device(batches: list[dict[str, Any]]) -> list[list[tuple[torch.Tensor, _Entries]]]:
+    """Return, for each device, the tensors of batches: those of a type and shape as one, with where they belong."""
+    kinds: dict[tuple[Any, ...], _Entries] = {}
     for batch in batches:
         for name, value in batch.items():
             if isinstance(value, torch.Tensor):
                 kinds.setdefault((value.device, value.dtype, value.shape), []).append((batch, name))
-    by_device: dict[torch.device, list[tuple[torch.Tensor, list[tuple[dict[str, Any], str]]]]] = {}
+    by_device: dict[torch.device, list[tuple[torch.Tensor, _Entries]]] = {}
     for (device, dtype, _), entries in kinds.items():
         stacked = torch.stack([batch[name] for batch, name in entries])
         stacked = stacked.float() if dtype is torch.bfloat16 else stacked
         by_device.setdefault(device, []).append((stacked, entries))
-    for stacks in by_device.values():
-        for values, (_, entries) in zip(_bring_together([stacked for stacked, _ in stacks]), stacks, strict=True):
-            for index, (batch, name) in enumerate(entries):
-                batch[name] = np.array(values[index])
-    return batches
+    return list(by_device.values())
 
 
-def _bring_together(tensors: list[torch.Tensor]) -> list[np.ndarray[Any, Any]]:
-    """Return the values of tensors of one device, brought over together."""
-    if len(tensors) == 1:
-        return [tensors[0].cpu().numpy()]
-    flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
-    brought = torch.split(torch.cat(flat).cpu(), [len(part) for part in flat])
-    return [
-        part.clone().view(tensor.dtype).view(tensor.shape).numpy()
-        for part, tensor in zip(brought, tensors, strict=True)
-    ]
+class _HostCopy:
+    """A copy of tensors of one device, as bytes if there are several; from a GPU it goes on beside the host."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        self._lengths: list[int] | None = None
+        source = tensors[0]
+        if len(tensors) > 1:
+            flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+            self._lengths = [len(part) for part in flat]
+            source = torch.cat(flat)
+        self.runs_aside = source.is_cuda
+        self._end: torch.cuda.Event | None = None
+        if self.runs_aside:
+            # Only a copy to pinned memory does not wait.
+            self._copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+            self._copy.copy_(source, non_blocking=True)
+            self._end = torch.cuda.current_stream(source.device).record_event()
+        else:
+            self._copy = source.cpu()
+
+    def values(self) -> list[np.ndarray[Any, Any]]:
+        """Wait for the copy; return the values of each tensor."""
+        if self._end is not None:
+            self._end.synchronize()
+        if self._lengths is None:
+            return [self._copy.numpy()]
+        parts = torch.split(self._copy, self._lengths)
+        return [
+            part.clone().view(dtype).view(shape).numpy()
+            for part, (dtype, shape) in zip(parts, self._kinds, strict=True)
+        ]
 
 
 def to_numpy(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -37,21 +37,21 @@ class _Kind:
         return np.array(rounded) if self.in_array else rounded
 
 
-_OF_NUMBERS = {
+_KIND_BY_TYPE = {
     float: _Kind("float64", False),
     np.float64: _Kind("float64", False),
     np.float32: _Kind("float32", False),
     int: _Kind("int64", False),
     np.int64: _Kind("int64", False),
 }
-_OF_ARRAYS = {np.dtype(name): _Kind(name, True) for name in ("float64", "float32", "int64", "int32")}
+_KIND_BY_DTYPE = {np.dtype(name): _Kind(name, True) for name in ("float64", "float32", "int64", "int32")}
 
 
 def _kind_of(value: Any) -> _Kind | None:
     """Return the kind of a value; None if it is not one plain number."""
     if type(value) is np.ndarray:
-        return _OF_ARRAYS.get(value.dtype) if value.shape == () else None
-    return None if type(value) is int and value not in _INT64 else _OF_NUMBERS.get(type(value))
+        return _KIND_BY_DTYPE.get(value.dtype) if value.shape == () else None
+    return None if type(value) is int and value not in _INT64 else _KIND_BY_TYPE.get(type(value))
 
 
 class PlainWindow:

@@ -6,28 +6,16 @@ import logging
 from typing import Any
 
 from det_lightning import errors
+from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.layout import RESUME_FILE
-from det_lightning.checkpoint.format.resume_state import ResumeState
-from det_lightning.checkpoint.format.upgrade import modernize
-from det_lightning.checkpoint.safe_load import read_all_parts
+from det_lightning.checkpoint.format.layout import RESUME_FILE, modernize
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.engine.events import TrialEvents
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._random_state import require_rng, restore_rng
-from det_lightning.pytorch._weights import (
-    average_gradients,
-    explaining,
-    load_gradients,
-    load_state,
-)
+from det_lightning.pytorch._weights import load_resume_state, load_state, of_rank
 
 logger = logging.getLogger(__name__)
-
-
-def _of_rank(entries: list[Any], rank: int) -> Any:
-    """Return the entry of a rank; where there were fewer ranks, of one of those."""
-    return entries[rank % len(entries)]
 
 
 def require_resumable(content: CheckpointContent) -> None:
@@ -54,7 +42,7 @@ def journal_of(content: CheckpointContent | None, rank: int) -> list[dict[str, A
     """Return how the passes over the training data of a rank began; None if that is unknown."""
     if content is None or content.resume is None:
         return None
-    return list(_of_rank(content.resume.journals, rank))
+    return list(of_rank(content.resume.journals, rank))
 
 
 def adapt_to(content: CheckpointContent, size: int) -> None:
@@ -82,7 +70,7 @@ def apply(content: CheckpointContent, context: PyTorchTrialContext, events: Tria
     """Load everything into the trial; raise an InvalidCheckpointException that names what does not fit."""
     loaded = content
     if content.is_sharded and not context.backend.states.is_sharded:
-        loaded = read_all_parts(content)
+        loaded = safe_load.read_all_parts(content)
     state = loaded.state
     resume = loaded.resume
     source = content.source
@@ -93,24 +81,13 @@ def apply(content: CheckpointContent, context: PyTorchTrialContext, events: Tria
         modernize(state, source)
     load_state(context, events.callbacks, state, source, content.trial_class, with_weights=content.has_weights)
     if resume is not None:
-        _apply_resume_state(resume, context, source)
+        load_resume_state(context, resume, source)
     elif "rng_state" in state:
         restore_rng(state["rng_state"], context.device)
     # The state may be large, and is no longer needed.
     content.state = {}
     if content.is_sharded and content.kept is not None:
         content.kept.close()
-
-
-def _apply_resume_state(resume: ResumeState, context: PyTorchTrialContext, source: str) -> None:
-    context.optimizer_steps = resume.optimizer_steps
-    rank = context.distributed.rank
-    gradients = [resume.gradients] if resume.world_size == 1 else resume.gradients
-    sharded = context.backend.states.is_sharded
-    with explaining(f"The gradients in {source}"):
-        load_gradients(context, average_gradients(gradients) if sharded else _of_rank(gradients, rank))
-        context.precision.scaling.load_unfinished(resume.precision)
-    restore_rng(_of_rank(resume.rng_states, rank), context.device)
 
 
 def require_same_checkpoint(distributed: DistributedContext, content: CheckpointContent | None) -> None:

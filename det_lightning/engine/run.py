@@ -6,42 +6,30 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.engine.boundary_exchange import BoundaryExchange
 from det_lightning.engine.data_stream import TrialData
 from det_lightning.engine.device_copies import CudaSideStream, copy_aside
 from det_lightning.engine.events import TrialEvents
-from det_lightning.engine.metrics import average_metrics
 from det_lightning.engine.resume import adapt_to, apply, journal_of, require_same_checkpoint
 from det_lightning.engine.run_log import RunLog
 from det_lightning.engine.run_warnings import RunWarnings
-from det_lightning.engine.schedule import Action, Boundary, BoundaryActions, Schedule
+from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.engine.trainable import require_trainable
 from det_lightning.engine.training import Training
 from det_lightning.engine.validation import Evaluation
+from det_lightning.engine.workload_reports import Reporter, WorkloadReports, add_position
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._random_state import capture_rng
 
 
-class Reporter(Protocol):
-    """Takes the metrics of a run, on the chief."""
-
-    def report_training(
-        self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
-    ) -> None:
-        """Take the metrics of a workload that ended after ``steps_completed`` batches."""
-
-    def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        """Take the metrics of a validation after ``steps_completed`` batches."""
-
-
 class TrialRun:
-    """Trains and validates a trial over one run, from the checkpoint ``resume`` if there is one."""
+    """Trains and validates a trial over one run, from the checkpoint ``resumed`` if there is one."""
 
     def __init__(
         self,
@@ -49,41 +37,44 @@ class TrialRun:
         context: PyTorchTrialContext,
         schedule: Schedule,
         reporters: list[Reporter],
-        resume: CheckpointContent | None = None,
+        resumed: CheckpointContent | None = None,
         stop_request: StopRequest | None = None,
     ) -> None:
         self.trial = trial
         self.context = context
         self.schedule = schedule
-        if resume is not None:
-            adapt_to(resume, context.distributed.size)
-        self.state = TrialState() if resume is None else resume.trial_state
+        if resumed is not None:
+            adapt_to(resumed, context.distributed.size)
+        self.state = TrialState() if resumed is None else resumed.trial_state
         self.evaluation = Evaluation(trial, context, schedule.test_mode)
         self.data: TrialData  # from start_up() on
-        #: What a batch goes through first; from start_up() on.
-        self.to_device: Callable[[Any], Any]
-        #: The same for all training batches.
-        self.on_device: Callable[[Iterator[Any]], Iterator[Any]]
+        #: Moves and casts a batch; from start_up() on.
+        self.prepare_batch: Callable[[Any], Any]
+        #: The same for an iterator of training batches, which a GPU gets ahead of time.
+        self.prepared: Callable[[Iterator[Any]], Iterator[Any]]
         self._at_end = contextlib.ExitStack()
-        self._resume = resume
+        self._resumed = resumed
         self._reporters = reporters
         self._name = type(original_trial(trial)).__name__
         self._log = RunLog(trial, context)
         self.training = Training(trial, context, self._log.counter())
         self.window = self.training.window
         self._in_workload = False
-        self._due: list[Boundary] = []
+        self._due: list[Due] = []
         self._step_end = sys.maxsize
-        self.rng_before_final_validation: dict[str, Any] | None = None
+        #: Whether a validation has begun, in this run or before.
+        self.has_validated = resumed is not None and resumed.resume is not None and resumed.resume.has_validated
+        #: The random state, and whether a validation had begun.
+        self.before_final_validation: tuple[dict[str, Any], bool] | None = None
         self.exchange = BoundaryExchange(context, stop_request)
         self.early_end = self.exchange.early_end
-        #: Hooks of others run after a report, or a validation, and before what else is due at the boundary.
-        self.hooks_follow_report = False
+        #: Hooks of others run after a validation, and before what else is due at the boundary.
         self.hooks_follow_validation = False
         self._actions = BoundaryActions(schedule, self.state, self.early_end.agree)
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
         self._warnings = RunWarnings(self._name, context, schedule)
+        self.reports = WorkloadReports(self.exchange, self.events, self._log, self._warnings, reporters)
         require_trainable(trial, context)
 
     # Beginning and end
@@ -98,39 +89,41 @@ class TrialRun:
         self.context.position.initial_batch = self.state.batches_trained
         self.context.distributed.name_progress(self._describe_progress)
         self._at_end.callback(self.context.distributed.name_progress, str)
-        require_same_checkpoint(self.context.distributed, self._resume)
+        require_same_checkpoint(self.context.distributed, self._resumed)
         for callback in self.events.callbacks.values():
-            callback.on_trial_startup(self.state.batches_trained, None if self._resume is None else self._resume.name)
+            callback.on_trial_startup(self.state.batches_trained, None if self._resumed is None else self._resumed.name)
             self._at_end.callback(callback.on_trial_shutdown)
         if isinstance(self.trial, SelfSavingTrial):
-            files = None if self._resume is None else self._resume.directory
-            exact = self._resume is not None and self._resume.resume is not None
+            files = None if self._resumed is None else self._resumed.directory
+            exact = self._resumed is not None and self._resumed.resume is not None
             self.trial.begin_run(files, self.state.batches_trained, exact)
-        journal = journal_of(self._resume, self.context.distributed.rank)
-        self.data = TrialData(self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit, overfits)
+        journal = journal_of(self._resumed, self.context.distributed.rank)
+        self.data = TrialData(
+            self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit, overfits, self.has_validated
+        )
         self._at_end.callback(self.data.training.close)
         self._validates_in_step = self.evaluation.by_batch and self.data.has_even_validation()
-        if self._resume is not None and not self._resume.epochs_known:
+        if self._resumed is not None and not self._resumed.epochs_known:
             self.state.epochs_trained = self.state.batches_trained // self.data.epoch_len
-        self.to_device = self.context.batch_mover() if self.context.experimental.auto_to_device else _unchanged
+        self.prepare_batch = self.context.batch_mover() if self.context.experimental.auto_to_device else _unchanged
         if (cast := self.context.precision.batch_cast()) is not None:
-            to_device = self.to_device
-            self.to_device = lambda batch: cast(to_device(batch))
-        self.on_device = functools.partial(map, self.to_device)
+            move = self.prepare_batch
+            self.prepare_batch = lambda batch: cast(move(batch))
+        self.prepared = functools.partial(map, self.prepare_batch)
         if self.data.copies_aside:
             stream = CudaSideStream(self.context.device)
-            self.on_device = functools.partial(copy_aside, move=self.to_device, stream=stream)
+            self.prepared = functools.partial(copy_aside, move=self.prepare_batch, stream=stream)
 
     def begin_training(self) -> None:
         """Load the checkpoint, if there is one, and notify the callbacks."""
-        if self._resume is not None:
-            apply(self._resume, self.context, self.events)
+        if self._resumed is not None:
+            apply(self._resumed, self.context, self.events)
         self.context.backend.placement.begin_training()
         self.events.emit("on_training_start")
         self.context.wrapped.begin_training()
         self._at_end.callback(self.context.wrapped.end_training)
-        self._log.begin(self._name, self.state.batches_trained, self._resume)
-        self._warnings.begin(self.state, self._resume)
+        self._log.begin(self._name, self.state.batches_trained, self._resumed)
+        self._warnings.begin(self.state, self._resumed)
         self._actions.begin([])
         self._step_end = self._next_step_end()
 
@@ -143,7 +136,7 @@ class TrialRun:
     def train(self, batches: Iterator[Any], yields: Callable[[], bool]) -> int:
         """Train up to the next boundary or the end of the epoch; return the number of batches trained.
 
-        ``batches`` have no end, and have gone through ``on_device``. ``yields``, called after each, is true to
+        ``batches`` have no end, and have gone through ``prepared``. ``yields``, called after each, is true to
         return before a boundary is reached.
         """
         if not self._in_workload:
@@ -151,24 +144,29 @@ class TrialRun:
         state = self.state
         position = self.context.position
         train_batch = self.training.train_batch
-        stop = self._step_end
         first = state.batches_trained
+        # Once it has this batch, a GPU need not wait while the report on those before is finished.
+        stop = self._step_end if self.reports.unfinished is None else first + 1
         epoch_idx, into_epoch = divmod(first, self.data.epoch_len)
         epoch_begin = None if into_epoch else first
-        for batch in batches:
-            position.batch_idx = batch_idx = state.batches_trained
-            if batch_idx == epoch_begin:
-                self.events.start_epoch(epoch_idx)
-            train_batch(batch, epoch_idx, batch_idx)
-            state.batches_trained = batch_idx + 1
-            if batch_idx + 1 == stop or yields():
-                break
-        else:
-            raise RuntimeError(
-                f"The training loader ran dry after {state.batches_trained} batches. A loader that is not a "
-                "det_lightning.pytorch.DataLoader must repeat its data without end, for example through "
-                "det_lightning.pytorch.samplers.RepeatBatchSampler."
-            )
+        try:
+            for batch in batches:
+                position.batch_idx = batch_idx = state.batches_trained
+                if batch_idx == epoch_begin:
+                    self.events.start_epoch(epoch_idx)
+                train_batch(batch, epoch_idx, batch_idx)
+                state.batches_trained = batch_idx + 1
+                if batch_idx + 1 == stop or yields():
+                    break
+            else:
+                raise RuntimeError(
+                    f"The training loader ran dry after {state.batches_trained} batches. A loader that is not a "
+                    "det_lightning.pytorch.DataLoader must repeat its data without end, for example through "
+                    "det_lightning.pytorch.samplers.RepeatBatchSampler."
+                )
+        finally:
+            if self.reports.unfinished is not None:
+                self.reports.finish()
         if self.at_epoch_end():
             self.events.emit("on_training_epoch_end", epoch_idx)
             state.epochs_trained += 1
@@ -205,21 +203,13 @@ class TrialRun:
         """Return the index, within its epoch, of the latest batch."""
         return (self.state.batches_trained - 1) % self.data.epoch_len
 
-    def end_workload(self) -> None:
-        """Reduce and report the metrics of the workload."""
+    def end_workload(self, training_ends: bool = False) -> None:
+        """Reduce and report the metrics of the workload, at the latest once the next batch has been trained on."""
         if not self._in_workload:
             return
         self._in_workload = False
-        users_code_follows = self.hooks_follow_report or bool(self.events.overriding("on_training_workload_end"))
-        batch_metrics = self.exchange.average(self.window.close(), users_code_follows)
-        avg_metrics: dict[str, Any] = average_metrics(batch_metrics)
-        avg_metrics.update(self.exchange.reduce_registered(for_training=True))
-        self._log.end_workload(self.state.batches_trained, avg_metrics, len(batch_metrics))
-        self._warnings.look_at_training(self.state.batches_trained, avg_metrics, batch_metrics)
-        for reporter in self._reporters:
-            reporter.report_training(self.state.batches_trained, avg_metrics, batch_metrics)
-        self._add_position(avg_metrics)
-        self.events.emit("on_training_workload_end", avg_metrics=avg_metrics, batch_metrics=batch_metrics)
+        next_batch_follows = self._due == [Due.REPORT] and not self.at_epoch_end() and not training_ends
+        self.reports.report(self.window, self.state, next_batch_follows)
         self._actions.begin(self._due)
 
     def progress(self) -> float | None:
@@ -235,15 +225,18 @@ class TrialRun:
     def next_action(self) -> Action | None:
         """Return the next action of the boundary; None once training can continue."""
         action = self._actions.next()
-        if action is Action.VALIDATE and Boundary.VALIDATE not in self._due and self.schedule.is_complete(self.state):
+        if action is not None:
+            self.reports.finish()
+        if action is Action.VALIDATE and Due.VALIDATE not in self._due and self.schedule.is_complete(self.state):
             # A longer run that resumes here would not have validated, and needs the state before it.
-            self.rng_before_final_validation = capture_rng(self.context.device)
+            self.before_final_validation = (capture_rng(self.context.device), self.has_validated)
         return action
 
     # Validation
 
     def begin_validation(self) -> None:
         """Prepare reducers and models for a validation, and notify the callbacks."""
+        self.has_validated = True
         self._log.begin_validation()
         self.context.reducers.reset_reducers()
         for model in self.context.models:
@@ -272,7 +265,7 @@ class TrialRun:
         self._warnings.look_at_validation(self.state.batches_trained, metrics)
         for reporter in self._reporters:
             reporter.report_validation(self.state.batches_trained, metrics)
-        self._add_position(metrics)
+        add_position(metrics, self.state)
         return metrics
 
     def _reduce_validation(self) -> dict[str, Any]:
@@ -281,10 +274,6 @@ class TrialRun:
         overriding = [*self.events.overriding("on_validation_end"), *self.events.overriding("on_validation_step_end")]
         users_code_follows = self.hooks_follow_validation or bool(overriding)
         return self.exchange.reduce_validation(batches, self.trial.evaluation_reducer(), users_code_follows)
-
-    def _add_position(self, metrics: dict[str, Any]) -> None:
-        metrics.setdefault("batches", self.state.batches_trained)
-        metrics.setdefault("epochs", self.state.epochs_trained)
 
 
 def _unchanged(batch: Any) -> Any:

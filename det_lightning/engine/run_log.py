@@ -1,7 +1,8 @@
-"""What a run logs at level INFO: devices, metrics with their steps, and how fast it is."""
+"""The log of a run at level INFO: where it trains, its metrics by number of batches, and its speed."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -17,6 +18,14 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass
+class LoggedWorkload:
+    """What is noted about a workload: when it began, and the numbers of records of its batches."""
+
+    lengths: list[Any] = dataclasses.field(default_factory=list)
+    since_s: float = dataclasses.field(default_factory=time.perf_counter)
+
+
 class RunLog:
     """Logs the facts of one run, on the chief. Nothing is counted or timed if nobody reads them: ``enabled``."""
 
@@ -24,8 +33,8 @@ class RunLog:
         self.enabled = logger.isEnabledFor(logging.INFO) and context.distributed.rank == 0
         self._trial = trial
         self._context = context
-        self._lengths: list[Any] = []
-        self._since_s = 0.0
+        #: What was noted about the workload, for :meth:`report_training`.
+        self.workload = LoggedWorkload()
         self._validates_since_s = 0.0
 
     def begin(self, trial_name: str, batches_trained: int, resume: CheckpointContent | None) -> None:
@@ -46,8 +55,7 @@ class RunLog:
 
     def begin_workload(self) -> None:
         """Begin to count and to time."""
-        self._lengths = []
-        self._since_s = time.perf_counter()
+        self.workload = LoggedWorkload()
 
     def counter(self) -> Callable[[Any], Any] | None:
         """Return what to call with each batch that was trained on; None for nothing."""
@@ -59,7 +67,7 @@ class RunLog:
             return None
         if not self.enabled:
             return length_of
-        return lambda batch: self._lengths.append(length_of(batch))
+        return lambda batch: self.workload.lengths.append(length_of(batch))
 
     def validation_counter(self) -> Callable[[Any], int] | None:
         """Return what counts the records of each batch that is evaluated; None if nobody wants to know."""
@@ -71,10 +79,12 @@ class RunLog:
         """Return whether the trial has its own way to count, in which it may do more."""
         return type(original_trial(self._trial)).get_batch_length is not PyTorchTrial.get_batch_length
 
-    def end_workload(self, batches_trained: int, metrics: dict[str, Any], batches: int) -> None:
+    def report_training(
+        self, batches_trained: int, metrics: dict[str, Any], workload: LoggedWorkload, batches: int
+    ) -> None:
         """Log the averages of a workload of ``batches`` batches."""
         if self.enabled:
-            speed = self._describe_speed(time.perf_counter() - self._since_s, self._lengths, batches)
+            speed = self._describe_speed(time.perf_counter() - workload.since_s, workload.lengths, batches)
             logger.info("Training after %d batches: %s%s.", batches_trained, _describe(metrics), speed)
 
     def begin_validation(self) -> None:

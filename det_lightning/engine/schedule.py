@@ -10,8 +10,8 @@ from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 
-class Boundary(enum.IntEnum):
-    """A reason to end a workload, in the order in which several at once are acted on."""
+class Due(enum.IntEnum):
+    """What can be due at a boundary, in the order in which it is done."""
 
     TRAIN = 0
     VALIDATE = 1
@@ -36,30 +36,30 @@ class Schedule:
     ) -> None:
         validations = validation_period if isinstance(validation_period, Sequence) else [validation_period]
         units = [
-            (Boundary.TRAIN, "max_length", max_length),
-            *((Boundary.VALIDATE, "validation_period", unit) for unit in validations),
-            (Boundary.CHECKPOINT, "checkpoint_period", checkpoint_period),
-            (Boundary.REPORT, "reporting_period", reporting_period),
+            (Due.TRAIN, "max_length", max_length),
+            *((Due.VALIDATE, "validation_period", unit) for unit in validations),
+            (Due.CHECKPOINT, "checkpoint_period", checkpoint_period),
+            (Due.REPORT, "reporting_period", reporting_period),
         ]
         _require_units([(name, unit) for _, name, unit in units])
         self.max_length = max_length
         self.validation_period = validation_period
         self.reporting_period = reporting_period
         self.test_mode = test_mode
-        self._periods = [(name, unit) for boundary, name, unit in units if boundary is not Boundary.TRAIN]
+        self._periods = [(name, unit) for boundary, name, unit in units if boundary is not Due.TRAIN]
         # A period that no run reaches need not be looked at after each batch.
         due = [(boundary, unit) for boundary, _, unit in units if unit is not None and not _is_never(unit)]
         self._batch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Batch)]
         self._epoch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Epoch)]
 
-    def due(self, batches_trained: int, epoch_len: int) -> list[Boundary]:
-        """Return the boundaries that lie right after batch number ``batches_trained`` (counted from 1), in order."""
+    def due(self, batches_trained: int, epoch_len: int) -> list[Due]:
+        """Return what is due right after batch number ``batches_trained`` (counted from 1), in order."""
         due = [boundary for boundary, unit in self._batch_units if unit.should_stop(batches_trained)]
         epochs, into_epoch = divmod(batches_trained, epoch_len)
         if not into_epoch:
             due += [boundary for boundary, unit in self._epoch_units if unit.should_stop(epochs)]
-        if self.test_mode and Boundary.TRAIN not in due:
-            due.append(Boundary.TRAIN)
+        if self.test_mode and Due.TRAIN not in due:
+            due.append(Due.TRAIN)
         return sorted(set(due)) if due else due
 
     def next_batch_to_look(self, batches_trained: int, epoch_len: int) -> int:
@@ -170,10 +170,10 @@ class BoundaryActions:
         self._schedule = schedule
         self._state = state
         self._stop_requested = stop_requested
-        self._due: list[Boundary] = []
+        self._due: list[Due] = []
 
-    def begin(self, due: list[Boundary]) -> None:
-        """Enter the boundaries that are due; none before the first workload, where a run may be complete already."""
+    def begin(self, due: list[Due]) -> None:
+        """Enter a boundary with what is due; nothing before the first workload, where a run may be complete already."""
         self._due = list(due)
         self.phase = Phase.DUE
 
@@ -207,10 +207,10 @@ class BoundaryActions:
             self.phase = Phase.FINAL_VALIDATION if complete else Phase.TRAINING
             return None
         self.phase = Phase.STOP_CHECK
-        boundary = self._due.pop(0)
-        if boundary is Boundary.VALIDATE:
+        due = self._due.pop(0)
+        if due is Due.VALIDATE:
             return self._validate()
-        if boundary is Boundary.CHECKPOINT:
+        if due is Due.CHECKPOINT:
             return self._checkpoint()
         return None
 

@@ -109,9 +109,10 @@ def overrides(trial: PyTorchTrial, method: str) -> bool:
 
 
 def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
-    """Return whether there is a parameter ``batch_idx``, or a second one of any name.
+    """Return whether ``evaluate_batch`` takes ``batch_idx``: a parameter of that name, or a second positional one.
 
-    One that can only be given by name counts if it must be. What a decorator takes counts, unless it takes anything.
+    An optional keyword-only ``batch_idx`` does not count. For a decorated function the decorator's parameters count,
+    unless it takes ``**kwargs``.
     """
     parameters = inspect.signature(evaluate_batch, follow_wrapped=False).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

@@ -94,6 +94,22 @@ def test_a_run_with_loader_workers_resumes_bit_equal(stop_after: int, tmp_path: 
     assert_same_state(resumed, straight)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [{"stop_after": 7}, {"max_length": 3}, {"max_length": 7}], ids=str)
+def test_a_run_whose_validation_workers_live_on_resumes_bit_equal(part: dict[str, int], tmp_path: Path) -> None:
+    """They draw their seed from the random state of the training at the first validation only."""
+
+    class LivingOn(SmallTrial):
+        def build_validation_data_loader(self) -> pytorch.DataLoader:
+            data = super().build_validation_data_loader().dataset
+            return pytorch.DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
+
+    straight = train(tmp_path / "straight", LivingOn)
+    train(tmp_path / "parts", LivingOn, **part)
+    resumed = train(tmp_path / "parts", LivingOn, latest_checkpoint=only_checkpoint(tmp_path / "parts"), seed=99)
+    assert_same_state(resumed, straight)
+
+
 @pytest.mark.parametrize("aggregation_frequency", [2, 5])
 @pytest.mark.parametrize("stop_after", [3, 6, 13, 14])
 def test_a_run_stopped_within_an_aggregation_resumes_bit_equal(

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning.checkpoint.format.content import TrialState
-from det_lightning.engine.schedule import Action, Boundary, BoundaryActions, Phase, Schedule
+from det_lightning.engine.schedule import Action, BoundaryActions, Due, Phase, Schedule
 from det_lightning.units import Batch, Epoch, TrainUnit
 
-TRAIN, VALIDATE, CHECKPOINT, REPORT = Boundary
+TRAIN, VALIDATE, CHECKPOINT, REPORT = Due
 values = st.integers(-1, 12) | st.just(sys.maxsize) | st.frozensets(st.integers(1, 30), max_size=4)
 periods = st.none() | st.builds(Batch, values) | st.builds(Epoch, values)
 lengths = st.none() | st.builds(Batch, st.integers(1, 40)) | st.builds(Epoch, st.integers(1, 8))
@@ -90,7 +90,7 @@ def test_complete_once_the_length_is_reached(length: TrainUnit | None, trained: 
 
 
 def carry_out(
-    schedule: Schedule, due: list[Boundary], state: TrialState, stop_after: Callable[[list[Action]], bool] | None = None
+    schedule: Schedule, due: list[Due], state: TrialState, stop_after: Callable[[list[Action]], bool] | None = None
 ) -> list[Action]:
     """Do what the schedule asks for; ``stop_after`` decides, from what was done, whether the trial wants to stop."""
     done: list[Action] = []
@@ -114,14 +114,14 @@ def carry_out(
         ([VALIDATE, CHECKPOINT, REPORT], [Action.VALIDATE, Action.CHECKPOINT]),
     ],
 )
-def test_each_boundary_acts_once_and_in_order(due: list[Boundary], actions: list[Action]) -> None:
+def test_each_boundary_acts_once_and_in_order(due: list[Due], actions: list[Action]) -> None:
     assert carry_out(Schedule(Batch(100)), due, TrialState(batches_trained=10)) == actions
 
 
 @pytest.mark.parametrize(
     "due", [[TRAIN], [TRAIN, VALIDATE], [TRAIN, CHECKPOINT, REPORT], [TRAIN, VALIDATE, CHECKPOINT]]
 )
-def test_at_the_end_is_one_validation_and_one_checkpoint(due: list[Boundary]) -> None:
+def test_at_the_end_is_one_validation_and_one_checkpoint(due: list[Due]) -> None:
     done = carry_out(Schedule(Batch(10)), due, TrialState(batches_trained=10))
     assert sorted(done, key=list(Action).index) == [Action.VALIDATE, Action.CHECKPOINT, Action.STOP]
     assert done[-1] is Action.STOP
@@ -143,9 +143,9 @@ def test_a_checkpoint_made_during_the_validation_is_not_made_again() -> None:
     assert actions.phase is Phase.TRAINING
 
 
-@given(schedules, st.lists(st.sampled_from(list(Boundary)), unique=True).map(sorted), st.lists(st.booleans()))
+@given(schedules, st.lists(st.sampled_from(list(Due)), unique=True).map(sorted), st.lists(st.booleans()))
 def test_every_boundary_leads_back_to_training_or_stops_the_run_once(
-    schedule: Schedule, due: list[Boundary], wishes: list[bool]
+    schedule: Schedule, due: list[Due], wishes: list[bool]
 ) -> None:
     answers = iter(wishes)
     done = carry_out(schedule, due, TrialState(batches_trained=10), stop_after=lambda _: next(answers, False))
@@ -163,7 +163,7 @@ def test_every_boundary_leads_back_to_training_or_stops_the_run_once(
         ([REPORT], [Action.CHECKPOINT, Action.STOP]),
     ],
 )
-def test_a_stop_leaves_room_for_the_first_boundary_and_a_checkpoint(due: list[Boundary], actions: list[Action]) -> None:
+def test_a_stop_leaves_room_for_the_first_boundary_and_a_checkpoint(due: list[Due], actions: list[Action]) -> None:
     state = TrialState(batches_trained=10)
     assert carry_out(Schedule(Batch(100)), due, state, stop_after=lambda done: True) == actions
 

@@ -1,0 +1,145 @@
+"""Reports of workloads: complete before anything else is due, and after one more batch where metrics are on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+
+from det_lightning import pytorch
+from det_lightning.adapters import TrialModule
+from det_lightning.engine import training
+from det_lightning.engine.metrics import MetricTransfer, MetricWindow
+from tests.trials import SmallTrial, seed_everything
+
+AT_ONCE = ["train 0", "train 1", "report 2", "train 2", "train 3", "report 4", "train 4", "train 5", "report 6"]
+AFTER_ONE_MORE = ["train 0", "train 1", "train 2", "report 2", "train 3", "train 4", "report 4", "train 5", "report 6"]
+
+
+class OnGpu(MetricWindow):
+    """A window whose metrics come over beside the work of a device."""
+
+    def begin_transfer(self) -> MetricTransfer:
+        transfer = super().begin_transfer()
+        transfer.runs_aside = True
+        return transfer
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "MetricWindow", OnGpu)
+
+
+class Recorded(SmallTrial):
+    """Notes when it is called, and when its metrics are reported."""
+
+    fails_at: int | None = None
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.happened: list[str] = []
+        self.reported: list[dict[str, Any]] = []
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.happened.append(f"train {batch_idx}")
+        if batch_idx == self.fails_at:
+            raise ValueError("no such batch")
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class Watched(Recorded):
+    """Has a callback that sees each workload."""
+
+    class Watch(pytorch.PyTorchCallback):
+        def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+            pass
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {"watch": self.Watch()}
+
+
+class Reduced(Recorded):
+    """Has a reducer for training."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.wrap_reducer(len, name="length")
+
+
+class Failing(Recorded):
+    fails_at = 2
+
+
+class ToTrial(pl.Callback):
+    """Passes what is reported on to the trial itself."""
+
+    def __init__(self, module: TrialModule) -> None:
+        self._module = module
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._module.reporters.append(self)
+
+    @property
+    def trial(self) -> Recorded:
+        trial = self._module.trial
+        assert isinstance(trial, Recorded)
+        return trial
+
+    def report_training(self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[Any]) -> None:
+        self.trial.happened.append(f"report {steps_completed}")
+        self.trial.reported.append({**avg_metrics, "count": len(batch_metrics)})
+
+    def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
+        self.trial.happened.append(f"validate {steps_completed}")
+
+
+def train(trial_class: type[Recorded] = Recorded, **periods: Any) -> Recorded:
+    seed_everything()
+    module = TrialModule(trial_class, max_length=pytorch.Batch(6), reporting_period=pytorch.Batch(2), **periods)
+    reporter = ToTrial(module)
+    off: Any = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = pl.Trainer(accelerator="cpu", devices=1, callbacks=[reporter], **off)
+    if trial_class.fails_at is None:
+        trainer.fit(module)
+    else:
+        with pytest.raises(ValueError, match="no such batch"):
+            trainer.fit(module)
+    return reporter.trial
+
+
+def training_of(trial: Recorded) -> list[str]:
+    return [entry for entry in trial.happened if not entry.startswith("validate")]
+
+
+def test_a_report_follows_its_workload() -> None:
+    assert training_of(train()) == AT_ONCE
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_gpu_gets_the_next_batch_before_its_metrics_are_waited_for() -> None:
+    assert training_of(train()) == AFTER_ONE_MORE
+
+
+def test_a_later_report_has_the_same_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = train()
+    monkeypatch.setattr(training, "MetricWindow", OnGpu)
+    assert len(at_once.reported) == 3
+    assert train().reported == at_once.reported
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("trial_class", [Watched, Reduced])
+def test_code_of_the_user_runs_before_the_next_batch(trial_class: type[Recorded]) -> None:
+    assert training_of(train(trial_class)) == AT_ONCE
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_validation_follows_the_report_of_the_batches_before_it() -> None:
+    happened = train(validation_period=pytorch.Batch(2)).happened
+    assert happened[:4] == ["train 0", "train 1", "report 2", "validate 2"]
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_workload_is_reported_though_the_next_batch_fails() -> None:
+    assert train(Failing).happened == ["train 0", "train 1", "train 2", "report 2"]
