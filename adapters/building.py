@@ -12,6 +12,7 @@ from pytorch_lightning.strategies import Strategy
 from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.distributed.backend import LocalBackend
 from det_lightning.precision import WholeModelPrecision
+from det_lightning.pytorch._configuration import RunConfiguration
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
@@ -53,14 +54,18 @@ def take_precision(trainer: pl.Trainer) -> WholeModelPrecision | None:
 
 
 class TrialBuilder:
-    """Builds a trial once its device is known, or takes one that is built; see :class:`TrialModule`."""
+    """Builds a trial once its device is known, or takes one that is built; see :class:`TrialModule`.
+
+    ``said`` are arguments of the context that are not in ``configuration``.
+    """
 
     def __init__(
         self,
         trial: type[PyTorchTrial] | PyTorchTrial,
         context: PyTorchTrialContext | None,
         trial_kwargs: dict[str, Any],
-        context_kwargs: dict[str, Any],
+        configuration: RunConfiguration,
+        said: dict[str, Any],
     ) -> None:
         built = isinstance(trial, PyTorchTrial)
         if not built and not (isinstance(trial, type) and issubclass(trial, PyTorchTrial)):
@@ -71,7 +76,13 @@ class TrialBuilder:
         self._trial = trial
         self._context = context
         self._trial_kwargs = trial_kwargs
-        self._context_kwargs = context_kwargs
+        self._context_kwargs = {
+            "hparams": configuration.hparams,
+            "exp_conf": configuration.exp_conf,
+            "configuration": configuration,
+            "enable_tensorboard_logging": False,
+            **said,
+        }
         self._own_aggregation: int | None = None
 
     def build(
@@ -84,10 +95,7 @@ class TrialBuilder:
         if self._context is None:
             processes = TrainingProcesses.of_trainer(strategy)
             self._context = PyTorchTrialContext(
-                **self._context_kwargs,
-                backend=processes.backend,
-                distributed=processes.distributed,
-                enable_tensorboard_logging=False,
+                **self._context_kwargs, backend=processes.backend, distributed=processes.distributed
             )
         if self._own_aggregation is None:
             self._own_aggregation = self._context.aggregation_frequency
@@ -117,9 +125,7 @@ class TrialBuilder:
             return self._build_in(self._context), self._context
         assert isinstance(self._trial, type)
         arguments = {"trial_seed": 0, **self._context_kwargs}
-        context = PyTorchTrialContext(
-            **arguments, backend=LocalBackend(device), enable_tensorboard_logging=False, loading_only=True
-        )
+        context = PyTorchTrialContext(**arguments, backend=LocalBackend(device), loading_only=True)
         return adapt_legacy_trial(self._trial(context, **self._trial_kwargs), context), context
 
     def abandon(self, error: BaseException) -> None:

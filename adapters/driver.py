@@ -90,14 +90,14 @@ class RunDriver:
         flags: Any = self._trainer  # mypy does not see what Lightning's connectors set
         run.start_up(flags.limit_train_batches, flags.overfit_batches > 0)
         self._hooks.attach(run.context)
-        run.hooks_follow_report = self._hooks.may_end_run("on_train_batch_end")
+        run.reports.hooks_follow = self._hooks.may_end_run("on_train_batch_end")
         run.hooks_follow_validation = self._hooks.may_end_run("on_validation_end")
         run.window.keeps_latest = self._shows_each_training_batch
         run.evaluation.window.keeps_latest = self._shows_each_validation_batch
         lightning_loops.show_batches(
             self._trainer,
             self._next_training_batch if self._shows_each_training_batch else None,
-            run.to_device if self._shows_each_validation_batch and run.evaluation.by_batch else None,
+            run.prepare_batch if self._shows_each_validation_batch and run.evaluation.by_batch else None,
         )
 
     def begin_training(self, step_zero_validation: bool) -> None:
@@ -121,7 +121,7 @@ class RunDriver:
         """Return the batch of the next step, on the device, with its index in the epoch; None if there is none."""
         run = self.run
         if not self._fetched:  # a hook may have skipped a step
-            self._fetched = [*itertools.islice(run.on_device(run.data.training.batches), 1)]
+            self._fetched = [*itertools.islice(run.prepared(run.data.training.batches), 1)]
         batch = self._fetched[0] if self._fetched else None
         return batch, run.state.batches_trained % run.data.epoch_len
 
@@ -135,7 +135,7 @@ class RunDriver:
             trained = run.train(iter(fetched), _always)
         else:
             # Lightning's iterator keeps the batch for its callbacks, and costs more than all else done for a batch.
-            trained = run.train(run.on_device(run.data.training.batches), self._ends_training_step)
+            trained = run.train(run.prepared(run.data.training.batches), self._ends_training_step)
         outputs = run.window.take_latest()
         lightning_internals.move_to(self._trainer, run.state, run.context.optimizer_steps, extra_batches=trained - 1)
         if (self._shows_each_training_batch or run.at_epoch_end()) and not run.at_boundary():
@@ -143,8 +143,9 @@ class RunDriver:
             lightning_internals.publish_metrics(self._trainer, run.window.means())
         if run.early_end.is_immediate(run.at_boundary()):
             lightning_internals.end_training(self._trainer, early=True)
-        if run.at_boundary() or self._lightning_ends_here():
-            run.end_workload()
+        ends_here = self._lightning_ends_here()
+        if run.at_boundary() or ends_here:
+            run.end_workload(training_ends=ends_here)
         if not self._shows_each_training_batch:
             lightning_loops.show_batch_index(dataloader_iter, run.latest_batch_of_epoch())
         if run.at_epoch_end():
@@ -189,7 +190,7 @@ class RunDriver:
             limit = lightning_loops.validation_limit(self._trainer, dataloader_iter)
             batches = itertools.islice(run.data.validation.begin(), limit)
             draws = self._draw_validation_bar if self._bars.any_drawn else None
-            run.evaluation.evaluate(map(run.to_device, batches), draws)
+            run.evaluation.evaluate(map(run.prepare_batch, batches), draws)
             lightning_loops.show_batch_index(dataloader_iter, run.evaluation.batches_evaluated - 1)
         if over:
             if run.evaluation.by_batch and not run.schedule.test_mode:

@@ -19,9 +19,9 @@ from pytorch_lightning.utilities.compile import to_uncompiled
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
-from det_lightning.adapters.building import TRIAL_PRECISIONS
+from det_lightning.adapters.building import TRIAL_PRECISIONS, take_precision
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
-from det_lightning.adapters.strategies.taking import TAKEN_STRATEGIES
+from det_lightning.adapters.strategies.replaced import REPLACED_STRATEGIES
 from det_lightning.adapters.validation_timer import ValidationTimer
 from det_lightning.engine.schedule import Schedule
 from det_lightning.pytorch._position import TrainingPosition
@@ -89,23 +89,23 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             f"use one of {', '.join(TRIAL_PRECISIONS)}, or choose a precision in the trial's __init__",
         ),
         f"strategy={type(trainer.strategy).__name__} on {trainer.world_size} devices": (
-            trainer.world_size > 1 and not isinstance(trainer.strategy, (*TRIAL_STRATEGIES, *TAKEN_STRATEGIES)),
+            trainer.world_size > 1 and not isinstance(trainer.strategy, (*TRIAL_STRATEGIES, *REPLACED_STRATEGIES)),
             "use one that trains a trial's models: strategy="
             + " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES)
             + ", which pl.Trainer knows once det_lightning.adapters is imported",
         ),
     }
-    kind = type(module).__name__
-    wrong[f"torch.compile({kind})"] = (
+    module_name = type(module).__name__
+    wrong[f"torch.compile({module_name})"] = (
         is_compiled,
-        f"compile the models in the trial's __init__, before wrap_model(), and train the {kind} itself",
+        f"compile the models in the trial's __init__, before wrap_model(), and train the {module_name} itself",
     )
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
     found += [
         f"{type(callback).__name__}: {instead}"
         for callback in _callbacks_of(trainer)
-        for kind, instead in _UNSUPPORTED_CALLBACKS.items()
-        if isinstance(callback, kind)
+        for unsupported, instead in _UNSUPPORTED_CALLBACKS.items()
+        if isinstance(callback, unsupported)
     ]
     if not (of_call or before_launch):
         found += [f"{name}=...: {_OWN_DATA[name]}" for name in lightning_internals.given_data(trainer)]
@@ -129,6 +129,7 @@ class TakenFlags:
         accumulated_batches: number of batches whose gradients make one update; 1 if the trainer was not given it.
         clip_val: where the gradients of an update are clipped; None if the trainer was not given it.
         clip_algorithm: Lightning's name of the way to clip them; None for its default.
+        precision: the precision for each wrapped model; None for float32.
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
@@ -137,6 +138,7 @@ class TakenFlags:
         self.accumulated_batches = trainer.accumulate_grad_batches
         self.clip_val = self._clip_val or None
         self.clip_algorithm = trainer.gradient_clip_algorithm
+        self.precision = take_precision(trainer)
         self._validation_interval_s = lightning_internals.take_validation_interval(trainer)
         trainer.gradient_clip_val = None
         trainer.accumulate_grad_batches = 1

@@ -22,10 +22,10 @@ _UPDATE_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer
 
 
 class WatchedHooks:
-    """The hooks that callbacks of a trainer override, or a module that is a subclass of ``base``.
+    """Which of Lightning's hooks are overridden: by the trainer's callbacks, or by a module derived from ``base``.
 
-    A hook counts that is set on an instance, as ``LambdaCallback`` does. With the flags that were ``taken`` from the
-    trainer the module clips gradients.
+    Hooks set on an instance count, as ``LambdaCallback`` sets them. ``taken`` has the flags by which the module clips
+    gradients.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class WatchedHooks:
 
     def may_end_run(self, hook: str) -> bool:
         """Return whether ``hook`` is overridden by something that may ask to end the run."""
-        asking_otherwise = (EarlyStopping, ModelCheckpoint, ProgressBar)
-        return self._is_overridden(hook, [c for c in self._callbacks if not isinstance(c, asking_otherwise)])
+        cannot_ask = (EarlyStopping, ModelCheckpoint, ProgressBar)
+        return self._is_overridden(hook, [c for c in self._callbacks if not isinstance(c, cannot_ask)])
 
     def attach(self, context: PyTorchTrialContext) -> None:
         """Make a context call what is overridden, and show its backward passes and optimizer steps to a profiler."""

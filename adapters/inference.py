@@ -15,6 +15,7 @@ from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.loading import SavedTrial
+from det_lightning.adapters.plain_optimizer import as_torch_optimizer
 from det_lightning.adapters.reporting import as_tensors
 from det_lightning.core._metrics import scalars_of
 from det_lightning.distributed.rank_exchange import RankExchange
@@ -62,11 +63,6 @@ class Predictor:
 class GivenEvaluation:
     """Evaluates a trial on data that are not its own; its callbacks are not called.
 
-    Args:
-        trial: the trial.
-        context: its context.
-        loaders: the data; there must be one loader.
-
     Raises:
         UnsupportedTrainerFlags: there are several loaders; or the trial evaluates full datasets, and there are several
             processes, which share the data.
@@ -96,18 +92,20 @@ class GivenEvaluation:
 
     def close(self) -> dict[str, float]:
         """Return the metrics over all batches and ranks; all ranks must call it."""
+        exchange = RankExchange(self._context.distributed)
         if self._evaluation.by_batch:
             reducer = self._trial.evaluation_reducer()
-            exchange = RankExchange(self._context.distributed)
             metrics, _ = reduce_validation_metrics(self._evaluation.close(), reducer, exchange)
         else:
             metrics = self._evaluation.full_metrics
-        metrics.update(to_numpy(self._context.reducers.reduce_metrics(for_training=False)))
+        metrics.update(
+            to_numpy(self._context.reducers.reduce_metrics(for_training=False, allgather_fn=exchange.allgather))
+        )
         return scalars_of(metrics)
 
 
 class InferenceModule(pl.LightningModule):
-    """The part of a ``TrialModule`` that needs no run: ``module(x)``, ``trainer.predict`` and ``trainer.test``.
+    """The part of a ``TrialModule`` that needs no run: its parts, ``module(x)``, ``trainer.predict`` and ``.test``.
 
     Attributes:
         trial: the trial, once it is built.
@@ -204,6 +202,19 @@ class InferenceModule(pl.LightningModule):
             )
         return self.runnable, self.context
 
+    def configure_optimizers(self) -> Any:
+        """Return the optimizers and schedulers that the trial wrapped and steps itself."""
+        _, context = self.built()
+        known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        schedulers = [wrapped.scheduler for wrapped in context.lr_schedulers if isinstance(wrapped.scheduler, known)]
+        return [as_torch_optimizer(optimizer) for optimizer in context.optimizers], schedulers
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Log a value from any hook, as ``LightningModule.log`` does; a step need not say its ``batch_size``."""
+        if kwargs.get("batch_size") is None:
+            kwargs["batch_size"] = lightning_internals.batch_size_of_step(self, counts=bool(kwargs.get("on_epoch")))
+        super().log(name, value, *args, **kwargs)
+
     def _predictor(self) -> Predictor:
         runnable, context = self.built()
         return Predictor(original_trial(runnable), context.models)
@@ -257,6 +268,4 @@ class InferenceModule(pl.LightningModule):
         assert self._tested is not None
         self.log_dict(as_tensors(self._tested.close()), prog_bar=True, on_epoch=True, batch_size=1)
 
-    def on_test_end(self) -> None:
-        """Make the models ready for training again."""
-        self.built()[1].backend.placement.end_validation()
+    on_test_end = on_predict_end

@@ -14,16 +14,19 @@ from pytorch_lightning.__version__ import version as lightning_version
 from pytorch_lightning.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
 
 from det_lightning import errors
+from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry, from_lightning, split_models
+from det_lightning.checkpoint.format.layout import modernize
+from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry, from_lightning, split_models, to_entry
 from det_lightning.checkpoint.format.manifest import find_damage
-from det_lightning.checkpoint.format.upgrade import modernize
-from det_lightning.checkpoint.safe_load import allow_safe_values, finish, load_checkpoint, read_all_parts, read_state
+from det_lightning.checkpoint.format.plain_numpy import with_plain_numbers
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, checkpoint_path, explain_errors, new_id
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, download, open_checkpoint
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
+from det_lightning.engine.checkpointing import RunContent
 from det_lightning.engine.resume import require_resumable
+from det_lightning.engine.run import TrialRun
 from det_lightning.masking import mask_text
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._weights import load_models
@@ -32,12 +35,21 @@ logger = logging.getLogger(__name__)
 
 #: The key of a loaded Determined checkpoint in the dict that Lightning passes around.
 DETERMINED_KEY = "determined_checkpoint"
+# Entries of Lightning's checkpoints in which there may be numbers of numpy, as of a learning rate.
+_WITH_USERS_NUMBERS = {"optimizer_states", "lr_schedulers", "hyper_parameters"}
 
 
 def _without_secrets(record: logging.LogRecord) -> bool:
     record.msg = mask_text(record.getMessage())
     record.args = ()
     return True
+
+
+def add_content(checkpoint: dict[str, Any], run: TrialRun) -> None:
+    """Add the trial's callbacks, random state and position in the data to one of Lightning's checkpoints."""
+    for entry in _WITH_USERS_NUMBERS & checkpoint.keys():
+        checkpoint[entry] = with_plain_numbers(checkpoint[entry])
+    checkpoint[TRIAL_KEY] = to_entry(RunContent(run).collect_without_weights())
 
 
 def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitting: bool) -> CheckpointContent | None:
@@ -49,7 +61,7 @@ def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitti
     if content is not None:
         require_resumable(content)
         if not fitting:
-            content = read_all_parts(content) if content.is_sharded else content
+            content = safe_load.read_all_parts(content) if content.is_sharded else content
             modernize(content.state, content.source)
             load_models(context, content.state, content.source, content.trial_class)
         return content
@@ -75,11 +87,11 @@ def _read_file(location: Location, map_location: Any, trusted: bool) -> dict[str
     if location.is_local:
         if not location.exists():
             raise errors.CheckpointNotFound(f"There is no checkpoint {location}.")
-        return read_state(location.local_path, trusted=trusted, map_location=map_location)
+        return safe_load.read_state(location.local_path, trusted=trusted, map_location=map_location)
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
         download(location.parent, [location.name], pathlib.Path(folder), RetryPolicy())
         copied = pathlib.Path(folder) / location.name
-        return read_state(copied, trusted=trusted, source=location, map_location=map_location)
+        return safe_load.read_state(copied, trusted=trusted, source=location, map_location=map_location)
 
 
 class TrialCheckpointIO(CheckpointIO):
@@ -121,8 +133,8 @@ class TrialCheckpointIO(CheckpointIO):
                 return _read_file(location, map_location, trusted)
             options = {} if weights_only is None else {"weights_only": weights_only}
             # A TrialModule's entry holds numpy's random state, which Lightning does not allow.
-            with allow_safe_values():
-                return dict(finish(self.inner.load_checkpoint(path, map_location, **options)))
+            with safe_load.allow_safe_values():
+                return dict(safe_load.finish(self.inner.load_checkpoint(path, map_location, **options)))
         content = self._load(str(path), trusted=trusted)
         return {
             "pytorch-lightning_version": lightning_version,
@@ -142,7 +154,10 @@ class TrialCheckpointIO(CheckpointIO):
         for candidate, before in itertools.pairwise([path, *self._newest_first[position + 1 :], None]):
             assert candidate is not None
             try:
-                return load_checkpoint(candidate, self.options, trusted=trusted, in_parts=True)
+                # Where there is another one to take, damage must show before the parts of a sharded one are loaded.
+                return safe_load.load_checkpoint(
+                    candidate, self.options, trusted=trusted, in_parts=True, verify_parts=before is not None
+                )
             except errors.CheckpointError as e:
                 failures.append(e)
                 if before is None or not self._is_damaged(candidate, e):
@@ -178,8 +193,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
     holds what Lightning keeps beyond the trial, such as the state of its callbacks.
 
     Args:
-        code_dir: the directory that is copied into each checkpoint; by default the working directory.
-        code_with_secrets: copy files whose names suggest secrets too, such as ``.env``.
+        code_dir, code_with_secrets: what of the code is copied; see ``DeterminedCheckpoint``.
         trusted: unpickle anything, running whatever code a checkpoint contains.
         options: for the file system of a URL; see ``CheckpointStorage``.
 

@@ -13,11 +13,11 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from det_lightning import errors
 from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TrialCheckpointIO
+from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.layout import modernize
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_lightning
 from det_lightning.checkpoint.format.resume_state import read_settings
-from det_lightning.checkpoint.format.upgrade import modernize
-from det_lightning.checkpoint.safe_load import allow_safe_values, finish
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._weights import load_models
@@ -26,11 +26,7 @@ from det_lightning.pytorch._weights import load_models
 class SavedTrial:
     """A trial in a checkpoint, a ``.ckpt`` file or a directory in Determined's format.
 
-    Args:
-        path: path or URL of the file or directory, or an open ``.ckpt`` file.
-        map_location: as in ``torch.load``; by default tensors of a file are where they were, if that is there.
-        weights_only: False unpickles anything, running whatever code the checkpoint contains.
-        storage_options: for the file system of a URL.
+    The arguments are those of ``TrialModule.load_from_checkpoint``.
 
     Raises:
         CheckpointError: it is missing, damaged, unsafe, or that of another ``LightningModule``.
@@ -51,8 +47,8 @@ class SavedTrial:
             checkpoint = reader.load_checkpoint(path, where, weights_only)
         else:
             self._source = "the open file"
-            with allow_safe_values():
-                checkpoint = finish(torch.load(path, where, weights_only=weights_only))
+            with safe_load.allow_safe_values():
+                checkpoint = safe_load.finish(torch.load(path, where, weights_only=weights_only))
         self._content = self._content_of(checkpoint)
         modernize(self._content.state, self._source)
 

@@ -7,28 +7,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals, lightning_loops
-from det_lightning.adapters.building import TrialBuilder, take_precision
+from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.driver import RunDriver, StopIterationGuard
 from det_lightning.adapters.hooks import WatchedHooks
 from det_lightning.adapters.inference import InferenceModule
-from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, take_content
-from det_lightning.adapters.plain_optimizer import PlainOptimizer
+from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
 from det_lightning.adapters.reporting import LightningReporter
-from det_lightning.adapters.strategies.taking import take_strategy
+from det_lightning.adapters.strategies.replaced import use_trial_strategy
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, to_entry
-from det_lightning.checkpoint.format.plain_numpy import with_plain_numbers
-from det_lightning.engine.checkpointing import CheckpointPlan, RunCheckpoints, RunContent
-from det_lightning.engine.run import Reporter, TrialRun
+from det_lightning.engine.checkpointing import CheckpointPlan, RunCheckpoints
+from det_lightning.engine.run import TrialRun
 from det_lightning.engine.schedule import Schedule
 from det_lightning.engine.stopping import StopRequest
+from det_lightning.engine.workload_reports import Reporter
 from det_lightning.masking import mask
-from det_lightning.precision import WholeModelPrecision
 from det_lightning.pytorch._configuration import ExpConf, RunConfiguration
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
@@ -36,9 +32,6 @@ from det_lightning.units import TrainUnit
 
 # Sections of a configuration about what DeterminedCheckpoint is told.
 _OF_CHECKPOINTS = ("checkpoint_policy", "checkpoint_storage", "min_checkpoint_period")
-
-# Entries of Lightning's checkpoints in which there may be numbers of numpy, as of a learning rate.
-_WITH_USERS_NUMBERS = {"optimizer_states", "lr_schedulers", "hyper_parameters"}
 
 
 class TrialModule(InferenceModule):
@@ -116,40 +109,28 @@ class TrialModule(InferenceModule):
             if aggregation_frequency is None and context.aggregation_frequency > 1:
                 aggregation_frequency = context.aggregation_frequency
         self._given_aggregation = aggregation_frequency
-        self.builder = TrialBuilder(
-            trial,
-            context,
-            trial_kwargs or {},
-            {
-                "hparams": hparams,
-                "exp_conf": configuration.exp_conf,
-                "configuration": configuration,
-                **configuration.complete(
-                    aggregation_frequency=aggregation_frequency,
-                    average_aggregated_gradients=average_aggregated_gradients,
-                    trial_seed=trial_seed,
-                ),
-            },
+        said = configuration.complete(
+            aggregation_frequency=aggregation_frequency,
+            average_aggregated_gradients=average_aggregated_gradients,
+            trial_seed=trial_seed,
         )
+        self.builder = TrialBuilder(trial, context, trial_kwargs or {}, configuration, said)
         given = {"max_length": max_length, "validation_period": validation_period, "reporting_period": reporting_period}
         # Raises now for a wrong period, not when training starts.
         self._given_schedule = Schedule(max_length, validation_period, None, reporting_period, test_mode)
         self._configured_schedule = Schedule(**configuration.missing_in(given))
-        initial = configuration.complete(step_zero_validation=step_zero_validation)
-        self._step_zero_validation: bool = initial.get("step_zero_validation", False)
+        at_start = configuration.complete(step_zero_validation=step_zero_validation)
+        self._step_zero_validation: bool = at_start.get("step_zero_validation", False)
         self._wrap_checkpoint_io = functools.partial(
             TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first
         )
         self._taken: flags.TakenFlags | None = None
-        self._model_precision: WholeModelPrecision | None = None
         self._latest_run: TrialRun | None = None
         self._forget_run()
         if hparams:
             # For Lightning's checkpoints and loggers, which take the name of the argument; the trial has its own.
             hparams = mask(hparams)
             self.save_hyperparameters(hparams)
-
-    # Setup
 
     def _forget_run(self) -> None:
         self.driver: RunDriver | None = None
@@ -165,9 +146,8 @@ class TrialModule(InferenceModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """Refuse flags that cannot work; attach what ends a trial's run after an exception."""
         flags.refuse_unsupported_flags(self.trainer, self._given_aggregation)
-        take_strategy(self.trainer)
+        use_trial_strategy(self.trainer)
         lightning_loops.use_trial_loops(self.trainer)
-        self._model_precision = take_precision(self.trainer)
         self._taken = flags.TakenFlags(self.trainer)
         self._forget_run()
         return [_RunGuard()]
@@ -182,22 +162,13 @@ class TrialModule(InferenceModule):
 
     def configure_model(self) -> None:
         """Build the trial, on the device that Lightning chose."""
-        accumulated_batches = 1 if self._taken is None else self._taken.accumulated_batches
-        runnable, context = self.builder.build(self.trainer.strategy, self._model_precision, accumulated_batches)
+        assert self._taken is not None
+        taken = self._taken
+        runnable, context = self.builder.build(self.trainer.strategy, taken.precision, taken.accumulated_batches)
         self.adopt(runnable, context)
         if context.distributed.rank == 0:
             read = runnable.config_fields if isinstance(runnable, SelfSavingTrial) else ()
             context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS, read=read)
-
-    def configure_optimizers(self) -> Any:
-        """Return the optimizers and schedulers that the trial wrapped and steps itself."""
-        _, context = self.built()
-        known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        schedulers = [wrapped.scheduler for wrapped in context.lr_schedulers if isinstance(wrapped.scheduler, known)]
-        optimizers = [
-            one if isinstance(one, torch.optim.Optimizer) else PlainOptimizer(one) for one in context.optimizers
-        ]
-        return optimizers, schedulers
 
     def train_dataloader(self) -> Any:
         """Return the endless training data, cut into epochs."""
@@ -209,32 +180,27 @@ class TrialModule(InferenceModule):
             self._start_run()
         return self.trial_run.data.validation
 
-    # Training
+    # Training and validation. The methods of RunDriver say what the hooks do.
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Keep the trial's gradients, which Lightning would clear at the start of each run."""
 
     def on_fit_start(self) -> None:
-        """Begin a run of the trial."""
         self._start_run()
 
     def on_train_start(self) -> None:
-        """Load the checkpoint into the trial; validate where that is due before the first batch."""
         self._driving().begin_training(self._step_zero_validation)
 
     def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
-        """Train up to the next boundary or the end of the epoch; return the metrics of a step of one batch."""
         with StopIterationGuard():
             return self._driving().train(dataloader_iter)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Do what is due at the boundary; leave a validation to Lightning's loop."""
         lightning_internals.save_by_time(self.trainer)
         with StopIterationGuard():
             lightning_internals.allow_validation(self.trainer, due=self._driving().act())
 
     def on_train_end(self) -> None:
-        """Report and save what is left, however the training ended."""
         self._driving().finish()
 
     def teardown(self, stage: str) -> None:
@@ -258,45 +224,33 @@ class TrialModule(InferenceModule):
             self._taken.restore()
             self._taken = None
 
-    # Validation
-
     def on_validation_model_zero_grad(self) -> None:
         """Keep the gradients, which may be those of an unfinished aggregation."""
 
     def on_validation_model_eval(self) -> None:
         """Leave the modes of the models to the run."""
 
-    def on_validation_model_train(self) -> None:
-        """Leave the modes of the models to the run."""
+    on_validation_model_train = on_validation_model_eval
 
     def on_validation_start(self) -> None:
-        """Begin a validation of the trial."""
         with StopIterationGuard():
             self.trial_run.begin_validation()
 
     def validation_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
-        """Evaluate the validation data; return the metrics of a step of one batch."""
         with StopIterationGuard():
             return self._driving().evaluate(dataloader_iter)
 
     def on_validation_epoch_end(self) -> None:
-        """Reduce and log the metrics of the validation."""
         with StopIterationGuard():
             self._driving().end_validation_epoch()
 
     def on_validation_end(self) -> None:
-        """Do what is left to do at the boundary after its validation."""
         with StopIterationGuard():
             if self.trainer.state.fn is TrainerFn.FITTING:
                 self._driving().act_after_validation()
 
-    # Lightning's checkpoint files
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the trial's callbacks, random state and position in the data."""
-        for entry in _WITH_USERS_NUMBERS & checkpoint.keys():
-            checkpoint[entry] = with_plain_numbers(checkpoint[entry])
-        checkpoint[TRIAL_KEY] = to_entry(RunContent(self.trial_run).collect_without_weights())
+        add_content(checkpoint, self.trial_run)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built."""
@@ -307,14 +261,6 @@ class TrialModule(InferenceModule):
             checkpoint["state_dict"] = self.state_dict()
         # The trial's own position replaces that of Lightning's loops.
         checkpoint.pop("loops", None)
-
-    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Log a value from any hook, as ``LightningModule.log`` does; a step need not say its ``batch_size``."""
-        if kwargs.get("batch_size") is None:
-            kwargs["batch_size"] = lightning_internals.batch_size_of_step(self, counts=bool(kwargs.get("on_epoch")))
-        super().log(name, value, *args, **kwargs)
-
-    # The run
 
     @property
     def trial_run(self) -> TrialRun:
@@ -341,7 +287,7 @@ class TrialModule(InferenceModule):
         schedule = flags.complete_schedule(
             self.trainer, self._given_schedule, self._configured_schedule, context.position, period, timer
         )
-        reporters = [LightningReporter(self), *self.reporters]
+        reporters = [LightningReporter(self, TrialModule), *self.reporters]
         run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
         hooks = WatchedHooks(self.trainer, self, TrialModule, self._taken)
         self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan), hooks, timer)

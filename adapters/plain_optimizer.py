@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 
 class PlainOptimizer:
     """An optimizer with what Lightning looks at: ``defaults`` and ``state``, which one that is not of torch may lack.
@@ -33,3 +35,8 @@ class PlainOptimizer:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the optimizer."""
         self._optimizer.load_state_dict(state_dict)
+
+
+def as_torch_optimizer(optimizer: Any) -> Any:
+    """Return one of torch's optimizers unchanged, and any other one as a :class:`PlainOptimizer`."""
+    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else PlainOptimizer(optimizer)

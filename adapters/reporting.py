@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ProgressBar, TQDMProgressBar
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from det_lightning.adapters import lightning_internals
 from det_lightning.core._metrics import scalars_of
@@ -20,10 +21,13 @@ class LightningReporter:
     """Passes the metrics of a module's trial to its Lightning trainer, with the number of batches as the step.
 
     All metrics keep their names, except that a validation metric with the name of a training metric gets a ``val_``.
+    Where a subclass of ``base``, that of all such modules, overrides ``log`` or ``log_dict``, it sees those of each
+    validation.
     """
 
-    def __init__(self, module: pl.LightningModule) -> None:
+    def __init__(self, module: pl.LightningModule, base: type[pl.LightningModule]) -> None:
         self._module = module
+        self._base = base
         self._training_names: set[str] = set()
 
     def report_training(
@@ -45,11 +49,14 @@ class LightningReporter:
         if not named:
             return
         trainer = self._module.trainer
-        if trainer.state.fn is TrainerFn.FITTING and not trainer.loggers:
+        if trainer.state.fn is TrainerFn.FITTING and not trainer.loggers and not self._has_own_log():
             # Lightning's log() takes longer than the validation of a hundred small batches.
             lightning_internals.show_report(trainer, as_tensors(named), named)
         else:
             self._module.log_dict(as_tensors(named), prog_bar=True, on_epoch=True, batch_size=1)
+
+    def _has_own_log(self) -> bool:
+        return any(is_overridden(name, self._module, self._base) for name in ("log", "log_dict"))
 
 
 def as_tensors(scalars: dict[str, float]) -> dict[str, torch.Tensor]:

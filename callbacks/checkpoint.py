@@ -145,7 +145,7 @@ class DeterminedCheckpoint(pl.Callback):
         if self._plan.complete is not None:
             checkpoint_id, batches = self._plan.complete
             return (
-                f"Checkpoint {checkpoint_id} in {escape(self.storage)} has the first {batches}. To go on: "
+                f"Checkpoint {checkpoint_id} in {escape(self.storage)} has the first {batches} batches. To go on: "
                 f"fit(latest_checkpoint={checkpoint_id!r})."
             )
         if resumed_from is not None:
@@ -194,7 +194,7 @@ class DeterminedCheckpoint(pl.Callback):
             asked = module.stop_request is not None and module.stop_request.requested
             return asked or trainer.received_sigterm
 
-        self._run_storage.hurry_when(is_ending)
+        self._run_storage.limit_retries_when(is_ending)
         if trainer.is_global_zero:
             if self._is_default:  # a warning, because it is shown without any configuration of logging
                 logger.warning("No storage of checkpoints is given: they go to %s.", escape(self.storage))
@@ -206,7 +206,7 @@ class DeterminedCheckpoint(pl.Callback):
         """Reserve memory for copies of the state that are written in the background."""
         context = require_trial_module(self, pl_module).trial_run.context
         if trainer.is_global_zero and not context.backend.states.is_sharded:
-            self._run_storage.saver.expect(context.models, context.optimizers)
+            self._run_storage.saver.reserve_memory(context.models, context.optimizers)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Give up the name of the trial if the run failed before it began; otherwise that is done at its end."""
@@ -215,7 +215,7 @@ class DeterminedCheckpoint(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Forget the run, because the storage may be used by another."""
-        self.storage.hurry_when(lambda: False)
+        self.storage.limit_retries_when(lambda: False)
 
     def close(self) -> None:
         """Give up the name of the trial, and what keeps others from deleting checkpoints."""

@@ -37,11 +37,7 @@ def end_for_invalid_hp(error: errors.InvalidHP, task: TrialTask | None, rank: in
 
 
 class ExperimentReporter(pl.Callback):
-    """Reports metrics and checkpoints to ``det-lightning run``, whose search decides by them.
-
-    Args:
-        task: what the runner has passed to this process.
-    """
+    """Reports metrics and checkpoints to ``det-lightning run``, whose search decides by them."""
 
     def __init__(self, task: TrialTask) -> None:
         self._task = task

@@ -17,10 +17,6 @@ class HParamsSummary(pl.Callback):
     """Writes a trial's hyperparameters to its TensorBoard files, and what the experiment searches for.
 
     TensorBoard, on a directory above those of several trials, then compares them by the searcher's metric.
-
-    Args:
-        output: where to write; see ``context.tensorboard``.
-        task: what the runner of the experiment has passed to this process.
     """
 
     def __init__(self, output: TensorBoardOutput, task: TrialTask) -> None:

@@ -11,7 +11,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from det_lightning import errors
 from det_lightning.adapters import lightning_strategies
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._ports import free_port
+from det_lightning.core._topology import free_port
 from det_lightning.distributed.backend import Backend
 
 _OF_PROCESSES = {
@@ -29,12 +29,7 @@ _OF_PROCESSES = {
 class PerModelStrategy(DDPStrategy):
     """Lightning's DDP without its module: the trial's models are made ready for training one by one.
 
-    Args:
-        **kwargs: those of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``, ``start_method``,
-            ``cluster_environment``.
-
-    Raises:
-        TypeError: there is another argument.
+    It takes the arguments of ``DDPStrategy`` about processes; a TypeError is raised for any other.
     """
 
     strategy_name: str

@@ -76,32 +76,25 @@ def _cast_fields(value: Any, cast: TensorCast) -> Any:
     return done
 
 
+@dataclasses.dataclass(eq=False)
 class CastingForward:
     """The forward pass of a model with casts around it; set as the model's ``forward``.
 
-    It is an object, not a closure, so that a deep copy of the model runs the copy. ``autocast`` is the device type, and
-    what to compute in where that is safe.
+    It is an object, not a closure, so that a deep copy of the model runs the copy.
     """
 
-    def __init__(
-        self,
-        forward: Callable[..., Any],
-        inputs: TensorCast | None = None,
-        outputs: TensorCast | None = None,
-        autocast: tuple[str, torch.dtype] | None = None,
-    ) -> None:
-        self._forward = forward
-        self._inputs = inputs
-        self._outputs = outputs
-        self._autocast = autocast
+    forward: Callable[..., Any]
+    inputs: TensorCast | None = None
+    outputs: TensorCast | None = None
+    autocast: tuple[str, torch.dtype] | None = None  # the device type, and what to compute in where that is safe
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._inputs is not None:
-            args = cast_floats(args, self._inputs)
-            kwargs = cast_floats(kwargs, self._inputs)
-        with contextlib.nullcontext() if self._autocast is None else torch.autocast(*self._autocast):
-            output = self._forward(*args, **kwargs)
-        return output if self._outputs is None else cast_floats(output, self._outputs)
+        if self.inputs is not None:
+            args = cast_floats(args, self.inputs)
+            kwargs = cast_floats(kwargs, self.inputs)
+        with contextlib.nullcontext() if self.autocast is None else torch.autocast(*self.autocast):
+            output = self.forward(*args, **kwargs)
+        return output if self.outputs is None else cast_floats(output, self.outputs)
 
 
 @dataclasses.dataclass(frozen=True)

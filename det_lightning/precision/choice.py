@@ -13,7 +13,7 @@ from det_lightning.distributed.backend import Backend, GradientExchange
 from det_lightning.precision.apex_levels import ApexLevels
 from det_lightning.precision.casting import CastingForward, WholeModelPrecision, halves_to_float
 from det_lightning.precision.installed_apex import InstalledApex, apex_is_wanted
-from det_lightning.precision.level_models import apply_level, check_parts, configured_parts, put_back, wrapped_ones
+from det_lightning.precision.level_models import apply_level, check_parts, listed, put_back, wrapped_ones
 from det_lightning.precision.levels import resolve_level
 from det_lightning.precision.scaling import LossScaling, TorchAmp, make_scaler
 
@@ -214,8 +214,8 @@ class ChosenPrecision:
             cast_model_outputs: what outputs are cast to; float32 by default.
             num_losses: number of losses in a batch with a scaler of their own; 1 scales all losses alike.
             verbosity: 0 keeps the log free of what was configured.
-            min_loss_scale: where a dynamic scale ends to be halved.
-            max_loss_scale: where a dynamic scale ends to be doubled.
+            min_loss_scale: a dynamic scale is never halved below this.
+            max_loss_scale: a dynamic scale is never doubled above this.
 
         Returns:
             Models and optimizers, each alone or as a list, as given.
@@ -240,7 +240,8 @@ class ChosenPrecision:
         }
         self._require_no_other_amp()
         level = resolve_level(opt_level, overrides)
-        chosen_models, chosen_optimizers = configured_parts(models, optimizers)
+        chosen_models = listed("models", models, torch.nn.Module)
+        chosen_optimizers = listed("optimizers", optimizers, torch.optim.Optimizer)
         check_parts(chosen_models, chosen_optimizers, self.models, self.optimizers)
         if apex_is_wanted():
             return self._initialize_apex((models, optimizers), opt_level=opt_level, verbosity=verbosity, **overrides)

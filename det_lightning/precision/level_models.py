@@ -15,12 +15,8 @@ from det_lightning.precision.levels import HALF_TYPES, Level
 _T = TypeVar("_T")
 
 
-def configured_parts(models: Any, optimizers: Any) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
-    """Return what was given, each alone or in a list or tuple, as two lists."""
-    return _listed("models", models, torch.nn.Module), _listed("optimizers", optimizers, torch.optim.Optimizer)
-
-
-def _listed(name: str, given: Any, kind: type[_T]) -> list[_T]:
+def listed(name: str, given: Any, kind: type[_T]) -> list[_T]:
+    """Return what was given as the argument ``name``, alone or in a list or tuple, as a list."""
     found = list(given) if isinstance(given, list | tuple) else [given]
     if wrong := [f"{item!r:.80} of type {type(item).__name__}" for item in found if not isinstance(item, kind)]:
         raise errors.InvalidExperimentException(
@@ -136,7 +132,7 @@ def _surround(model: torch.nn.Module, level: Level, device: torch.device) -> Non
     outputs: TensorCast | None = None
     if level.cast_model_outputs is not None:
         outputs = floats_of(level.cast_model_outputs)
-    elif level.halves:
+    elif level.uses_half_precision:
         outputs = halves_to_float
     if level.casts_weights and level.cast_model_type is not None:
         inputs = floats_of(level.cast_model_type)

@@ -36,7 +36,8 @@ _LEVELS: dict[str, dict[str, Any]] = {
 class Level:
     """A level with all of its properties decided; they are the arguments of ``configure_apex_amp``.
 
-    As ``cast_model_type`` None leaves weights and inputs; as ``cast_model_outputs`` it makes halves float32.
+    ``cast_model_type=None`` leaves weights and inputs unchanged. ``cast_model_outputs=None`` casts outputs in half
+    precision to float32.
     """
 
     opt_level: str
@@ -56,7 +57,7 @@ class Level:
         return self.cast_model_type not in (None, torch.float32)
 
     @property
-    def halves(self) -> bool:
+    def uses_half_precision(self) -> bool:
         """Whether anything is computed in half precision."""
         return self.patch_torch_functions or self.casts_weights
 
@@ -67,7 +68,7 @@ class Level:
 
     def on_device(self, device: torch.device) -> Level:
         """Return the level, on the CPU with bfloat16 in place of float16."""
-        if device.type != "cpu" or not self.halves:
+        if device.type != "cpu" or not self.uses_half_precision:
             return self
         logger.warning(
             "configure_apex_amp(opt_level=%r) on the CPU: bfloat16 takes the place of float16. Losses are scaled as on "

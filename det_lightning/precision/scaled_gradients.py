@@ -48,7 +48,7 @@ class ScaledGradients:
         on any rank, is not finite.
         """
         self._take_from_halves()
-        touched = [optimizer for optimizer in self._optimizers if _has_gradients(optimizer)]
+        touched = [o for o in self._optimizers if any(p.grad is not None for p in parameters_of(o))]
         for optimizer in touched:
             self._exchange.synchronize(optimizer)
         overflow = self._unscale(inverse)
@@ -112,15 +112,11 @@ class ScaledGradients:
 
 def _copy(to: list[torch.Tensor], of: list[torch.Tensor]) -> None:
     """Copy tensors, rounded to the type of their targets, in few kernels."""
-    torch._foreach_copy_(_on_this_rank(to), _on_this_rank(of))
-
-
-def _on_this_rank(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the part of each tensor that is here."""
-    return [_local(tensor) for tensor in tensors]
+    torch._foreach_copy_([_local(tensor) for tensor in to], [_local(tensor) for tensor in of])
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that is on this rank."""
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return tensor
     # Slow to import, and where parameters are sharded it is there already.
@@ -138,10 +134,6 @@ def _values_of_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
         parameter.grad = summed = gradient.coalesce()
         return summed.values()
     return gradient
-
-
-def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(parameter.grad is not None for parameter in parameters_of(optimizer))
 
 
 def _distinct_parameters(optimizers: list[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:

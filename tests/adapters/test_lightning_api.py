@@ -179,6 +179,25 @@ def test_callbacks_see_the_same_metrics_of_a_validation_whether_there_is_a_logge
     assert without.kinds[0]["validation_loss"].dtype is torch.float64
 
 
+class OwnLog(TrialModule):
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        self.logged = [*getattr(self, "logged", []), name]
+        super().log(name, value, *args, **kwargs)
+
+
+class OwnLogDict(TrialModule):
+    def log_dict(self, dictionary: Any, *args: Any, **kwargs: Any) -> None:
+        self.logged = [*getattr(self, "logged", []), *dictionary]
+        super().log_dict(dictionary, *args, **kwargs)
+
+
+@pytest.mark.parametrize("module_class", [OwnLog, OwnLogDict])
+def test_an_override_of_log_sees_the_metrics_of_a_validation_without_any_logger(module_class: Any) -> None:
+    module = module_class(SmallTrial)
+    fit(module, max_epochs=1)
+    assert module.logged == ["validation_loss"]
+
+
 def test_early_stopping_ends_the_training() -> None:
     module = TrialModule(RecordingTrial)
     lightning = fit(module, max_epochs=50, callbacks=[EarlyStopping("validation_loss", min_delta=100.0, patience=2)])

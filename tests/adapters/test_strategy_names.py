@@ -14,7 +14,7 @@ from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 
 from det_lightning import errors
 from det_lightning.adapters.strategies import PerModelFSDPStrategy
-from det_lightning.adapters.strategies.taking import counterpart_of
+from det_lightning.adapters.strategies.replaced import counterpart_of
 from tests.versions import SHARDS, needs_shards
 
 NAMES = ("trial_ddp", "trial_ddp_find_unused_parameters_true", "trial_fsdp", "horovod")

@@ -39,7 +39,7 @@ def test_ctrl_c_ends_a_script_with_one_line_and_without_a_traceback(tmp_path: Pa
     (checkpoint,) = CheckpointStorage(tmp_path / "checkpoints").list_ids()
     assert ended.status in STATUS_OF_INTERRUPT
     assert ended.output == (
-        f"Interrupted after 7 batches. Checkpoint {checkpoint} in {tmp_path / 'checkpoints'} has the first 4. "
+        f"Interrupted after 7 batches. Checkpoint {checkpoint} in {tmp_path / 'checkpoints'} has the first 4 batches. "
         f"To go on: fit(latest_checkpoint='{checkpoint}').\n"
     )
 

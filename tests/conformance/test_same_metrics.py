@@ -262,6 +262,24 @@ def test_a_tensor_that_the_trial_goes_on_changing_keeps_its_value() -> None:
     assert (float.fromhex(averages["seen"][1]), float.fromhex(real_averages["seen"][1])) == (2.0, 3.0)
 
 
+def test_a_dict_that_the_trial_returns_for_every_batch_keeps_the_values_of_each() -> None:
+    """Knowingly different: every batch of the real one has the metrics of the last."""
+
+    def make(api: Any) -> type:
+        metrics: dict[str, Any] = {}
+
+        class Reusing(basic(api)):  # type: ignore[misc]
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+                metrics.update(super().train_batch(batch, epoch_idx, batch_idx), batch=batch_idx)
+                return metrics
+
+        return Reusing
+
+    real, ours = (run(side, make, max_length=lambda api: api.Batch(3)) for side in SIDES)
+    means = [float.fromhex(trace.named("on_training_workload_end")[0][1]["batch"][1]) for trace in (real, ours)]
+    assert means == [2.0, 1.0]
+
+
 def close_summary_writers() -> None:
     """Let what is still to be written arrive, at a path from the working directory; the real one does not close."""
     for writer in gc.get_objects():

@@ -16,9 +16,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pytorch_lightning.loggers.logger import DummyLogger
 
 from det_lightning import pytorch
+from det_lightning.adapters.inference import GivenEvaluation
 from det_lightning.core import DistributedContext
 from tests.distributed.group_ranks import in_processes
-from tests.trials import SmallTrial, seed_everything
+from tests.trials import SmallTrial, make_data, seed_everything
 
 PERIOD = 4
 LENGTH = 16
@@ -196,6 +197,64 @@ def test_ranks_pass_boundaries_without_waiting_for_the_chief_while_it_uploads_a_
         assert [after[batch] for batch in (2 * PERIOD, 3 * PERIOD)] == [["group"] * 2] * 2
         assert complete == [0, 1]
         assert was_passed == ([True, True] if rank == 0 else [])
+
+
+@pytest.mark.slow
+def test_a_test_reduces_the_trials_own_reducers_over_the_group_as_well(tmp_path: Path) -> None:
+    """The store only shows that all ranks have a group."""
+
+    def run(context: DistributedContext) -> tuple[list[str], float]:
+        called = CalledExchanges()
+
+        class Summing(SmallTrial):
+            def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+                super().__init__(context)
+                self.total = context.wrap_reducer(sum, name="total")
+
+            def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+                self.total.update(1 + self.context.distributed.rank)
+                return super().evaluate_batch(batch)
+
+        seed_everything()
+        with pytorch.init(hparams={"global_batch_size": 8}, distributed=context) as trial_context:
+            evaluation = GivenEvaluation(Summing(trial_context), trial_context, None)
+            evaluation.evaluate(list(make_data()[:4]))
+            sys.setprofile(called)
+            metrics = evaluation.close()
+            sys.setprofile(None)
+        return called.found, metrics["total"]
+
+    for found, total in in_processes(2, tmp_path, run):
+        assert total == 3
+        assert found[0] == "store"
+        assert {*found[1:]} == {"group"}
+
+
+class BytesRead:
+    """Counts the bytes that this rank reads from the store in exchanges of objects; watches the real ones."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, frame: Any, event: str, found: Any) -> None:
+        is_exchange = frame.f_globals.get("__name__") == "det_lightning.core._exchange"
+        if event == "return" and is_exchange and frame.f_code.co_name == "_run":
+            self.count += sum(map(len, found or []))
+
+
+@pytest.mark.slow
+def test_random_states_and_gradients_for_a_checkpoint_go_to_the_chief_alone(tmp_path: Path) -> None:
+    def run(context: DistributedContext) -> int:
+        read = BytesRead()
+        sys.setprofile(read)
+        train(context, tmp_path, checkpoint_period=pytorch.Batch(PERIOD))
+        sys.setprofile(None)
+        return read.count
+
+    of_chief, of_other = in_processes(2, tmp_path, run)
+    checkpoints = LENGTH // PERIOD
+    assert of_chief > checkpoints * 10_000
+    assert of_other < checkpoints * 1_000
 
 
 class Asking(pytorch.PyTorchCallback):

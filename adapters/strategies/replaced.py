@@ -1,4 +1,4 @@
-"""Lightning's own strategies for several processes, taken as those that train a trial's models."""
+"""Lightning's own strategies for several processes, replaced by those that train a trial's models."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
 
 #: Strategies of Lightning that have a counterpart for trials.
-TAKEN_STRATEGIES = (DDPStrategy, FSDPStrategy)
+REPLACED_STRATEGIES = (DDPStrategy, FSDPStrategy)
 
 
-def take_strategy(trainer: pl.Trainer) -> None:
+def use_trial_strategy(trainer: pl.Trainer) -> None:
     """Replace ``"ddp"`` or ``"fsdp"`` of a trainer by the strategy for trials, with its options and a notice.
 
     Raises:
         UnsupportedTrainerFlags: it has options that a trial's models cannot be trained with.
     """
     given = trainer.strategy
-    if trainer.world_size == 1 or isinstance(given, PerModelStrategy) or not isinstance(given, TAKEN_STRATEGIES):
+    if trainer.world_size == 1 or isinstance(given, PerModelStrategy) or not isinstance(given, REPLACED_STRATEGIES):
         return
     taken = counterpart_of(given)
     rank_zero_info(
-        f"A trial's models are made ready for training one by one: {type(given).__name__} is taken as "
-        f"strategy={taken.strategy_name!r}."
+        f"{type(given).__name__} is replaced by strategy={taken.strategy_name!r}, which wraps each of the trial's "
+        "models by itself."
     )
     lightning_strategies.replace_strategy(trainer, taken)
     if isinstance(given, FSDPStrategy):
@@ -39,7 +39,7 @@ def take_strategy(trainer: pl.Trainer) -> None:
 
 
 def counterpart_of(strategy: DDPStrategy | FSDPStrategy) -> PerModelStrategy:
-    """Return the strategy for trials with the options of one of ``TAKEN_STRATEGIES``; see :func:`take_strategy`."""
+    """Return the strategy for trials with the options of one of ``REPLACED_STRATEGIES``."""
     if isinstance(strategy, FSDPStrategy):
         options, others = lightning_strategies.fsdp_options(strategy)
         return _make(PerModelFSDPStrategy, strategy, others, **options)
