@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +13,7 @@ from det_lightning.testing.checks.training import difference_of_runs
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
-from det_lightning.testing.records.record import RunSettings
-from det_lightning.testing.training.execution import Run, RunPlan, train
-from det_lightning.testing.training.requirements import arguments_of
+from det_lightning.testing.training.execution import Run, train
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import GivenTrial
 
@@ -111,20 +108,10 @@ def run_trial(
         >>> len(run.metrics), sorted(run.metrics[0])
         (6, ['loss'])
     """
-    source = GivenTrial(trial)
-    settings = RunSettings(
-        hparams=hparams or {},
-        config=config,
-        arguments=arguments_of(source, hparams, arguments or {}),
-        batches=batches,
-        seed=seed,
-        reporting_period=100,
-        aggregation_frequency=aggregation_frequency,
-    )
     validations = frozenset([validate_after] if validate_after else [])
-    with tempfile.TemporaryDirectory() as folder:
-        plan = RunPlan(trial.__qualname__, settings, Path(folder) / "checkpoints", validate_after=validations)
-        run = train(source, plan, Observer())
+    with _runs_of(trial, hparams, config, arguments, batches, seed) as runs:
+        settings = dataclasses.replace(runs.settings, aggregation_frequency=aggregation_frequency)
+        run = train(runs.source, runs.plan("the run", settings, validate_after=validations), Observer())
     if run.failure is not None:
         raise run.failure.error
     return TrainedTrial(run)
@@ -174,14 +161,20 @@ def assert_resumes(
     """
     if batches < MIN_BATCHES:
         raise ValueError(f"batches must be at least {MIN_BATCHES}; got {batches}.")
+    with _runs_of(trial, hparams, config, arguments, batches, seed) as runs:
+        for check in (resuming.mid_epoch, resuming.epoch_end, resuming.after_validation, resuming.mid_aggregation):
+            with contextlib.suppress(NotChecked):  # the data have no such boundary
+                check(runs)
+
+
+def _runs_of(
+    trial: type,
+    hparams: dict[str, Any] | None,
+    config: dict[str, Any] | None,
+    arguments: dict[str, Any] | None,
+    batches: int,
+    seed: int,
+) -> contextlib.closing[TrialRuns]:
     source = GivenTrial(trial)
     options = TrialOptions(source.name, source.directory, hparams, config, arguments or {}, batches, seed)
-    runs = TrialRuns(options, source)
-    try:
-        for check in (resuming.mid_epoch, resuming.epoch_end, resuming.after_validation, resuming.mid_aggregation):
-            try:
-                check(runs)
-            except NotChecked:
-                continue  # the data have no such boundary
-    finally:
-        runs.close()
+    return contextlib.closing(TrialRuns(options, source))

@@ -444,9 +444,6 @@ class CannotRecord(Exception):
 class _DeterminedAsDetLightning(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports ``determined`` under the name ``det_lightning``, for trials that were ported already."""
 
-    def __init__(self) -> None:
-        self._specs: dict[str, Any] = {}
-
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         top, _, rest = fullname.partition(".")
         if top != "det_lightning":
@@ -457,13 +454,12 @@ class _DeterminedAsDetLightning(importlib.abc.MetaPathFinder, importlib.abc.Load
 
     def create_module(self, spec: Any) -> Any:
         module = importlib.import_module(spec.name.replace("det_lightning", "determined", 1))
-        self._specs[spec.name] = module.__spec__
+        spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        for name, spec in self._specs.items():  # the import system replaced it by the spec of the alias
-            if sys.modules.get(name) is module or spec.name == module.__name__:
-                module.__spec__ = spec
+        # The import system replaced it by the spec of the alias.
+        module.__spec__ = module.__spec__ and module.__spec__.loader_state
 
 
 def load_trial(spec: str, directory: str) -> Any:

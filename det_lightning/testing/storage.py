@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from types import TracebackType
 
 import fsspec
 
@@ -35,7 +34,5 @@ class InMemoryStorage(CheckpointStorage):
     def __enter__(self) -> InMemoryStorage:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clear()

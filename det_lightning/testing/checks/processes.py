@@ -30,7 +30,7 @@ _SHARE = 0.05
 
 
 def two_agree_with_one(runs: TrialRuns) -> None:
-    """Both have the same weights after each update, and but for rounding those of one process.
+    """Both processes have equal weights after each update, and, up to rounding, those of one process.
 
     This is without dropout and the statistics of batch norms. If the trial draws random numbers while it trains, which
     differ in each process, the two processes are compared only with each other.

@@ -84,11 +84,9 @@ class ContextBypass:
                 for scheduler in (cls for cls in schedulers if "step" in vars(cls)):
                     _note_calls(patch, scheduler, "step", self._scheduler_step)
                 for name in (name for name in _COLLECTIVES if hasattr(dist, name)):
-                    note = functools.partial(self._process_group, f"torch.distributed.{name}()")
-                    _note_calls(patch, dist, name, note)
+                    _note_calls(patch, dist, name, self._process_group(f"torch.distributed.{name}()"))
                 for wrapper in _WRAPPERS:
-                    note = functools.partial(self._process_group, f"{wrapper.__name__}(...)")
-                    _note_calls(patch, wrapper, "__init__", note)
+                    _note_calls(patch, wrapper, "__init__", self._process_group(f"{wrapper.__name__}(...)"))
                 yield
                 self._note_wrapped_twice()
         finally:
@@ -123,8 +121,8 @@ class ContextBypass:
                     "LRScheduler.StepMode.MANUAL_STEP",
                 )
 
-    def _process_group(self, call: str, *args: Any, **kwargs: Any) -> None:
-        self._note(self.process_groups, call)
+    def _process_group(self, call: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: self._note(self.process_groups, call)
 
     def _device(self, named: torch.device) -> None:
         context = self._observer.context

@@ -10,7 +10,7 @@ _APPENDING = {"append", "appendleft", "extend", "insert"}
 _NEW_CONTAINERS = {"list", "dict", "deque", "defaultdict"}
 
 
-class AppendedLists(ast.NodeVisitor):
+class AppendedLists:
     """The attributes and global variables, by name, that files only create anew and append to.
 
     A name that is used in another way anywhere, of whatever object, is not among them. If a file is not Python source,
@@ -23,7 +23,7 @@ class AppendedLists(ast.NodeVisitor):
         self._is_known = True
         for file in files:
             try:
-                self.visit(ast.parse(file.read_text(encoding="utf-8")))
+                self._read(ast.parse(file.read_text(encoding="utf-8")))
             except (OSError, SyntaxError, UnicodeDecodeError):
                 self._is_known = False
 
@@ -36,69 +36,41 @@ class AppendedLists(ast.NodeVisitor):
         is_attribute = (ast.Attribute, name) in self._used
         return self._is_known and (ast.Name, name) in self._appended - self._used and not is_attribute
 
-    def visit_Expr(self, node: ast.Expr) -> None:
-        """A call such as ``self.losses.append(loss)`` whose result nothing uses."""
-        call = node.value
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _APPENDING:
-            self._note_appended(call.func.value)
-            for argument in (*call.args, *call.keywords):
-                self.visit(argument)
-        else:
-            self.generic_visit(node)
+    def _read(self, tree: ast.Module) -> None:
+        nodes = list(ast.walk(tree))
+        appended = [to for node in nodes if (to := _appended_by(node)) is not None]
+        no_use = {*appended, *filter(None, map(_created_by, nodes))}
+        self._appended.update((type(to), _name_of(to)) for to in appended)
+        for node in nodes:
+            if isinstance(node, ast.Attribute | ast.Name) and node not in no_use:
+                self._used.add((type(node), _name_of(node)))
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+                names = (argument.value for argument in node.args if isinstance(argument, ast.Constant))
+                self._used.update((ast.Attribute, str(name)) for name in names)
+            elif isinstance(node, ast.ImportFrom):
+                self._used.update((ast.Name, alias.name) for alias in node.names if alias.asname is not None)
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        if isinstance(node.op, ast.Add):
-            self._note_appended(node.target)
-            self.visit(node.value)
-        else:
-            self.generic_visit(node)
 
-    def visit_Assign(self, node: ast.Assign) -> None:
-        self._note_assigned(node.targets, node.value)
+def _appended_by(node: ast.AST) -> ast.Attribute | ast.Name | None:
+    """Return what a statement such as ``self.losses["train"].append(loss)`` or ``losses += [loss]`` appends to."""
+    to: ast.expr | None = None
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        to = node.target
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        method = node.value.func
+        to = method.value if isinstance(method, ast.Attribute) and method.attr in _APPENDING else None
+    while isinstance(to, ast.Subscript):
+        to = to.value
+    return to if isinstance(to, ast.Attribute | ast.Name) else None
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        self._note_assigned([node.target], node.value)
 
-    def visit_Call(self, node: ast.Call) -> None:
-        if isinstance(node.func, ast.Name) and node.func.id == "getattr":
-            names = (argument.value for argument in node.args if isinstance(argument, ast.Constant))
-            self._used.update((ast.Attribute, str(name)) for name in names)
-        self.generic_visit(node)
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        renamed = (alias.name for alias in node.names if alias.asname is not None)
-        self._used.update((ast.Name, name) for name in renamed)
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        self._used.add((ast.Attribute, node.attr))
-        self.generic_visit(node)
-
-    def visit_Name(self, node: ast.Name) -> None:
-        self._used.add((ast.Name, node.id))
-
-    def _note_appended(self, to: ast.expr) -> None:
-        while isinstance(to, ast.Subscript):  # self.losses["train"].append(loss)
-            self.visit(to.slice)
-            to = to.value
-        if isinstance(to, ast.Attribute):
-            self._appended.add((ast.Attribute, to.attr))
-            self.visit(to.value)
-        elif isinstance(to, ast.Name):
-            self._appended.add((ast.Name, to.id))
-        else:
-            self.visit(to)
-
-    def _note_assigned(self, targets: list[ast.expr], value: ast.expr | None) -> None:
-        target = targets[0]
-        if value is not None:
-            self.visit(value)
-        if len(targets) > 1 or not (value is None or _is_new_container(value)):  # perhaps with another name too
-            for each in targets:
-                self.visit(each)
-        elif isinstance(target, ast.Attribute):
-            self.visit(target.value)
-        elif not isinstance(target, ast.Name):
-            self.visit(target)
+def _created_by(node: ast.AST) -> ast.expr | None:
+    """Return what an assignment gives a new container, or only declares; None if it has another name too, perhaps."""
+    if isinstance(node, ast.AnnAssign):
+        return node.target if node.value is None or _is_new_container(node.value) else None
+    if isinstance(node, ast.Assign) and len(node.targets) == 1 and _is_new_container(node.value):
+        return node.targets[0]
+    return None
 
 
 def _is_new_container(value: ast.expr) -> bool:
@@ -106,3 +78,7 @@ def _is_new_container(value: ast.expr) -> bool:
         name = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
         return name in _NEW_CONTAINERS
     return isinstance(value, ast.List | ast.ListComp | ast.Dict)
+
+
+def _name_of(node: ast.Attribute | ast.Name) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._ports import free_port
+from det_lightning.core._topology import free_port
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.records.record import TrainingRecord
 from det_lightning.testing.training.execution import Run, RunPlan, train
