@@ -10,7 +10,6 @@ from det_lightning.core._cluster import ClusterInfo, RendezvousInfo, ResourcesIn
 from det_lightning.errors import InvalidHP
 from det_lightning.importing import import_from_path
 from det_lightning.missing_parts import attribute_error, explain_imports
-from det_lightning.source_links import explain_missing_links
 
 if TYPE_CHECKING:
     from det_lightning import (
@@ -77,4 +76,3 @@ def __getattr__(name: str) -> Any:
 
 
 explain_imports()
-explain_missing_links()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter
+from tests.checkpoint.made_checkpoints import make_files
+from tests.cli.exported import describe_trial
 
 LIGHTNING = ["lightning_fabric", "pytorch_lightning"]
 HEAVY = [*LIGHTNING, "numpy", "tensorboard", "torch", "torchmetrics"]
@@ -68,17 +73,69 @@ def test_lightning_is_imported_when_the_trainer_is_asked_for() -> None:
     assert done.stdout.split() == ["False", "True"]
 
 
-@pytest.mark.parametrize("command", ["ls", "prune"])
-def test_a_command_that_reads_no_weights_does_not_import_torch(command: str, tmp_path: Path) -> None:
+# What only a checkpoint, a resume, a configuration, a search or a command needs.
+NOT_YET = ["checkpoint.format.code_rules", "checkpoint.safe_load.reading", "config", "experiments", "testing", "cli"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("api", "further"), [("determined", {"google_crc32c", "platformdirs"}), ("lightning", {"google_crc32c"})]
+)
+def test_until_the_first_batch_hardly_more_is_imported_than_by_lightning(
+    api: str, further: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    script = Path(__file__).with_name("first_batch.py")
+    done = subprocess.run([sys.executable, script, api], capture_output=True, text=True, check=True, cwd=tmp_path)
+    (line,) = (line for line in done.stdout.splitlines() if "det_lightning.engine.run " in line)
+    imported = set(line.split())
+    packages = {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names)
+    assert packages - {"det_lightning"} == further
+    assert imported.isdisjoint(f"det_lightning.{name}" for name in NOT_YET)
+
+
+MISSING = "a-missing-file"
+
+
+def modules_of_command(*arguments: str | Path) -> set[str]:
+    """Run ``det-lightning checkpoint`` in a process of its own, and return the modules that it imports."""
     code = (
         "import sys\n"
         "from det_lightning.cli import main\n"
-        f"sys.argv = ['det-lightning', 'checkpoint', {command!r}, {str(tmp_path)!r}]\n"
+        f"sys.argv = ['det-lightning', 'checkpoint', *{[*map(str, arguments)]!r}]\n"
         "try:\n    main()\n"
-        "except SystemExit as e:\n    assert not e.code, e.code\n"
+        f"except SystemExit as e:\n    assert bool(e.code) is {MISSING in arguments}, e.code\n"
         "print('', *sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported = set(done.stdout.split())
-    assert f"det_lightning.cli.checkpoint_{'reading' if command == 'ls' else 'writing'}" in imported
+    return set(done.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a storage with two checkpoints, of which a file of Determined's master names the first."""
+    path = tmp_path_factory.mktemp("storage")
+    writer = CheckpointWriter(CheckpointStorage(path / "checkpoints"), path)
+    for checkpoint_id, steps in (("first", 3), ("second", 5)):
+        writer.write(make_files(steps), checkpoint_id)
+    (path / "trial.json").write_text(json.dumps(describe_trial(7, {"first": (3, 0.5)})))
+    return path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ls", "{storage}/checkpoints"),
+        ("annotate", "{storage}/checkpoints", "{storage}/trial.json"),
+        ("prune", "{storage}/checkpoints", "--dry-run"),
+        ("prune", "{storage}/checkpoints", "--trial-best", "0", "--trial-latest", "1"),
+        *[(command, MISSING) for command in ("show", "verify", "export", "merge")],
+        ("import", MISSING, "{storage}/checkpoints"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_reads_no_weights_does_not_import_torch(arguments: tuple[str, ...], storage: Path) -> None:
+    imported = modules_of_command(*(argument.format(storage=storage) for argument in arguments))
+    written = arguments[0] in ("annotate", "export", "import", "merge", "prune")
+    assert f"det_lightning.cli.checkpoint_{'writing' if written else 'reading'}" in imported
     assert imported.isdisjoint([*HEAVY, "boto3"])
