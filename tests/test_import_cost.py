@@ -74,12 +74,13 @@ def test_lightning_is_imported_when_the_trainer_is_asked_for() -> None:
 
 
 # What only a checkpoint, a resume, a configuration, a search or a command needs.
-NOT_YET = ["checkpoint.format.code_rules", "checkpoint.safe_load.reading", "config", "experiments", "testing", "cli"]
+NOT_YET = ["checkpoint.safe_load.reading", "config", "experiments", "testing", "cli"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("api", "further"), [("determined", {"google_crc32c", "platformdirs"}), ("lightning", {"google_crc32c"})]
+    ("api", "further"),
+    [("determined", {"google_crc32c", "pathspec", "platformdirs"}), ("lightning", {"google_crc32c", "pathspec"})],
 )
 def test_until_the_first_batch_hardly_more_is_imported_than_by_lightning(
     api: str, further: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,11 +8,11 @@ import os
 import pathlib
 import stat
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-if TYPE_CHECKING:
-    from det_lightning.checkpoint.format.code_rules import CodeRules
-    from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeScan
+# Not at the first checkpoint: CPython loses a Ctrl-C that arrives while an optional `from` import fails.
+from det_lightning.checkpoint.format.code_rules import CodeRules
+from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeScan
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +64,6 @@ class CodeCopier:
         except FileNotFoundError:
             logger.warning("No code is copied into checkpoints any more: the working directory has been removed.")
             return
-        # Only now: a hundred patterns are compiled.
-        from det_lightning.checkpoint.format.code_rules import CodeRules
-        from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeScan
-
         rules = CodeRules(source, self._with_secrets)
         apart = [target.parent, *([self._apart] if self._apart is not None else [])]
         scan = CodeScan(source, rules, apart, self._limits or CodeLimits())

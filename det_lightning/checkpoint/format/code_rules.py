@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import functools
 import os
 import pathlib
 import stat
@@ -32,10 +33,6 @@ id_rsa id_dsa id_ecdsa id_ecdsa_sk id_ed25519 id_ed25519_sk
 client_secret*.json credentials.json application_default_credentials.json *service[-_]account*.json
 .secrets secrets.json secrets.toml secrets.yaml secrets.yml
 """
-
-# Each pattern, in the syntax of .gitignore; a later one overrides an earlier one.
-_NEVER_NEEDED_SPEC = pathspec.GitIgnoreSpec.from_lines(_NEVER_NEEDED.split())
-_SECRETS_SPEC = pathspec.GitIgnoreSpec.from_lines(_SECRETS.split())
 
 # Far more than anyone writes by hand.
 _MAX_RULES_BYTES = 1024 * 1024
@@ -118,10 +115,10 @@ class CodeRules:
         by_detignore = self._detignore.check_file(name).include
         if by_detignore is not None:
             return by_detignore
-        if not self._with_secrets and _SECRETS_SPEC.match_file(name):
+        if not self._with_secrets and _compile(_SECRETS).match_file(name):
             secrets.append(name)
             return True
-        return _NEVER_NEEDED_SPEC.match_file(name) or ignores.name(f"{self._source}/{name}")
+        return _compile(_NEVER_NEEDED).match_file(name) or ignores.name(f"{self._source}/{name}")
 
     def holds_key(self, beginning: bytes, name: str) -> bool:
         """Return whether a file with this beginning holds a private key, and is to be left out."""
@@ -171,3 +168,9 @@ def _decoded_lines(path: pathlib.Path, content: bytes, problems: list[str]) -> l
     problems.append(f"{path} is not UTF-8, and was read as Latin-1")
     # A name on the disk may have either form: the bytes in the file, or the letters that they stand for.
     return [*content.decode("latin-1").splitlines(), *os.fsdecode(content).splitlines()]
+
+
+@functools.cache
+def _compile(patterns: str) -> pathspec.GitIgnoreSpec:
+    """Return the rules of ``patterns``, each in the syntax of .gitignore; a later one overrides an earlier one."""
+    return pathspec.GitIgnoreSpec.from_lines(patterns.split())
