@@ -18,7 +18,7 @@ from det_lightning.checkpoint.format.manifest import require_unchanged, require_
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.compat import answering_determined
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, name_some
 from det_lightning.importing import import_only, load_class
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial, is_legacy_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -26,9 +26,6 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._weights import load_models
 
 logger = logging.getLogger(__name__)
-
-# The number of files named in a message.
-_FEW = 5
 
 
 class CheckpointLoadContext(PyTorchTrialContext):
@@ -163,7 +160,7 @@ def _import_trial_class(directory: pathlib.Path, load_data: LoadData, trusted: b
     if not trusted:
         require_unchanged_code(directory)
     files, others = split_code(directory)
-    unused = ", ".join(map(ascii, others[:_FEW])) + (f" and {len(others) - _FEW} more" if len(others) > _FEW else "")
+    unused = name_some([ascii(name) for name in others])
     if unused:
         logger.warning(
             "Not imported from the checkpoint %s, because they are links or %s does not list them: %s.",

@@ -15,9 +15,9 @@ from det_lightning.extras import how_to_install
 from det_lightning.masking import mask
 from det_lightning.testing.charts import Chart, make_chart
 from det_lightning.testing.outcomes import BadTrial, NotChecked
-from det_lightning.testing.records.comparison import tolerance_for
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import TrainingRecord
+from det_lightning.testing.records.tolerance import tolerance_for
 
 if TYPE_CHECKING:
     from det_lightning.testing.training.runs import TrialRuns

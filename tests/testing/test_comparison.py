@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from det_lightning import pytorch
 from det_lightning.testing import recorder
-from det_lightning.testing.records.comparison import first_difference, tolerance_for
-from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance
+from det_lightning.testing.records.comparison import first_difference
+from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import TrainingRecord, parse_record
+from det_lightning.testing.records.tolerance import BIT_EQUAL, Tolerance, tolerance_for
 from det_lightning.testing.records.values import ulps_between
 from det_lightning.testing.training.reference import record_ours
 from tests.testing.recorded_trials import SETTINGS, Regression, recorded
@@ -272,7 +273,7 @@ def test_a_bias_before_a_batch_norm_is_not_compared_between_environments(
     ours.named("validation")[0]["metrics"]["validation_loss"]["value"] *= 1.1
     difference = first_difference(in_another_environment(record), ours)
     assert difference is not None
-    assert difference.unsteady == ("model.0.bias",)
+    assert difference.noisy_parameters == ("model.0.bias",)
     assert "the gradient of model.0.bias is noise" in difference.likely_cause
 
 
@@ -304,7 +305,7 @@ def test_different_random_draws_are_the_cause_of_later_differences(record: Train
     number_of(ours.named("batch_end")[4])["value"] *= 1.5  # type: ignore[arg-type]
     difference = first_difference(in_another_environment(record), ours)
     assert difference is not None
-    assert (difference.batch, difference.drawn_apart) == (4, 2)
+    assert (difference.batch, difference.rng_diverged_at) == (4, 2)
     assert "random states differ from batch 2 on" in difference.likely_cause
 
 

@@ -11,13 +11,12 @@ from typing import Any
 
 from det_lightning.masking import mask
 from det_lightning.testing.records import values
-from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance
+from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.gradients import with_noise_for_gradient
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
+from det_lightning.testing.records.tolerance import BIT_EQUAL, Tolerance, tolerance_for
 from det_lightning.testing.records.values import is_array, is_plain_dict, number_in, summary_of
 
-# Numbers may depend on these without any fault of the trial.
-_ENVIRONMENT = ("torch", "device", "processor", "threads")
 # The kinds of the fields of events, in the order in which their values came to be.
 _KINDS = {
     "epoch": "epoch",
@@ -37,15 +36,6 @@ _KINDS = {
 _TITLES = {"epoch": "index", "data": "batch", "learning_rates": "group"}
 
 
-def tolerance_for(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
-    """Return the tolerance between the environments of two records: none if they are the same, else 0.1 %."""
-    other = [name for name in _ENVIRONMENT if reference.environment.get(name) != ours.environment.get(name)]
-    if not other:
-        return BIT_EQUAL
-    reasons = (f"{name} {reference.environment.get(name)} and {ours.environment.get(name)}" for name in other)
-    return Tolerance(relative=1e-3, absolute=1e-5, reason="; ".join(reasons))
-
-
 def first_difference(
     reference: TrainingRecord, ours: TrainingRecord, tolerance: Tolerance | None = None
 ) -> Difference | None:
@@ -55,11 +45,14 @@ def first_difference(
     first = next(differences, None)
     if first is None:
         return None
-    unsteady = tuple(sorted(comparison.unsteady))
-    drawn_apart = comparison.drawn_apart
     same_batch = itertools.takewhile(lambda difference: difference.batch == first.batch, differences)
     others = [other for other in same_batch if (other.kind, other.name) != (first.kind, first.name)]
-    return dataclasses.replace(first, also=_by_kind(others), unsteady=unsteady, drawn_apart=drawn_apart)
+    return dataclasses.replace(
+        first,
+        also=_by_kind(others),
+        noisy_parameters=tuple(sorted(comparison.noisy_parameters)),
+        rng_diverged_at=comparison.rng_diverged_at,
+    )
 
 
 def _by_kind(differences: list[Difference]) -> tuple[str, ...]:
@@ -151,8 +144,8 @@ class _Comparison:
         self._tolerance = tolerance
         starts = [*reference.named("start"), *ours.named("start")]
         self._parameters = {name for start in starts for name in start["parameters"]}
-        self.unsteady: set[str] = set()  # parameters whose gradient has been nothing but rounding noise so far
-        self.drawn_apart: int | None = None  # the first batch with other random states, if these are not compared
+        self.noisy_parameters: set[str] = set()  # parameters whose gradient has been nothing but rounding noise so far
+        self.rng_diverged_at: int | None = None  # the first batch with other random states, if these are not compared
         self._largest_weight = 0.0
 
     def differences(self) -> Iterator[Difference]:
@@ -204,16 +197,16 @@ class _Comparison:
 
     def _note_excuses(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
         """Note differences that are not compared, and may explain later ones."""
-        self.unsteady |= with_noise_for_gradient(theirs.get("gradients", {}), mine.get("gradients", {}))
-        if self.drawn_apart is None and theirs.get("random") != mine.get("random"):
-            self.drawn_apart = theirs["batch"]
+        self.noisy_parameters |= with_noise_for_gradient(theirs.get("gradients", {}), mine.get("gradients", {}))
+        if self.rng_diverged_at is None and theirs.get("random") != mine.get("random"):
+            self.rng_diverged_at = theirs["batch"]
         weights = theirs.get("weights", {})
         self._largest_weight = _largest_element(weights[name] for name in self._parameters & weights.keys())
 
     def _is_noise(self, difference: Difference) -> bool:
         if difference.kind == "buffer":  # statistics of layers follow the parameters before them
-            return bool(self.unsteady)
-        return difference.kind == "parameter" and difference.name in self.unsteady
+            return bool(self.noisy_parameters)
+        return difference.kind == "parameter" and difference.name in self.noisy_parameters
 
     def _specified(self, difference: Difference, event: Mapping[str, Any]) -> Difference:
         """Return the difference with the kind and name that the field of the event alone does not give."""

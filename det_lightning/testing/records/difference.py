@@ -1,4 +1,4 @@
-"""The tolerance of a comparison, and the description of a difference."""
+"""The description of a difference."""
 
 from __future__ import annotations
 
@@ -6,53 +6,8 @@ import dataclasses
 from typing import Any
 
 from det_lightning.testing.causes import usual_causes
+from det_lightning.testing.records.tolerance import BIT_EQUAL, Tolerance
 from det_lightning.testing.records.values import shown
-
-
-@dataclasses.dataclass(frozen=True)
-class Tolerance:
-    """How far two numbers may be apart: ``|a - b| <= relative * max(|a|, |b|) + absolute``.
-
-    If both are 0, everything must be equal to the bit. Otherwise, between environments with other kernels:
-
-    - Metrics and data are held to this tolerance, arrays by their norm, mean, extremes and eight elements, relative to
-      the largest element; learning rates, which no kernel computes, to a millionth.
-    - Weights, in which errors add up, are held to ten times as much, relative to the largest of all parameters: their
-      norm, and more than half of the sampled elements. An element with a gradient near zero, whose sign alone decides
-      on a step of Adam, may go the other way.
-    - Parameters whose gradient is rounding noise (below 1e-5 of the largest one of its batch) are not compared, and
-      then neither are buffers: the running mean of a batch norm follows the bias before it.
-    - Random states and gradients are not compared.
-    """
-
-    relative: float = 0.0
-    absolute: float = 0.0
-    reason: str = ""  # why this much, for reports
-
-    @property
-    def exact(self) -> bool:
-        """Whether every bit counts."""
-        return self.relative == 0 == self.absolute
-
-    def of(self, kind: str) -> Tolerance:
-        if kind == "learning rate":
-            return dataclasses.replace(self, relative=min(self.relative, 1e-6), absolute=0.0)
-        if kind in ("parameter", "buffer", "callback state"):
-            return dataclasses.replace(self, relative=10 * self.relative, absolute=10 * self.absolute)
-        return self
-
-    def allows(self, one: float, other: float, scale: float = 0.0) -> bool:
-        """Return whether two numbers, of values as large as ``scale``, count as equal; two NaN do."""
-        if one == other or (one != one and other != other):
-            return True
-        return abs(one - other) <= self.relative * max(abs(one), abs(other), scale) + self.absolute
-
-    def __str__(self) -> str:
-        allowed = "equal to the bit" if self.exact else f"{self.relative:.2g} relative and {self.absolute:.2g} absolute"
-        return f"{allowed} ({self.reason})" if self.reason else allowed
-
-
-BIT_EQUAL = Tolerance(reason="same torch, device, processor and number of threads")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +25,8 @@ class Difference:
     ulps: int | None = None  # steps between representable numbers of the dtype, for floating-point numbers
     tolerance: Tolerance = BIT_EQUAL
     also: tuple[str, ...] = ()  # other differences at the same batch, such as "parameter fc.weight and 3 more"
-    unsteady: tuple[str, ...] = ()  # parameters that were not compared because their gradient is rounding noise
-    drawn_apart: int | None = None  # the first batch with other random states, if these were not compared
+    noisy_parameters: tuple[str, ...] = ()  # parameters that were not compared because their gradient is rounding noise
+    rng_diverged_at: int | None = None  # the first batch with other random states, if these were not compared
     sides: tuple[str, str] = ("in the reference", "here")
 
     @property
@@ -81,16 +36,17 @@ class Difference:
         drew = any(label.startswith("random state") for label in (f"{self.kind} {self.name}", *self.also))
         if drew and self.kind not in ("settings", "error", "number of batches"):
             return " ".join(usual_causes("reference", "random state"))
-        if self.drawn_apart is not None:
+        if self.rng_diverged_at is not None:
             return (
-                f"The random states differ from batch {self.drawn_apart} on: the versions of torch draw differently "
-                "(as in dropout), or one side draws more numbers. Set dropout to 0, or use the same version."
+                f"The random states differ from batch {self.rng_diverged_at} on: the versions of torch draw "
+                "differently (as in dropout), or one side draws more numbers. Set dropout to 0, or use the same "
+                "version."
             )
-        if self.unsteady:
+        if self.noisy_parameters:
             return (
-                f"It may be rounding alone: the gradient of {', '.join(self.unsteady)} is noise (a bias before a batch "
-                "norm?), which optimizers like Adam turn into full steps. Allow more, or compare with the same version "
-                "of torch."
+                f"It may be rounding alone: the gradient of {', '.join(self.noisy_parameters)} is noise (a bias "
+                "before a batch norm?), which optimizers like Adam turn into full steps. Allow more, or compare with "
+                "the same version of torch."
             )
         if not self.tolerance.exact and self.kind in ("metric", "validation metric", "parameter"):
             return f"{usual} Or this version of torch drops other elements: compare with dropout at 0 too."

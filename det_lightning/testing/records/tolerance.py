@@ -1,0 +1,65 @@
+"""The tolerance of a comparison: none, or what other versions and kernels explain."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from det_lightning.testing.records.record import TrainingRecord
+
+# Numbers may depend on these without any fault of the trial.
+_ENVIRONMENT = ("torch", "device", "processor", "threads")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    """How far two numbers may be apart: ``|a - b| <= relative * max(|a|, |b|) + absolute``.
+
+    If both are 0, everything must be equal to the bit. Otherwise, between environments with other kernels:
+
+    - Metrics and data are held to this tolerance, arrays by their norm, mean, extremes and eight elements, relative to
+      the largest element; learning rates, which no kernel computes, to a millionth.
+    - Weights, in which errors add up, are held to ten times as much, relative to the largest of all parameters: their
+      norm, and more than half of the sampled elements. An element with a gradient near zero, whose sign alone decides
+      on a step of Adam, may go the other way.
+    - Parameters whose gradient is rounding noise (below 1e-5 of the largest one of its batch) are not compared, and
+      then neither are buffers: the running mean of a batch norm follows the bias before it.
+    - Random states and gradients are not compared.
+    """
+
+    relative: float = 0.0
+    absolute: float = 0.0
+    reason: str = ""  # why this much, for reports
+
+    @property
+    def exact(self) -> bool:
+        """Whether every bit counts."""
+        return self.relative == 0 == self.absolute
+
+    def of(self, kind: str) -> Tolerance:
+        if kind == "learning rate":
+            return dataclasses.replace(self, relative=min(self.relative, 1e-6), absolute=0.0)
+        if kind in ("parameter", "buffer", "callback state"):
+            return dataclasses.replace(self, relative=10 * self.relative, absolute=10 * self.absolute)
+        return self
+
+    def allows(self, one: float, other: float, scale: float = 0.0) -> bool:
+        """Return whether two numbers, of values as large as ``scale``, count as equal; two NaN do."""
+        if one == other or (one != one and other != other):
+            return True
+        return abs(one - other) <= self.relative * max(abs(one), abs(other), scale) + self.absolute
+
+    def __str__(self) -> str:
+        allowed = "equal to the bit" if self.exact else f"{self.relative:.2g} relative and {self.absolute:.2g} absolute"
+        return f"{allowed} ({self.reason})" if self.reason else allowed
+
+
+BIT_EQUAL = Tolerance(reason="same torch, device, processor and number of threads")
+
+
+def tolerance_for(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
+    """Return the tolerance between the environments of two records: none if they are the same, else 0.1 %."""
+    other = [name for name in _ENVIRONMENT if reference.environment.get(name) != ours.environment.get(name)]
+    if not other:
+        return BIT_EQUAL
+    reasons = (f"{name} {reference.environment.get(name)} and {ours.environment.get(name)}" for name in other)
+    return Tolerance(relative=1e-3, absolute=1e-5, reason="; ".join(reasons))

@@ -1,0 +1,249 @@
+"""A resumed run sees the same order of data, and leaves the generators, as one that was never interrupted."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, Dataset, RandomSampler, Sampler, SequentialSampler, WeightedRandomSampler
+
+from det_lightning.pytorch import samplers
+from det_lightning.pytorch._data import DataLoader, adapt_batch_sampler
+from det_lightning.pytorch._random_state import capture_rng, isolated_rng, restore_rng, seed_everything
+from det_lightning.pytorch._resumable_sampler import PassJournal, ResumableBatchSampler
+from tests.pytorch.test_random_state import draw
+
+
+class RotatingSampler(Sampler[int]):
+    """Begins each pass one sample later; the number of passes is all it remembers."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        yield from ((i + self.epoch) % self.size for i in range(self.size))
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class ShuffledBy(RotatingSampler):
+    """Shuffles by a generator in one of its attributes."""
+
+    def __init__(self, size: int, shuffle: Callable[[list[int]], Any], generator: Any) -> None:
+        super().__init__(size)
+        self.name, self.generator = shuffle.__name__, generator
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(self.size))
+        getattr(self.generator, self.name)(order)
+        return iter(order)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+def in_batches(sampler: Any, batch_size: int) -> BatchSampler:
+    return BatchSampler(sampler, batch_size, drop_last=False)
+
+
+def own_python_generator(size: int) -> ShuffledBy:
+    generator = random.Random(4)
+    return ShuffledBy(size, generator.shuffle, generator)
+
+
+def own_numpy_generator(size: int) -> ShuffledBy:
+    generator = np.random.default_rng(4)
+    return ShuffledBy(size, generator.shuffle, generator)
+
+
+BATCH_SAMPLERS: dict[str, Callable[[int, int], Any]] = {
+    "in order": lambda size, batch: in_batches(SequentialSampler(range(size)), batch),
+    "global torch": lambda size, batch: in_batches(RandomSampler(range(size)), batch),
+    "global torch, with replacement": lambda size, batch: in_batches(
+        WeightedRandomSampler([1.0] * size, size, replacement=True), batch
+    ),
+    "own torch generator": lambda size, batch: in_batches(RandomSampler(range(size), generator=seeded()), batch),
+    "global numpy": lambda size, batch: in_batches(ShuffledBy(size, np.random.shuffle, np.random), batch),
+    "own numpy generator": lambda size, batch: in_batches(own_numpy_generator(size), batch),
+    "own python generator": lambda size, batch: in_batches(own_python_generator(size), batch),
+    "reproducible": lambda size, batch: in_batches(
+        samplers.ReproducibleShuffleSampler(SequentialSampler(range(size)), seed=6), batch
+    ),
+    "reproducible batches": lambda size, batch: samplers.ReproducibleShuffleBatchSampler(
+        in_batches(SequentialSampler(range(size)), batch), seed=6
+    ),
+    "batches shuffled, and samples too": lambda size, batch: samplers.ReproducibleShuffleBatchSampler(
+        in_batches(RandomSampler(range(size)), batch), seed=6
+    ),
+    "epoch counter": lambda size, batch: in_batches(RotatingSampler(size), batch),
+}
+
+
+@dataclasses.dataclass
+class Run:
+    """One rank that trains on batches; ``ahead`` of them are asked for before they are needed, as workers do."""
+
+    make_sampler: Callable[[], Any]
+    ranks: int
+    rank: int
+    ahead: int
+
+    def train(self, first: int, last: int, checkpoint: bytes | None, draws_between: bool) -> tuple[list[Any], bytes]:
+        """Train from batch ``first`` to ``last``; return what was seen and drawn, and a checkpoint."""
+        saved = None if checkpoint is None else torch.load(io.BytesIO(checkpoint), weights_only=False)
+        journal = PassJournal(saved and saved["journal"], keep=2 + self.ahead * self.ranks)
+        endless = ResumableBatchSampler(self.make_sampler(), journal, first * self.ranks)
+        batches = iter(adapt_batch_sampler(endless, num_replicas=self.ranks, rank=self.rank))
+        waiting = deque(next(batches) for _ in range(self.ahead))
+        if saved is not None:
+            restore_rng(saved["rng"])
+        seen: list[Any] = []
+        for _ in range(first, last):
+            waiting.append(next(batches))
+            seen.append((waiting.popleft(), draw() if draws_between else None))
+        written = io.BytesIO()
+        torch.save({"journal": journal.state_dict(last * self.ranks), "rng": capture_rng()}, written)
+        return seen, written.getvalue()
+
+
+@pytest.mark.slow
+@settings(max_examples=30)
+@given(
+    size=st.integers(1, 20),
+    batch_size=st.integers(1, 7),
+    placement=st.integers(1, 3).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))),
+    stops=st.lists(st.integers(0, 25), min_size=1, max_size=3),
+    ahead=st.integers(0, 3),
+    draws_between=st.booleans(),
+)
+@pytest.mark.parametrize("kind", BATCH_SAMPLERS)
+def test_a_run_interrupted_anywhere_goes_on_like_one_that_was_not(
+    kind: str,
+    size: int,
+    batch_size: int,
+    placement: tuple[int, int],
+    stops: list[int],
+    ahead: int,
+    draws_between: bool,
+) -> None:
+    run = Run(lambda: BATCH_SAMPLERS[kind](size, batch_size), *placement, ahead)
+    length = max(stops) + 5
+    with isolated_rng():
+        seed_everything(1)
+        straight, _ = run.train(0, length, None, draws_between)
+        after_straight = draw()
+
+        resumed: list[Any] = []
+        checkpoint: Any = None
+        seed_everything(1)
+        for first, last in zip([0, *sorted(stops)], [*sorted(stops), length], strict=True):
+            part, checkpoint = run.train(first, last, checkpoint, draws_between)
+            resumed += part
+            seed_everything(1000 + last)  # a new process knows nothing of the old one's generators
+        assert resumed == straight
+        restore_rng(torch.load(io.BytesIO(checkpoint), weights_only=False)["rng"])
+        assert draw() == after_straight
+
+
+@pytest.mark.parametrize("kind", BATCH_SAMPLERS)
+def test_without_an_interruption_the_sampler_is_just_repeated(kind: str) -> None:
+    with isolated_rng():
+        seed_everything(2)
+        batches = iter(ResumableBatchSampler(BATCH_SAMPLERS[kind](10, 3), PassJournal()))
+        resumable = [next(batches) for _ in range(12)]
+        seed_everything(2)
+        batches = iter(samplers.RepeatBatchSampler(BATCH_SAMPLERS[kind](10, 3)))
+        assert resumable == [next(batches) for _ in range(12)]
+
+
+class CountedBatch(list[int]):
+    """A batch of indices; ``alive`` counts those that exist, ``most`` how many did at a time."""
+
+    alive = 0
+    most = 0
+
+    def __init__(self, *indices: int) -> None:
+        super().__init__(indices)
+        CountedBatch.alive += 1
+        CountedBatch.most = max(CountedBatch.most, CountedBatch.alive)
+
+    def __del__(self) -> None:
+        CountedBatch.alive -= 1
+
+
+class CountedPass(Sampler[Any]):
+    """Yields a million batches in a pass."""
+
+    def __iter__(self) -> Iterator[CountedBatch]:
+        return map(CountedBatch, range(1_000_000))
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+
+class CountedData(Dataset[int]):
+    """As many samples; counts those that are read."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.reads += 1
+        return index
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first_batch", [999_990, 2_999_990], ids=["first pass", "third pass"])
+def test_a_resume_after_a_million_batches_reads_and_keeps_none_of_them(first_batch: int) -> None:
+    data = CountedData()
+    start = {"first_batch": first_batch // 1_000_000 * 1_000_000, "rng": capture_rng(), "samplers": [{}]}
+    loader = DataLoader(data, batch_sampler=CountedPass())
+    batches = iter(loader.get_resumable_loader(PassJournal([start]), first_batch))
+    assert next(batches).tolist() == [999_990]
+    assert data.reads == 1
+    assert CountedBatch.most <= 4
+
+
+def test_the_length_is_that_of_one_pass() -> None:
+    assert len(ResumableBatchSampler(in_batches(SequentialSampler(range(10)), 4), PassJournal())) == 3
+
+
+@pytest.mark.parametrize("sampler", [BatchSampler(range(0), 4, False), BatchSampler(range(3), 4, True)])
+def test_a_sampler_without_batches_is_refused_instead_of_repeated_forever(sampler: BatchSampler) -> None:
+    with pytest.raises(ValueError, match="BatchSampler of the training data yields no batches at all: the dataset is"):
+        next(iter(ResumableBatchSampler(sampler, PassJournal())))
+
+
+def test_a_journal_keeps_the_passes_that_are_still_needed() -> None:
+    journal = PassJournal(keep=3)
+    sampler = in_batches(SequentialSampler(range(4)), 2)
+    for first_batch in (0, 2, 4, 6):
+        journal.record(first_batch, sampler)
+    assert [start["first_batch"] for start in journal.state_dict(6)] == [6]
+    assert [start["first_batch"] for start in journal.state_dict(5)] == [4, 6]
+    assert [start["first_batch"] for start in journal.state_dict(0)] == [2, 4, 6]
+
+
+def test_only_what_an_earlier_run_recorded_is_repeated() -> None:
+    sampler = in_batches(SequentialSampler(range(4)), 2)
+    journal = PassJournal()
+    journal.record(0, sampler)
+    assert journal.start_in_checkpoint(0) is None
+    resumed = PassJournal(journal.state_dict(1))
+    assert resumed.first_batch() == 0
+    assert resumed.start_in_checkpoint(0) is not None
+    assert resumed.start_in_checkpoint(2) is None
