@@ -12,6 +12,7 @@ from pytorch_lightning.profilers import PassThroughProfiler
 
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.flags import TakenFlags
+from det_lightning.engine.events import overrides
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 _BATCH_HOOKS = {
@@ -41,13 +42,13 @@ class WatchedHooks:
         self._of_updates = [hook for hook in _UPDATE_HOOKS if self._is_overridden(hook, self._callbacks)]
 
     def _is_overridden(self, hook: str, callbacks: list[pl.Callback]) -> bool:
-        by_callback = any(_overrides(callback, pl.Callback, hook) for callback in callbacks)
-        return by_callback or _overrides(self._module, self._base, hook)
+        by_callback = any(overrides(callback, pl.Callback, hook) for callback in callbacks)
+        return by_callback or overrides(self._module, self._base, hook)
 
     def needs_each_batch(self, stage: str) -> bool:
         """Return whether steps of ``stage`` ("train" or "validation") must be single batches.
 
-        They need not for progress bars, nor for a ``ModelCheckpoint`` that counts no steps.
+        Progress bars do not require it, nor does a ``ModelCheckpoint`` that counts no steps.
         """
         if self._profiles or (stage == "train" and self._of_updates):
             return True
@@ -62,7 +63,7 @@ class WatchedHooks:
     def attach(self, context: PyTorchTrialContext) -> None:
         """Make a context call what is overridden, and show its backward passes and optimizer steps to a profiler."""
         hooks = context.update_hooks
-        if self._taken.clip_val is not None or _overrides(self._module, self._base, "configure_gradient_clipping"):
+        if self._taken.clip_val is not None or overrides(self._module, self._base, "configure_gradient_clipping"):
             hooks.clip.append(self._clip)
         by_name: dict[str, list[Any]] = {
             "on_before_backward": hooks.before_backward,
@@ -85,10 +86,6 @@ class WatchedHooks:
 
     def _clip(self, optimizer: torch.optim.Optimizer) -> None:
         self._module.configure_gradient_clipping(optimizer, self._taken.clip_val, self._taken.clip_algorithm)
-
-
-def _overrides(instance: Any, base: type, hook: str) -> bool:
-    return getattr(getattr(instance, hook), "__func__", None) is not getattr(base, hook)
 
 
 def _saves_by_epoch(callback: pl.Callback) -> bool:

@@ -186,9 +186,8 @@ class DeterminedCheckpoint(pl.Callback):
         """
         module = require_trial_module(self, pl_module)
         resumed = module.resume_content
-        # Compare with the best value of the run that this one resumes.
         state = None if resumed is None else resumed.resume
-        self._plan.best_value = None if state is None else state.best_value
+        self._plan.begin_run(None if state is None else state.best_value)
 
         def is_ending() -> bool:
             asked = module.stop_request is not None and module.stop_request.requested

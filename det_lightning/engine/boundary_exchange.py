@@ -13,7 +13,7 @@ from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._reducer import Reducer
 
 #: Beside the flags of :class:`EarlyEnd`: the chief has checkpoints to report.
-_CHECKPOINT_NEWS = 1 << 8
+_CHECKPOINT_COMPLETED = 1 << 8
 
 
 def _no_news() -> bool:
@@ -31,9 +31,9 @@ class BoundaryExchange:
         self._ranks = RankExchange(context.distributed)
         self.early_end = EarlyEnd(context, stop_request, self._ranks)
         #: Returns whether a checkpoint has become complete, or failed, of which the other ranks do not know.
-        self.has_checkpoint_news: Callable[[], bool] = _no_news
+        self.has_completed_checkpoint: Callable[[], bool] = _no_news
         #: What that has returned on the chief when the ranks exchanged metrics last.
-        self.checkpoint_news = False
+        self.checkpoint_completed = False
 
     @property
     def may_average_later(self) -> bool:
@@ -66,9 +66,9 @@ class BoundaryExchange:
         return to_numpy(self._reducers.reduce_metrics(for_training, self._ranks.allgather))
 
     def _flags(self, users_code_follows: bool) -> int:
-        news = _CHECKPOINT_NEWS if self.has_checkpoint_news() else 0
+        news = _CHECKPOINT_COMPLETED if self.has_completed_checkpoint() else 0
         return self.early_end.wishes(users_code_follows) | news
 
     def _note(self, of_all_ranks: int) -> None:
-        self.checkpoint_news = bool(of_all_ranks & _CHECKPOINT_NEWS)
-        self.early_end.note(of_all_ranks & ~_CHECKPOINT_NEWS)
+        self.checkpoint_completed = bool(of_all_ranks & _CHECKPOINT_COMPLETED)
+        self.early_end.note(of_all_ranks & ~_CHECKPOINT_COMPLETED)

@@ -62,6 +62,11 @@ class CheckpointPlan:
                 "policy='all'."
             )
 
+    def begin_run(self, best_value: float | None) -> None:
+        """Forget what an earlier run has written; ``best_value`` is that of the checkpoint resumed from."""
+        self.best_value = best_value
+        self.best_id = self.last_id = self.complete = None
+
     def value_in(self, metrics: dict[str, Any]) -> float | None:
         """Return the value of the metric to compare; None if there is none and the policy needs none."""
         metric = self.run_storage.metric
@@ -167,7 +172,7 @@ class RunCheckpoints:
         self._unreported = 0
         self._batches_of: dict[str, int] = {}
         if self._distributed.rank == 0:
-            run.exchange.has_checkpoint_news = lambda: bool(self._unreported) and not self._saver.is_under_way()
+            run.exchange.has_completed_checkpoint = lambda: bool(self._unreported) and not self._saver.is_under_way()
 
     def save(self) -> None:
         """Write a checkpoint, or begin to, once the one before is written."""
@@ -246,7 +251,7 @@ class RunCheckpoints:
         # Not every connection can be used by two threads, and the one that writes in the background uses it too.
         if self._distributed.rank == 0 and (not self._unreported or run_storage.storage.root.is_object_store):
             run_storage.claims.renew()
-        if self._distributed.size == 1 or self._run.exchange.checkpoint_news:
+        if self._distributed.size == 1 or self._run.exchange.checkpoint_completed:
             self._report_complete()
 
     def _report_complete(self, wait: bool = False) -> None:

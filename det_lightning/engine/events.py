@@ -26,10 +26,10 @@ _REPLACED = {
 }
 
 
-def _overrides(callback: PyTorchCallback, method: str) -> bool:
-    # A callback may have been given a function of its own, too.
-    found = getattr(callback, method)
-    return getattr(found, "__func__", found) is not getattr(PyTorchCallback, method)
+def overrides(instance: object, base: type, method: str) -> bool:
+    """Return whether ``instance`` has a method other than that of ``base``, in its class or given to it later."""
+    found = getattr(instance, method)
+    return getattr(found, "__func__", found) is not getattr(base, method)
 
 
 class TrialEvents:
@@ -54,7 +54,7 @@ class TrialEvents:
     def _warn_of_old_spellings(self) -> None:
         for name, callback in self.callbacks.items():
             for old, new in _REPLACED.items():
-                if _overrides(callback, old):
+                if overrides(callback, PyTorchCallback, old):
                     warnings.warn(
                         f"Callback {name!r} overrides {old}, which is deprecated; use {new} instead.",
                         FutureWarning,
@@ -63,7 +63,8 @@ class TrialEvents:
 
     def overriding(self, method: str) -> list[Any]:
         """Return the bound methods of the callbacks that override ``method``."""
-        return [getattr(callback, method) for callback in self.callbacks.values() if _overrides(callback, method)]
+        callbacks = [callback for callback in self.callbacks.values() if overrides(callback, PyTorchCallback, method)]
+        return [getattr(callback, method) for callback in callbacks]
 
     def attach(self, hooks: UpdateHooks) -> None:
         """Call the ``on_before_optimizer_step`` of callbacks, as in Determined 0.13, with an optimizer's parameters."""

@@ -13,6 +13,7 @@ from det_lightning.engine.boundary_exchange import BoundaryExchange
 from det_lightning.engine.data_stream import TrialData
 from det_lightning.engine.device_copies import CudaSideStream, copy_aside
 from det_lightning.engine.events import TrialEvents
+from det_lightning.engine.reporter import Reporter
 from det_lightning.engine.resume import adapt_to, apply, journal_of, require_same_checkpoint
 from det_lightning.engine.run_log import RunLog
 from det_lightning.engine.run_warnings import RunWarnings
@@ -21,7 +22,7 @@ from det_lightning.engine.stopping import StopRequest
 from det_lightning.engine.trainable import require_trainable
 from det_lightning.engine.training import Training
 from det_lightning.engine.validation import Evaluation
-from det_lightning.engine.workload_reports import Reporter, WorkloadReports, add_position
+from det_lightning.engine.workload_reports import WorkloadReports, add_position
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Callable, Container, Sequence
+from typing import cast
 
 from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.units import Batch, Epoch, TrainUnit
@@ -43,6 +44,7 @@ class Schedule:
         ]
         _require_units([(name, unit) for _, name, unit in units])
         self.max_length = max_length
+        self._length = None if max_length is None else cast("int", max_length.value)
         self.validation_period = validation_period
         self.reporting_period = reporting_period
         self.test_mode = test_mode
@@ -81,22 +83,18 @@ class Schedule:
 
     def epochs_in_all(self, state: TrialState, epoch_len: int) -> int | None:
         """Return the number of epochs at the end, the last of which may be incomplete; None without ``max_length``."""
-        if self.max_length is None or not isinstance(self.max_length.value, int):
-            return None
-        if isinstance(self.max_length, Epoch):
-            return self.max_length.value
+        if self._length is None or isinstance(self.max_length, Epoch):
+            return self._length
         # Earlier runs of the trial may have had epochs of another length.
-        left = self.max_length.value - state.batches_trained + state.batches_trained % epoch_len
+        left = self._length - state.batches_trained + state.batches_trained % epoch_len
         return state.epochs_trained + -(-left // epoch_len)
 
     def is_complete(self, state: TrialState) -> bool:
         """Return whether training has reached its length."""
         if self.test_mode:
             return state.batches_trained >= 1
-        if self.max_length is None or not isinstance(self.max_length.value, int):
-            return False
         trained = state.batches_trained if isinstance(self.max_length, Batch) else state.epochs_trained
-        return trained >= self.max_length.value
+        return self._length is not None and trained >= self._length
 
     def progress(self, state: TrialState, epoch_len: int) -> float | None:
         """Return which part of the length is trained, from 0 to 1; None if there is no length.
@@ -105,9 +103,9 @@ class Schedule:
             state: how far training is.
             epoch_len: number of batches of an epoch.
         """
-        if self.max_length is None or not isinstance(self.max_length.value, int):
+        if self._length is None:
             return None
-        length = self.max_length.value * (1 if isinstance(self.max_length, Batch) else epoch_len)
+        length = self._length * (1 if isinstance(self.max_length, Batch) else epoch_len)
         return min(state.batches_trained / length, 1.0) if length > 0 else 1.0
 
 

@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Iterator, Sequence
 
 from det_lightning import errors
-from det_lightning.engine.validation import overrides, takes_batch_idx
+from det_lightning.engine.events import overrides
+from det_lightning.engine.validation import takes_batch_idx
 from det_lightning.pytorch._legacy_trial import interface_mistakes, original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
@@ -36,7 +37,7 @@ def _of_wrapping(trial: PyTorchTrial, context: PyTorchTrialContext) -> Iterator[
 def _of_evaluation(trial: PyTorchTrial) -> list[str]:
     original = original_trial(trial)
     arguments = {"evaluate_batch": ["batch"], "evaluate_full_dataset": ["data_loader"]}
-    overridden = [name for name in arguments if overrides(trial, name)]
+    overridden = [name for name in arguments if overrides(original, PyTorchTrial, name)]
     if len(overridden) != 1:
         return [
             f"{type(original).__name__} must override exactly one of evaluate_batch() and evaluate_full_dataset(); it "

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from det_lightning.engine.events import overrides
 from det_lightning.engine.metrics import MetricWindow, to_numpy
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -16,7 +17,7 @@ class Evaluation:
     """Evaluates a trial, one validation after another: ``by_batch``, or the full dataset, with ``full_metrics``."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool) -> None:
-        self.by_batch = overrides(trial, "evaluate_batch")
+        self.by_batch = overrides(original_trial(trial), PyTorchTrial, "evaluate_batch")
         self._trial_name = type(original_trial(trial)).__name__
         self._trial = trial
         self._context = context
@@ -100,12 +101,6 @@ class Evaluation:
         if not batches and self._context.distributed.size == 1:
             raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
         return batches
-
-
-def overrides(trial: PyTorchTrial, method: str) -> bool:
-    """Return whether a trial has a method of its own, in its class or given to it later."""
-    found = getattr(original_trial(trial), method)
-    return getattr(found, "__func__", found) is not getattr(PyTorchTrial, method)
 
 
 def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:

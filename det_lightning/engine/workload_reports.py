@@ -5,26 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.engine.boundary_exchange import BoundaryExchange
 from det_lightning.engine.events import TrialEvents
 from det_lightning.engine.metrics import MetricTransfer, MetricWindow, average_metrics
+from det_lightning.engine.reporter import Reporter
 from det_lightning.engine.run_log import LoggedWorkload, RunLog
 from det_lightning.engine.run_warnings import RunWarnings
-
-
-class Reporter(Protocol):
-    """Takes the metrics of a run, on the chief."""
-
-    def report_training(
-        self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
-    ) -> None:
-        """Take the metrics of a workload that ended after ``steps_completed`` batches."""
-
-    def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        """Take the metrics of a validation after ``steps_completed`` batches."""
 
 
 class WorkloadReports:

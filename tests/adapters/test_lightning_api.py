@@ -281,6 +281,13 @@ def test_a_callback_finds_a_training_metric_at_the_end_of_an_epoch_without_a_rep
     assert lightning.current_epoch == 2
 
 
+class FailingTrial(SmallTrial):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == 10:
+            raise ValueError("the batch is broken")
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
 def ends_as_a_straight_run(checkpoint: Path) -> bool:
     resumed = TrialModule(SmallTrial)
     trainer(max_epochs=2).fit(resumed, ckpt_path=checkpoint)
@@ -290,12 +297,6 @@ def ends_as_a_straight_run(checkpoint: Path) -> bool:
 
 
 def test_a_trainer_saves_what_a_fit_that_failed_has_trained(tmp_path: Path) -> None:
-    class FailingTrial(SmallTrial):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-            if batch_idx == 10:
-                raise ValueError("the batch is broken")
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
     seed_everything()
     lightning = trainer(max_epochs=2)
     with pytest.raises(ValueError, match="the batch is broken"):
@@ -321,6 +322,16 @@ def test_determineds_checkpoints_are_written_and_resumed_from(tmp_path: Path) ->
     straight = TrialModule(SmallTrial)
     fit(straight, max_epochs=4)
     assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
+
+
+def test_a_second_run_does_not_name_checkpoints_of_the_first(tmp_path: Path) -> None:
+    writer = DeterminedCheckpoint(tmp_path, policy="none")
+    fit(TrialModule(SmallTrial), max_epochs=1, callbacks=[writer])
+    assert writer.last_checkpoint_path is not None
+    with pytest.raises(ValueError, match="the batch is broken"):
+        fit(TrialModule(FailingTrial), max_epochs=2, callbacks=[writer])
+    assert writer.last_checkpoint_path is None
+    assert writer.describe_saved().startswith("Nothing was saved")
 
 
 def test_validate_returns_the_metrics_and_takes_a_checkpoint(tmp_path: Path) -> None:
