@@ -145,14 +145,14 @@ class PreemptionHandler(pl.Callback):
             self.interrupted = signum == signal.SIGINT
             name = signal.Signals(signum).name
             print_at_once(
-                f"det_lightning: {name} has come; process {self._process} saves and ends at the next boundary.\n"
+                f"det_lightning: received {name}; process {self._process} saves and ends at the next boundary.\n"
             )
             before = self._before.get(signal.Signals(signum))
             # Python's own handler of SIGINT would raise in the middle of a batch.
             if callable(before) and before is not signal.default_int_handler:
                 before(signum, frame)
         elif now - self._first_signal_s > SAME_SIGNAL_S:
-            print_at_once(f"det_lightning: a second signal has come; process {self._process} ends at once.\n")
+            print_at_once(f"det_lightning: received a second signal; process {self._process} ends at once.\n")
             end_by_signal(signum)
 
 

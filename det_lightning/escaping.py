@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def escape(text: object) -> str:
     r"""Return ``str(text)`` on one line and without what could steer a terminal: ``\n``, ``\x1b`` and the like."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+    plain = str(text)
+    if plain.isprintable():
+        return plain
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in plain)
+
+
+def name_some(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names, separated by commas, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -247,8 +247,8 @@ def prune(
 ) -> None:
     """Delete the checkpoints that need not be kept, by Determined's rule.
 
-    The rule needs to know metrics and trials, which a run with retention notes beside its checkpoints. Others are left
-    alone. Do not use it on the storage of a trial that is running.
+    The rule needs each checkpoint's metric and trial, which a run records beside its checkpoints. Checkpoints without
+    such a record, and those that a live run has written or resumed from, are left alone.
     """
     from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
     from det_lightning.checkpoint.retention.rule import Retention
@@ -264,7 +264,7 @@ def prune(
         deleted = carry_out(plan, pruned)
     if json:
         content = {"dry_run": dry_run, "to_delete": plan.to_delete, "deleted": deleted, "kept": plan.kept}
-        left = {"perhaps_being_written": plan.maybe_unfinished, "not_in_an_index": plan.unknown}
+        left = {"perhaps_being_written": plan.perhaps_being_written, "not_in_an_index": plan.unknown}
         print_json({**content, "in_use": plan.in_use, **left})
     elif not plan.to_delete:
         print_lines(["Nothing to delete."])
@@ -292,8 +292,8 @@ def _describe(plan: PrunePlan) -> list[str]:
     lines.append(f"{len(plan.kept)} kept by the rule.")
     if plan.in_use:
         lines.append(f"{len(plan.in_use)} in use by active runs: left alone.")
-    if plan.maybe_unfinished:
-        lines.append(f"{len(plan.maybe_unfinished)} incomplete, and perhaps still being written: left alone.")
+    if plan.perhaps_being_written:
+        lines.append(f"{len(plan.perhaps_being_written)} incomplete, and perhaps still being written: left alone.")
     if plan.unknown:
         lines.append(f"{len(plan.unknown)} written by another program, of a trial that is not known: left alone.")
     return lines

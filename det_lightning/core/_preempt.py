@@ -144,5 +144,5 @@ class PreemptContext:
             if callable(self._handler_before):
                 self._handler_before(signum, frame)
         elif time.monotonic() - self._asked_at_s > SAME_SIGNAL_S:
-            print_at_once(f"det_lightning: a second signal has come; process {self._process} ends at once.\n")
+            print_at_once(f"det_lightning: received a second signal; process {self._process} ends at once.\n")
             end_by_signal(signum)

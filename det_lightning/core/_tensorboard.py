@@ -71,8 +71,8 @@ class TensorBoardOutput:
 
     def add_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Write the metrics of a validation."""
-        named = {name if str(name).startswith("val") else f"val_{name}": value for name, value in metrics.items()}
-        self.add_scalars(_tagged(named, steps_completed))
+        scalars = scalars_of(metrics).items()
+        self.add_scalars([(validation_tag(name), value, steps_completed) for name, value in scalars])
 
     def add_scalars(self, scalars: list[tuple[str, float, int]]) -> None:
         """Write ``(tag, value, step)`` triples and flush them.

@@ -28,7 +28,7 @@ NOTICE_VARIABLE = "DET_LIGHTNING_WAIT_NOTICE_S"
 _NOTICE_AFTER_S = 60.0
 _TICK_S = 1.0
 _SILENT_TICKS = 10  # a process may be slow, or its threads may wait for one that holds Python's lock
-_LOOK_S = 0.02  # between two looks at the stack once a signal has come; a loop would be seen at different lines
+_LOOK_S = 0.02  # between two looks at the stack once a signal was received; a loop would be seen at different lines
 # Together less than 10 s, with the time that a tick and a launcher take.
 _END_AFTER_SIGNAL_S = 4.0
 _STILL_S = 3.5
@@ -202,7 +202,7 @@ class RankWatch:
         """Say why, let the other ranks know, and end this process."""
         signum = int(look(self._store, SIGNALLED) or signal.SIGTERM)
         print_at_once(
-            f"det_lightning: {signal.Signals(signum).name} has come. {reason} Process {os.getpid()} ends without "
+            f"det_lightning: received {signal.Signals(signum).name}. {reason} Process {os.getpid()} ends without "
             "saving.\n"
         )
         self._store.set(ENDED, b"1")

@@ -51,8 +51,7 @@ class ModelDDP(DistributedDataParallel):
     :meth:`average_rest` makes up for it. Unless it ``communicates``, gradients are kept for an aggregation.
     """
 
-    def __init__(self, module: torch.nn.Module, options: DDPOptions | None = None) -> None:
-        options = options or DDPOptions()
+    def __init__(self, module: torch.nn.Module, options: DDPOptions) -> None:
         device = next(module.parameters()).device
         super().__init__(module, device_ids=[device.index] if device.type == "cuda" else None, **options.arguments)
         self.options = options

@@ -19,14 +19,15 @@ logger = logging.getLogger(__name__)
 
 
 class LossScaler:
-    """apex's loss scaler: one number on the device; an overflow halves it, ``window`` passes without one double it.
+    """apex's loss scaler: one number on the device; an overflow halves it.
 
-    Only :meth:`state_dict` waits for the device. Scale, inverse and overflow have the shape ``()``.
+    ``growth_interval`` passes without an overflow double it. Only :meth:`state_dict` waits for the device. Scale,
+    inverse and overflow have the shape ``()``.
     """
 
-    def __init__(self, device: torch.device, level: Level, window: int) -> None:
+    def __init__(self, device: torch.device, level: Level, growth_interval: int) -> None:
         self.dynamic = level.loss_scale == DYNAMIC
-        self._window = window
+        self._growth_interval = growth_interval
         bounds = {"min": level.min_loss_scale, "max": level.max_loss_scale}
         self._bounds = {name: bound for name, bound in bounds.items() if bound is not None}
         initial = 2.0**16 if self.dynamic else float(level.loss_scale)
@@ -47,7 +48,7 @@ class LossScaler:
         if not self.dynamic:
             self._unskipped += 1
             return
-        torch._amp_update_scale_(self._scale, self._unskipped, overflow, 2.0, 0.5, self._window)
+        torch._amp_update_scale_(self._scale, self._unskipped, overflow, 2.0, 0.5, self._growth_interval)
         self._bound()
 
     def _bound(self) -> None:
@@ -79,7 +80,7 @@ class ApexLevels(LossScaling):
         backend: Backend,
         optimizers: list[torch.optim.Optimizer],
         masters: dict[torch.nn.Parameter, torch.nn.Parameter],
-        window: int = 2000,
+        growth_interval: int = 2000,
     ) -> None:
         super().__init__(backend.gradients)
         self.exchanges = True  # a batch begins with its first loss
@@ -87,7 +88,7 @@ class ApexLevels(LossScaling):
         self._device = backend.device
         self._optimizers = optimizers
         self._gradients = ScaledGradients(backend, optimizers, masters)
-        self.scalers = [LossScaler(backend.device, level, window) for _ in range(level.num_losses)]
+        self.scalers = [LossScaler(backend.device, level, growth_interval) for _ in range(level.num_losses)]
         self._losses: list[weakref.ref[torch.Tensor]] = []
         self._overflows: dict[torch.optim.Optimizer, torch.Tensor] = {}
 

@@ -13,7 +13,7 @@ import pytest
 
 
 class _Terminated(BaseException):
-    """SIGTERM has come. Neither a trial nor a check takes it for an error of the trial."""
+    """SIGTERM was received. Neither a trial nor a check takes it for an error of the trial."""
 
 
 @contextlib.contextmanager
@@ -46,4 +46,4 @@ def sigterm_ends_pytest() -> Iterator[None]:
         # None: a handler that Python did not install, and cannot restore.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
     if came:
-        pytest.exit("SIGTERM has come: the check that was under way has no result", returncode=128 + signal.SIGTERM)
+        pytest.exit("received SIGTERM: the check that was under way has no result", returncode=128 + signal.SIGTERM)

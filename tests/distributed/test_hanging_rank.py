@@ -67,7 +67,7 @@ def test_a_line_says_who_waits_where_for_whom_and_sigterm_ends_all_ranks(
     ended = wait(process)
     assert time.monotonic() - signalled < KILLED_AFTER_S
     assert ended.status != 0
-    assert "SIGTERM has come. No rank moves." in ended.output
+    assert "received SIGTERM. No rank moves." in ended.output
     assert not any(rank.is_running() for rank in ranks)
 
 

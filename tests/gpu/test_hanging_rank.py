@@ -23,4 +23,4 @@ def test_a_line_says_who_waits_and_sigterm_ends_all_ranks(tmp_path: Path) -> Non
     process.send_signal(signal.SIGTERM)
     ended = wait(process)
     assert ended.status != 0
-    assert "SIGTERM has come. No rank moves." in ended.output
+    assert "received SIGTERM. No rank moves." in ended.output

@@ -59,7 +59,7 @@ class Configured:
             masters = dict(zip(self.model.parameters(), self.parameters(), strict=True))
             own = {half: master for half, master in masters.items() if half is not master}
             level_of = self.levels.level
-            levels = ApexLevels(level_of, self.context.backend, self.context.optimizers, own, window=window)
+            levels = ApexLevels(level_of, self.context.backend, self.context.optimizers, own, growth_interval=window)
             self.context.precision.use_scaling(levels)
 
     @property

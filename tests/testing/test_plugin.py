@@ -127,7 +127,7 @@ def test_sigterm_ends_pytest_and_is_no_verdict_on_the_trial(pytester: pytest.Pyt
     pytester.makepyfile(test_later="def test_later():\n    pass")
     result = run(pytester, *arguments, "test_later.py", source=sending(line))
     assert result.ret == 128 + signal.SIGTERM
-    result.stdout.fnmatch_lines(["*Exit: SIGTERM has come: the check that was under way has no result*"])
+    result.stdout.fnmatch_lines(["*Exit: received SIGTERM: the check that was under way has no result*"])
     assert "fail" not in result.stdout.str().lower()
     assert signal.getsignal(signal.SIGTERM) == before
 

@@ -7,12 +7,12 @@ import logging
 import os
 import pathlib
 import stat
-from collections.abc import Sequence
 from typing import IO
 
 # Not at the first checkpoint: CPython loses a Ctrl-C that arrives while an optional `from` import fails.
 from det_lightning.checkpoint.format.code_rules import CodeRules
 from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeScan
+from det_lightning.escaping import escape, name_some
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +20,6 @@ _CHUNK_BYTES = 1024 * 1024
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 # A FIFO that has taken the place of a file must not make the open wait for a writer.
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-# Number of files that a message names.
-_MOST_NAMED_FILES = 5
 # Errors of a file system that cannot hold a name.
 _NAME_ERRNOS = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)
 
@@ -77,11 +75,11 @@ class CodeCopier:
                 scan.problems[name] = str(e)
             except _SecretError:
                 scan.secrets.append(name)
-        self._report(_shown(str(source)), scan)
+        self._report(escape(str(source)), scan)
 
     def _report(self, source: str, scan: CodeScan) -> None:
         if scan.partial_because is not None and self._is_news("partial"):
-            largest = ", ".join(f"{_shown(name)} ({size / 1024**2:,.1f} MiB)" for name, size in scan.largest())
+            largest = ", ".join(f"{escape(name)} ({size / 1024**2:,.1f} MiB)" for name, size in scan.largest())
             logger.warning(
                 "Checkpoints get only a part of the code in %s, its Python sources and the files of imported modules: "
                 "%s. The largest of those that were looked at: %s. Name what the trial does not need in a file "
@@ -89,14 +87,14 @@ class CodeCopier:
                 *(source, scan.partial_because, largest or "nothing"),
             )
         for problem in filter(self._is_news, scan.rule_problems):
-            logger.warning("While the code is copied into checkpoints: %s.", _shown(problem))
-        if new := [f"{_shown(name)} ({problem})" for name, problem in scan.problems.items() if self._is_news(name)]:
-            logger.warning("Not copied from %s into checkpoints: %s.", source, _some(new))
-        if new := [_shown(name) for name in scan.secrets if self._is_news(name)]:
+            logger.warning("While the code is copied into checkpoints: %s.", escape(problem))
+        if new := [f"{escape(name)} ({problem})" for name, problem in scan.problems.items() if self._is_news(name)]:
+            logger.warning("Not copied from %s into checkpoints: %s.", source, name_some(new))
+        if new := [escape(name) for name in scan.secrets if self._is_news(name)]:
             logger.info(
                 "Not copied from %s into checkpoints, as they may hold secrets: %s. To copy one write !NAME into a "
                 "file .detignore there.",
-                *(source, _some(new)),
+                *(source, name_some(new)),
             )
 
     def _is_news(self, text: str) -> bool:
@@ -166,13 +164,3 @@ def _make_directory(target: pathlib.Path) -> None:
 
 def _reason(error: OSError) -> str:
     return error.strerror or str(error)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED_FILES:,} more" if len(names) > _MOST_NAMED_FILES else ""
-    return ", ".join(names[:_MOST_NAMED_FILES]) + more
-
-
-def _shown(text: str) -> str:
-    """Return a text with control characters and broken letters escaped, on which a terminal may act."""
-    return text if text.isprintable() else ascii(text)[1:-1]

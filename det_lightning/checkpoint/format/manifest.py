@@ -29,14 +29,14 @@ def describe_files(
 ) -> dict[str, dict[str, Any]]:
     """Return size and CRC-32C, the checksum of object stores, of every file below ``directory``, by its path there.
 
-    Those that are ``known`` are returned too, and not read.
+    Files in ``known`` keep the description given there and are not read.
     """
     found = dict(known or {})
     for folder, _, names in os.walk(directory, onerror=_raise):
         for path in map(pathlib.Path(folder).joinpath, names):
             name = path.relative_to(directory).as_posix()
             if name != METADATA_FILE and name not in found and path.is_file():
-                found[name] = {"bytes": path.stat().st_size, "crc32c": _checksum(path)}
+                found[name] = describe_file(path)
     return dict(sorted(found.items()))
 
 

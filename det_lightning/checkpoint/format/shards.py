@@ -29,6 +29,8 @@ SHARDED_RESUME_VALUES = ("gradients", "precision")
 
 _INDEX_VERSION = 1
 _INDEX_FILES = "index-*.json"
+# The number of parts named in a message.
+_MOST_NAMED_PARTS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,12 +171,9 @@ def require_tiling(parts: Iterable[StoredPart], name: str, whole: torch.Tensor) 
     is_covered = len(dims) == 1 and max(dims) < len(shape) and end == shape[max(dims)]
     is_plausible = whole.nbytes <= sum(part.length for part in in_order)
     if not is_covered or not is_plausible or sum(part.size for part in in_order) != end:
-        rows = ", ".join(f"{part.begin} to {part.begin + part.size}" for part in in_order[:_FEW])
+        rows = ", ".join(f"{part.begin} to {part.begin + part.size}" for part in in_order[:_MOST_NAMED_PARTS])
         raise errors.IncompleteCheckpointError(
             f"The parts of {name:.200} do not make up a tensor of the shape {list(shape)}: there are rows {rows}. A "
             "file of the checkpoint is missing or damaged; use another checkpoint."
         )
     return in_order
-
-
-_FEW = 5

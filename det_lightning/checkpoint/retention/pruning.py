@@ -100,17 +100,22 @@ _INCOMPLETE_AFTER_S = 3600.0
 
 @dataclasses.dataclass
 class PrunePlan:
-    """Ids of checkpoints that are to be deleted: ``by_rule`` of each trial, and ``incomplete`` ones. The others stay.
+    """Ids of checkpoints: which are to be deleted, and why the others stay.
 
-    Those that a live run has written or resumed are ``in_use``. Incomplete ones that may still be being written are
-    ``maybe_unfinished``. The trial of those that are ``unknown`` is named neither by an index nor by their metadata.
-    ``surveyed`` is what was known of those that the rule has chosen among.
+    Attributes:
+        by_rule: those of each trial that the rule does not keep.
+        kept: those that the rule keeps.
+        incomplete: incomplete ones that are to be deleted.
+        perhaps_being_written: incomplete ones that are too young to be deleted.
+        unknown: those whose trial neither an index nor their metadata names.
+        in_use: those that a live run has written or resumed from.
+        surveyed: what was known of those that the rule has chosen among.
     """
 
     by_rule: list[tuple[TrialIndex, list[str]]]
     kept: list[str]
     incomplete: list[str]
-    maybe_unfinished: list[str]
+    perhaps_being_written: list[str]
     unknown: list[str]
     in_use: list[str]
     surveyed: list[CheckpointInfo] = dataclasses.field(default_factory=list)
@@ -151,12 +156,12 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
             in_use += used
             by_rule.append((index, [name for name in unwanted if name not in used]))
     known = kept.union(in_use, *(ids for _, ids in by_rule))
-    abandoned, maybe_unfinished = _find_incomplete(storage, there) if incomplete else ([], [])
+    abandoned, perhaps_being_written = _find_incomplete(storage, there) if incomplete else ([], [])
     return PrunePlan(
         by_rule=[(index, ids) for index, ids in by_rule if ids],
         kept=sorted(kept),
         incomplete=[checkpoint_id for checkpoint_id in abandoned if checkpoint_id not in known],
-        maybe_unfinished=maybe_unfinished,
+        perhaps_being_written=perhaps_being_written,
         unknown=[checkpoint_id for checkpoint_id in infos if checkpoint_id not in known],
         in_use=in_use,
         surveyed=[info for info in infos.values() if info.id in known],

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from det_lightning.checkpoint.safe_load.inspection import Verdict, inspect_checkpoint, verify_checkpoint
-    from det_lightning.checkpoint.safe_load.numpy_values import allow_safe_values, finish
     from det_lightning.checkpoint.safe_load.reading import (
         load_checkpoint,
         read_checkpoint,
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
         read_resume,
         read_trial_state,
     )
+    from det_lightning.checkpoint.safe_load.stand_ins import allow_safe_values, finish
     from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
     from det_lightning.checkpoint.safe_load.stored_tensors import StoredTensor, read_all_parts
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "StoredTensor": "stored_tensors",
     "Verdict": "inspection",
-    "allow_safe_values": "numpy_values",
-    "finish": "numpy_values",
+    "allow_safe_values": "stand_ins",
+    "finish": "stand_ins",
     "inspect_checkpoint": "inspection",
     "load_checkpoint": "reading",
     "read_all_parts": "stored_tensors",

@@ -25,7 +25,7 @@ from det_lightning.checkpoint.format.shards import (
     index_files,
     part_files,
 )
-from det_lightning.checkpoint.safe_load.numpy_values import STAND_INS, finish
+from det_lightning.checkpoint.safe_load.stand_ins import STAND_INS, finish
 from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
 from det_lightning.checkpoint.safe_load.stored_tensors import (
     find_stored,

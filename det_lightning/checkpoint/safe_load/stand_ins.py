@@ -1,4 +1,4 @@
-"""Values of numpy in a state, rebuilt by functions that check their arguments.
+"""The types that a state may hold beyond those of torch's allow-list, and numpy's values in it.
 
 numpy's own functions for this trust their arguments: made-up ones crash the process. So the pickles of arrays, scalars
 and data types are read into plain descriptions, which :func:`finish` turns into numpy's objects.
@@ -115,9 +115,9 @@ def allow_safe_values() -> Iterator[None]:
 
     Sparse tensors with indices beyond their size are refused, which torch would trust, and write elsewhere.
     """
-    numpy_values = torch.serialization.safe_globals([(stand_in, name) for name, stand_in in STAND_INS.items()])
+    stand_ins = torch.serialization.safe_globals([(stand_in, name) for name, stand_in in STAND_INS.items()])
     check_sparse: Any = torch.sparse.check_sparse_tensor_invariants  # torch has no types for it
-    with numpy_values, check_sparse():
+    with stand_ins, check_sparse():
         yield
 
 

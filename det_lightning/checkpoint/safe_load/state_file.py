@@ -25,10 +25,10 @@ from det_lightning import errors
 from det_lightning.checkpoint.safe_load.allowed_calls import CALLS, NAMES, READ_VALUES
 from det_lightning.checkpoint.safe_load.archive import Entry, read_entries
 from det_lightning.checkpoint.safe_load.descriptions import require_bounded
-from det_lightning.checkpoint.safe_load.numpy_values import STAND_INS, allow_safe_values, finish
 from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
 from det_lightning.checkpoint.safe_load.plain_archive import PlainArchive, UnknownOrderError
-from det_lightning.escaping import escape
+from det_lightning.checkpoint.safe_load.stand_ins import STAND_INS, allow_safe_values, finish
+from det_lightning.escaping import escape, name_some
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +81,6 @@ def check_old_format(file: IO[bytes], size: int) -> None:
         raise ValueError("the tensors and their content do not belong together")
 
 
-_FEW = 5
-
-
 def warn_of_nan(state: Mapping[str, Any], source: str) -> None:
     """Log a warning that names the weights with NaN in a state of any release."""
     models = state.get("models_state_dict", [state.get("model_state_dict")])
@@ -95,9 +92,8 @@ def warn_of_nan(state: Mapping[str, Any], source: str) -> None:
         if isinstance(value, torch.Tensor) and _has_nan(value)
     ]
     if found:
-        more = f" and {len(found) - _FEW:,} more" if len(found) > _FEW else ""
-        names = f"{escape(', '.join(found[:_FEW])):.500}"
-        logger.warning("%s holds weights that are NaN: %s%s.", escape(source), names, more)
+        names = name_some([f"{escape(name):.100}" for name in found])
+        logger.warning("%s holds weights that are NaN: %s.", escape(source), names)
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:
