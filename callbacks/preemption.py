@@ -6,24 +6,18 @@ import contextlib
 import logging
 import os
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import pytorch_lightning as pl
 
 from det_lightning.adapters.lightning_internals import exit_code_of, interrupts_come_through
 from det_lightning.adapters.module import TrialModule, require_trial_module
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
-from det_lightning.core._signals import SAME_SIGNAL_S, end_by_signal, print_at_once
+from det_lightning.core._signals import EndSignals, print_at_once
 from det_lightning.engine.stopping import StopRequest, end_without_traceback
 from det_lightning.errors import PREEMPTED_EXIT_CODE, Preempted
 
 logger = logging.getLogger(__name__)
-
-_Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class PreemptionHandler(pl.Callback):
@@ -70,11 +64,8 @@ class PreemptionHandler(pl.Callback):
             raise ValueError(f"exit_code of a preempted process must be from 1 to 255; got {exit_code}.")
         self.exit_code = exit_code
         self._stop_request = StopRequest(exit_code)
-        self._first_signal_s: float | None = None
+        self._signals = EndSignals(self._on_first)
         self.interrupted = False
-        self._before: dict[signal.Signals, _Handler] = {}
-        self._process = os.getpid()
-        self._installed = False
 
     @property
     def requested(self) -> bool:
@@ -94,13 +85,12 @@ class PreemptionHandler(pl.Callback):
         module = require_trial_module(self, pl_module)
         if stage == "fit":
             self._stop_request.requested = False
-            self._first_signal_s = None
             self.interrupted = False
             module.stop_request = self._stop_request
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember the user's handlers, which Lightning replaces after this."""
-        self._before = {number: signal.getsignal(number) for number in self.signals}
+        self._signals.remember(self.signals)
         if require_trial_module(self, pl_module).checkpoint_plan is None:
             logger.warning("PreemptionHandler has nothing to save with: add a DeterminedCheckpoint to the callbacks.")
 
@@ -112,48 +102,24 @@ class PreemptionHandler(pl.Callback):
         """
         if trainer.received_sigterm and trainer.world_size == 1:  # several ranks agree on it in Lightning's loop
             raise Preempted(exit_code_of(trainer, self.exit_code))
-        if threading.current_thread() is not threading.main_thread():
+        if not self._signals.install():
             logger.info("Signals can only be handled in the main thread; call request() to end this run early.")
-            return
-        self._process = os.getpid()
-        self._installed = True
-        for number in self.signals:
-            signal.signal(number, self._on_signal)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Restore the user's handlers."""
-        self._restore()
+        self._signals.restore()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Restore the user's handlers."""
-        self._restore()
+        self._signals.restore()
 
-    def _restore(self) -> None:
-        if self._installed and threading.current_thread() is threading.main_thread():
-            for number, handler in self._before.items():
-                # None: a handler that Python did not install, and cannot restore.
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
-            self._installed = False
-
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if os.getpid() != self._process:  # in a fork, such as a process that the trial started
-            end_by_signal(signum)
-        elif self._first_signal_s is None:
-            self._stop_request.requested = True
-            self._first_signal_s = now
-            self.interrupted = signum == signal.SIGINT
-            name = signal.Signals(signum).name
-            print_at_once(
-                f"det_lightning: received {name}; process {self._process} saves and ends at the next boundary.\n"
-            )
-            before = self._before.get(signal.Signals(signum))
-            # Python's own handler of SIGINT would raise in the middle of a batch.
-            if callable(before) and before is not signal.default_int_handler:
-                before(signum, frame)
-        elif now - self._first_signal_s > SAME_SIGNAL_S:
-            print_at_once(f"det_lightning: received a second signal; process {self._process} ends at once.\n")
-            end_by_signal(signum)
+    def _on_first(self, signum: int) -> None:
+        self._stop_request.requested = True
+        self.interrupted = signum == signal.SIGINT
+        print_at_once(
+            f"det_lightning: received {signal.Signals(signum).name}; process {os.getpid()} saves and ends at the next "
+            "boundary.\n"
+        )
 
 
 def choose_preemption(

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import enum
 import logging
-import os
 import signal
-import threading
-import time
-from types import FrameType
-from typing import Any
 
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._signals import SAME_SIGNAL_S, end_by_signal, print_at_once
+from det_lightning.core._signals import EndSignals
 from det_lightning.core._task import TrialTask
 
 logger = logging.getLogger(__name__)
@@ -64,10 +59,8 @@ class PreemptContext:
         self._task = task
         self._started = False
         self._acknowledged = False
-        self._asked_at_s: float | None = None
-        self._handles_signal = False
-        self._handler_before: Any = None
-        self._process = os.getpid()
+        self._requested = False
+        self._signals = EndSignals(lambda _: self.request())
 
     def start(self) -> PreemptContext:
         """Allow questions; ``with core.init()`` does it.
@@ -82,10 +75,7 @@ class PreemptContext:
 
     def close(self) -> None:
         """Restore the handler of the signal."""
-        if self._handles_signal and threading.current_thread() is threading.main_thread():
-            # None: a handler that Python did not install, and cannot restore.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._handler_before is None else self._handler_before)
-            self._handles_signal = False
+        self._signals.restore()
 
     def __enter__(self) -> PreemptContext:
         return self.start()
@@ -110,8 +100,10 @@ class PreemptContext:
                 f"should_preempt() was called by rank {self._distributed.rank}. In the mode ChiefOnly only rank 0 may; "
                 "WorkersAskChief is the mode for all."
             )
-        self._handle_signal()
-        asked = self._asked_at_s is not None
+        if not self._signals.installed:
+            self._signals.remember([signal.SIGTERM])
+            self._signals.install()
+        asked = self._requested
         if self._mode is PreemptMode.WorkersAskChief:
             asked = any(self._distributed.allgather(asked))
         if asked and auto_ack and (self._distributed.rank == 0 or self._mode is PreemptMode.WorkersAskMaster):
@@ -126,23 +118,4 @@ class PreemptContext:
 
     def request(self) -> None:
         """Ask this process to end, for notices that are not signals."""
-        if self._asked_at_s is None:
-            self._asked_at_s = time.monotonic()
-
-    def _handle_signal(self) -> None:
-        if self._handles_signal or threading.current_thread() is not threading.main_thread():
-            return
-        self._process = os.getpid()
-        self._handler_before = signal.signal(signal.SIGTERM, self._on_signal)
-        self._handles_signal = True
-
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # in a fork, such as a worker of a loader
-            end_by_signal(signum)
-        elif self._asked_at_s is None:
-            self._asked_at_s = time.monotonic()
-            if callable(self._handler_before):
-                self._handler_before(signum, frame)
-        elif time.monotonic() - self._asked_at_s > SAME_SIGNAL_S:
-            print_at_once(f"det_lightning: received a second signal; process {self._process} ends at once.\n")
-            end_by_signal(signum)
+        self._requested = True

@@ -1,4 +1,4 @@
-"""What handlers of signals do, and which signals have come while no handler could run."""
+"""Handling signals that ask a process to end, and knowing which were received while no handler could run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
 
 # GNU timeout and some launchers send a signal twice, to a process and to its group, within this time.
 SAME_SIGNAL_S = 2.0
@@ -26,8 +29,66 @@ def print_at_once(message: str) -> None:
         return
 
 
+class EndSignals:
+    """Handles signals that ask the process to end: reports the first one, and ends the process at a second one.
+
+    Other handlers that were installed before are called at the first one. A fork of the process just ends.
+
+    Args:
+        on_first: called with the number of the first signal.
+
+    Attributes:
+        installed: whether the signals are handled.
+    """
+
+    def __init__(self, on_first: Callable[[int], object]) -> None:
+        self._on_first = on_first
+        self._first_s: float | None = None
+        self._before: dict[int, Any] = {}
+        self._process = os.getpid()
+        self.installed = False
+
+    def remember(self, signums: Iterable[int]) -> None:
+        """Remember the present handlers of the signals, which :meth:`restore` installs again."""
+        self._before = {signum: signal.getsignal(signum) for signum in signums}
+        self._first_s = None
+
+    def install(self) -> bool:
+        """Handle the signals that are remembered; return False, and do nothing, outside of the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        self._process = os.getpid()
+        self.installed = True
+        for signum in self._before:
+            signal.signal(signum, self._handle)
+        return True
+
+    def restore(self) -> None:
+        """Install the handlers that were there before."""
+        if self.installed and threading.current_thread() is threading.main_thread():
+            for signum, handler in self._before.items():
+                # None: a handler that Python did not install, and cannot restore.
+                signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+            self.installed = False
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if os.getpid() != self._process:  # in a fork, such as a worker of a loader
+            end_by_signal(signum)
+        elif self._first_s is None:
+            self._first_s = now
+            self._on_first(signum)
+            before = self._before[signum]
+            # Python's own handler of SIGINT would raise in the middle of a batch.
+            if callable(before) and before is not signal.default_int_handler:
+                before(signum, frame)
+        elif now - self._first_s > SAME_SIGNAL_S:
+            print_at_once(f"det_lightning: received a second signal; process {self._process} ends at once.\n")
+            end_by_signal(signum)
+
+
 class SignalLog:
-    """The signals that have come, also while the main thread is in a call that lets no handler in Python run.
+    """The signals that were received, also while the main thread is in a call that lets no handler in Python run.
 
     Only signals with a handler in Python are seen. There is one such log in a process, as there is one
     ``signal.set_wakeup_fd``; it is left alone where something else uses that, such as an event loop.
