@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,27 @@ def callbacks_in(arguments: Mapping[str, Any]) -> list[pl.Callback]:
     """Return the callbacks among the arguments of a ``pl.Trainer``, where a single one need not be a list."""
     given = arguments.get("callbacks") or []
     return list(given) if isinstance(given, list) else [given]
+
+
+def choose_preemption(
+    callbacks: list[pl.Callback], preemption: bool, save_on_interrupt: bool
+) -> PreemptionHandler | None:
+    """Return the handler of a run: the one among the callbacks, or a new one; None if no signal is to be handled.
+
+    Raises:
+        ValueError: ``save_on_interrupt`` is asked for, and the one among the callbacks does not do it.
+    """
+    for callback in callbacks:
+        if isinstance(callback, PreemptionHandler):
+            if save_on_interrupt and signal.SIGINT not in callback.signals:
+                raise ValueError(
+                    "fit(save_on_interrupt=True) with a PreemptionHandler among the callbacks that does not handle "
+                    "Ctrl-C: give it PreemptionHandler(save_on_interrupt=True)."
+                )
+            return callback
+    if not (preemption or save_on_interrupt):
+        return None
+    return PreemptionHandler(None if preemption else (), save_on_interrupt=save_on_interrupt)
 
 
 def make_lightning_trainer(

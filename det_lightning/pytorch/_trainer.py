@@ -16,19 +16,20 @@ from det_lightning import errors
 from det_lightning.adapters.lightning_internals import quiet_hints
 from det_lightning.adapters.module import TrialModule
 from det_lightning.adapters.strategies.processes import TrainingProcesses
-from det_lightning.callbacks.checkpoint import DeterminedCheckpoint, choose_checkpoints
+from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.callbacks.experiment import ExperimentReporter, end_for_invalid_hp
-from det_lightning.callbacks.preemption import PreemptionHandler, choose_preemption, interrupts_in_one_line
+from det_lightning.callbacks.preemption import PreemptionHandler, interrupts_in_one_line
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._task import current_task
 from det_lightning.core._topology import elastic_job
 from det_lightning.pytorch._configuration import ExpConf, RunConfiguration
-from det_lightning.pytorch._lightning_trainer import callbacks_in, make_lightning_trainer
+from det_lightning.pytorch._lightning_trainer import callbacks_in, choose_preemption, make_lightning_trainer
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._random_state import isolated_rng, seed_everything
+from det_lightning.pytorch._resume_choice import choose_checkpoints
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 logger = logging.getLogger(__name__)

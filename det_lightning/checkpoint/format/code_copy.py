@@ -75,26 +75,26 @@ class CodeCopier:
                 scan.problems[name] = str(e)
             except _SecretError:
                 scan.secrets.append(name)
-        self._report(escape(str(source)), scan)
+        self._report(source, scan)
 
-    def _report(self, source: str, scan: CodeScan) -> None:
+    def _report(self, source: pathlib.Path, scan: CodeScan) -> None:
         if scan.partial_because is not None and self._is_news("partial"):
             largest = ", ".join(f"{escape(name)} ({size / 1024**2:,.1f} MiB)" for name, size in scan.largest())
             logger.warning(
                 "Checkpoints get only a part of the code in %s, its Python sources and the files of imported modules: "
                 "%s. The largest of those that were looked at: %s. Name what the trial does not need in a file "
                 ".detignore there, with the syntax of .gitignore, or choose another directory with code_dir=.",
-                *(source, scan.partial_because, largest or "nothing"),
+                *(escape(source), scan.partial_because, largest or "nothing"),
             )
         for problem in filter(self._is_news, scan.rule_problems):
             logger.warning("While the code is copied into checkpoints: %s.", escape(problem))
         if new := [f"{escape(name)} ({problem})" for name, problem in scan.problems.items() if self._is_news(name)]:
-            logger.warning("Not copied from %s into checkpoints: %s.", source, name_some(new))
+            logger.warning("Not copied from %s into checkpoints: %s.", escape(source), name_some(new))
         if new := [escape(name) for name in scan.secrets if self._is_news(name)]:
             logger.info(
                 "Not copied from %s into checkpoints, as they may hold secrets: %s. To copy one write !NAME into a "
                 "file .detignore there.",
-                *(source, name_some(new)),
+                *(escape(source), name_some(new)),
             )
 
     def _is_news(self, text: str) -> bool:

@@ -42,7 +42,11 @@ def describe_files(
 
 def describe_file(path: pathlib.Path) -> dict[str, Any]:
     """Return size and CRC-32C of a file."""
-    return {"bytes": path.stat().st_size, "crc32c": _checksum(path)}
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            checksum = google_crc32c.extend(checksum, chunk)
+    return {"bytes": path.stat().st_size, "crc32c": f"{checksum:08x}"}
 
 
 def _raise(error: OSError) -> None:
@@ -155,7 +159,7 @@ def _compare(directory: pathlib.Path, name: str, entry: Any) -> str | None:
         size = path.stat().st_size
         if size != entry["bytes"]:
             return f"{name} has {size:,} bytes in place of {entry['bytes']!r:.200}"
-        found = _checksum(path)
+        found = describe_file(path)["crc32c"]
     except OSError as e:  # such as a name that is too long
         return f"{name:.200} cannot be read: {e.strerror}"
     if found != entry["crc32c"]:
@@ -169,14 +173,6 @@ def _leads_through_link(directory: pathlib.Path, name: str) -> bool:
     if path.parts[:1] != (CODE_DIR,):
         return False
     return any((directory / part).is_symlink() for part in (path, *path.parents) if part.name)
-
-
-def _checksum(path: pathlib.Path) -> str:
-    checksum = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            checksum = google_crc32c.extend(checksum, chunk)
-    return f"{checksum:08x}"
 
 
 def _checksum_of_entries(entries: Mapping[str, Any]) -> str:
