@@ -19,6 +19,13 @@ _NUMPY_TYPES = {
 }
 
 
+class _Scalar(tuple[Any, torch.dtype]):
+    """The value of a tensor of shape ``()``, and its type."""
+
+    def to_numpy(self) -> np.ndarray[Any, Any]:
+        return np.array(self[0], _NUMPY_TYPES[self[1]])
+
+
 class MetricWindow:
     """The metrics of the batches since the last boundary.
 
@@ -48,8 +55,8 @@ class MetricWindow:
                     value = value.detach().clone()
                     self._on_device = True
                 elif value.ndim == 0:
-                    # Several times faster than a detached copy.
-                    value = np.array(value.item(), _NUMPY_TYPES[value.dtype])
+                    # Several times faster than a detached copy; an array is made of it once the window is closed.
+                    value = _Scalar((value.item(), value.dtype))
                 else:
                     value = value.detach().numpy().copy()
             kept[name] = value
@@ -71,7 +78,7 @@ class MetricWindow:
                 if isinstance(value, torch.Tensor):
                     number = value.double() if value.ndim == 0 and not value.is_complex() else None
                 else:
-                    number = as_float(value)
+                    number = as_float(value.to_numpy() if type(value) is _Scalar else value)
                 if number is not None:
                     total, count = self._sums.get(name, (0.0, 0))
                     self._sums[name] = (total + number, count + 1)
@@ -94,6 +101,10 @@ class MetricWindow:
 
     def begin_transfer(self) -> MetricTransfer:
         """Begin to bring the metrics to the host, and a new window."""
+        for batch in self._batches:
+            for name, value in batch.items():
+                if type(value) is _Scalar:
+                    batch[name] = value.to_numpy()
         transfer = MetricTransfer(self._batches, _stack_by_device(self._batches) if self._on_device else [])
         self.clear()
         return transfer
