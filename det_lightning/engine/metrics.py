@@ -19,13 +19,6 @@ _NUMPY_TYPES = {
 }
 
 
-class _Scalar(tuple[Any, torch.dtype]):
-    """The value of a tensor of shape ``()``, and its type."""
-
-    def to_numpy(self) -> np.ndarray[Any, Any]:
-        return np.array(self[0], _NUMPY_TYPES[self[1]])
-
-
 class MetricWindow:
     """The metrics of the batches since the last boundary.
 
@@ -35,7 +28,8 @@ class MetricWindow:
     """
 
     def __init__(self) -> None:
-        self._batches: list[dict[str, Any]] = []
+        #: The metrics of each batch, and the types of those that were tensors of shape ``()`` and are numbers now.
+        self._batches: list[tuple[dict[str, Any], dict[str, torch.dtype]]] = []
         self._on_device = False
         self._sums: dict[str, tuple[Any, int]] = {}
         self._summed = 0
@@ -47,7 +41,8 @@ class MetricWindow:
 
     def add(self, metrics: dict[str, Any]) -> None:
         """Add the metrics of one batch."""
-        kept = {}
+        kept: dict[str, Any] = {}
+        dtypes: dict[str, torch.dtype] = {}
         for name, value in metrics.items():
             # Looks at the type first: a call for each metric of each batch is most of what this costs.
             if type(value) is torch.Tensor or isinstance(value, torch.Tensor):
@@ -56,11 +51,12 @@ class MetricWindow:
                     self._on_device = True
                 elif value.ndim == 0:
                     # Several times faster than a detached copy; an array is made of it once the window is closed.
-                    value = _Scalar((value.item(), value.dtype))
+                    dtypes[name] = value.dtype
+                    value = value.item()
                 else:
                     value = value.detach().numpy().copy()
             kept[name] = value
-        self._batches.append(kept)
+        self._batches.append((kept, dtypes))
         if self.keeps_latest:
             self._latest = metrics
 
@@ -73,12 +69,12 @@ class MetricWindow:
     def means(self) -> dict[str, torch.Tensor]:
         """Return the mean of each scalar metric up to now: float64, of shape ``()``, on the device of the metric."""
         number: float | torch.Tensor | None
-        for batch in self._batches[self._summed :]:
+        for batch, _ in self._batches[self._summed :]:
             for name, value in batch.items():
                 if isinstance(value, torch.Tensor):
                     number = value.double() if value.ndim == 0 and not value.is_complex() else None
                 else:
-                    number = as_float(value.to_numpy() if type(value) is _Scalar else value)
+                    number = as_float(value)
                 if number is not None:
                     total, count = self._sums.get(name, (0.0, 0))
                     self._sums[name] = (total + number, count + 1)
@@ -101,11 +97,11 @@ class MetricWindow:
 
     def begin_transfer(self) -> MetricTransfer:
         """Begin to bring the metrics to the host, and a new window."""
-        for batch in self._batches:
-            for name, value in batch.items():
-                if type(value) is _Scalar:
-                    batch[name] = value.to_numpy()
-        transfer = MetricTransfer(self._batches, _stack_by_device(self._batches) if self._on_device else [])
+        batches = [batch for batch, _ in self._batches]
+        for batch, dtypes in self._batches:
+            for name in dtypes:
+                batch[name] = np.array(batch[name], _NUMPY_TYPES[dtypes[name]])
+        transfer = MetricTransfer(batches, _stack_by_device(batches) if self._on_device else [])
         self.clear()
         return transfer
 
