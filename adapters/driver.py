@@ -118,7 +118,7 @@ class RunDriver:
             lightning_internals.run_validation(trainer)
 
     def _next_training_batch(self) -> tuple[Any, int]:
-        """Return the batch of the next step, on the device, and its index in the epoch; None as the batch if there is none."""
+        """Return the batch of the next step, on the device, and its index in the epoch; the batch may be None."""
         run = self.run
         if not self._fetched:  # a hook may have skipped a step
             self._fetched = [*itertools.islice(run.prepared(run.data.training.batches), 1)]
