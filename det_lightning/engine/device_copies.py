@@ -17,7 +17,7 @@ class SideStream(Protocol):
         """Return a mark at the end of the work submitted so far."""
 
     def copy(self, move: Callable[[Any], Any], batch: Any, after: Any) -> tuple[Any, Any]:
-        """Begin ``move(batch)`` once the work has reached the mark ``after``; return its result and end, a mark."""
+        """Begin ``move(batch)`` when the work reaches the mark ``after``; return its result, and a mark at its end."""
 
     def hand_over(self, moved: Any, end: Any) -> None:
         """Make the work submitted from now on wait for the mark ``end``, so that it can use ``moved``."""
