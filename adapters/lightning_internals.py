@@ -2,7 +2,7 @@
 
 Uses of its loops are in ``lightning_loops``, those of its strategies in ``lightning_strategies``.
 
-If a new release of Lightning moves one of these, the test that fails in ``test_lightning_internals.py`` names it.
+If a new release of Lightning moves one of these, a test in ``tests/adapters/test_lightning_internals.py`` names it.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class EarlyEnd:
         self._agreed: _Wish | None = None
 
     def wishes(self, users_code_follows: bool) -> int:
-        """Return flags to send to the other ranks; ``users_code_follows`` says that user code runs before :meth:`agree`."""
+        """Return flags for the other ranks; ``users_code_follows`` says that user code runs before :meth:`agree`."""
         found = _Wish.STOP if self._context.get_stop_requested() else _Wish(0)
         if self.stop_request.requested:
             found |= _Wish.PREEMPT
